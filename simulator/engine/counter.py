@@ -212,9 +212,8 @@ class Counter:
         price_ns
             What the host pays for each [ns].
         """
-        for kind, a, b, c in codes:
+        for self._number, (kind, a, b, c) in enumerate(codes):
             yield kind, self._count[kind](a, b, c), price_ns, 0
-            self._number += 1
 
     def laps(self, codes: Iterable[Code], laps: int, price_ns: int) -> Iterator[Counted]:
         """Count the actions of a lap that is run many times once: in each, all counts are larger by what a lap adds.

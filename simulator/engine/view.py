@@ -68,7 +68,7 @@ class Issued(Counter):
         self._select_ns, update_ns = costs.reactive.select_ns, costs.reactive.update_ns
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
-        for kind, a, b, c in codes:
+        for self._number, (kind, a, b, c) in enumerate(codes):
             rows += code_row(kind, a, b, c)
             if kind == COMPUTE and a in late:
                 self._check_late(a)
@@ -79,7 +79,6 @@ class Issued(Counter):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
             yield kind, action, price_ns, 0
-            self._number += 1
 
     def _prices_ns(self, costs: HostCosts) -> list[list[int]]:
         """By kind of action, and by op or tensor, what the host pays [ns]."""

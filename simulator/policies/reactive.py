@@ -134,42 +134,51 @@ class OpByOp:
         return chain.from_iterable(self._batches(view, self.cache()))
 
     def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
-        sets, codes, eviction, dynamic = self.sets, cache.codes, cache.eviction, self.sets.dynamic
+        sets, codes, eviction, ahead, revealed = (
+            self.sets,
+            cache.codes,
+            cache.eviction,
+            self.ahead,
+            self.sets.dynamic.revealed,
+        )
         computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
+        workspaces = [op.workspace_bytes for op in sets.ops]
+        needs = [*zip(computes, sets.uses, sets.writes, sets.problem.lifetimes.dead_after, strict=True)]
         for step in range(view.steps):
-            base, seen = step * len(computes), 0
-            for op, compute in enumerate(computes):
+            base, seen = step * len(needs), 0
+            for op, (compute, uses, writes, dead) in enumerate(needs):
                 if cache.awaited:
                     cache.use(chain.from_iterable(cache.awaited.values()))
                 eviction.now = base + op
-                absent, workspace_bytes = cache.use(sets.uses[op]), sets.ops[op].workspace_bytes
+                absent = cache.use(uses)
                 if cache.unused:
-                    cache.unused.difference_update(sets.uses[op])
-                if absent or workspace_bytes:
-                    self._admit(cache, op, absent, workspace_bytes)
-                if self.ahead:
+                    cache.unused.difference_update(uses)
+                if absent or workspaces[op]:
+                    self._admit(cache, op, absent)
+                if ahead:
                     seen = self._look_ahead(cache, op, base, max(seen, op + 1))
                 codes.append(compute)
-                for tensor in sets.writes[op]:
+                for tensor in writes:
                     cache.is_clean[tensor] = False
-                for tensor in sets.problem.lifetimes.dead_after[op]:
+                for tensor in dead:
                     cache.leave(tensor)
                     cache.drop(tensor)
                 if cache.awaited:
                     cache.unused.difference_update(cache.awaited.pop(op, ()))
-                if op in dynamic.revealed:
-                    codes.append((SYNC, dynamic.signal(op), 0, 0))
-                    yield from cache.reveal(dynamic.revealed[op], view)
+                if op in revealed:
+                    codes.append((SYNC, sets.dynamic.signal(op), 0, 0))
+                    yield from cache.reveal(revealed[op], view)
                 if len(codes) >= _AT_ONCE:
                     yield cache.take()
             self._end_step(cache, is_last=step == view.steps - 1)
             yield cache.take()
 
-    def _admit(self, cache: RuntimeCache, op: int, absent: list[int], workspace_bytes: int) -> None:
+    def _admit(self, cache: RuntimeCache, op: int, absent: list[int]) -> None:
         """Make room for what an op lacks and for its workspace, and bring what it reads of that."""
-        needed_bytes = workspace_bytes + sum([cache.sizes[tensor] for tensor in absent])
+        reads, needed_bytes = frozenset(self.sets.reads[op]), self.sets.ops[op].workspace_bytes
+        for tensor in absent:
+            needed_bytes += cache.sizes[tensor]
         cache.make_room(needed_bytes, self.sets.uses[op])
-        reads = frozenset(self.sets.reads[op])
         for tensor in absent:
             (cache.fetch if tensor in reads else cache.hold)(tensor)
 
