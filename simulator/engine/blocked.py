@@ -60,11 +60,11 @@ class Explainer:
         return repr(self._graph.tensors[tensor].name)
 
     def _op(self, queued: Queued) -> str:
-        return f"op {self._graph.ops[queued[1].op].name!r} (step {queued[0] & ISSUE_MASK})"
+        return f"op {self._graph.ops[queued[1]].name!r} (step {queued[0] & ISSUE_MASK})"
 
     def _meeting(self, stream: Stream) -> str:
         meeting, running = stream.meeting, stream.running
-        collective = self._graph.ops[running[1].op].collective if running is not None else None
+        collective = self._graph.ops[running[1]].collective if running is not None else None
         if meeting is None or running is None or collective is None:
             return ""
         who = f"waits for rank {meeting.peer} to come to the collective of group {collective.group!r}"

@@ -156,7 +156,7 @@ class Compactor:
 
 def _computes(stream: Stream) -> bool:
     """Whether a compute runs that is no collective."""
-    return stream.running is not None and not stream.columns.is_collective[stream.running[1].op]
+    return stream.running is not None and not stream.columns.is_collective[stream.running[1]]
 
 
 def pages(space: Space, allocator: Allocator) -> int:

@@ -125,11 +125,11 @@ class LateReads:
         chosen = self.draws.chosen(op, self._issued[op] - 1)
         return (*[tensor for tensor in chosen if self._tracked[tensor]], *self._others[op])
 
-    def timed(self, compute: Compute) -> Compute:
+    def timed(self, op: int, compute: Compute) -> Compute:
         """Give an issue that was just counted its own time, if its op has dynamic reads."""
-        if issued := self._issued.get(compute.op):
-            compute.duration_ns = self._durations[compute.op][issued - 1]
-            compute.chosen_bytes = self._chosen_bytes[compute.op][issued - 1]
+        if issued := self._issued.get(op):
+            compute.duration_ns = self._durations[op][issued - 1]
+            compute.chosen_bytes = self._chosen_bytes[op][issued - 1]
         return compute
 
     def step_of(self, op: int) -> int:
@@ -154,8 +154,8 @@ Routes = list[list[LinkQueue | None]]
 """By source and target tier: the rank's link between them."""
 
 Action = Compute | Copy | Detach | Sync
-Counted = tuple[int, Any, int, int]
-"""The kind of an action, the action (by its kind), what the host pays for it [ns], and the number of the lap."""
+Counted = tuple[int, int, Any, int, int]
+"""An action's kind, its op or tensor, what it waits for (by its kind), what the host pays for it [ns], and its lap."""
 
 
 class Counter:
@@ -194,7 +194,7 @@ class Counter:
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._seen: list[set[int]] = [set() for _ in streams]
         self._sole: set[int] = set()
-        self._free: list[dict[int, Compute]] = [{} for _ in streams]
+        self._free = [Compute(stream, is_free=True) for stream in streams]
         self._held = {tensor for tensor, home in enumerate(columns.home) if home == columns.compute_tier}
         self._valid = {tensor: {columns.home[tensor]} for tensor in columns.outputs}
         self._gate, self._taker = 0, 0
@@ -213,7 +213,7 @@ class Counter:
             What the host pays for each [ns].
         """
         for self._number, (kind, a, b, c) in enumerate(codes):
-            yield kind, self._count[kind](a, b, c), price_ns, 0
+            yield kind, a, self._count[kind](a, b, c), price_ns, 0
 
     def laps(self, codes: Iterable[Code], laps: int, price_ns: int) -> Iterator[Counted]:
         """Count the actions of a lap that is run many times once: in each, all counts are larger by what a lap adds.
@@ -228,7 +228,7 @@ class Counter:
         lap = [*self.actions(codes, price_ns)]
         yield from lap
         for number in range(1, laps):
-            yield from [(kind, action, price_ns, number) for kind, action, price_ns, _ in lap]
+            yield from [(kind, a, action, price_ns, number) for kind, a, action, price_ns, _ in lap]
 
     def _begin_lap(self) -> None:
         """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""
@@ -260,7 +260,7 @@ class Counter:
             last_use[tensor] = self._last_write[stream][tensor] = number
         seen, sole = self._seen[stream], self._sole
         if not after and self._is_light[op] and seen.issuperset(reads) and (not writes or sole.issuperset(writes)):
-            return self._free[stream].get(op) or self._free_compute(op, stream)
+            return self._free[stream]
         unseen, unwritten = [tensor for tensor in reads if tensor not in seen], []
         seen.update(unseen)
         if writes:
@@ -282,16 +282,11 @@ class Counter:
                 turns.append((tensor, moves[tensor]))
             if tensor in self._valid:
                 self._valid[tensor] = {self._columns.compute_tier}
-        compute = Compute(op, self._streams[stream], turns, reads, writes, after)
+        compute = Compute(self._streams[stream], turns, reads, writes, after)
         if self._has_several and self._takes_room(op, writes):
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
-        return compute if self._late is None else self._late.timed(compute)
-
-    def _free_compute(self, op: int, stream: int) -> Compute:
-        """The compute of an op that all its issues share which have nothing to see to."""
-        compute = self._free[stream][op] = Compute(op, self._streams[stream], is_free=True)
-        return compute
+        return compute if self._late is None else self._late.timed(op, compute)
 
     def _takes_room(self, op: int, writes: list[int]) -> bool:
         """Whether a compute takes room in the compute tier, as issued; from now on it has."""

@@ -90,10 +90,10 @@ class Host:
         """Take actions from the plan, pay for them and issue them, until one has to wait; that one, if there is one."""
         key, now, credit, looks = self._key, self.now, self._credit, self.looks
         for counted in self._actions:
-            kind, action, price_ns, lap = counted
+            kind, op, action, price_ns, lap = counted
             now += price_ns
             if kind == COMPUTE and credit and not looks and (queue := action.stream.queue):
-                queue.append((key, action, now, lap))
+                queue.append((key, op, action, now, lap))
                 key, credit = key + 1, credit - 1
                 continue
             self._key, self.now, self._credit = key, now, credit
@@ -105,12 +105,12 @@ class Host:
 
     def _issue(self, counted: Counted) -> bool:
         """Issue an action, or say that the host has to wait."""
-        kind, action, _, lap = counted
+        kind, op, action, _, lap = counted
         if kind == COMPUTE:
             if not self._credit and not self._has_credit():
                 return False
             self._credit -= 1
-            action.stream.append((self._key, action, self.now, lap))
+            action.stream.append((self._key, op, action, self.now, lap))
         elif kind == COPY:
             action.link.append((self._key, action, self.now, lap))
         elif kind == DETACH:

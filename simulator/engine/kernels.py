@@ -137,7 +137,7 @@ class Communicator:
             self._go_on()
 
 
-Kernel = Callable[[Stream, Compute], None]
+Kernel = Callable[[Stream, int, Compute], None]
 """Begins a kernel now, and sooner or later the stream's span."""
 
 
@@ -152,14 +152,14 @@ def with_meetings(meets: Mapping[int, tuple[Communicator, Collective]], other: K
         What begins the other kernels; None: they take their time alone.
     """
 
-    def begin(stream: Stream, compute: Compute) -> None:
-        if compute.op in meets:
-            communicator, collective = meets[compute.op]
+    def begin(stream: Stream, op: int, compute: Compute) -> None:
+        if op in meets:
+            communicator, collective = meets[op]
             communicator.arrive(stream, collective)
         elif other is not None:
-            other(stream, compute)
+            other(stream, op, compute)
         else:
-            stream.end_after(stream.columns.duration_ns[compute.op])
+            stream.end_after(stream.columns.duration_ns[op])
 
     return begin
 
@@ -181,11 +181,11 @@ class ContendedKernels:
         sizes = [tensor.size_bytes for tensor in graph.tensors]
         self._sides = [roofline(expected_op(op, sizes), hardware) for op in graph.ops]
 
-    def begin(self, stream: Stream, compute: Compute) -> None:
+    def begin(self, stream: Stream, op: int, compute: Compute) -> None:
         """Begin a kernel now; its launch takes no bandwidth."""
-        (least_ns, work), clock = self._sides[compute.op], stream.places.rounds.clock
+        (least_ns, work), clock = self._sides[op], stream.places.rounds.clock
         if work and compute.duration_ns >= 0:
-            _, work = roofline(chosen_op(self._graph.ops[compute.op], compute.chosen_bytes), self._hardware)
+            _, work = roofline(chosen_op(self._graph.ops[op], compute.chosen_bytes), self._hardware)
         if not work or stream.running is None:
             stream.end_after(least_ns)
             return

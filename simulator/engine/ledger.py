@@ -73,8 +73,8 @@ class Waiting:
     def add(self, start_ns: int, end_ns: int, reason: Reason) -> None:
         """Write a wait of the running op: it has come to a meeting that had not begun."""
         if self._stream.running is not None:
-            key, compute, _, _ = self._stream.running
-            row = (compute.op, key & ISSUE_MASK, start_ns, end_ns, *reason)
+            key, op, _, _, _ = self._stream.running
+            row = (op, key & ISSUE_MASK, start_ns, end_ns, *reason)
             self._rows += _row(self._stream.rank, self._stream.number, *row)
 
     def _watch(self, watchers: Watchers) -> None:
@@ -92,7 +92,7 @@ class Waiting:
             if passed:
                 self._watch(stream.watchers)
                 if stream.running is not None:
-                    return self._walk_running(stream, stream.running[1].op)
+                    return self._walk_running(stream, stream.running[1])
             if not stream.is_issued:
                 return self._walk_host()
             passed.append(stream)

@@ -82,8 +82,8 @@ class Compute:
 
     Attributes
     ----------
-    op, stream
-        What runs where.
+    stream
+        Where it runs.
     turns
         (tensor, moves that must have ended) pairs.
     reads, writes
@@ -100,7 +100,6 @@ class Compute:
         reads; else the first is negative.
     """
 
-    op: int
     stream: Stream
     turns: Sequence[tuple[int, int]] = ()
     reads: Sequence[int] = ()
@@ -112,8 +111,8 @@ class Compute:
     chosen_bytes: int = 0
 
 
-Queued = tuple[int, Compute, int, int]
-"""A compute that was issued: key, compute, time of issue [ns], lap."""
+Queued = tuple[int, int, Compute, int, int]
+"""A compute that was issued: key, op, what it waits for, time of issue [ns], lap."""
 
 
 class Met(Protocol):
@@ -168,7 +167,7 @@ class Stream:
 
     def __init__(self, number: int, places: Places, columns: Columns, recorder: Recorder) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
-        self.kernel: Callable[[Stream, Compute], None] | None = None
+        self.kernel: Callable[[Stream, int, Compute], None] | None = None
         self.meeting: Met | None = None
         self.gate: Gate | None = None
         self.queue: deque[Queued] = deque()
@@ -198,7 +197,7 @@ class Stream:
     @property
     def is_issued(self) -> bool:
         """Whether there is a head that has been issued: a host that is ahead queues a compute before that."""
-        return bool(self.queue) and self.queue[0][2] <= self._clock.now
+        return bool(self.queue) and self.queue[0][3] <= self._clock.now
 
     @property
     def is_stopped(self) -> bool:
@@ -211,12 +210,12 @@ class Stream:
 
     def _finish(self, event: simpy.Event) -> None:
         """End the running compute, and let the next one start."""
-        key, compute, issued_ns, _ = self.running  # type: ignore[misc]
+        key, op, compute, issued_ns, _ = self.running  # type: ignore[misc]
         rounds, queue, issue, start, end = self._rounds, self.queue, key & ISSUE_MASK, self.start_ns, self._clock.now
         self.running = None
-        self._spans += span_row(self.rank, COMPUTE, compute.op, self.number, 0, issue, issued_ns, start, end)
+        self._spans += span_row(self.rank, COMPUTE, op, self.number, 0, issue, issued_ns, start, end)
         if not compute.is_free:
-            self._leave_places(compute)
+            self._leave_places(op, compute)
         self.ended.add()
         if self.watchers:
             rounds.wake(self.watchers)
@@ -224,7 +223,7 @@ class Stream:
             rounds.restless.append(self.waiting)
             return
         is_alone = self.kernel is None and self.gate is None
-        if is_alone and queue[0][1].is_free and not (rounds.heads or rounds.frees or rounds.restless or rounds.touched):
+        if is_alone and queue[0][2].is_free and not (rounds.heads or rounds.frees or rounds.restless or rounds.touched):
             self._run_undisturbed()
         if queue:
             rounds.consider(self, queue[0][0])
@@ -240,14 +239,14 @@ class Stream:
         durations_ns, at_start, at_end = self.columns.duration_ns, self.started.waiters, self.ended.waiters
         start, count, until = clock.now, self.started.reached, clock.events[0][0] if clock.events else math.inf
         while queue:
-            key, compute, issued_ns, _ = queue[0]
-            end = start + durations_ns[compute.op]
+            key, op, compute, issued_ns, _ = queue[0]
+            end = start + durations_ns[op]
             count += 1
             if not compute.is_free or end >= until or issued_ns > start or count in at_start or count in at_end:
                 break
             queue.popleft()
             self.started.reached = count
-            spans += span_row(rank, COMPUTE, compute.op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
+            spans += span_row(rank, COMPUTE, op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
             start = end
         self.ended.reached = self.started.reached
         clock.now = start
@@ -270,7 +269,7 @@ class Stream:
 
     def _lacking(self) -> list[tuple[int, int, int, bool]]:
         """All that the head lacks, the first one last: key of its last copy issued before, tensor, moves, if read."""
-        key, compute, _, lap = self.queue[0]
+        key, _, compute, _, lap = self.queue[0]
         places, due = self.places, {}
         for tensor, count in compute.turns:
             moves = count + lap * places.moves_per_lap[tensor]
@@ -286,7 +285,7 @@ class Stream:
 
     def behind(self) -> Stream | None:
         """The stream that the head waits for first: a compute there must end, or is in line for room before it."""
-        _, compute, _, lap = self.queue[0]
+        _, _, compute, _, lap = self.queue[0]
         count = unmet(compute.after, lap)
         if count is None and compute.line and self.lacks() is None and self.room_bytes():
             count = unmet(compute.line, lap)
@@ -298,73 +297,73 @@ class Stream:
 
     def wanted(self) -> Wanted:
         """The places that the head takes in the compute tier, the workspace last."""
-        compute, held, sizes, found = self.queue[0][1], self._held, self.columns.size_bytes, []
+        (_, op, compute, _, _), held, sizes, found = self.queue[0], self._held, self.columns.size_bytes, []
         for tensor in compute.writes:
             if not held[tensor] and sizes[tensor]:
                 found.append((tensor, sizes[tensor]))
-        if own := self.columns.workspace_bytes[compute.op]:
-            found.append((self._workspaces - compute.op, own))
+        if own := self.columns.workspace_bytes[op]:
+            found.append((self._workspaces - op, own))
         return found
 
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
-        key, compute, issued_ns, lap = self.queue[0]
+        key, op, compute, issued_ns, lap = self.queue[0]
         if self.gate is not None and self.gate.is_open:
             self._rounds.restless.append(self.waiting)
         elif issued_ns > self._clock.now:
             self._alarm.set(issued_ns)
             self._rounds.restless.append(self.waiting)
-        elif not compute.is_free and not self._may_start(key, compute, lap):
+        elif not compute.is_free and not self._may_start(key, op, compute, lap):
             self._rounds.restless.append(self.waiting)
         else:
-            self._start(compute)
+            self._start(op, compute)
 
-    def _may_start(self, key: int, compute: Compute, lap: int) -> bool:
+    def _may_start(self, key: int, op: int, compute: Compute, lap: int) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
         if compute.after and is_waiting(compute.after, lap, self.look_again):
             return False
         if lacked := self.lacks():
             self.places.wait_for_moves(*lacked, key, self.look_again)
             return False
-        if compute.writes or self.columns.workspace_bytes[compute.op]:
+        if compute.writes or self.columns.workspace_bytes[op]:
             room = self.room_bytes()
             if room and compute.line and is_waiting(compute.line, lap, self.look_again):
                 return False
             if room and not self._tier.admit_compute(self, key, room):
                 return False
-            self._take_places(compute)
+            self._take_places(op, compute)
         self._lacked = None
         if compute.duration_ns >= 0:
-            self.columns.duration_ns[compute.op] = compute.duration_ns
+            self.columns.duration_ns[op] = compute.duration_ns
         return True
 
-    def _start(self, compute: Compute) -> None:
+    def _start(self, op: int, compute: Compute) -> None:
         self.running, self.start_ns = self.queue.popleft(), self._clock.now
         if self.waiting.is_open:
-            self.waiting.end(self.running[0] & ISSUE_MASK, compute.op)
+            self.waiting.end(self.running[0] & ISSUE_MASK, op)
         if self.watchers:
             self._rounds.wake(self.watchers)
         if self.kernel is not None:
-            self.kernel(self, compute)
+            self.kernel(self, op, compute)
         else:
-            self._clock.at(self.start_ns + self.columns.duration_ns[compute.op], self._span)
+            self._clock.at(self.start_ns + self.columns.duration_ns[op], self._span)
         self.started.add()
 
-    def _take_places(self, compute: Compute) -> None:
-        tier, own = self.columns.compute_tier, self.columns.workspace_bytes[compute.op]
+    def _take_places(self, op: int, compute: Compute) -> None:
+        tier, own = self.columns.compute_tier, self.columns.workspace_bytes[op]
         for tensor in compute.writes:
             if not self._held[tensor]:
                 self.places.hold(tensor, tier)
         if own:
-            self.places.note(tier, -1 - compute.op, own)
+            self.places.note(tier, -1 - op, own)
 
-    def _leave_places(self, compute: Compute) -> None:
+    def _leave_places(self, op: int, compute: Compute) -> None:
         """The compute is over: what it wrote is valid here and stale elsewhere."""
-        if own := self.columns.workspace_bytes[compute.op]:
-            self.places.note(self.columns.compute_tier, -1 - compute.op, -own)
-            self._tier.release(own, self._workspaces - compute.op)
+        if own := self.columns.workspace_bytes[op]:
+            self.places.note(self.columns.compute_tier, -1 - op, -own)
+            self._tier.release(own, self._workspaces - op)
         for tensor in compute.writes:
             for valid in self.places.valid:
                 valid[tensor] = False

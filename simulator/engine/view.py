@@ -78,7 +78,7 @@ class Issued(Counter):
             if self._owed_ns and (kind != COMPUTE or a in late):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
-            yield kind, action, price_ns, 0
+            yield kind, a, action, price_ns, 0
 
     def _prices_ns(self, costs: HostCosts) -> list[list[int]]:
         """By kind of action, and by op or tensor, what the host pays [ns]."""

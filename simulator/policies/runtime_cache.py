@@ -71,7 +71,10 @@ class Eviction:
     def first(self, needed: Collection[int]) -> int:
         """The first to evict, none of `needed`, or `NOWHERE`."""
         if self._rank is None:
-            return next((tensor for tensor in self._ranks if tensor not in needed), NOWHERE)
+            for tensor in self._ranks:
+                if tensor not in needed:
+                    return tensor
+            return NOWHERE
         passed = []
         while self._heap and (self._is_old(self._heap[0]) or self._heap[0][1] in needed):
             passed.append(heappop(self._heap))
@@ -282,6 +285,9 @@ class RuntimeCache:
     def _copy(self, tensor: int, source: int, target: int) -> None:
         """Copy over the link between two tiers, or else over those of the fastest way."""
         is_joined = (source, target) in self.problem.links
+        if is_joined and not self._synchronous:
+            self.codes.append((COPY, tensor, source, target))
+            return
         path = (source, target) if is_joined else self.problem.path(source, target)
         for start, end in pairwise(path):
             if end != target:
