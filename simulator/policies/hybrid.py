@@ -204,13 +204,13 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     parts, ends = _parts(dynamic, static_part)
     homes = {t: problem.homes[t] for t in dynamic.candidates}
     hottest = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
+    # Straight from home: on another way the static part may have no room for what passes.
+    straight = partial(RuntimeCache, problem, homes, cache_bytes, way=lambda source, target: (source, target))
     stay = hottest if order == "hot" else frozenset[int]()
     return replace(
         planned,
         policy="hybrid",
-        steps=BesideStatic(
-            dynamic, ends, options, lambda: RuntimeCache(problem, homes, cache_bytes, Eviction(order, problem, stay))
-        ),
+        steps=BesideStatic(dynamic, ends, options, lambda: straight(eviction=Eviction(order, problem, stay))),
         notes=(*planned.notes, note),
         looks=False,
         untouched=frozenset(exists - moved - {dynamic.signal(op) for op in dynamic.revealed}),

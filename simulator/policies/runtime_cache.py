@@ -134,6 +134,8 @@ class RuntimeCache:
         What they may take of the compute tier [B].
     eviction
         Which of them leaves first.
+    way
+        From two tiers to those on the way from one to the other, both included; default: the fastest way.
     synchronous
         Whether the host waits for each copy.
 
@@ -162,10 +164,12 @@ class RuntimeCache:
         room_bytes: int | float,
         eviction: Eviction,
         *,
+        way: Callable[[int, int], tuple[int, ...]] | None = None,
         synchronous: bool = False,
     ) -> None:
         self.problem, self.homes, self.eviction = problem, homes, eviction
         self.sizes, self.tier, self._synchronous = problem.sizes, problem.compute_tier, synchronous
+        self._way = way or problem.path
         self.codes: list[Code] = []
         self.here: dict[int, None] = {}
         self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
@@ -283,12 +287,8 @@ class RuntimeCache:
         self._lie(tensor, target)
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
-        """Copy over the link between two tiers, or else over those of the fastest way."""
-        is_joined = (source, target) in self.problem.links
-        if is_joined and not self._synchronous:
-            self.codes.append((COPY, tensor, source, target))
-            return
-        path = (source, target) if is_joined else self.problem.path(source, target)
+        """Copy over the links of the way from one tier to another."""
+        path = self._way(source, target)
         for start, end in pairwise(path):
             if end != target:
                 self._clear(tensor, end)
