@@ -250,23 +250,22 @@ class Counter:
         if not 0 <= stream < len(self._streams):
             must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
             raise PlanError(f"step {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
-        self._gate = stream
+        self._gate, columns, last_use, seen = stream, self._columns, self._last_use[stream], self._seen[stream]
         number = self._computes[stream] = self._computes[stream] + 1
         after = self._after(op, stream) if self._has_several else ()
-        reads, writes, last_use = self._reads[op], self._columns.writes[op], self._last_use[stream]
-        for tensor in self._columns.reads[op]:
+        reads, writes = self._reads[op], columns.writes[op]
+        for tensor in columns.reads[op]:
             last_use[tensor] = number
         for tensor in writes:
             last_use[tensor] = self._last_write[stream][tensor] = number
-        seen, sole = self._seen[stream], self._sole
-        if not after and self._is_light[op] and seen.issuperset(reads) and (not writes or sole.issuperset(writes)):
+        if self._is_light[op] and seen.issuperset(reads) and self._sole.issuperset(writes) and not after:
             return self._free[stream]
         unseen, unwritten = [tensor for tensor in reads if tensor not in seen], []
         seen.update(unseen)
         if writes:
-            unwritten = [tensor for tensor in writes if tensor not in sole]
+            unwritten = [tensor for tensor in writes if tensor not in self._sole]
             seen.update(unwritten)
-            sole.update(unwritten)
+            self._sole.update(unwritten)
         if self._late is not None:
             unseen += self._late.needed(op, self._streams[stream], number)
         return self._see_to(op, stream, unseen, unwritten, after)

@@ -134,37 +134,27 @@ class OpByOp:
         return chain.from_iterable(self._batches(view, self.cache()))
 
     def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
-        sets, codes, eviction, ahead, revealed = (
-            self.sets,
-            cache.codes,
-            cache.eviction,
-            self.ahead,
-            self.sets.dynamic.revealed,
-        )
+        sets, eviction, ahead, revealed = self.sets, cache.eviction, self.ahead, self.sets.dynamic.revealed
+        codes, here, awaited, unused = cache.codes, cache.here, cache.awaited, cache.unused
         computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
-        workspaces = [op.workspace_bytes for op in sets.ops]
-        needs = [*zip(computes, sets.uses, sets.writes, sets.problem.lifetimes.dead_after, strict=True)]
         for step in range(view.steps):
-            base, seen = step * len(needs), 0
-            for op, (compute, uses, writes, dead) in enumerate(needs):
-                if cache.awaited:
-                    cache.use(chain.from_iterable(cache.awaited.values()))
+            base, seen = step * len(computes), 0
+            for op, (compute, uses, changes) in enumerate(zip(computes, sets.uses, sets.changes, strict=True)):
+                if awaited:
+                    eviction.use(chain.from_iterable(awaited.values()))
                 eviction.now = base + op
-                absent = cache.use(uses)
-                if cache.unused:
-                    cache.unused.difference_update(uses)
-                if absent or workspaces[op]:
-                    self._admit(cache, op, absent)
+                others = eviction.use(uses)
+                if unused:
+                    unused.difference_update(uses)
+                if others or changes:
+                    self._admit(cache, op, [tensor for tensor in others if tensor not in here])
                 if ahead:
                     seen = self._look_ahead(cache, op, base, max(seen, op + 1))
                 codes.append(compute)
-                for tensor in writes:
-                    cache.is_clean[tensor] = False
-                for tensor in dead:
-                    cache.leave(tensor)
-                    cache.drop(tensor)
-                if cache.awaited:
-                    cache.unused.difference_update(cache.awaited.pop(op, ()))
+                if changes:
+                    self._conclude(cache, op)
+                if awaited:
+                    unused.difference_update(awaited.pop(op, ()))
                 if op in revealed:
                     codes.append((SYNC, sets.dynamic.signal(op), 0, 0))
                     yield from cache.reveal(revealed[op], view)
@@ -175,12 +165,20 @@ class OpByOp:
 
     def _admit(self, cache: RuntimeCache, op: int, absent: list[int]) -> None:
         """Make room for what an op lacks and for its workspace, and bring what it reads of that."""
-        reads, needed_bytes = frozenset(self.sets.reads[op]), self.sets.ops[op].workspace_bytes
+        reads, needed_bytes = self.sets.reads[op], self.sets.ops[op].workspace_bytes
         for tensor in absent:
             needed_bytes += cache.sizes[tensor]
         cache.make_room(needed_bytes, self.sets.uses[op])
         for tensor in absent:
             (cache.fetch if tensor in reads else cache.hold)(tensor)
+
+    def _conclude(self, cache: RuntimeCache, op: int) -> None:
+        """Note what an op has written, and free what is dead after it."""
+        for tensor in self.sets.ops[op].writes:
+            cache.is_clean[tensor] = False
+        for tensor in self.sets.problem.lifetimes.dead_after[op]:
+            cache.leave(tensor)
+            cache.drop(tensor)
 
     def _look_ahead(self, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
         """Fetch, as far as there is room, what ops that come into view need, without evicting what these need."""

@@ -191,11 +191,6 @@ class RuntimeCache:
         self.codes.clear()
         return codes
 
-    def use(self, tensors: Iterable[int]) -> list[int]:
-        """Note that the running op uses these; return those that are not in the compute tier."""
-        others, here = self.eviction.use(tensors), self.here
-        return [tensor for tensor in others if tensor not in here] if others else others
-
     def hold(self, tensor: int) -> None:
         """Take in a tensor that an op makes, or that a copy brings."""
         self.here[tensor] = None
@@ -295,7 +290,8 @@ class RuntimeCache:
             self.codes.append((COPY, tensor, start, end))
             if self._synchronous:
                 self.codes.append((SYNC, tensor, 0, 0))
-        self.codes.extend((DETACH, tensor, tier, 0) for tier in path[1:-1])
+        if path[2:]:
+            self.codes.extend((DETACH, tensor, tier, 0) for tier in path[1:-1])
 
     def _room_below(self, tensor: int) -> int:
         """The nearest tier with room for it, on the way there, too; or else one in which others make room."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Late
@@ -160,8 +160,10 @@ class WorkingSets:
     ----------
     ops
         With what they read for certain, if dynamic reads are handled apart.
-    reads, writes, uses
-        By op: tensors that are read, written, or used, in order, less what is there for good.
+    reads, uses
+        By op: tensors that are read, or used, less what is there for good; quick to look into, and in order.
+    changes
+        By op: whether it has a workspace, writes something of that, or something is dead after it.
     pinned
         Tensors that never leave.
     homes
@@ -183,9 +185,12 @@ class WorkingSets:
         self.ops = graph.certain.ops if dynamic.readers else graph.ops
         self.pinned = frozenset(t for t in range(len(graph.tensors)) if problem.pinned(t))
         here = frozenset(t for t in self.pinned if graph.tensors[t].persistent and problem.starts_with[t])
-        self.reads = [tuple(dict.fromkeys([t for t in op.reads if t not in here])) for op in self.ops]
-        self.writes = [tuple([t for t in op.writes if t not in here]) for op in self.ops]
-        self.uses = [tuple(dict.fromkeys(chain(*used))) for used in zip(self.reads, self.writes, strict=True)]
+        self.reads = [dict.fromkeys(t for t in op.reads if t not in here) for op in self.ops]
+        self.uses = [tuple(dict.fromkeys(t for t in (*op.reads, *op.writes) if t not in here)) for op in self.ops]
+        self.changes = [
+            bool(op.workspace_bytes or dead) or not here.issuperset(op.writes)
+            for op, dead in zip(self.ops, problem.lifetimes.dead_after, strict=True)
+        ]
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
         persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and t not in self.pinned]
         self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes(persistent))
