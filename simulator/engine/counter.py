@@ -40,32 +40,13 @@ from simulator.plan import Code
 
 
 @dataclass(slots=True)
-class Sync:
-    """A sync.
-
-    Attributes
-    ----------
-    tensor
-        What the host waits for.
-    moves
-        Moves of the tensor that must have ended.
-    users
-        Ends of computes issued before that use the tensor.
-    """
-
-    tensor: int
-    moves: int
-    users: Waits
-
-
-@dataclass(slots=True)
-class Detach:
-    """A detach.
+class Exclusive:
+    """What all earlier actions that name a tensor must have ended for: a detach of it, or a sync.
 
     Attributes
     ----------
     tensor, tier
-        Whose place is given up, and where.
+        Which tensor; where a detach gives up its place.
     moves
         Moves of the tensor that must have ended.
     users
@@ -153,7 +134,7 @@ class LateReads:
 Routes = list[list[LinkQueue | None]]
 """By source and target tier: the rank's link between them."""
 
-Action = Compute | Copy | Detach | Sync
+Action = Compute | Copy | Exclusive
 Counted = tuple[int, int, Any, int, int]
 """An action's kind, its op or tensor, what it waits for (by its kind), what the host pays for it [ns], and its lap."""
 
@@ -338,7 +319,7 @@ class Counter:
             gate += self._line(self._gate)
         return Copy(link, tensor, self._fence[tensor], gate, writers)
 
-    def _detach(self, tensor: int, tier: int, _: int) -> Detach:
+    def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
         moves, users = self._moves[tensor], self._latest(self._last_use, tensor)
         valid = self._valid.get(tensor)
         if valid == {tier}:
@@ -351,7 +332,7 @@ class Counter:
             seen.discard(tensor)
         if tier == self._columns.compute_tier:
             self._held.discard(tensor)
-        return Detach(tensor, tier, moves, users)
+        return Exclusive(tensor, tier, moves, users)
 
-    def _sync(self, tensor: int, *_: int) -> Sync:
-        return Sync(tensor, self._moves[tensor], self._latest(self._last_use, tensor))
+    def _sync(self, tensor: int, tier: int, _: int) -> Exclusive:
+        return Exclusive(tensor, tier, self._moves[tensor], self._latest(self._last_use, tensor))

@@ -8,7 +8,7 @@ from functools import partial
 import simpy
 
 from simulator.cost import ceil_div
-from simulator.engine.counter import Counted, Detach, Sync
+from simulator.engine.counter import Counted, Exclusive
 from simulator.engine.places import Places
 from simulator.engine.rounds import RANK_SHIFT, Recurring, Watchers
 from simulator.engine.stream import Stream, is_waiting
@@ -114,7 +114,7 @@ class Host:
         elif kind == COPY:
             action.link.append((self._key, action, self.now, lap))
         elif kind == DETACH:
-            Detaching(self._places, action, (self._key, self.now, lap)).look_again()
+            self._detach(action, self._key, self.now, lap)
         elif not self._is_past(action, lap):
             return False
         self._key += 1
@@ -126,7 +126,7 @@ class Host:
             self._clock.at(self.now, self._caught_up)
         return self.is_ahead
 
-    def _is_past(self, sync: Sync, lap: int) -> bool:
+    def _is_past(self, sync: Exclusive, lap: int) -> bool:
         """Whether what a sync waits for has ended; if not, look again when the next action on the tensor ends."""
         if self._must_wait():
             return False
@@ -172,41 +172,18 @@ class Host:
             else:
                 self.advance()
 
-
-class Detaching:
-    """A detach that was issued: it acts when all earlier actions that name the tensor have ended.
-
-    Parameters
-    ----------
-    places
-        The places of the rank.
-    detach
-        What is given up.
-    issued
-        Its key, its time of issue [ns] and its lap.
-    """
-
-    __slots__ = ("_detach", "_issued", "_places")
-
-    def __init__(self, places: Places, detach: Detach, issued: tuple[int, int, int]) -> None:
-        self._places, self._detach, self._issued = places, detach, issued
-
-    def look_again(self) -> None:
-        """Wait for the first user that has not ended, then for earlier moves; or free the place in this round."""
-        places, detach, rounds = self._places, self._detach, self._places.rounds
-        key, issued_ns, lap = self._issued
-        if is_waiting(detach.users, lap, self.look_again):
+    def _detach(self, detach: Exclusive, key: int, issued_ns: int, lap: int) -> None:
+        """Free a place once all earlier actions that name the tensor have ended: first users, then moves."""
+        places, rounds, tensor = self._places, self._rounds, detach.tensor
+        look_again = partial(self._detach, detach, key, issued_ns, lap)
+        if is_waiting(detach.users, lap, look_again):
             return
-        moves = detach.moves + lap * places.moves_per_lap[detach.tensor]
-        if places.moves_ended[detach.tensor] < moves:
-            places.wait_for_moves(detach.tensor, moves, key, self.look_again)
-        elif issued_ns > rounds.clock.now:
-            rounds.clock.at(issued_ns, Recurring(rounds.clock, self._act_now))
+        moves = detach.moves + lap * places.moves_per_lap[tensor]
+        if places.moves_ended[tensor] < moves:
+            places.wait_for_moves(tensor, moves, key, look_again)
+            return
+        free = partial(places.free, tensor, detach.tier)
+        if issued_ns > self._clock.now:
+            self._clock.at(issued_ns, Recurring(self._clock, lambda _: rounds.frees.append(free)))
         else:
-            rounds.frees.append(self._act)
-
-    def _act(self) -> None:
-        self._places.free(self._detach.tensor, self._detach.tier)
-
-    def _act_now(self, event: simpy.Event) -> None:
-        self._places.rounds.frees.append(self._act)
+            rounds.frees.append(free)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from simulator.engine.counter import Counted, Counter, Detach, LateReads, Routes, Sync
+from simulator.engine.counter import Counted, Counter, Exclusive, LateReads, Routes
 from simulator.engine.link import Copy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
@@ -65,13 +65,17 @@ class Issued(Counter):
             Takes the codes, for the trace.
         """
         parts, late, count, prices_ns = self._plan.backbone, self._late or (), self._count, self._prices_ns(costs)
-        self._select_ns, update_ns = costs.reactive.select_ns, costs.reactive.update_ns
+        tracked, self._select_ns, update_ns = self._columns.tracked, costs.reactive.select_ns, costs.reactive.update_ns
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for self._number, (kind, a, b, c) in enumerate(codes):
             rows += code_row(kind, a, b, c)
-            if kind == COMPUTE and a in late:
-                self._check_late(a)
+            if kind == COMPUTE:
+                if a in late:
+                    self._check_late(a)
+            elif not tracked[a]:
+                must, what = "a tensor that the plan calls untouched is not named", ("", "copy", "detach", "sync")[kind]
+                self._refuse(what, must, a, self._here, "leave it out there")
             action, price_ns = count[kind](a, b, c), prices_ns[kind][a]
             if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
                 price_ns += update_ns
@@ -187,25 +191,14 @@ class Issued(Counter):
             self._refuse("copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
         if self._state[target][tensor] == VALID:
             self._refuse("copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
-        self._check_tracked("copy", tensor, source)
         self._state[target][tensor] = VALID
         return super()._copy(tensor, source, target)
 
-    def _detach(self, tensor: int, tier: int, _: int) -> Detach:
+    def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
         if self._state[tier][tensor] == ABSENT:
             self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
-        self._check_tracked("detach", tensor, tier)
         self._state[tier][tensor] = ABSENT
         return super()._detach(tensor, tier, _)
-
-    def _sync(self, tensor: int, *_: int) -> Sync:
-        self._check_tracked("sync", tensor, self._here)
-        return super()._sync(tensor)
-
-    def _check_tracked(self, what: str, tensor: int, tier: int) -> None:
-        if not self._columns.tracked[tensor]:
-            must = "a tensor that the plan calls untouched is not named"
-            self._refuse(what, must, tensor, tier, "leave it out there")
 
     def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
         name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name
