@@ -92,9 +92,10 @@ class LateReads:
     def __contains__(self, op: int) -> bool:
         return op in self._issued
 
-    def is_sure(self, op: int) -> bool:
-        """Whether all that an op reads is certain, and it reveals nothing."""
-        return not self.possible[op] and op not in self._issued and op not in self._revealed_by
+    def sure_reads(self, op: int) -> tuple[int, ...] | None:
+        """What an op reads, if that is certain and reveals nothing."""
+        is_sure = not self.possible[op] and op not in self._issued and op not in self._revealed_by
+        return self.certain[op] if is_sure else None
 
     def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
         """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
@@ -106,12 +107,11 @@ class LateReads:
         chosen = self.draws.chosen(op, self._issued[op] - 1)
         return (*[tensor for tensor in chosen if self._tracked[tensor]], *self._others[op])
 
-    def timed(self, op: int, compute: Compute) -> Compute:
-        """Give an issue that was just counted its own time, if its op has dynamic reads."""
-        if issued := self._issued.get(op):
-            compute.duration_ns = self._durations[op][issued - 1]
-            compute.chosen_bytes = self._chosen_bytes[op][issued - 1]
-        return compute
+    def time(self, op: int, compute: Compute) -> None:
+        """Give the issue of an op with dynamic reads that was just counted its own time."""
+        compute.is_free, issued = False, self._issued[op]
+        compute.duration_ns = self._durations[op][issued - 1]
+        compute.chosen_bytes = self._chosen_bytes[op][issued - 1]
 
     def step_of(self, op: int) -> int:
         """For which step the next issue of an op is."""
@@ -164,9 +164,6 @@ class Counter:
         self._places, self._columns, self._streams, self._routes, self._late = places, columns, streams, routes, late
         self._ends = [stream.ended for stream in streams]
         self._reads = columns.reads if late is None else late.certain
-        self._is_light = [
-            not size and (late is None or late.is_sure(op)) for op, size in enumerate(columns.workspace_bytes)
-        ]
         self._number, self._has_several = 0, len(streams) > 1
         self._computes = [0] * len(streams)
         self._last_use = [[NEVER] * tensors for _ in streams]
@@ -175,7 +172,6 @@ class Counter:
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._seen: list[set[int]] = [set() for _ in streams]
         self._sole: set[int] = set()
-        self._free = [Compute(stream, is_free=True) for stream in streams]
         self._held = {tensor for tensor, home in enumerate(columns.home) if home == columns.compute_tier}
         self._valid = {tensor: {columns.home[tensor]} for tensor in columns.outputs}
         self._gate, self._taker = 0, 0
@@ -239,8 +235,6 @@ class Counter:
             last_use[tensor] = number
         for tensor in writes:
             last_use[tensor] = self._last_write[stream][tensor] = number
-        if self._is_light[op] and seen.issuperset(reads) and self._sole.issuperset(writes) and not after:
-            return self._free[stream]
         unseen, unwritten = [tensor for tensor in reads if tensor not in seen], []
         seen.update(unseen)
         if writes:
@@ -263,10 +257,13 @@ class Counter:
             if tensor in self._valid:
                 self._valid[tensor] = {self._columns.compute_tier}
         compute = Compute(self._streams[stream], turns, reads, writes, after)
+        compute.is_free = not (reads or writes or after or self._columns.workspace_bytes[op])
         if self._has_several and self._takes_room(op, writes):
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
-        return compute if self._late is None else self._late.timed(op, compute)
+        if self._late is not None and op in self._late:
+            self._late.time(op, compute)
+        return compute
 
     def _takes_room(self, op: int, writes: list[int]) -> bool:
         """Whether a compute takes room in the compute tier, as issued; from now on it has."""

@@ -47,12 +47,10 @@ class Count:
         """Call back when so many are reached."""
         self.waiters.setdefault(number, []).append(look_again)
 
-    def add(self) -> None:
-        """One more is reached: call those who waited for that."""
-        self.reached = reached = self.reached + 1
-        if reached in self.waiters:
-            for look_again in self.waiters.pop(reached):
-                look_again()
+    def call(self) -> None:
+        """Call those who waited for so many."""
+        for look_again in self.waiters.pop(self.reached):
+            look_again()
 
 
 Waits = tuple[tuple[Count, int], ...]
@@ -216,7 +214,10 @@ class Stream:
         self._spans += span_row(self.rank, COMPUTE, op, self.number, 0, issue, issued_ns, start, end)
         if not compute.is_free:
             self._leave_places(op, compute)
-        self.ended.add()
+        ended = self.ended
+        ended.reached += 1
+        if ended.reached in ended.waiters:
+            ended.call()
         if self.watchers:
             rounds.wake(self.watchers)
         if not queue:
@@ -349,7 +350,10 @@ class Stream:
             self.kernel(self, op, compute)
         else:
             self._clock.at(self.start_ns + self.columns.duration_ns[op], self._span)
-        self.started.add()
+        started = self.started
+        started.reached += 1
+        if started.reached in started.waiters:
+            started.call()
 
     def _take_places(self, op: int, compute: Compute) -> None:
         tier, own = self.columns.compute_tier, self.columns.workspace_bytes[op]

@@ -65,12 +65,20 @@ class Issued(Counter):
             Takes the codes, for the trace.
         """
         parts, late, count, prices_ns = self._plan.backbone, self._late or (), self._count, self._prices_ns(costs)
-        tracked, self._select_ns, update_ns = self._columns.tracked, costs.reactive.select_ns, costs.reactive.update_ns
+        computes, last_use, seen, light = self._computes, self._last_use[0], self._seen[0], self._light_reads()
+        free, tracked = Compute(self._streams[0], is_free=True), self._columns.tracked
+        self._select_ns, update_ns = costs.reactive.select_ns, costs.reactive.update_ns
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for self._number, (kind, a, b, c) in enumerate(codes):
             rows += code_row(kind, a, b, c)
             if kind == COMPUTE:
+                if (reads := light[a]) is not None and not b and seen.issuperset(reads):
+                    number = computes[0] = computes[0] + 1
+                    for tensor in reads:
+                        last_use[tensor] = number
+                    yield kind, a, free, prices_ns[kind][a], 0
+                    continue
                 if a in late:
                     self._check_late(a)
             elif not tracked[a]:
@@ -83,6 +91,17 @@ class Issued(Counter):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
             yield kind, a, action, price_ns, 0
+
+    def _light_reads(self) -> Sequence[tuple[int, ...] | None]:
+        """By op, what it reads, if it takes and makes nothing that is watched and all computes are on one stream.
+
+        Where that was seen to before, its computes are one that has nothing to wait for: most of what a runtime issues.
+        """
+        if self._has_several:
+            return [None] * len(self._reads)
+        reads = self._reads if self._late is None else [self._late.sure_reads(op) for op in range(len(self._reads))]
+        changes = zip(reads, self._columns.writes, self._columns.workspace_bytes, strict=True)
+        return [None if writes or workspace else used for used, writes, workspace in changes]
 
     def _prices_ns(self, costs: HostCosts) -> list[list[int]]:
         """By kind of action, and by op or tensor, what the host pays [ns]."""
