@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from heapq import heappop, heappush
 
-import simpy
-
 from simulator.cost import lead_ns, rate_cap, transfer_ns, work
 from simulator.engine.places import Places, Transfer
 from simulator.engine.recorder import Recorder, span_row
@@ -61,7 +59,7 @@ class Channel(Recurring):
     transfer: Transfer
 
     def __init__(self, link: LinkQueue, number: int) -> None:
-        super().__init__(link.clock, link.finish)
+        super().__init__(link.clock, link.end)  # type: ignore[arg-type]
         self.link, self.number, self.start_ns = link, number, -1
 
     @property
@@ -73,7 +71,6 @@ class Channel(Recurring):
     def end(self) -> None:
         """The transfer's bytes are across."""
         self.link.end(self)
-        self.link.look_again()
 
 
 class Shared:
@@ -88,7 +85,7 @@ class Shared:
     """
 
     def __init__(self, queue: LinkQueue, link: Link, path: Path, network: Network) -> None:
-        self._queue, self._path, self._network = queue, path, network
+        self._path, self._network = path, network
         self._lead_ns = cache(partial(lead_ns, link=link))
         self._cap = cache(partial(rate_cap, link=link))
         self._work = cache(partial(work, bandwidth_bytes_per_s=path.unit))
@@ -104,10 +101,10 @@ class Shared:
 
     def _join_late(self, channel: Channel) -> None:
         """The latency is over; what has no work left ends now, as every transfer does whose time is over."""
-        if not self._work(channel.size_bytes):
-            self._queue.finish(channel)
-            return
-        self._join(channel)
+        if self._work(channel.size_bytes):
+            self._join(channel)
+        else:
+            channel.end()
 
     def _join(self, channel: Channel) -> None:
         size = channel.size_bytes
@@ -228,7 +225,7 @@ class LinkQueue:
             self.look_again()
 
     def end(self, channel: Channel) -> None:
-        """The transfer is over: its target is valid, its channel free."""
+        """The transfer is over: its target is valid, its channel free, and the next one may start."""
         key, copy, issued_ns, _ = channel.transfer
         tensor, places = copy.tensor, self.places
         self.running.remove(channel)
@@ -245,8 +242,4 @@ class LinkQueue:
             self._rounds.wake(self.watchers)
         if self.gate is not None and self.gate.is_open:
             self.gate.look_again()
-
-    def finish(self, event: simpy.Event) -> None:
-        """End the transfer of the channel that this event is: the next one may start."""
-        self.end(event)  # type: ignore[arg-type]
         self.look_again()

@@ -9,6 +9,7 @@ among the pipes that it is connected with over resources in use, and only among 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
@@ -158,9 +159,9 @@ def _lone_rate(pipe: Pipe, cap: int) -> int:
 
 def _own_caps(pipes: list[Pipe]) -> list[int]:
     """Each flow's cap from its size, and from its equal part where a link shares evenly."""
-    flows: dict[Path, int] = {}
+    flows: defaultdict[Path, int] = defaultdict(int)
     for pipe in pipes:
-        flows[pipe.path] = flows.get(pipe.path, 0) + len(pipe.tags)
+        flows[pipe.path] += len(pipe.tags)
     return [min(p.cap, FULL_RATE // flows[p.path]) if p.path.even else p.cap for p in pipes]
 
 
@@ -236,14 +237,11 @@ class Network:
             ended = pipe.pop_ended(self._clock.now)
             self._touch(pipe)
             if not pipe.tags:
-                self._remove(pipe)
+                del pipe.path.pipes[pipe.cap]
+                for resource in pipe.path.shared:
+                    resource.pipes.remove(pipe)
             for end in ended:
                 end()
-
-    def _remove(self, pipe: Pipe) -> None:
-        del pipe.path.pipes[pipe.cap]
-        for resource in pipe.path.shared:
-            resource.pipes.remove(pipe)
 
     def reset_rates(self) -> None:
         """Share the resources anew among all that is connected with a change, and set the times of the next ends."""
