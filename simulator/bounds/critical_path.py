@@ -89,7 +89,7 @@ class Timing:
     shorter_ns: int = 0
     outlasting: frozenset[int] = frozenset()
 
-    @property
+    @cached_property
     def staying(self) -> frozenset[int]:
         """Tensors of which a copy may be there from the step before."""
         graph = self.precedence.graph
