@@ -11,7 +11,7 @@ repeated at the same lengths; what grows, grows by ``new_tokens``.
 *Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
 
 Linears, norms and the feed-forward run over all tokens at once, attention apart: ``attn.decode`` for the sequences that
-add a token, ``attn.prefill`` for the parts of prompts, each counted as in `attention.gqa`. The last token of each
+add a token, ``attn.prefill`` for the parts of prompts, each counted as in `attention` (``gqa``). The last token of each
 sequence that gets one goes through the final norm and the logits.
 
 The KV cache of a layer is one tensor in the compute tier, as paged engines reserve it (``L03/kv``, written in place).

@@ -215,14 +215,10 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 
     def back(dy: str) -> None:
         dy = t.to(dy, t.cut(features))
-        dy_bytes = t.made_bytes(dy)
-        old, new = t.grad(table, BATCH)
-        rows_bytes = dy_bytes // t.mesh.size(entries)
-        if old:
-            read_bytes = id_bytes + dy_bytes + rows_bytes
-            t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=rows_bytes)
-        else:
-            t.op("tokens", [*names, dy], new)
+        dy_bytes, (old, new) = t.made_bytes(dy), t.grad(table, BATCH)
+        added_bytes = dy_bytes // t.mesh.size(entries) if old else 0
+        read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * t.element_bytes
+        t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
 
     return t.to(t.record(out, back), t.residual)
 

@@ -81,16 +81,13 @@ def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterato
     micro_batches, stages, stage
         How many micro-batches and stages there are, and which stage this is.
     """
-    if schedule == "gpipe":
-        yield from (("forward", i) for i in range(micro_batches))
-        yield from (("backward", i) for i in reversed(range(micro_batches)))
-        return
-    ahead = min(micro_batches, stages - stage - 1)
+    ahead = micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage - 1)
     yield from (("forward", i) for i in range(ahead))
     for i in range(micro_batches - ahead):
         yield "forward", ahead + i
         yield "backward", i
-    yield from (("backward", i) for i in range(micro_batches - ahead, micro_batches))
+    left = range(micro_batches - ahead, micro_batches)
+    yield from (("backward", i) for i in (reversed(left) if schedule == "gpipe" else left))
 
 
 # what the replicas of a rank's part do together
@@ -124,8 +121,8 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
     if t.phase == "backward":
         order, suffix = [name for name in order[::-1] if name not in ("embed", "head")], "gathered.bwd"
     here = order.index(block)
-    gathered = [(block, list[str]())] if here == 0 else []
-    for t.block, waits_for in [*gathered, *((following, start) for following in order[here + 1 : here + 2])]:
+    due = [(following, start) for following in order[here + 1 : here + 2]]
+    for t.block, waits_for in [(block, []), *due] if here == 0 else due:
         for whose in _sharing(t, t.block):
             weights = whose[1]
             for weight in weights:
