@@ -8,7 +8,7 @@ on to both of its inputs is nobody's own, and is added to the other one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple, Unpack
 
@@ -53,6 +53,10 @@ class Spread(NamedTuple):
 
 Back = Callable[[str], None]
 """Makes the gradients of what an op took from that of what it made."""
+
+
+_layout = lru_cache(Layout)
+"""The few layouts of a model, each made once."""
 
 
 class Tape:
@@ -101,7 +105,7 @@ class Tape:
 
     def cut(self, features: Axes = (), tokens: Axes = BATCH, partial: Axes = ()) -> Layout:
         """The layout of rows cut along `tokens`, and of features cut along `features`."""
-        return Layout(self.mesh, (tokens, features), partial)
+        return _layout(self.mesh, (tokens, features), partial)
 
     def tensor(self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: Rows = ()) -> str:
         """Add an activation of so many elements a row to the current block; return its name.
@@ -291,10 +295,10 @@ class Tape:
         if weight.name.startswith("embed/"):  # a tied table is used transposed
             inner, outer, inputs, outputs = outer, inner, outputs, inputs
         tokens = tuple(axis for axis in self.layout(x).tensor_map[-2] if axis not in weight.layout.cut)
-        taken, made = (Layout(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
+        taken, made = (_layout(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
         inside = self.to(x, taken)
         rows, flops = self.spread[x].rows, 2 * self.elements(inside) * (outputs // self.mesh.size(outer))
-        out = self.tensor(f"{name}.out", outputs, replace(made, partial=inner), rows=rows)
+        out = self.tensor(f"{name}.out", outputs, _layout(self.mesh, made.tensor_map, inner), rows=rows)
         more: OpFields = {"flops": flops}
         part = self.model.feed_forward
         if weight.kind == "expert" and self.phase != "forward" and isinstance(part, Experts):
@@ -304,7 +308,7 @@ class Tape:
 
         def back(dy: str) -> None:
             dy = self.to(dy, made)
-            dx = self.tensor(f"{name}.in.grad", inputs, replace(taken, partial=outer), rows=rows)
+            dx = self.tensor(f"{name}.in.grad", inputs, _layout(self.mesh, taken.tensor_map, outer), rows=rows)
             self.op(f"{name}.dgrad", [dy, self.held[weight.name]], [dx], flops=flops)
             saved = self.to(x, taken)
             old, new = self.grad(weight, tokens)
