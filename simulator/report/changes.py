@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from simulator.document import Line
-from simulator.errors import CONTROLS, ConfigError
+from simulator.errors import ConfigError
 from simulator.inputs import whole
 from simulator.metrics import figure_of
 from simulator.report.files import SUMMARY
@@ -46,17 +46,21 @@ class _Input(TypedDict):
     sha256: Line
 
 
-class _Provenance(TypedDict):
+class _Provenance(TypedDict, total=False):
+    hosim: Line
+    seed: int
     inputs: list[_Input]
-    set: dict[str, Any]
+    set: dict[Line, Any]
+    switches: dict[Line, Any]
+    draws: dict[Line, Any]
 
 
 class _Said(TypedDict):
     """Of what is read, these keys have these types; there may be others."""
 
-    rows: list[dict[str, int | float | Line | None]]
+    rows: list[dict[Line, int | float | Line | None]]
     expectations: list[_Verdict]
-    stalls: dict[str, list[_Stall]]
+    stalls: dict[Line, list[_Stall]]
     provenance: _Provenance
 
 
@@ -95,18 +99,7 @@ def read(result: Path) -> dict[str, Any]:
         if not is_named or (row["status"] == "ok" and row.get("step_ns") != spent):
             must = "a row has a label of its own, and compute, recompute and waits fill its step"
             raise ConfigError(f"{path}, row {label!r}", must, f"{spent:,} of {row.get('step_ns')} ns", _AGAIN)
-    if odd := next(filter(CONTROLS.search, _texts(said)), None):
-        raise ConfigError(str(path), "a summary has no control characters", repr(odd), _AGAIN)
     return dict(said)
-
-
-def _texts(said: Any) -> Iterator[str]:
-    """All texts in what is said, also keys."""
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, Mapping | list):
-        for item in chain(said, said.values() if isinstance(said, Mapping) else ()):
-            yield from _texts(item)
 
 
 class Change(NamedTuple):
@@ -296,8 +289,9 @@ def _inputs(old: Said, new: Said) -> Iterator[tuple[str, str, str]]:
 
 
 def _value(values: Said, key: str) -> str:
-    value = values.get(key)
-    return value if isinstance(value, str) else in_yaml(value) if key in values else "not set"
+    value = values.get(key, "not set")
+    text = value if isinstance(value, str) else in_yaml(value)
+    return text if text.isprintable() else repr(text)
 
 
 def plain(found: Changes, tolerance: float) -> str:

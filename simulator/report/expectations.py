@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
 from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
@@ -221,8 +221,7 @@ def _number(value: object) -> float:
     return value if isinstance(value, int | float) else math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """A test for those who read JUnit.
 
     Attributes

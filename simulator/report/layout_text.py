@@ -67,17 +67,10 @@ def told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
         How weights are cut; may be empty.
     """
     holdings, met = [holding(job, number) for number in range(len(job.graphs))], list(exchanges(job))
-    program: Heads[Holding] = {"program": ("text", lambda one: one.program)}
-    whose: Heads[Holding] = {
-        "ranks": ("text", lambda one: numbers(one.ranks)),
-        "ops": ("count", lambda one: one.ops),
-    }
+    about: Heads[Holding] = {"ranks": ("text", lambda one: numbers(one.ranks)), "ops": ("count", attrgetter("ops"))}
     parts = {
-        "held all step, by each rank": table(holdings, program | whose | _kinds(holdings, attrgetter("kept_bytes"))),
-        "live at most, if nothing moves": table(
-            holdings,
-            program | _kinds(holdings, attrgetter("peak_bytes")) | {"at op": ("text", lambda one: one.peak_op)},
-        ),
+        "held all step, by each rank": _held(holdings, about, "kept_bytes", {}),
+        "live at most, if nothing moves": _held(holdings, {}, "peak_bytes", {"at op": ("text", attrgetter("peak_op"))}),
         "how weights are cut, before ZeRO": _cuts(weights, workload) if weights else [],
         "communicated in a step, by each rank": table(met, _EXCHANGED) if met else [],
     }
@@ -157,14 +150,17 @@ def _parts(workload: Workload) -> str:
     return text + (f"; ZeRO {parallel.zero_stage}" if parallel.zero_stage else "")
 
 
-def _kinds(holdings: Sequence[Holding], read: Callable[[Holding], Counter[str]]) -> Heads[Holding]:
-    """A column for each kind of tensor that there is, and one for all."""
-    kinds = [str(kind) for kind in TensorKind if any(read(one)[str(kind)] for one in holdings)]
+def _held(holdings: Sequence[Holding], before: Heads[Holding], column: str, behind: Heads[Holding]) -> list[Column]:
+    """What each program holds: a column for each kind of tensor that there is, and one for all, between others."""
+    read: Callable[[Holding], Counter[str]] = attrgetter(column)
 
     def of(kind: str) -> Callable[[Holding], int]:
         return lambda one: read(one)[kind]
 
-    return {kind: ("B", of(kind)) for kind in kinds} | {"in all": ("B", lambda one: read(one).total())}
+    kinds: Heads[Holding] = {kind: ("B", of(kind)) for kind in map(str, TensorKind) if any(map(of(kind), holdings))}
+    program: Heads[Holding] = {"program": ("text", attrgetter("program"))}
+    in_all: Heads[Holding] = {"in all": ("B", lambda one: read(one).total())}
+    return table(holdings, program | before | kinds | in_all | behind)
 
 
 def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[Column]:
@@ -197,12 +193,12 @@ def _members(one: Exchange) -> str:
 
 
 _EXCHANGED: Heads[Exchange] = {
-    "program": ("text", lambda one: one.label),
-    "phase": ("text", lambda one: one.phase),
-    "collective": ("text", lambda one: one.kind),
-    "group": ("text", lambda one: one.group.name),
-    "times": ("count", lambda one: one.times),
-    "size": ("B", lambda one: one.size_bytes),
+    "program": ("text", attrgetter("label")),
+    "phase": ("text", attrgetter("phase")),
+    "collective": ("text", attrgetter("kind")),
+    "group": ("text", attrgetter("group.name")),
+    "times": ("count", attrgetter("times")),
+    "size": ("B", attrgetter("size_bytes")),
     "in all": ("B", lambda one: one.times * one.size_bytes),
     "who meets": ("text", _members),
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,8 +81,7 @@ def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
     return nlargest(most, (wait for wait in waits if wait["lasted_ns"] > 0), key=itemgetter("lasted_ns"))
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What lies in one instance of a tier over time.
 
     Attributes
@@ -153,8 +151,7 @@ def usages(row: Row) -> Iterator[Usage]:
         yield Usage(name, tier.scope, key % instances.ranks, limit, allowed, time_ns, held)
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(NamedTuple):
     """What an allocator keeps of the compute tier, and could give out, over time.
 
     Attributes

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
@@ -27,8 +26,7 @@ _STATUS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is
 """Status of what did not run, but did not fail -> what is said."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A table, or a list of notes, with a heading.
 
     Attributes
@@ -53,8 +51,7 @@ class Section:
         return "\n".join(filter(None, (self.head, aligned(self.columns) if self.columns else "", *notes)))
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(NamedTuple):
     """Curves over one axis.
 
     Attributes
@@ -84,8 +81,7 @@ class Panel:
     limit: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """All that is shown of a sweep.
 
     Attributes
