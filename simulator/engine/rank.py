@@ -136,7 +136,7 @@ class Rank:
         for tensor, home in enumerate(self._program.plan.home):
             if home < 0:
                 continue
-            if not self._machine.is_stored(self._number, home, tensor):
+            if (self._number, home, tensor) not in self._machine.stored:
                 name = self._program.graph.tensors[tensor].name
                 places.tiers[home].settle(tensor, places.size_bytes[tensor], name)
             places.valid[home][tensor] = True

@@ -39,6 +39,8 @@ class Machine:
 
     Attributes
     ----------
+    stored
+        By rank, tier and tensor, what another rank has stored there for the rank, too.
     stored_once
         By rank, tier and tensor, what its rows count for others as well [B].
     """
@@ -64,7 +66,7 @@ class Machine:
         self._members: dict[tuple[int, str, CollectiveKind], dict[int, tuple[int, ...]]] = {}
         self._communicators: dict[tuple[str, tuple[int, ...]], Communicator] = {}
         self._instances: dict[tuple[str, str, int], Any] = {}
-        self._stored: set[tuple[int, int, int]] = set()
+        self.stored: set[tuple[int, int, int]] = set()
         self.stored_once: Counter[tuple[int, int, int]] = Counter()
 
     def store_once(self, programs: Sequence[Program]) -> None:
@@ -75,16 +77,12 @@ class Machine:
         for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
             by = self.stands_in[rank]
             if rank == by:
-                self._stored.update((rank, tier, tensor) for tensor in tensors)
+                self.stored.update((rank, tier, tensor) for tensor in tensors)
             if scopes[tier] != "node" or rank // on_node == by // on_node:
                 folded[by, tier, tensors] += 1
         for (by, tier, tensors), ranks in folded.items():
             for tensor in tensors:
                 self.stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
-
-    def is_stored(self, rank: int, tier: int, tensor: int) -> bool:
-        """Whether another rank has stored this tensor here for the rank, too."""
-        return (rank, tier, tensor) in self._stored
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
@@ -183,20 +181,20 @@ class Machine:
         return self._communicators[collective.group, members]
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
-        """From a rank's port out of a fabric to a rank's port in, and the buses that cap them."""
+        """From a rank's port out of a fabric to a rank's port in, and the buses that cap them.
+
+        By switch also the memory that what is sent is read from, and what is received is written to.
+        """
         found = self.hardware.fabrics[fabric]
         bandwidth = found.planes * found.bandwidth_bytes_per_s
         uses: list[Use] = []
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
             uses += (self._use("port", name, "device", rank, bandwidth), *self._buses(name, rank))
-        return self.path(bandwidth, (*dict.fromkeys(uses), *self._port_memory(source, target)), even=False)
-
-    def _port_memory(self, source: int, target: int) -> Uses:
-        """By switch, the memory that what is sent is read from and what is received is written to."""
-        if not self.switches.hbm_contention:
-            return ()
-        read, written = self.compute_bandwidth(source), self.compute_bandwidth(target)
-        return ((read[0], read[1] + written[1]),) if read[0] is written[0] else (read, written)
+        memory: Counter[Resource] = Counter()
+        for rank in (source, target) if self.switches.hbm_contention else ():
+            resource, count = self.compute_bandwidth(rank)
+            memory[resource] += count
+        return self.path(bandwidth, (*dict.fromkeys(uses), *memory.items()), even=False)
 
     def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
         """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""

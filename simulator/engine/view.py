@@ -17,7 +17,7 @@ from simulator.engine.recorder import code_row
 from simulator.engine.stream import Compute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, COPY, PART, Code
+from simulator.plan import COMPUTE, COPY, PART, SYNC, Code
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
@@ -64,10 +64,11 @@ class Issued(Counter):
         rows
             Takes the codes, for the trace.
         """
-        parts, late, count, prices_ns = self._plan.backbone, self._late or (), self._count, self._prices_ns(costs)
+        parts, late, count, prices_ns = self._plan.backbone, self._late or (), self._count, costs.reactive.prices_ns
         computes, last_use, seen, light = self._computes, self._last_use[0], self._seen[0], self._light_reads()
         free, tracked = Compute(self._streams[0], is_free=True), self._columns.tracked
-        self._select_ns, update_ns = costs.reactive.select_ns, costs.reactive.update_ns
+        self._select_ns, update_ns, step_ns = costs.reactive.select_ns, costs.reactive.update_ns, costs.fixed.step_ns
+        light_ns = step_ns if parts else prices_ns[COMPUTE]
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for self._number, (kind, a, b, c) in enumerate(codes):
@@ -77,14 +78,16 @@ class Issued(Counter):
                     number = computes[0] = computes[0] + 1
                     for tensor in reads:
                         last_use[tensor] = number
-                    yield kind, a, free, prices_ns[kind][a], 0
+                    yield kind, a, free, light_ns, 0
                     continue
                 if a in late:
                     self._check_late(a)
             elif not tracked[a]:
                 must, what = "a tensor that the plan calls untouched is not named", ("", "copy", "detach", "sync")[kind]
                 self._refuse(what, must, a, self._here, "leave it out there")
-            action, price_ns = count[kind](a, b, c), prices_ns[kind][a]
+            action, price_ns = count[kind](a, b, c), prices_ns[kind]
+            if parts and kind != SYNC and a not in (late if kind == COMPUTE else self._candidates):
+                price_ns = step_ns
             if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
                 price_ns += update_ns
             if self._owed_ns and (kind != COMPUTE or a in late):
@@ -102,17 +105,6 @@ class Issued(Counter):
         reads = self._reads if self._late is None else [self._late.sure_reads(op) for op in range(len(self._reads))]
         changes = zip(reads, self._columns.writes, self._columns.workspace_bytes, strict=True)
         return [None if writes or workspace else used for used, writes, workspace in changes]
-
-    def _prices_ns(self, costs: HostCosts) -> list[list[int]]:
-        """By kind of action, and by op or tensor, what the host pays [ns]."""
-        reactive_ns, is_static, late = costs.reactive.prices_ns, bool(self._plan.backbone), self._late or ()
-        by_op = [is_static and op not in late for op in range(len(self._graph.ops))]
-        by_tensor = [is_static and tensor not in self._candidates for tensor in range(len(self._graph.tensors))]
-        flags = (by_op, by_tensor, by_tensor, [False] * len(by_tensor))
-        return [
-            [costs.fixed.step_ns if flag else price for flag in of]
-            for price, of in zip(reactive_ns, flags, strict=True)
-        ]
 
     @property
     def steps(self) -> int:
