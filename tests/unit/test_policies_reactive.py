@@ -202,6 +202,15 @@ def test_where_the_next_tier_is_full_it_demotes_to_the_one_behind(options):
     assert (found.peak_bytes["ddr"], found.peak_bytes["ssd"]) == (20, 10)
 
 
+def test_a_copy_takes_the_fastest_way_even_where_a_slow_link_is_straight():
+    around = {"there": {"source": "ddr", "target": "ssd"}, "back": {"source": "ssd", "target": "hbm"}}
+    slow = machine(h2d={"bandwidth": "0.1 GB/s"}, **around)
+    p = problem(graph("w 10 persistent", "f: w ->, 5 ns"), 20, {"w": DDR}, slow)
+    plan = POLICIES["reactive"].plan(p, {"look_ahead": 0, "evict": "lru"})
+    assert tell(p, plan) == words("w ddr>ssd; w ssd>hbm; w -ssd; f; w -hbm")
+    assert replay(p, plan).step_ns < 100, "what the link alone takes"
+
+
 def test_what_is_demoted_is_what_left_first():
     p = problem(train(layers=6), 36, hardware=machine(ddr="20 B", **BEHIND))
     told = tell(p, POLICIES["reactive"].plan(p, {"look_ahead": 0, "evict": "lru"}))
