@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any
 
 from simulator.draws import Draws
@@ -135,8 +135,8 @@ Routes = list[list[LinkQueue | None]]
 """By source and target tier: the rank's link between them."""
 
 Action = Compute | Copy | Exclusive
-Counted = tuple[int, int, Any, int, int]
-"""An action's kind, its op or tensor, what it waits for (by its kind), what the host pays for it [ns], and its lap."""
+Counted = tuple[int, int, Any, int]
+"""An action's kind, its op or tensor, what it waits for (by its kind), and what the host pays for it [ns]."""
 
 
 class Counter:
@@ -190,9 +190,9 @@ class Counter:
             What the host pays for each [ns].
         """
         for self._number, (kind, a, b, c) in enumerate(codes):
-            yield kind, a, self._count[kind](a, b, c), price_ns, 0
+            yield kind, a, self._count[kind](a, b, c), price_ns
 
-    def laps(self, codes: Iterable[Code], laps: int, price_ns: int) -> Iterator[Counted]:
+    def laps(self, codes: Iterable[Code], laps: int, price_ns: int) -> Iterator[list[Counted]]:
         """Count the actions of a lap that is run many times once: in each, all counts are larger by what a lap adds.
 
         Such counts follow from the issue order alone. A count that refers to the lap before is not positive; in the
@@ -202,10 +202,7 @@ class Counter:
         for _ in self.actions(codes, price_ns):
             pass
         self._begin_lap()
-        lap = [*self.actions(codes, price_ns)]
-        yield from lap
-        for number in range(1, laps):
-            yield from [(kind, a, action, price_ns, number) for kind, a, action, price_ns, _ in lap]
+        yield from repeat([*self.actions(codes, price_ns)], laps)
 
     def _begin_lap(self) -> None:
         """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import simpy
@@ -30,8 +30,8 @@ class Host:
     ----------
     places, streams
         Where it issues to.
-    actions
-        What it issues.
+    laps
+        What it issues; counts of a lap refer to its begin.
     queue_depth
         Computes that may be issued and not yet started.
     checkpoint
@@ -53,11 +53,13 @@ class Host:
         self,
         places: Places,
         streams: list[Stream],
-        actions: Iterator[Counted],
+        laps: Iterator[Iterable[Counted]],
         queue_depth: int,
         checkpoint: Callable[[], None],
     ) -> None:
-        self._places, self._streams, self._actions = places, streams, actions
+        self._places, self._streams, self._laps = places, streams, enumerate(laps)
+        self._lap = 0
+        self._actions: Iterator[Counted] = iter(())
         self._depth, self._checkpoint = queue_depth, checkpoint
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self._key = places.rank << RANK_SHIFT
@@ -89,23 +91,28 @@ class Host:
     def _pull(self) -> Counted | None:
         """Take actions from the plan, pay for them and issue them, until one has to wait; that one, if there is one."""
         key, now, credit, looks = self._key, self.now, self._credit, self.looks
-        for counted in self._actions:
-            kind, op, action, price_ns, lap = counted
-            now += price_ns
-            if kind == COMPUTE and credit and not looks and (queue := action.stream.queue):
-                queue.append((key, op, action, now, lap))
-                key, credit = key + 1, credit - 1
-                continue
+        while True:
+            lap = self._lap
+            for counted in self._actions:
+                kind, op, action, price_ns = counted
+                now += price_ns
+                if kind == COMPUTE and credit and not looks and (queue := action.stream.queue):
+                    queue.append((key, op, action, now, lap))
+                    key, credit = key + 1, credit - 1
+                    continue
+                self._key, self.now, self._credit = key, now, credit
+                if (looks and self._must_wait()) or not self._issue(counted):
+                    return counted
+                key, credit = self._key, self._credit
             self._key, self.now, self._credit = key, now, credit
-            if (looks and self._must_wait()) or not self._issue(counted):
-                return counted
-            key, credit = self._key, self._credit
-        self._key, self.now, self._credit = key, now, credit
-        return None
+            following = next(self._laps, None)
+            if following is None:
+                return None
+            self._lap, self._actions = following[0], iter(following[1])
 
     def _issue(self, counted: Counted) -> bool:
         """Issue an action, or say that the host has to wait."""
-        kind, op, action, _, lap = counted
+        (kind, op, action, _), lap = counted, self._lap
         if kind == COMPUTE:
             if not self._credit and not self._has_credit():
                 return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, compress, count
 
 from simulator.engine.blocked import Explainer
@@ -53,7 +53,7 @@ class Rank:
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self._share_queues()
         self._compact()
-        self._host = Host(self._places, self._streams, self._actions(), hardware.host.queue_depth, checkpoint)
+        self._host = Host(self._places, self._streams, self._laps(), hardware.host.queue_depth, checkpoint)
         launches = not callable(plan.steps) or plan.backbone
         self._host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
         self._host.looks = callable(plan.steps) and plan.looks
@@ -96,7 +96,7 @@ class Rank:
             links = [link for link in self._links if here in (link.source, link.target)]
             Compactor(tier, figures, self._streams, links, self._machine.recorder)
 
-    def _actions(self) -> Iterator[Counted]:
+    def _laps(self) -> Iterator[Iterable[Counted]]:
         """What the host issues, each counted when it is asked for, or once where a fixed plan is repeated."""
         program, plan, places, columns = self._program, self._program.plan, self._places, self._columns
         routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
@@ -106,13 +106,13 @@ class Rank:
         costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._number]
         if callable(plan.steps):
             issued = Issued(places, columns, self._streams, routes, late, program)
-            return issued.decided(plan.steps(issued), costs, rows)
+            return iter([issued.decided(plan.steps(issued), costs, rows)])
         if plan.repeats != program.graph.steps:
             rows += b"".join(code_row(*code) for code in plan.steps.codes()) * plan.repeats
         counter, price_ns = Counter(places, columns, self._streams, routes, late), costs.fixed.step_ns
         if plan.repeats > 1 and late is None:
             return counter.laps(plan.steps.codes(), plan.repeats, price_ns)
-        return counter.actions(chain.from_iterable(plan.steps.codes() for _ in range(plan.repeats)), price_ns)
+        return iter([counter.actions(chain.from_iterable(plan.steps.codes() for _ in range(plan.repeats)), price_ns)])
 
     def _set_kernels(self) -> None:
         """Let kernels depend on others: on copies that take bandwidth from them, and on the ranks that they meet."""

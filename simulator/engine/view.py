@@ -78,7 +78,7 @@ class Issued(Counter):
                     number = computes[0] = computes[0] + 1
                     for tensor in reads:
                         last_use[tensor] = number
-                    yield kind, a, free, light_ns, 0
+                    yield kind, a, free, light_ns
                     continue
                 if a in late:
                     self._check_late(a)
@@ -93,7 +93,7 @@ class Issued(Counter):
             if self._owed_ns and (kind != COMPUTE or a in late):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
-            yield kind, a, action, price_ns, 0
+            yield kind, a, action, price_ns
 
     def _light_reads(self) -> Sequence[tuple[int, ...] | None]:
         """By op, what it reads, if it takes and makes nothing that is watched and all computes are on one stream.
