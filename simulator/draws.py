@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from simulator.columns import Bools, Ints
 from simulator.cost import chosen_op, duration_ns
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Late
@@ -26,9 +27,8 @@ from simulator.units import counted
 _TRIES = 3
 """How often a choice is drawn again that the sample has made already, before the others alone are drawn from."""
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
+Bits = NDArray[np.uint8]
 
 _SEEDS_APART = 1_000_003
 """Between what the draws of two ranks begin with."""
@@ -88,14 +88,14 @@ class Draws:
     graph: Graph
     hardware: Hardware
     seed: int
-    chosen_bits: Mapping[int, NDArray[np.uint8]]
+    chosen_bits: Mapping[int, Bits]
 
     @cached_property
     def _candidates(self) -> dict[int, Ints]:
         late = {op: self.graph.ops[op].late for op in self.chosen_bits}
         return {op: np.array(what.candidates, np.int64) for op, what in late.items() if what is not None}
 
-    def flags(self, op: int, first: int = 0, steps: int | None = None) -> Flags:
+    def flags(self, op: int, first: int = 0, steps: int | None = None) -> Bools:
         """For each step and candidate of an op, whether it is chosen; of so many steps from the first one on."""
         last = None if steps is None else first + steps
         bits = self.chosen_bits[op][first:last]
@@ -186,7 +186,7 @@ def drawn(
     shares = _shares(graph, origin, seed)
     stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
     rng = np.random.default_rng((own, _REHEARSAL if rehearsal else _CHOICES))
-    bits: dict[int, NDArray[np.uint8]] = {}
+    bits: dict[int, Bits] = {}
     alike: dict[tuple[int, int, int, int], dict[Late, list[int]]] = {}
     for late, ops in _choosers(graph).items():
         alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), {})[late] = ops
@@ -197,7 +197,7 @@ def drawn(
 
 def _draw(
     group: Mapping[Late, list[int]], shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
-) -> dict[int, NDArray[np.uint8]]:
+) -> dict[int, Bits]:
     """Draw all steps of choosers with as many candidates, samples, choices and ops each, side by side."""
     choosers, candidates = shares.shape
     late, first = next(iter(group.items()))
@@ -282,11 +282,8 @@ def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]
     """Shares from a file: its layers, ascending, are the choosers in program order."""
     layers, do = sorted(origin.by_layer), "correct the file, or take that of this model"
     if len(layers) != len(choosers):
-        must, found = (
-            "there is a layer for each op that chooses",
-            f"{counted(len(layers), 'layer')} for {len(choosers):,}",
-        )
-        raise ConfigError(origin.source, f"{must}, in program order", found, do)
+        must = "there is a layer for each op that chooses, in program order"
+        raise ConfigError(origin.source, must, f"{counted(len(layers), 'layer')} for {len(choosers):,}", do)
     by_layer = []
     for layer, late in zip(layers, choosers, strict=True):
         named, count = origin.by_layer[layer], len(late.candidates)
@@ -300,7 +297,7 @@ def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]
     return by_layer
 
 
-def _recorded(graph: Graph, origin: Routing) -> dict[int, NDArray[np.uint8]]:
+def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
     """What a file says was chosen, of each op in each step."""
     bits = {}
     for op, what in enumerate(graph.ops):

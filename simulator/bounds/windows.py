@@ -176,7 +176,8 @@ class _Sweep:
             gone_ns = np.maximum(self._gone - room, 0.0) * one.about(one.out_of) if one.out_of else 0.0
             self._about_ns = np.maximum(self._about_ns, come_ns + gone_ns)
         self._edges: list[_Edge] = []
-        self._ends = np.zeros(count)
+        self._ends_ns: list[int] = []
+        self._about_ends = np.zeros(count)
 
     def run(self) -> tuple[int, str]:
         """Find the longest path."""
@@ -184,9 +185,10 @@ class _Sweep:
         for end, op in enumerate(self._points):
             edge = max(self._known(end), self._from_start(end), self._window(end))
             self._edges.append(edge)
-            self._ends[end] = edge.ns + timing.durations_ns[op]
+            self._ends_ns.append(edge.ns + timing.durations_ns[op])
+            self._about_ends[end] = self._ends_ns[end]
             back_ns, name = max((one.ns(0, self._back[one.cut][end]), one.name) for one in self._bottlenecks)
-            ns = edge.ns + timing.durations_ns[op] + max(timing.tails_ns[op], back_ns)
+            ns = self._ends_ns[end] + max(timing.tails_ns[op], back_ns)
             if ns > best[0]:
                 best = ns, end, f"{name} after {ops[op].name}" if back_ns > timing.tails_ns[op] else ""
         return best[0], self._told(*best[1:])
@@ -198,10 +200,7 @@ class _Sweep:
         if not end:
             return head
         between = self._clock[end] - self._timing.durations_ns[op] - self._clock[end - 1]
-        return max(head, _Edge(self._end_ns(end - 1) + between, end - 1))
-
-    def _end_ns(self, start: int) -> int:
-        return self._edges[start].ns + self._timing.durations_ns[self._points[start]]
+        return max(head, _Edge(self._ends_ns[end - 1] + between, end - 1))
 
     def _from_start(self, end: int) -> _Edge:
         """What has come from the start of the step, or has left since."""
@@ -217,12 +216,12 @@ class _Sweep:
     def _window(self, end: int) -> _Edge:
         """The window to this end whose copies last longest."""
         best, about_ns = _Edge(-1), self._about_ns[:end, end]
-        start = int((self._ends[:end] + about_ns).argmax()) if end else 0
+        start = int((self._about_ends[:end] + about_ns).argmax()) if end else 0
         for one in self._bottlenecks if end and about_ns[start] else ():
             come = max(0, int(self._come[start, end]) - self._rooms[one.cut]) if one.into else 0
             gone = max(0, int(self._gone[start, end]) - self._rooms[one.cut]) if one.out_of else 0
             short = self._points[start if come else end]
-            best = max(best, _Edge(self._end_ns(start) + one.ns(come, gone), start, short))
+            best = max(best, _Edge(self._ends_ns[start] + one.ns(come, gone), start, short))
         return best
 
     def _told(self, last: int, left: str) -> str:

@@ -94,15 +94,13 @@ class Communicator:
                 self._parts.append((self._since_ns, now, awaited))
             self._since_ns = now
             self._rounds.wake(self.watchers)
-        if self.peer < 0:
-            self._start(now)
-
-    def _start(self, now: int) -> None:
-        for stream, arrived_ns in self._arrived.values():
-            stream.start_ns = now
+        if self.peer >= 0:
+            return
+        for member, arrived_ns in self._arrived.values():
+            member.start_ns = now
             for start, end, peer in self._parts:
                 if end > arrived_ns:
-                    stream.waiting.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
+                    member.waiting.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
         self._go_on()
 
     def _go_on(self) -> None:
