@@ -219,7 +219,8 @@ class Sweep:
             if picture is not None:
                 for kind in ("png", "svg"):
                     picture.write(str(folder / f"{self.name}.{kind}"), kind)
-            (folder / "report.html").write_text(self.view.page(picture.png() if picture else None), encoding="utf-8")
+            drawn = (folder / f"{self.name}.png").read_bytes() if picture else None
+            (folder / "report.html").write_text(self.view.page(drawn), encoding="utf-8")
             for name, table in self.tables.items():
                 frame(table).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
             if len(self.loaded) == 1:
