@@ -41,8 +41,6 @@ OPTIONS = [
     ("upstream_greedy", {}),
     ("upstream_greedy", {"limit": "5 B", "lead": 2}),
     ("recompute", {}),
-    ("recompute", {"time_weight": 1.0}),
-    ("recompute", {"time_weight": 0.0, "most": 50.0}),
     ("static", {}),
     ("static", {"recompute": True}),
 ]

@@ -2,15 +2,16 @@
 
 It goes through the step in issue order. Where the next op finds no room, it gives up the tensors with the highest
 
-    ``score = size * idle time ** time_weight / time of the ops to run again``
+    ``score = size * idle time ** weight / time of the ops to run again``
 
-until there is: room is bought where a byte costs least compute. What is used again sooner than it can be made again
-goes last; what is far from what it would be made of goes late. Where an op reads what was given up, the ops that make
-it run again, from what is there; what else they make on the way is kept as long as it is needed again and has room, so
-that in backward each layer is made again once. Under a tight budget this leaves checkpoints at growing distances: of
-`n` equal layers about the square root of ``2 n`` stay, and the others are made again once, as in checkpointing by hand
-(Chen et al., arXiv 1604.06174; the rule is that of dynamic tensor rematerialisation, Kirisame et al., arXiv
-2006.09616, with known next uses instead of guesses). Under a tighter one layers are made again more than once.
+until there is; of the plans by several weights the fastest is taken. Room is bought where a byte costs least compute.
+What is used again sooner than it can be made again goes last; what is far from what it would be made of goes late.
+Where an op reads what was given up, the ops that make it run again, from what is there; what else they make on the way
+is kept as long as it is needed again and has room, so that in backward each layer is made again once. Under a tight
+budget this leaves checkpoints at growing distances: of `n` equal layers about the square root of ``2 n`` stay, and the
+others are made again once, as in checkpointing by hand (Chen et al., arXiv 1604.06174; the rule is that of dynamic
+tensor rematerialisation, Kirisame et al., arXiv 2006.09616, with known next uses instead of guesses). Under a tighter
+one layers are made again more than once.
 
 What is made again in passing more than once, though its own uses are over, may be worth keeping: then a second pass
 lets it live until it has helped for the last time, and the faster of the two plans is taken.
@@ -22,31 +23,22 @@ one chain.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Annotated
-
-from pydantic import Field
+from itertools import chain
 
 from simulator.document import Part
-from simulator.errors import CapacityError, InvariantError
 from simulator.lifetime import NEVER, idle_gaps, live_bytes
 from simulator.plan import Plan
-from simulator.policies.baselines import Resident, resident
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.remake import Remaker
+from simulator.policies.remake import LONGEST_CHAIN, Remaker
 from simulator.policies.search import tune
 from simulator.policies.writer import Writer
 from simulator.units import counted, human
 
 TIME_WEIGHTS = (0.0, 0.5, 1.0)
-"""Tried where no weight is given."""
-
-LONGEST_CHAIN = 256
-"""A tensor that takes more ops than this to make again is kept."""
+"""How much idle time counts: each is tried, the fastest plan is taken."""
 
 
 Rank = tuple[bool, float]
@@ -54,24 +46,10 @@ Rank = tuple[bool, float]
 
 
 class Options(Part):
-    """What is given up first.
-
-    Attributes
-    ----------
-    time_weight
-        How much a long idle time counts: 0 looks at bytes per recompute time only, 1 at bytes times idle time. Default:
-        the best of a few, found by replay.
-    most
-        Recompute at most so many times the time of one step's ops; what needs more is infeasible, and says so.
-    """
-
-    time_weight: Annotated[float, Field(ge=0, le=4)] | None = Field(
-        None, description="how much a long idle time counts for giving a tensor up"
-    )
-    most: Annotated[float, Field(ge=0)] = Field(4.0, description="recompute at most, in times of one step's ops")
+    """Nothing to choose."""
 
 
-def plan(problem: Problem, options: Options) -> Plan:
+def plan(problem: Problem, _: Options) -> Plan:
     """Give tensors up under pressure and make them again before their use.
 
     Persistent tensors stay in the compute tier; those whose home is another tier come in when the step starts and go
@@ -81,18 +59,15 @@ def plan(problem: Problem, options: Options) -> Plan:
     ----------
     problem
         What to plan for.
-    options
-        See `Options`.
 
     Raises
     ------
     CapacityError
         If no plan was found that fits; the report tells the least peak that was reached.
     """
-    weights = TIME_WEIGHTS if options.time_weight is None else (options.time_weight,)
     walker, limit = Walker(problem), problem.budget_bytes
-    keeping = walker.keeping(limit, weights[0])
-    return tune(problem, [weights, keeping], lambda *manner: walker.walk(limit, *manner).plan(options.most))
+    manners = [TIME_WEIGHTS, walker.keeping(limit)]
+    return tune(problem, manners, lambda *manner: walker.walk(limit, *manner).plan())
 
 
 class Walker:
@@ -106,14 +81,14 @@ class Walker:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._remaker = Remaker(problem.graph, problem.durations_ns, problem.lifetimes)
+        self._remaker = Remaker(problem.graph, problem.lifetimes)
         self._least_bytes = least_peak_bytes(problem, self._remaker)
         self._walks: dict[tuple[int | float, float, bool], Walk] = {}
 
-    def keeping(self, limit_bytes: int | float, weight: float) -> tuple[bool, ...]:
+    def keeping(self, limit_bytes: int | float) -> tuple[bool, ...]:
         """Whether to try to keep what helps: only where something is made more than once in passing."""
-        again = self.walk(limit_bytes, weight).made_in_passing.values()
-        return (False, True) if any(len(at) > 1 for at in again) else (False,)
+        again = self.walk(limit_bytes, TIME_WEIGHTS[0]).made_in_passing.values()
+        return (False, True) if any(len(ops) > 1 for ops in again) else (False,)
 
     def walk(self, limit_bytes: int | float, weight: float, keeps: bool = False) -> Walk:
         """Give up what a limit asks for, as far as that can be done.
@@ -123,15 +98,14 @@ class Walker:
         limit_bytes
             What shall be live in the compute tier at most [B].
         weight
-            How much idle time counts; see `Options`.
+            How much idle time counts.
         keeps
             Whether what helps to make others again lives on.
         """
         key = max(limit_bytes, self._least_bytes), weight, keeps
         if key not in self._walks:
             kept = self.walk(limit_bytes, weight).made_in_passing if keeps else {}
-            walk = self._walks[key] = Walk(self._problem, self._remaker, weight, key[0], kept)
-            walk.run()
+            self._walks[key] = Walk(self._problem, self._remaker, weight, key[0], kept)
         return self._walks[key]
 
 
@@ -152,16 +126,6 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
     return live.peak(0, live.length - 1)
 
 
-def _too_much(problem: Problem, times: float) -> CapacityError:
-    """Say what keeping everything would need, and how much recompute not keeping it takes."""
-    try:
-        resident(problem, Resident())
-    except CapacityError as error:
-        levers = (f"allow more recompute (most: {math.ceil(times)})", *error.report.levers)
-        return CapacityError(replace(error.report, levers=levers))
-    raise InvariantError("recompute", "what fits is not made again", f"{times:.1f} times", "report this")
-
-
 class Walk:
     """One pass over the step in issue order.
 
@@ -170,7 +134,7 @@ class Walk:
     problem, remaker
         What to plan for, and how to make things again.
     time_weight
-        See `Options`.
+        How much idle time counts.
     limit_bytes
         What it tries to keep to [B].
     kept
@@ -205,34 +169,28 @@ class Walk:
             for op in ops:
                 self._helps.setdefault(op, []).append(tensor)
         self.made_in_passing: dict[int, list[int]] = {}
-        self._may_go = [
-            not t.persistent and size > 0 and home != problem.compute_tier
-            for t, size, home in zip(problem.graph.tensors, problem.sizes, problem.homes, strict=True)
-        ]
-        self._mortal = [not t.persistent for t in problem.graph.tensors]
-        for tensor in problem.graph.outputs:
-            self._mortal[tensor] = False
+        about = zip(problem.graph.tensors, problem.homes, strict=True)
+        self._may_go = [not t.persistent and t.size_bytes > 0 and home != self._here for t, home in about]
+        self._mortal = frozenset(chain.from_iterable(problem.lifetimes.dead_after))
         self._since = [0] * len(problem.sizes)
         self._line: list[tuple[Rank, int, int]] = []
         self._given_up: set[int] = set()
         self._again = self.again_ns = 0
+        self._run()
 
-    def plan(self, most: float) -> Plan:
+    def plan(self) -> Plan:
         """End the plan.
 
         Raises
         ------
         CapacityError
-            If it does not fit, or recomputes more than so many times the step.
+            If it does not fit.
         """
-        times = self.again_ns / max(1, self._problem.clock[-1])
-        if times > most:
-            raise _too_much(self._problem, times)
         gone, runs = counted(len(self._given_up), "tensor"), counted(self._again, "run")
         said = f"{gone} given up and made again by {runs}, {human(self.again_ns, 'ns')} in all"
         return self._writer.finish((said,) if self._again else ())
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Go through the step."""
         writer = self._writer
         for op, what in enumerate(self._ops):
@@ -245,7 +203,7 @@ class Walk:
             writer.compute(op, again=True)
             for t in (*dict.fromkeys((*what.reads, *what.writes)), *self._helps.get(op, ())):
                 self._used[t] += 1
-                if self._next_use(t) == NEVER and self._mortal[t]:
+                if self._next_use(t) == NEVER and t in self._mortal:
                     writer.release(t)
                 self._line_up(t, op + 1)
 
@@ -256,10 +214,10 @@ class Walk:
     def _make_again(self, wanted: list[int], before: int) -> None:
         """Run again what makes the wanted tensors; keep what else is needed later, and drop the rest."""
         writer, needed = self._writer, set(self._ops[before].reads)
-        chain = self._remaker.chain(wanted, before, writer.resident) or ()
-        last = {t: op for op in chain for t in (*self._ops[op].reads, *self._ops[op].writes)}
+        ops = self._remaker.chain(wanted, before, writer.resident) or ()
+        last = {t: op for op in ops for t in (*self._ops[op].reads, *self._ops[op].writes)}
         locked = needed | last.keys()
-        for op in chain:
+        for op in ops:
             what = self._ops[op]
             self._make_room(op, locked, before)
             writer.compute(op, again=True)
@@ -268,11 +226,11 @@ class Walk:
                     locked.discard(t)
                     if self._next_use(t) != NEVER:
                         self._line_up(t, before)
-                    elif self._mortal[t]:
+                    elif t in self._mortal:
                         writer.release(t)
                         self.made_in_passing.setdefault(t, []).append(before)
-        self._again += len(chain)
-        self.again_ns += self._remaker.time_ns(chain)
+        self._again += len(ops)
+        self.again_ns += self._time_ns(ops)
 
     def _make_room(self, op: int, locked: set[int], now: int) -> None:
         """Give tensors up until the op has room, or nothing is left to give up."""
@@ -309,12 +267,15 @@ class Walk:
         """Where in the line the tensor stands; None if it cannot be made again."""
         dies, resident = self._dies, self._writer.resident
         there = lambda t: t != tensor and resident(t) and dies[t] >= next_use  # noqa: E731
-        chain = self._remaker.chain((tensor,), next_use, there, LONGEST_CHAIN)
-        return None if chain is None else self._rank_of(tensor, next_use, chain)
+        ops = self._remaker.chain((tensor,), next_use, there, LONGEST_CHAIN)
+        return None if ops is None else self._rank_of(tensor, next_use, ops)
 
-    def _rank_of(self, tensor: int, next_use: int, chain: tuple[int, ...]) -> Rank:
+    def _rank_of(self, tensor: int, next_use: int, ops: tuple[int, ...]) -> Rank:
         clock = self._problem.clock
         idle_ns = clock[next_use] - clock[min(self._since[tensor], next_use)]
-        cost_ns = max(1, self._remaker.time_ns(chain))
+        cost_ns = max(1, self._time_ns(ops))
         score = self._problem.sizes[tensor] * float(idle_ns) ** self._weight / cost_ns
         return idle_ns < cost_ns, -score
+
+    def _time_ns(self, ops: Sequence[int]) -> int:
+        return sum(self._problem.durations_ns[op] for op in ops)

@@ -1,4 +1,4 @@
-"""Which ops to run again so that a tensor that was given up is there again, and how long they take.
+"""Which ops to run again so that a tensor that was given up is there again.
 
 An op may run again before op ``k`` if it makes there what it made the first time, and nothing else:
 
@@ -14,10 +14,13 @@ set of tensors at any op, given what is there.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 
 from simulator.graph import Graph, OpKind
 from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps
+
+LONGEST_CHAIN = 256
+"""A tensor that takes more ops than this to make again is kept."""
 
 
 class Remaker:
@@ -27,15 +30,12 @@ class Remaker:
     ----------
     graph
         The graph.
-    durations_ns
-        Time of each op alone [ns].
-    found
-        Lifetimes of the graph, if they are at hand.
+    lifetimes
+        Of its tensors.
     """
 
-    def __init__(self, graph: Graph, durations_ns: Sequence[int], found: Lifetimes | None = None) -> None:
-        self._graph, self._durations = graph, durations_ns
-        self._writes = (found or Lifetimes(graph)).writes
+    def __init__(self, graph: Graph, lifetimes: Lifetimes) -> None:
+        self._graph, self._writes = graph, lifetimes.writes
         self._until = [self._repeatable_until(op) for op in range(len(graph.ops))]
 
     def _repeatable_until(self, op: int) -> int:
@@ -94,26 +94,20 @@ class Remaker:
                     todo.append(t)
         return tuple(sorted(ops))
 
-    def time_ns(self, ops: Collection[int]) -> int:
-        """How long the ops take one after another [ns]."""
-        return sum(self._durations[op] for op in ops)
 
-
-def gaps(graph: Graph, durations_ns: Sequence[int], most_ops: int = 256) -> Iterator[tuple[Gap, tuple[int, ...]]]:
+def gaps(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[Gap, tuple[int, ...]]]:
     """Tell for each idle gap which ops make its tensor again at the end, if all that is live by then is kept.
 
     Parameters
     ----------
     graph
         The graph.
-    durations_ns
-        Time of each op alone [ns].
     most_ops
         Gaps that take more ops than this are left out, as are those whose tensor cannot be made again; so that this
         takes time in proportion to the number of gaps.
     """
     found = Lifetimes(graph)
-    remaker = Remaker(graph, durations_ns, found)
+    remaker = Remaker(graph, found)
     for gap in idle_gaps(graph, found):
         if gap.wraps or not found.is_read(gap.tensor, gap.before):
             continue

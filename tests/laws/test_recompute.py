@@ -73,7 +73,7 @@ def test_a_step_takes_its_compute_and_what_runs_again_and_no_longer_than_the_bou
 def test_what_makes_a_tensor_again_can_run_there(p: Problem):
     """For each gap: the tensor goes, its ops run again before it is used, and the referee finds every value right."""
     ample = replace(p, budget_bytes=10**6)
-    for gap, ops in gaps(p.graph, p.durations_ns):
+    for gap, ops in gaps(p.graph):
         plan = with_gap(ample, gap, ops)
         check_plan(p.graph, p.hardware, plan)
         done = replay(ample, plan)

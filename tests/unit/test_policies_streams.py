@@ -55,7 +55,7 @@ def test_the_clock_lets_streams_run_side_by_side_and_ascends():
     ("lookahead", {"select_distance": 1, "distance": 3}),
     ("offload_saved", {}),
     ("upstream_greedy", {"limit": "5 B", "lead": 2}),
-    ("recompute", {"time_weight": 0.0, "most": 50.0}),
+    ("recompute", {}),
     ("static", {}),
 ])  # fmt: skip
 def test_every_policy_puts_collectives_on_their_streams(name, options):

@@ -13,9 +13,8 @@ last use) and comes in; and the order of the copies on each link.
 
 The search starts from the plan of `static`: its step is the horizon, and no longer one is looked at.
 
-*The objective* of a plan is its step by the program alone. It is the plan's if its replay takes just as long, to the
-nanosecond; then the plan says so in its notes, else it says that it has none. All numbers are whole, so that a proof is
-a proof: *proved* means that no plan of this kind has a shorter step.
+All numbers are whole, so that a proof is a proof: *proved* means that no plan of this kind has a shorter step, and that
+the replay of this one takes just as long, to the nanosecond.
 
 *Several steps*: the program looks at the window of one step (see `window`), so that what it finds no step can beat, the
 last one of two steps or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay
@@ -28,18 +27,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Annotated
 
 from pydantic import Field
 
-from simulator.bounds import Limits
 from simulator.document import Part
 from simulator.errors import CapacityError, InvariantError, ScopeError
 from simulator.hardware import asked_bytes_per_s
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.optimal.program import Program
 from simulator.policies.problem import Problem
+from simulator.policies.search import Best
 from simulator.units import human
 
 MOST_OPS = 60
@@ -67,8 +67,6 @@ class Optimum:
     ----------
     plan, step_ns
         The plan and its replayed step [ns].
-    objective_ns
-        Its step by the program alone [ns]; None if it is none of the program's, or its replay took another time.
     least_ns
         No plan of the program's kind is faster [ns].
     is_over
@@ -77,7 +75,6 @@ class Optimum:
 
     plan: Plan
     step_ns: int
-    objective_ns: int | None
     least_ns: int
     is_over: bool
 
@@ -85,20 +82,6 @@ class Optimum:
     def is_proved(self) -> bool:
         """Whether no plan of the program's kind is faster."""
         return self.step_ns == self.least_ns
-
-    def notes(self, time_limit_s: float) -> tuple[str, str]:
-        """Say whether the plan is proved, or how far it may be from the best, and what the program says of it."""
-        objective = "objective: none, for the program does not tell late copies of the step before, nor a third tier"
-        if self.objective_ns is not None:
-            objective = f"objective: {self.objective_ns:,} ns by the program alone, which is the step of the replay"
-        others = "no plan over one lower tier"
-        if self.is_proved:
-            return f"proved optimal: {others} has a shorter step", objective
-        share = self.step_ns / self.least_ns - 1 if self.least_ns else 0.0
-        late, stopped = "the replay delays what the program finds best", f"the search stopped after {time_limit_s:g} s"
-        why = late if self.is_over else stopped
-        least = f"{others} takes less than {self.least_ns:,} ns, a gap of {share:.2%}"
-        return f"not proved optimal ({why}): {least}", objective
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -118,70 +101,42 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If no plan fits the budget.
     """
-    best = optimum(problem, options.time_limit_s)
-    return replace(best.plan, policy="optimal", notes=best.notes(options.time_limit_s))
+    best, others = optimum(problem, options.time_limit_s), "no plan over one lower tier"
+    note = f"proved optimal: {others} has a shorter step"
+    if not best.is_proved:
+        late = "the replay delays what the program finds best"
+        why = late if best.is_over else f"the search stopped after {options.time_limit_s:g} s"
+        gap = best.step_ns / max(1, best.least_ns) - 1
+        note = f"not proved optimal ({why}): {others} takes less than {best.least_ns:,} ns, a gap of {gap:.2%}"
+    return replace(best.plan, policy="optimal", notes=(note,))
 
 
 def optimum(problem: Problem, time_limit_s: float) -> Optimum:
     """Start from the plan of `static`, solve, replay, and return the fastest plan; errors as for `plan`."""
     _check_scope(problem)
-    until, least_ns, found = time.monotonic() + time_limit_s, _least_ns(problem), list[Optimum]()
-    refused: CapacityError | InvariantError = InvariantError(
-        "policy 'optimal'", "a policy says why it has no plan", "none", "report"
-    )
+    until, best = time.monotonic() + time_limit_s, Best[None](problem)
     try:
-        found += _replayed(problem, static.plan(problem, static.Options()))
+        best.offer(static.plan(problem, static.Options()))
     except CapacityError as error:
-        refused = error
-    before_ns = -problem.durations_ns[-1] if problem.graph.steps > 1 else problem.hardware.host.fixed.launch_ns
-    horizon_ns = found[0].step_ns - before_ns if found else _sequential_ns(problem)
-    program, is_over = Program(problem, horizon_ns, max(0, least_ns - before_ns)), False
-    for is_exact in (False, True):
-        if is_exact:
-            program.compute_first()
+        best.refuse(error)
+    # A window begins with the last op of the step before; the only step of a run is counted from its launch on.
+    launch_ns = problem.hardware.host.fixed.launch_ns if problem.graph.steps == 1 else 0
+    before_ns = launch_ns if problem.graph.steps == 1 else -problem.durations_ns[-1]
+    least_ns = launch_ns + problem.bound_ns
+    program = Program(problem, best.step_ns - before_ns, max(0, least_ns - before_ns))
+    for refine in (program.compute_first, None):
         verdict = program.solve(until - time.monotonic())
-        is_over = verdict.is_over
+        least_ns = max(least_ns, verdict.least_ns + before_ns)
         if verdict.plan is not None:
-            found += _replayed(problem, verdict.plan, verdict.step_ns + before_ns)
-        if found:
-            least_ns = max(least_ns, verdict.least_ns + before_ns)
-        if found and found[-1].objective_ns is not None:
+            best.offer(verdict.plan)
+        if refine is None or best.step_ns <= verdict.step_ns + before_ns:
             break
-    if not found:
-        raise refused
-    best = min(found, key=lambda one: (one.step_ns, one.objective_ns is None))
+        refine()
+    plan = best.plan()
     if best.step_ns < least_ns:
         rule = f"no plan takes less than {least_ns:,} ns"
         raise InvariantError("policy 'optimal'", rule, f"{best.step_ns:,} ns", "report this")
-    return replace(best, least_ns=least_ns, is_over=is_over)
-
-
-def _replayed(problem: Problem, plan: Plan, objective_ns: int | None = None) -> list[Optimum]:
-    """Replay a plan; it is no optimum if it does not run, and has no objective if it takes another time."""
-    try:
-        replay = problem.replay(plan)
-    except CapacityError:
-        return []
-    is_told = objective_ns == replay.step_ns
-    found = Optimum(plan, replay.step_ns, objective_ns if is_told else None, 0, is_over=False)
-    return [found] if replay.status == "ok" else []
-
-
-def _sequential_ns(problem: Problem) -> int:
-    """All ops and copies one after another take less [ns]."""
-    lifetimes, here = problem.lifetimes, problem.compute_tier
-    moving = [(t, problem.away(t)[0]) for t in range(len(problem.sizes)) if problem.away(t)]
-    hops = [(t, 1 + len(lifetimes.uses[t]), (here, away), (away, here)) for t, away in moving]
-    copies_ns = sum(times * problem.copy_ns(t, *hop) for t, times, *both in hops for hop in both)
-    return 2 * problem.clock[-1] + copies_ns
-
-
-def _least_ns(problem: Problem) -> int:
-    """What the bounds say; in a run of one step nothing happens before the launch [ns]."""
-    homes = [h if there else NOWHERE for h, there in zip(problem.homes, problem.starts_with, strict=True)]
-    limits = Limits.alone(problem.graph, problem.hardware, problem.durations_ns, homes)
-    launch_ns = problem.hardware.host.fixed.launch_ns if problem.graph.steps == 1 else 0
-    return launch_ns + limits.step(problem.budget_bytes).ns
+    return Optimum(plan, int(best.step_ns), least_ns, verdict.is_over)
 
 
 def _check_scope(problem: Problem) -> None:
@@ -190,15 +145,11 @@ def _check_scope(problem: Problem) -> None:
     Raises
     ------
     ScopeError
-        If the solver is not installed; or the graph is too large or has collectives; or copies may slow each other
-        down; or tensors go to several tiers; or the host's own time matters.
+        If the graph, the machine or the switches are outside of it, or there is no solver.
     """
-    try:
-        import ortools.sat.python.cp_model  # noqa: F401, PLC0415 - an extra
-    except ImportError:
-        raise ScopeError(
-            "policy 'optimal'", "its solver is installed", "no ortools", 'pip install "hosim[solve]"'
-        ) from None
+    if find_spec("ortools") is None:
+        do = 'pip install "hosim[solve]"'
+        raise ScopeError("policy 'optimal'", "its solver is installed", "no ortools", do)
     strange = next(_strange(problem), "")
     if strange:
         must = (
@@ -210,7 +161,7 @@ def _check_scope(problem: Problem) -> None:
 
 def _strange(problem: Problem) -> Iterator[str]:
     """Say what is outside of what the program describes."""
-    graph, hardware, here = problem.graph, problem.hardware, problem.compute_tier
+    graph, hardware, here, size_bytes = problem.graph, problem.hardware, problem.compute_tier, sum(problem.sizes)
     if len(graph.ops) > MOST_OPS:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
@@ -223,8 +174,8 @@ def _strange(problem: Problem) -> Iterator[str]:
     if len(tiers) > 1:
         yield f"moves to {', '.join(problem.tiers[tier] for tier in tiers)}"
     for away in tiers:
-        if sum(problem.sizes) > problem.capacities[away]:
-            yield f"{sum(problem.sizes):,} B of tensors and {problem.capacities[away]:,} B of {problem.tiers[away]}"
+        if size_bytes > problem.capacities[away]:
+            yield f"{size_bytes:,} B of tensors and {problem.capacities[away]:,} B of {problem.tiers[away]}"
         for hop in ((here, away), (away, here)):
             yield from _slowed(problem, hop)
 

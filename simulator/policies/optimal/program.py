@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, BoundedLinearExpression, CpSolver, IntVar, LinearExpr
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """A copy that may be made.
 
     Attributes
@@ -50,41 +49,34 @@ class Copy:
         When it starts, how long it takes, and when it ends [ns].
     made
         Whether it is made.
-    needless_if
-        Whether what it would copy out is there from the start; None if that cannot be.
     """
 
     start: IntVar
     takes_ns: int
     end: LinearExpr
     made: BoolVarT
-    needless_if: BoolVarT | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class IdleInterval:
+class IdleInterval(NamedTuple):
     """A stretch without use that a tensor may spend away.
 
     Attributes
     ----------
-    tensor, size_bytes
-        Tensor id, and the room that it leaves [B].
+    tensor
+        Tensor id.
     after, before
         The ops on either side; -1 is the start of the step, the number of ops its end.
     away
         Whether it is spent away.
     version
-        The op that made what the tensor holds then, or -1; at most one copy out of each version is made.
-    out
-        The copy out that must have ended before the room is free; None if the value is away already.
-    left
-        When the room is free: behind its last use and the copy out [ns].
+        The op that made what it holds; -1 for what is there from the start.
+    out, left
+        The copy out that must have been made, None if there is a copy from the start; and when its room is free [ns].
     back
         The copy in that ends it; None if nothing comes in.
     """
 
     tensor: int
-    size_bytes: int
     after: int
     before: int
     away: BoolVarT
@@ -140,7 +132,8 @@ class Program:
     problem
         What is decided, with all its steps; of several, the program looks at the window of one.
     horizon_ns, least_ns
-        No step is looked at that takes longer; none takes less [ns].
+        No step is looked at that takes longer, or if it is endless than all ops and copies one after another; none
+        takes less [ns].
 
     Attributes
     ----------
@@ -154,19 +147,22 @@ class Program:
         Tensor whose home is free -> whether it lives away.
     """
 
-    def __init__(self, problem: Problem, horizon_ns: int, least_ns: int = 0) -> None:
+    def __init__(self, problem: Problem, horizon_ns: int | float, least_ns: int = 0) -> None:
         from ortools.sat.python import cp_model  # noqa: PLC0415 - an extra, and slow to import
 
-        self._cp, self.model, self._horizon_ns = cp_model, cp_model.CpModel(), horizon_ns
+        self._cp, self.model = cp_model, cp_model.CpModel()
         self.lead = int(problem.graph.steps > 1)
         self._given, self._problem = problem, window(problem) if self.lead else problem
+        self._sizes = problem.sizes
         self._durations, self._ops = self._problem.durations_ns, len(self._problem.graph.ops)
+        uses = enumerate(self._problem.lifetimes.uses)
+        copies_ns = sum((self._copy_ns(t) + self._copy_ns(t, back=True)) * (1 + len(ops)) for t, ops in uses)
+        sequential_ns = 2 * sum(self._durations) + copies_ns
+        self._horizon_ns = sequential_ns if horizon_ns == math.inf else int(horizon_ns)
         # Copies back home of a window may outlast it.
-        copies_ns = sum(self._copy_ns(t) * len(uses) for t, uses in enumerate(self._problem.lifetimes.uses))
-        self._until_ns = horizon_ns + copies_ns * self.lead
-        self._zero, self._always = self.model.new_constant(0), self.model.new_bool_var("")
-        self.model.add(self._always == 1)
-        self.end = self.model.new_int_var(least_ns, horizon_ns, "end")
+        self._until_ns = self._horizon_ns + copies_ns * self.lead
+        self._zero, self._always = self.model.new_constant(0), self.model.new_constant(1)
+        self.end = self.model.new_int_var(least_ns, self._horizon_ns, "end")
         self.starts = [self._time() for _ in self._durations]
         self.outs: dict[tuple[int, int], Copy] = {}
         self.idle: list[IdleInterval] = []
@@ -233,14 +229,13 @@ class Program:
     def _spend(self, tensor: int, after: int, before: int, away: BoolVarT) -> None:
         """Add an idle interval: what frees its room, and the copy in behind that, the fence, and before its reader."""
         p, model, left, back = self._problem, self.model, self._ended(after), None
-        writes, home = p.lifetimes.writes[tensor], self.homes.get(tensor)
+        writes, lives_away = p.lifetimes.writes[tensor], self.homes.get(tensor, self._always)
         version = (-1, *writes)[bisect_right(writes, after)]
-        is_away_already = version < 0 and (home is None or home is away)
-        out = None if is_away_already else self._copy_out(tensor, version)
+        is_there = version < 0 and (lives_away is self._always or lives_away is away)
+        out = None if is_there else self._copy_out(tensor, version)
         if out is not None:
             left = self._time()
-            needless = () if out.needless_if is None else (out.needless_if,)
-            model.add_bool_or(out.made, *needless, ~away)
+            model.add_bool_or(out.made, *([lives_away] if version < 0 else []), ~away)
             model.add(left >= self._ended(after)).only_enforce_if(away)
             model.add(left >= out.end).only_enforce_if(out.made, away)
         if before < self._ops and p.lifetimes.is_read(tensor, before):
@@ -249,14 +244,13 @@ class Program:
             model.add(start >= left).only_enforce_if(away)
             model.add(start >= (self.starts[fence - 1] if fence else 0)).only_enforce_if(away)
             model.add(self.starts[before] >= back.end).only_enforce_if(away)
-        self.idle.append(IdleInterval(tensor, p.sizes[tensor], after, before, away, version, out, left, back))
+        self.idle.append(IdleInterval(tensor, after, before, away, version, out, left, back))
 
     def _copy_out(self, tensor: int, version: int) -> Copy:
         """The copy out of a version, behind the op that makes it; the only step of a run ends after it."""
         if (tensor, version) not in self.outs:
             start, takes_ns, made = self._time(), self._copy_ns(tensor), self.model.new_bool_var("")
-            out = Copy(start, takes_ns, start + takes_ns, made, self.homes.get(tensor) if version < 0 else None)
-            self.outs[tensor, version] = out
+            out = self.outs[tensor, version] = Copy(start, takes_ns, start + takes_ns, made)
             self.model.add(start >= self._ended(version)).only_enforce_if(made)
             if not self.lead:
                 self.model.add(self.end >= out.end).only_enforce_if(made)
@@ -277,11 +271,11 @@ class Program:
             changes.append((start, self._taken_bytes[op], self._always))
             changes.append((self._ended(op), -self._freed_bytes[op], self._always))
         for one in self.idle:
-            changes.append((one.left, -one.size_bytes, one.away))
+            changes.append((one.left, -self._sizes[one.tensor], one.away))
             if one.before < self._ops:
                 came = self.starts[one.before] if one.back is None else one.back.start
-                changes.append((came, one.size_bytes, one.away))
-        moments, sizes, made = zip(*(change for change in changes if change[1] or change is changes[0]), strict=True)
+                changes.append((came, self._sizes[one.tensor], one.away))
+        moments, sizes, made = zip(*changes, strict=True)
         budget = int(min(self._problem.budget_bytes, sum(map(abs, sizes))))
         self.model.add_reservoir_constraint_with_active(moments, sizes, made, 0, budget)
         for op in (op for op, took_ns in enumerate(self._durations) if not took_ns):
@@ -289,11 +283,14 @@ class Program:
 
     def _fit_instant(self, op: int, budget_bytes: int) -> None:
         """What is held while an op of 0 ns runs, which a reservoir does not see."""
-        start, absent = self.starts[op], []
+        start, held = (
+            self.starts[op],
+            self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op]),
+        )
+        absent: list[LinearExpr] = []
         for one in (one for one in self.idle if one.after < op < one.before):
             later = () if one.back is None else (one.back.start >= start,)
-            absent.append(one.size_bytes * self._when(one.left <= start, *later, given=one.away))
-        held = self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op])
+            absent.append(self._sizes[one.tensor] * self._when(one.left <= start, *later, given=one.away))
         self.model.add(sum(absent, start=self._zero) >= held - budget_bytes)
 
     def _when(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
@@ -322,11 +319,12 @@ class Program:
         solver.parameters.num_workers = 1
         solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
         status = solver.solve(self.model)
-        is_over = status in (self._cp.OPTIMAL, self._cp.INFEASIBLE)
-        if status in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            return Verdict(solver.value(self.end), self._plan(solver), math.ceil(solver.best_objective_bound), is_over)
-        bound_ns = self._horizon_ns if is_over else solver.best_objective_bound
-        return Verdict(self._horizon_ns, None, math.ceil(bound_ns) if math.isfinite(bound_ns) else 0, is_over)
+        if status == self._cp.INFEASIBLE:
+            return Verdict(self._horizon_ns, None, self._horizon_ns, is_over=True)
+        least_ns = math.ceil(max(0.0, solver.best_objective_bound))
+        if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
+            return Verdict(self._horizon_ns, None, least_ns, is_over=False)
+        return Verdict(solver.value(self.end), self._plan(solver), least_ns, status == self._cp.OPTIMAL)
 
     def _plan(self, solver: CpSolver) -> Plan:
         """Write the plan of a solution, which is repeated if there are several steps.
@@ -339,9 +337,10 @@ class Program:
         spent = [one for one in self.idle if value(one.away)]
         point, issued, moves = 0, dict[tuple[int, int], int](), list[Move]()
         needed = {(one.tensor, one.version): one.out for one in spent if one.out is not None}
-        starts = [(value(out.start), out.takes_ns, *key, out) for key, out in needed.items()]
-        for _, _, tensor, version, out in sorted(starts, key=itemgetter(slice(4))):
-            if out.needless_if is None or not value(out.needless_if):
+        lives_away = {tensor for tensor, away in self.homes.items() if value(away)}
+        starts = [(value(out.start), out.takes_ns, *key) for key, out in needed.items()]
+        for _, _, tensor, version in sorted(starts):
+            if version >= 0 or tensor not in lives_away:
                 issued[tensor, version] = point = max(point, version + 1)
                 moves.append(Move(point, partial(Writer.copy, source=here, target=to[tensor]), tensor))
         for one in (one for one in spent if one.after >= self.lead):
@@ -353,7 +352,7 @@ class Program:
         for start_ns, _, one in sorted(back, key=itemgetter(0, 1)):
             begun = bisect_right(begun_ns, start_ns, hi=one.before)
             moves.append(Move(begun, partial(Writer.copy, source=to[one.tensor], target=here), one.tensor))
-        homes = {t: tier for t, tier in to.items() if p.starts_with[t] and not p.lifetimes.uses[t]}
-        homes |= {t: to[t] for t, lives_away in self.homes.items() if value(lives_away)}
+        unused = {t for t in to if p.starts_with[t] and not p.lifetimes.uses[t]}
+        homes = {t: to[t] for t in sorted(unused | lives_away)}
         moves = [move._replace(point=max(move.point - self.lead, 0)) for move in moves]
         return write(p, "optimal", moves, chosen_homes=homes)

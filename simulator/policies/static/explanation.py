@@ -161,7 +161,7 @@ def explained(problem: Problem, options: Options) -> Explanation:
     again_ns: dict[Gap, int] = {}
     if options.recompute:
         durations_ns = problem.durations_ns
-        again_ns = {gap: sum(durations_ns[op] for op in ops) for gap, ops in remake.gaps(problem.graph, durations_ns)}
+        again_ns = {gap: sum(durations_ns[op] for op in ops) for gap, ops in remake.gaps(problem.graph)}
     replay = problem.replay(candidate.plan)
     timeline = candidate.timeline or predict(problem, candidate.plan, free_copies_in=True)
     slots: tuple[Slot, ...] = ()

@@ -113,11 +113,11 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
         return []
     homes = tuple([problem.compute_tier if t in kept else home for t, home in enumerate(problem.homes)])
     walker = recompute.Walker(replace(problem, budget_bytes=math.inf, homes=homes))
-    manners = product(recompute.TIME_WEIGHTS, walker.keeping(low, recompute.TIME_WEIGHTS[0]))
+    manners = product(recompute.TIME_WEIGHTS, walker.keeping(low))
     manner = min(manners, key=lambda manner: walker.walk(low, *manner).again_ns)
 
     def rewritten(limit_bytes: float) -> Rewritten:
-        return rewrite(problem, walker.walk(limit_bytes, *manner).plan(math.inf))
+        return rewrite(problem, walker.walk(limit_bytes, *manner).plan())
 
     first = rewritten(low)
     found: list[Rewritten] = []
