@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, chain
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -271,9 +272,7 @@ class Document(Part):
 
     def entry_of(self, path: str) -> tuple[str, str | Fit | tuple[Citation, ...]] | None:
         """Find the table (``sources``, ``assumed``, ``fitted``) and the entry that decide the origin of `path`."""
-        parts = path.split(".")
-        for length in range(len(parts), 0, -1):
-            prefix = ".".join(parts[:length])
+        for prefix in reversed(with_prefixes([path])):
             for table in ("fitted", "assumed", "sources"):
                 if prefix in getattr(self, table):
                     return table, getattr(self, table)[prefix]
@@ -281,18 +280,12 @@ class Document(Part):
 
     def figures(self) -> Iterator[str]:
         """Field paths of the numbers that the document states, in its order."""
-        for path, value in _leaves(self):
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                yield path
+        return (path for path, value in _leaves(self) if isinstance(value, int | float) and not isinstance(value, bool))
 
     def origins(self) -> dict[str, int]:
         """Count its figures by origin: ``cited``, ``assumed``, ``fitted``."""
-        counts = {"cited": 0, "assumed": 0, "fitted": 0}
-        for path in self.figures():
-            kind = self.origin(path)
-            if kind:
-                counts[kind] += 1
-        return counts
+        kinds = [self.origin(path) for path in self.figures()]
+        return {kind: kinds.count(kind) for kind in ("cited", "assumed", "fitted")}
 
     def field_errors(self) -> Iterator[FieldError]:
         """What is wrong with its origins: figures without one, and entries that name nothing stated."""
@@ -320,11 +313,8 @@ class Document(Part):
 
 def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
     """Dotted paths, and the paths of all that they lie in."""
-    found: dict[str, None] = {}
-    for path in paths:
-        parts = path.split(".")
-        found.update((".".join(parts[:length]), None) for length in range(1, len(parts) + 1))
-    return tuple(found)
+    prefixes = (accumulate(path.split("."), "{}.{}".format) for path in paths)
+    return tuple(dict.fromkeys(chain.from_iterable(prefixes)))
 
 
 ABOUT_ITSELF = ("schema", "schema_", "name", "title", "sources", "assumed", "fitted")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Container, Iterable
 from itertools import filterfalse
 from typing import Unpack
 
@@ -55,7 +55,6 @@ _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "
 _TEXTS = frozenset(("op_class", "dtype"))
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
 _OP_KINDS = {str(kind): kind for kind in OpKind}
-_COLLECTIVE_KINDS = {str(kind): kind for kind in CollectiveKind}
 
 
 def _is_whole(value: object) -> bool:
@@ -108,15 +107,12 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a field breaks its rule.
         """
-        if name in self._tensor_ids or not name or flaw(name):
-            raise self._bad_name("tensor", name)
-        if not _is_whole(size_bytes):
-            raise self._bad_number("tensor", name, "size_bytes", size_bytes)
-        known = _TENSOR_KINDS.get(kind)
-        if known is None:
-            raise self._bad_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
-        if shared not in (None, "node", "supernode"):
-            raise self._bad_choice("tensor", name, "shared", shared, ("node", "supernode"))
+        self._check_name("tensor", name, self._tensor_ids)
+        self._check_number("tensor", name, "size_bytes", size_bytes)
+        self._check_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
+        if shared is not None:
+            self._check_choice("tensor", name, "shared", shared, ("node", "supernode"))
+        known = _TENSOR_KINDS[kind]
         t = self._tensor_ids[name] = len(self._tensors)
         self._tensors.append(Tensor(name, size_bytes, known, persistent, shared))
         self._sizes.append(size_bytes)
@@ -141,8 +137,7 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a rank is no whole number or twice among those that meet.
         """
-        if name in self._rank_groups or not name or flaw(name):
-            raise self._bad_name("group", name)
+        self._check_name("group", name, self._rank_groups)
         found = tuple(map(tuple, members))
         for ranks in found:
             if not ranks or not all(map(_is_whole, ranks)) or max(ranks) >= MOST_RANKS or len(set(ranks)) < len(ranks):
@@ -205,8 +200,7 @@ class GraphBuilder:
             If the name is taken, a tensor is not known, the members that its collective names cannot meet, its late
             reads cannot be chosen as it says, or a field breaks its rule.
         """
-        if name in self._op_ids or not name or flaw(name):
-            raise self._bad_name("op", name)
+        self._check_name("op", name, self._op_ids)
         known = self._check_fields(name, kind, more)
         self._check_collective(name, known, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
@@ -272,16 +266,19 @@ class GraphBuilder:
         line = f":{self.line}" if self.line else ""
         return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
 
-    def _bad_name(self, what: str, name: str) -> ConfigError:
-        found = flaw(name) or ("it twice" if name else "an empty one")
-        return self._error(what, name, f"each {what} has its own name", found, "rename it")
+    def _check_name(self, what: str, name: str, taken: Container[str]) -> None:
+        if name in taken or not name or flaw(name):
+            found = flaw(name) or ("it twice" if name else "an empty one")
+            raise self._error(what, name, f"each {what} has its own name", found, "rename it")
 
-    def _bad_number(self, what: str, name: str, field: str, value: object) -> ConfigError:
-        return self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
+    def _check_number(self, what: str, name: str, field: str, value: object) -> None:
+        if not _is_whole(value):
+            raise self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
 
-    def _bad_choice(self, what: str, name: str, field: str, value: object, known: Iterable[str]) -> ConfigError:
-        must, hint = f"{field} is one of {', '.join(known)}", suggestion(value, known)
-        return self._error(what, name, must, repr(value), f"choose one of these{hint}")
+    def _check_choice(self, what: str, name: str, field: str, value: object, known: Collection[str]) -> None:
+        if value not in known:
+            must, do = f"{field} is one of {', '.join(known)}", f"choose one of these{suggestion(value, known)}"
+            raise self._error(what, name, must, repr(value), do)
 
     def _ids(self, op: str, names: Iterable[str]) -> tuple[int, ...]:
         known = self._tensor_ids
@@ -296,14 +293,13 @@ class GraphBuilder:
 
     def _check_fields(self, op: str, kind: str, fields: OpFields) -> OpKind:
         for field, value in fields.items():
-            if field in _NUMBERS and not (_is_whole(value) or (value is None and field == "duration_ns")):
-                raise self._bad_number("op", op, field, value)
+            if field in _NUMBERS and not (value is None and field == "duration_ns"):
+                self._check_number("op", op, field, value)
             if field in _TEXTS and (found := flaw(str(value))):
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
-        if kind not in _OP_KINDS:
-            raise self._bad_choice("op", op, "kind", kind, _OP_KINDS)
-        if fields.get("phase", "") not in PHASES:
-            raise self._bad_choice("op", op, "phase", fields["phase"], PHASES[1:])
+        self._check_choice("op", op, "kind", kind, _OP_KINDS)
+        if fields.get("phase"):
+            self._check_choice("op", op, "phase", fields["phase"], PHASES[1:])
         return _OP_KINDS[kind]
 
     def _check_late(self, op: str, late: Late, kind: OpKind, tensors: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
@@ -326,12 +322,9 @@ class GraphBuilder:
             raise self._error("op", op, must, found, "correct its kind, or add collective or duration_ns")
         if about is None:
             return
-        choices = {"collective": (str(about.kind), _COLLECTIVE_KINDS), "algorithm": (about.algorithm, ALGORITHMS)}
-        for field, (value, known) in choices.items():
-            if value not in known:
-                raise self._bad_choice("op", op, f"its {field}", value, known)
-        if not _is_whole(about.size_bytes):
-            raise self._bad_number("op", op, "the size_bytes of its collective", about.size_bytes)
+        self._check_choice("op", op, "its collective", str(about.kind), [*map(str, CollectiveKind)])
+        self._check_choice("op", op, "its algorithm", about.algorithm, ALGORITHMS)
+        self._check_number("op", op, "the size_bytes of its collective", about.size_bytes)
         group = self._rank_groups.get(about.group)
         if group is None:
             must, do = "a collective names a group of the graph", "declare the group before, or correct the name"

@@ -55,19 +55,12 @@ def content(problem: Problem, augmented: Augmented, plan: Plan) -> dict[str, Any
     graph, tiers = augmented.graph, augmented.tiers
     names = [tensor.name for tensor in graph.tensors]
     tensors = [
-        {
-            "name": about.name,
-            "size_bytes": about.size_bytes,
-            "kind": str(about.kind),
-            "persistent": about.persistent,
-            "home": None if home == NOWHERE else tiers[home],
-        }
+        _fields(about, "name size_bytes kind persistent") | {"home": None if home == NOWHERE else tiers[home]}
         for about, home in zip(graph.tensors, plan.home, strict=True)
     ]
     ops = [
         {
-            "name": op.name,
-            "phase": op.phase,
+            **_fields(op, "name phase"),
             "reads": [names[t] for t in op.reads],
             "writes": [names[t] for t in op.writes],
             "duration_ns": took,
@@ -86,21 +79,21 @@ def content(problem: Problem, augmented: Augmented, plan: Plan) -> dict[str, Any
     }
 
 
+def _fields(one: object, names: str) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in names.split()}
+
+
 def _cache_op(augmented: Augmented, one: CacheOp) -> dict[str, Any]:
     ops, tiers = augmented.graph.ops, augmented.tiers
     return {
         "name": augmented.name(one),
-        "role": str(one.role),
-        "trip": one.trip,
+        **_fields(one, "role trip"),
         "tensor": augmented.graph.tensors[one.tensor].name,
         "source": tiers[one.source],
         "target": None if one.target == NOWHERE else tiers[one.target],
-        "size_bytes": one.size_bytes,
-        "alone_ns": one.alone_ns,
+        **_fields(one, "size_bytes alone_ns"),
         "after": ops[one.after].name if one.after >= 0 else None,
         "before": ops[one.before].name if 0 <= one.before < len(ops) else None,
         "window": [one.first, one.last],
-        "position": one.position,
-        "stall_ns": one.stall_ns,
-        "residency_ns": one.residency_ns,
+        **_fields(one, "position stall_ns residency_ns"),
     }

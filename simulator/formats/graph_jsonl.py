@@ -166,8 +166,8 @@ def _add_op(builder: GraphBuilder, record: dict[str, Any]) -> None:
         if key in record:  # texts that many ops share are kept once
             record[key] = intern(record[key])
     if about := record.get("collective"):
-        does, algorithm = _KINDS.get(about["does"], about["does"]), about.get("algorithm", "auto")
-        record["collective"] = Collective(does, about["group"], about["size_bytes"], algorithm)
+        does = about.pop("does")
+        record["collective"] = Collective(_KINDS.get(does, does), **about)
         record.setdefault("kind", OpKind.COLLECTIVE.value)
     if late := record.get("late"):
         record["late"] = builder.late(record["op"], **late)
@@ -225,25 +225,21 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
         yield _op_record(op, graph, names)
 
 
-def _stated(value: Tensor | Op | Late, plain: dict[str, Any]) -> dict[str, object]:
+def _stated(value: Tensor | Op | Collective | Late, plain: dict[str, Any]) -> dict[str, object]:
     """Fields that are not as those of a plain one."""
     return {key: found for key, usual in plain.items() if (found := getattr(value, key)) != usual}
 
 
 def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
-    named = {"reads": [names[t] for t in op.reads], "writes": [names[t] for t in op.writes]}
-    record: dict[str, object] = {"op": op.name, **{key: found for key, found in named.items() if found}}
     chosen = op.late.candidates if op.late else ()
-    traffic = {
-        key: sum(graph.tensors[t].size_bytes for t in ids) for key, ids in (("reads", op.reads), ("late", chosen))
-    }
-    usual = {"read_bytes": traffic["reads"] - traffic["late"]}
-    usual["write_bytes"] = sum(graph.tensors[t].size_bytes for t in op.writes)
-    record |= _stated(op, _PLAIN | usual)
-    if about := op.collective:
+    read, written, left = (sum(graph.tensors[t].size_bytes for t in ids) for ids in (op.reads, op.writes, chosen))
+    record: dict[str, object] = {"op": op.name}
+    record |= {key: [names[t] for t in ids] for key, ids in (("reads", op.reads), ("writes", op.writes)) if ids}
+    record |= _stated(op, _PLAIN | {"read_bytes": read - left, "write_bytes": written})
+    if op.collective:
         record.pop("kind", None)
-        made = {"does": about.kind, "group": about.group, "size_bytes": about.size_bytes}
-        record["collective"] = made | ({} if about.algorithm == "auto" else {"algorithm": about.algorithm})
+        about = {"group": None, "size_bytes": None, "algorithm": "auto"}
+        record["collective"] = {"does": op.collective.kind, **_stated(op.collective, about)}
     if op.late:
         late = {"revealed_by": graph.ops[op.late.revealed_by].name, "candidates": [names[t] for t in chosen]}
         record["late"] = late | _stated(op.late, {"samples": 1, "each": 1})

@@ -42,6 +42,7 @@ compute tier only, which no line names: the first place that only an op can have
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Required
@@ -244,11 +245,11 @@ def _lines(path: Path) -> Iterator[jsonl.Line]:
     """The lines of a plan, header first: homes, of which a tensor has one, before steps, and as many as are counted."""
     lines = jsonl.read(path, SCHEMA, _Header, _LINES)
     yield (header := next(lines))
-    tiers, homes, steps = header.record.get("tiers"), set(), 0
+    tiers, homes, steps = dict.fromkeys(header.record.get("tiers", ()), 0), set(), 0
     for line in lines:
         try:
             for key in {"source", "target", "tier"} & line.record.keys() if tiers else ():
-                _id("tiers", dict.fromkeys(tiers or (), 0), line.record[key])
+                _id("tiers", tiers, line.record[key])
             if line.kind == "home":
                 name = line.record["home"]
                 must = "homes, which say where tensors are at time 0, come before the steps"
@@ -289,23 +290,22 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
 
 def describe(path: Path) -> str:
     """Read a plan without its graph, check what the file alone tells, and say in one line what is in it."""
-    alone, kinds = PlanAlone(), dict.fromkeys(_LINES, 0)
+    alone, kinds, about = PlanAlone(), Counter[str](), ""
     lines = _lines(path)
     header = line = next(lines)
-    about = ""
     try:
         for line in lines:
             kinds[line.kind] += 1
             step = f"{line.kind} {' '.join(map(str, line.record.values()))}"
-            about = f", step {sum(kinds.values()) - kinds['home'] - 1:,} ({step})"
+            about = f", step {kinds.total() - kinds['home'] - 1:,} ({step})"
             alone.take(line)
         about = ", end of the plan"
         alone.end(header.record.get("repeats", 1))
     except FieldError as error:
         raise line.error(error, about) from None
-    policy, copies = header.record.get("policy", path.name.split(".")[0]), kinds["copy"]
-    steps, homes = sum(kinds.values()) - kinds["home"], kinds["home"]
-    return f"plan of {policy!r}: {counted(steps, 'step')}, {copies:,} of them copies; {counted(homes, 'home')}"
+    policy, homes = header.record.get("policy", path.name.split(".")[0]), kinds["home"]
+    steps = counted(kinds.total() - homes, "step")
+    return f"plan of {policy!r}: {steps}, {kinds['copy']:,} of them copies; {counted(homes, 'home')}"
 
 
 def _records(plan: Plan, steps: Steps, graph: Graph) -> Iterator[dict[str, object]]:

@@ -32,8 +32,6 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -46,7 +44,7 @@ from simulator.errors import ConfigError
 from simulator.graph import LARGEST, Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Lifetimes
-from simulator.plan import COPY, NOWHERE, Plan, Steps
+from simulator.plan import COPY, DETACH, NOWHERE, Plan, Steps
 from simulator.units import counted
 
 SCHEMA = "residency-trace/1"
@@ -69,18 +67,19 @@ class _Record(BaseModel):
 
 
 _Id = Annotated[int, Field(ge=0, le=LARGEST)]
+_Size = Annotated[int, Field(alias="bytes", ge=0, le=LARGEST)]
 
 
 class _Storage(_Record):
     id: _Id
-    size_bytes: int = Field(alias="bytes", ge=0, le=LARGEST)
+    size_bytes: _Size
     retained: bool = False
     kind: str = ""
 
 
 class _Access(_Record):
     storage: _Id
-    size_bytes: int = Field(alias="bytes", ge=0, le=LARGEST)
+    size_bytes: _Size
 
 
 class _Op(_Record):
@@ -90,10 +89,14 @@ class _Op(_Record):
     reads: tuple[_Access, ...] = ()
     writes: tuple[_Access, ...] = ()
 
-    @property
-    def is_view(self) -> bool:
-        return _VIEW.fullmatch(self.name.partition(".")[0]) is not None
 
+_ACTIONS: dict[str, tuple[int, ...]] = {
+    "COPY_D2H": (COPY, HERE, HOST),
+    "RELEASE_DEVICE": (DETACH, HERE),
+    "COPY_H2D": (COPY, HOST, HERE),
+    "RELEASE_HOST": (DETACH, HOST),
+}
+"""By action, what it is of a plan, and in which tiers."""
 
 _Action = tuple[_Id, Literal["COPY_D2H", "RELEASE_DEVICE", "COPY_H2D", "RELEASE_HOST"], _Id]
 """Op, action, storage."""
@@ -192,7 +195,8 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
     kept = [storage for storage in trace.storages if storage.id in accessed]
     for storage in kept:
         builder.tensor(names[storage.id], storage.size_bytes, "gradient" if storage.kind == "wgrad" else "activation")
-    for op, name in zip(trace.ops, _op_names(trace), strict=True):
+    width = len(str(max((op.id for op in trace.ops), default=0)))
+    for op in trace.ops:
         for access in (*op.reads, *op.writes):
             if sizes.get(access.storage) != access.size_bytes:
                 must = "an op accesses storages as large as they are"
@@ -200,9 +204,9 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
                 raise ConfigError(f"{path}: op {op.id} ({op.name})", must, found, "add the storage, or correct the op")
         reads = [names[access.storage] for access in op.reads]
         writes = [names[access.storage] for access in op.writes]
-        if views == "reads" and op.is_view:
+        if views == "reads" and _VIEW.fullmatch(op.name.partition(".")[0]):
             writes = [write for write in writes if write not in reads]
-        builder.op(name, reads, writes, duration_ns=round(op.duration_ms * 1e6))
+        builder.op(f"{op.id:0{width}d}/{op.name}", reads, writes, duration_ns=round(op.duration_ms * 1e6))
     return builder.build([names[storage.id] for storage in kept if storage.retained])
 
 
@@ -210,60 +214,44 @@ def _steps(path: Path, trace: _Trace, graph: Graph) -> Steps:
     """Run all ops with what the schedule says for before and after each, and return what is issued."""
     asked, steps, held = _asked(path, trace, graph), Steps(), (set[int](), set[int]())
 
-    def copy(source: int, target: int, tensor: int) -> None:
-        if tensor not in held[target]:
+    def act(kind: int, tensor: int, tier: int, target: int = HERE) -> None:
+        if kind == COPY and tensor not in held[target]:
             held[target].add(tensor)
-            steps.copy(tensor, source, target)
-
-    def release(tier: int, tensor: int) -> None:
-        if tensor in held[tier]:
+            steps.copy(tensor, tier, target)
+        elif kind == DETACH and tensor in held[tier]:
             held[tier].remove(tensor)
             steps.detach(tensor, tier)
 
-    def give_up(tensors: Iterable[int]) -> None:
-        for tensor in tensors:
-            release(HERE, tensor)
-            release(HOST, tensor)
-
-    acts = {
-        "COPY_D2H": partial(copy, HERE, HOST),
-        "RELEASE_DEVICE": partial(release, HERE),
-        "COPY_H2D": partial(copy, HOST, HERE),
-        "RELEASE_HOST": partial(release, HOST),
-    }
     dead_after = Lifetimes(graph).dead_after
     for number, what in enumerate(graph.ops):
-        for action, tensor in asked["pre", number]:
-            acts[action](tensor)
+        for (kind, *tiers), tensor in asked["pre", number]:
+            act(kind, tensor, *tiers)
         steps.compute(number)
         held[HERE].update(what.writes)
-        for action, tensor in asked["post", number]:
-            acts[action](tensor)
-        give_up(dead_after[number])
-    give_up(sorted(held[HERE] | held[HOST]))
+        for (kind, *tiers), tensor in asked["post", number]:
+            act(kind, tensor, *tiers)
+        left = sorted(held[HERE] | held[HOST]) if what is graph.ops[-1] else ()
+        for tensor in (*dead_after[number], *left):
+            act(DETACH, tensor, HERE)
+            act(DETACH, tensor, HOST)
     return steps
 
 
-def _asked(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], list[tuple[str, int]]]:
+def _asked(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], list[tuple[tuple[int, ...], int]]]:
     """Table of the schedule, op of the graph -> what is to be done with which tensor."""
     ids = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
     tensors = {storage: ids[name] for storage, name in _storage_names(trace).items() if name in ids}
     ops = {op.id: number for number, op in enumerate(trace.ops)}
-    asked: dict[tuple[str, int], list[tuple[str, int]]] = defaultdict(list)
+    asked: dict[tuple[str, int], list[tuple[tuple[int, ...], int]]] = defaultdict(list)
     for table, entries in (("pre", trace.schedule.pre), ("post", trace.schedule.post)):
         for op, action, storage in entries:
             if op not in ops or storage not in tensors:
                 must, found = "an entry names an op, and a storage that some op accesses", f"{op} and {storage}"
                 raise ConfigError(f"{path}: schedule.{table}", must, found, "correct it")
-            asked[table, ops[op]].append((action, tensors[storage]))
+            asked[table, ops[op]].append((_ACTIONS[action], tensors[storage]))
     return asked
 
 
 def _storage_names(trace: _Trace) -> dict[int, str]:
     width = max((len(str(storage.id)) for storage in trace.storages), default=1)
     return {storage.id: f"s{storage.id:0{width}d}" for storage in trace.storages}
-
-
-def _op_names(trace: _Trace) -> list[str]:
-    width = len(str(max((op.id for op in trace.ops), default=0)))
-    return [f"{op.id:0{width}d}/{op.name}" for op in trace.ops]

@@ -54,8 +54,8 @@ _MOST_TOKENS, _MOST_CHOICES, _LONGEST_S = 10_000_000, 1_000_000, 10**9
 _NS = 10**9
 _SELDOM = 1 << 12
 """After so many lines each it is told how many were read."""
-_MOMENT = re.compile(r"([^.Z+]*?)(?:\.([0-9]+))? ?(Z|[+-][0-9]{2}:?[0-9]{2}|)", re.ASCII)
-"""A day and a time, a fraction of a second, and an offset; what Python reads has six digits of the fraction."""
+_FRACTION = re.compile(r"(?:\.([0-9]+))? ?(?=(?:Z|[+-][0-9]{2}:?[0-9]{2})?$)", re.ASCII)
+"""What stands between a time and its offset: a fraction of a second, of which Python reads six digits, and a space."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -210,10 +210,12 @@ def _time(what: str, text: str) -> int:
         require(seconds.is_finite() and 0 <= seconds <= _LONGEST_S, must, repr(text))
         return int(seconds * _NS)
     except InvalidOperation:
-        found = _MOMENT.fullmatch(text)
+        found = _FRACTION.search(text)
+    if found is None:
+        raise FieldError(must, repr(text), "correct it")
     try:
-        offset = datetime.fromisoformat(f"1970-01-01T00:00:00{found[3] or 'Z'}") if found else _EPOCH
-        past = datetime.fromisoformat(found[1] if found else "").replace(tzinfo=offset.tzinfo) - _EPOCH
-    except (ValueError, TypeError):
+        moment = datetime.fromisoformat(text[: found.start()] + text[found.end() :])
+    except ValueError:
         raise FieldError(must, repr(text), "correct it") from None
-    return (past.days * 86_400 + past.seconds) * _NS + int(((found[2] if found else "") or "").ljust(9, "0")[:9])
+    past = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    return (past.days * 86_400 + past.seconds) * _NS + int((found[1] or "").ljust(9, "0")[:9])
