@@ -97,11 +97,6 @@ class Part(BaseModel):
         do = would_divide(part, total, number)
         require(total % number == 0, f"{part} divides {whole}", f"{number:,} and {total:,}", part, do=do)
 
-    def _at_most(self, part: str, whole: str) -> None:
-        """Refuse a number that is above another one of the piece."""
-        number, total = getattr(self, part), getattr(self, whole)
-        require(number <= total, f"{part} is at most {whole}", f"{number:,} and {total:,}", part, do="lower it")
-
     @model_validator(mode="before")
     @classmethod
     def _knows_its_keys(cls, data: object) -> object:

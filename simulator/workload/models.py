@@ -69,7 +69,8 @@ class Experts(Part):
 
     def _check(self) -> None:
         self._divides("ranks", "routed")
-        self._at_most("top_k", "routed")
+        found = f"{self.top_k:,} and {self.routed:,}"
+        require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
         both = (self.dense_layers > 0) == (self.dense_width is not None)
         require(both, "dense_layers and dense_width come together", "one of them", "dense_layers")
 

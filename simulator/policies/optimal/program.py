@@ -155,8 +155,9 @@ class Program:
         self._given, self._problem = problem, window(problem) if self.lead else problem
         self._sizes = problem.sizes
         self._durations, self._ops = self._problem.durations_ns, len(self._problem.graph.ops)
-        uses = enumerate(self._problem.lifetimes.uses)
-        copies_ns = sum((self._copy_ns(t) + self._copy_ns(t, back=True)) * (1 + len(ops)) for t, ops in uses)
+        self._to = {t: away[0] for t in range(len(problem.sizes)) if (away := problem.away(t))}
+        uses = self._problem.lifetimes.uses
+        copies_ns = sum((self._copy_ns(t) + self._copy_ns(t, back=True)) * (1 + len(uses[t])) for t in self._to)
         sequential_ns = 2 * sum(self._durations) + copies_ns
         self._horizon_ns = sequential_ns if horizon_ns == math.inf else int(horizon_ns)
         # Copies back home of a window may outlast it.
@@ -179,11 +180,10 @@ class Program:
         self.model.minimize(self.end)
 
     def _copy_ns(self, tensor: int, *, back: bool = False) -> int:
-        """Time of a copy out, or back in [ns]; 0 for what may not move."""
+        """Time of a copy out, or back in, of what may move [ns]."""
         p = self._problem
-        here = p.compute_tier
-        hops = [(away, here) if back else (here, away) for away in p.away(tensor)[:1]]
-        return sum(transfer_ns(p.sizes[tensor], p.links[hop]) for hop in hops)
+        here, there = p.compute_tier, self._to[tensor]
+        return transfer_ns(p.sizes[tensor], p.links[(there, here) if back else (here, there)])
 
     def _time(self) -> IntVar:
         return self.model.new_int_var(0, self._until_ns, "")
@@ -197,7 +197,7 @@ class Program:
         p, size = self._problem, self._problem.sizes[tensor]
         uses = p.lifetimes.uses[tensor]
         if p.starts_with[tensor]:
-            self._start_bytes += size if uses or not p.away(tensor) else 0
+            self._start_bytes += size if uses or tensor not in self._to else 0
         elif uses:
             self._taken_bytes[uses[0]] += size
         if uses and tensor in p.lifetimes.dead_after[uses[-1]]:
@@ -207,7 +207,7 @@ class Program:
         """Add the idle intervals of a tensor that is used and may move: over the borders of the step, and within."""
         p, size, exists = self._problem, self._problem.sizes[tensor], self._problem.starts_with[tensor]
         uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
-        if not uses or not p.away(tensor):
+        if not uses or tensor not in self._to:
             return
         if exists and p.homes[tensor] == FREE:
             self.homes[tensor] = self.model.new_bool_var("")
@@ -332,8 +332,7 @@ class Program:
         At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
         issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
         """
-        p, here, value = self._given, self._given.compute_tier, solver.value
-        to = {tensor: p.away(tensor)[0] for tensor in range(len(p.sizes)) if p.away(tensor)}
+        p, to, here, value = self._given, self._to, self._given.compute_tier, solver.value
         spent = [one for one in self.idle if value(one.away)]
         point, issued, moves = 0, dict[tuple[int, int], int](), list[Move]()
         needed = {(one.tensor, one.version): one.out for one in spent if one.out is not None}
