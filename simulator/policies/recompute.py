@@ -133,7 +133,7 @@ class Walk:
     ----------
     problem, remaker
         What to plan for, and how to make things again.
-    time_weight
+    weight
         How much idle time counts.
     limit_bytes
         What it tries to keep to [B].
@@ -152,12 +152,12 @@ class Walk:
         self,
         problem: Problem,
         remaker: Remaker,
-        time_weight: float,
+        weight: float,
         limit_bytes: int | float,
         kept: Mapping[int, Sequence[int]],
     ) -> None:
         self._problem, self._remaker, self._limit = problem, remaker, limit_bytes
-        self._weight = time_weight
+        self._weight = weight
         self._ops, self._here = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
         self._uses, self._used = list(problem.lifetimes.uses), [0] * len(problem.sizes)

@@ -18,7 +18,7 @@ the replay of this one takes just as long, to the nanosecond.
 
 *Several steps*: the program looks at the window of one step (see `window`), so that what it finds no step can beat, the
 last one of two steps or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay
-reaches the objective is proved; where late copies make every step longer than that, the plan is the best that was
+reaches its minimum is proved; where late copies make every step longer than that, the plan is the best that was
 found, and says how far it may be from the best there is.
 """
 
