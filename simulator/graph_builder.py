@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 from itertools import filterfalse
 from typing import Unpack
 
@@ -107,9 +107,11 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a field breaks its rule.
         """
-        self._check_name("tensor", name, self._tensor_ids)
+        if name in self._tensor_ids or not name or flaw(name):
+            raise self._bad_name("tensor", name)
         self._check_number("tensor", name, "size_bytes", size_bytes)
-        self._check_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
+        if kind not in _TENSOR_KINDS:
+            self._check_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
         if shared is not None:
             self._check_choice("tensor", name, "shared", shared, ("node", "supernode"))
         known = _TENSOR_KINDS[kind]
@@ -137,7 +139,8 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a rank is no whole number or twice among those that meet.
         """
-        self._check_name("group", name, self._rank_groups)
+        if name in self._rank_groups or not name or flaw(name):
+            raise self._bad_name("group", name)
         found = tuple(map(tuple, members))
         for ranks in found:
             if not ranks or not all(map(_is_whole, ranks)) or max(ranks) >= MOST_RANKS or len(set(ranks)) < len(ranks):
@@ -200,7 +203,8 @@ class GraphBuilder:
             If the name is taken, a tensor is not known, the members that its collective names cannot meet, its late
             reads cannot be chosen as it says, or a field breaks its rule.
         """
-        self._check_name("op", name, self._op_ids)
+        if name in self._op_ids or not name or flaw(name):
+            raise self._bad_name("op", name)
         known = self._check_fields(name, kind, more)
         self._check_collective(name, known, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
@@ -266,13 +270,12 @@ class GraphBuilder:
         line = f":{self.line}" if self.line else ""
         return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
 
-    def _check_name(self, what: str, name: str, taken: Container[str]) -> None:
-        if name in taken or not name or flaw(name):
-            found = flaw(name) or ("it twice" if name else "an empty one")
-            raise self._error(what, name, f"each {what} has its own name", found, "rename it")
+    def _bad_name(self, what: str, name: str) -> ConfigError:
+        found = flaw(name) or ("it twice" if name else "an empty one")
+        return self._error(what, name, f"each {what} has its own name", found, "rename it")
 
     def _check_number(self, what: str, name: str, field: str, value: object) -> None:
-        if not _is_whole(value):
+        if type(value) is not int or not 0 <= value <= LARGEST:
             raise self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
 
     def _check_choice(self, what: str, name: str, field: str, value: object, known: Collection[str]) -> None:
@@ -297,8 +300,9 @@ class GraphBuilder:
                 self._check_number("op", op, field, value)
             if field in _TEXTS and (found := flaw(str(value))):
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
-        self._check_choice("op", op, "kind", kind, _OP_KINDS)
-        if fields.get("phase"):
+        if kind not in _OP_KINDS:
+            self._check_choice("op", op, "kind", kind, _OP_KINDS)
+        if fields.get("phase", "") not in PHASES:
             self._check_choice("op", op, "phase", fields["phase"], PHASES[1:])
         return _OP_KINDS[kind]
 
