@@ -1,11 +1,8 @@
-"""The trace: what happened, as facts only, in blocks of columns.
-
-Whoever reads a trace folds over its blocks; nothing in it is computed from something else in it.
-"""
+"""The trace: what happened, as facts only, in columns. Nothing in it is computed from something else in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any
@@ -140,11 +137,6 @@ class Table:
         rows = self._joined()
         self._blocks = [rows[~chosen]] if not chosen.all() else []
         return {name: rows[chosen, i] for i, name in enumerate(self.columns)}
-
-    def blocks(self) -> Iterator[Block]:
-        """Iterate over the blocks, in order."""
-        for block in self._blocks:
-            yield {name: block[:, i] for i, name in enumerate(self.columns)}
 
     def whole(self) -> Block:
         """All rows as one block."""

@@ -105,9 +105,8 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
 
 def _until_ns(trace: Trace) -> int:
     """When the first rank has ended its last compute [ns]."""
-    last: Counter[int] = Counter()
-    for block in trace.spans.blocks():
-        computes = block["kind"] == COMPUTE
-        for rank, end in zip(block["rank"][computes].tolist(), block["end_ns"][computes].tolist(), strict=True):
-            last[rank] = max(last[rank], end)
+    last, spans = Counter[int](), trace.spans.whole()
+    computes = spans["kind"] == COMPUTE
+    for rank, end in zip(spans["rank"][computes].tolist(), spans["end_ns"][computes].tolist(), strict=True):
+        last[rank] = max(last[rank], end)
     return min(last.values(), default=0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.columns import running
+from simulator.columns import running, turns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import Instances, kind_of, name_of
@@ -127,7 +127,7 @@ class Frames:
         table
             Name of the method that makes it.
         """
-        end_ns = max((int(block["end_ns"].max()) for block in self.trace.spans.blocks()), default=0)
+        end_ns = int(self.trace.spans.whole()["end_ns"].max(initial=0))
         make: dict[str, Callable[[], Columns]] = {
             "spans": partial(self._joined, _spans, ("issue", "rank", "start_ns")),
             "waits": partial(self._joined, _waits, ("stream", "rank", "start_ns")),
@@ -202,9 +202,6 @@ def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
     item, track = spans["item"].tolist(), spans["track"].tolist()
     named = zip(compute.tolist(), item, spans["step"].tolist(), spans["run"].tolist(), strict=True)
     names = [f"step{k}/{op_name(graph, i, n)}" if c else graph.tensors[i].name for c, i, k, n in named]
-    ends = [
-        (None, None) if c else (links[k][1].source, links[k][1].target) for c, k in zip(compute, track, strict=True)
-    ]
     return {
         "rank": spans["rank"],
         "step": spans["step"],
@@ -213,8 +210,8 @@ def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
         "track": [f"stream {k}" if c else links[k][0] for c, k in zip(compute, track, strict=True)],
         "channel": spans["channel"],
         "phase": [graph.ops[i].phase if c else "" for c, i in zip(compute, item, strict=True)],
-        "source": [source for source, _ in ends],
-        "target": [target for _, target in ends],
+        "source": [None if c else links[k][1].source for c, k in zip(compute, track, strict=True)],
+        "target": [None if c else links[k][1].target for c, k in zip(compute, track, strict=True)],
         "issue": spans["issue"],
         "issued_ns": spans["issued_ns"],
         "start_ns": spans["start_ns"],
@@ -262,24 +259,20 @@ def blocker_name(graph: Graph, cause: int, blocker: int) -> str:
 
 
 def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
-    rows: dict[str, Any] = {name: values.tolist() for name, values in trace.residencies.whole().items()}
-    open_: dict[tuple[int, int], list[int]] = {}
-    found: list[list[int]] = []
-    columns = ("time_ns", "tier", "tensor", "delta_bytes")
-    for time, tier, tensor, delta in zip(*(rows[name] for name in columns), strict=True):
-        if delta > 0:
-            found.append([tensor, tier, time, end_ns, delta])
-            open_.setdefault((tier, tensor), []).append(len(found) - 1)
-        else:
-            found[open_[tier, tensor].pop(0)][3] = time
+    rows = trace.residencies.whole()
+    place, is_taken = rows["tensor"] * len(hardware.tiers) + rows["tier"], rows["delta_bytes"] > 0
+    taken, freed = place[is_taken], place[~is_taken]
+    order, ends = np.argsort(taken, kind="stable"), np.full(len(taken), end_ns)
+    ends[order[np.searchsorted(taken, freed, sorter=order) + turns(freed)]] = rows["time_ns"][~is_taken]
+    stays = {name: values.tolist() for name, values in pick(rows, is_taken).items()}
     return {
-        "rank": [0] * len(found),
-        "tensor": [name_of(graph, row[0]) for row in found],
-        "kind": [kind_of(graph, row[0]) for row in found],
-        "tier": [hardware.tier_names[row[1]] for row in found],
-        "start_ns": [row[2] for row in found],
-        "end_ns": [row[3] for row in found],
-        "size_bytes": [row[4] for row in found],
+        "rank": stays["rank"],
+        "tensor": [name_of(graph, t) for t in stays["tensor"]],
+        "kind": [kind_of(graph, t) for t in stays["tensor"]],
+        "tier": [hardware.tier_names[tier] for tier in stays["tier"]],
+        "start_ns": stays["time_ns"],
+        "end_ns": ends.tolist(),
+        "size_bytes": stays["delta_bytes"],
     }
 
 

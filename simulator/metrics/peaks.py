@@ -56,8 +56,7 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
     Where there are several instances of a tier, it is the fullest one's.
     """
     found = Peaks(hardware, trace)
-    for block in trace.residencies.blocks():
-        found.take(block)
+    found.take(trace.residencies.whole())
     return found.bytes
 
 

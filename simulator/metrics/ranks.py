@@ -97,14 +97,12 @@ def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | No
         What ran, where, and what happened.
     """
     took, alone = Counter[str](), Counter[str]()
-    stands_for = Counter(trace.stands_in)
-    for block in trace.spans.blocks():
-        copies = block["kind"] == COPY
-        rows = (block[name][copies].tolist() for name in ("rank", "track", "item", "start_ns", "end_ns"))
-        for rank, track, tensor, start, end in zip(*rows, strict=True):
-            name, size = hardware.link_names[track], job.graph(rank).tensors[tensor].size_bytes
-            took[name] += stands_for[rank] * (end - start)
-            alone[name] += stands_for[rank] * transfer_ns(size, hardware.links[name])
+    spans, stands_for = trace.spans.whole(), Counter(trace.stands_in)
+    rows = (spans[name][spans["kind"] == COPY].tolist() for name in ("rank", "track", "item", "start_ns", "end_ns"))
+    for rank, track, tensor, start, end in zip(*rows, strict=True):
+        name, size = hardware.link_names[track], job.graph(rank).tensors[tensor].size_bytes
+        took[name] += stands_for[rank] * (end - start)
+        alone[name] += stands_for[rank] * transfer_ns(size, hardware.links[name])
     return {f"crowding_{name}": took[name] / alone[name] if alone[name] else None for name in hardware.link_names}
 
 

@@ -122,7 +122,7 @@ def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> boo
         How many ran; those of the trace if it is not said.
     """
     if computes is None:
-        computes = sum(int(np.count_nonzero(block["kind"] == COMPUTE)) for block in trace.spans.blocks())
+        computes = int(np.count_nonzero(trace.spans.whole()["kind"] == COMPUTE))
     job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
     once = sum(len(job.graph(rank).ops) * job.graph(rank).steps for rank in set(trace.stands_in))
     return trace.status != "ok" or computes > once

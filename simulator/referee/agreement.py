@@ -1,16 +1,17 @@
 """Checks that ranks meet: before anything is decided whom they name and what they do, and before a run in which order.
 
 `check_job` refuses what no plan could mend: whoever comes to a collective is met there, by members who do the same.
-`check_order` walks the collectives of plans, stream by stream: one is over once it is the next on some stream of every
-member. What is stuck then never moves, whatever computes and copies do. The converse does not hold: what a collective
-reads, or the room that it takes, can still keep a member from coming, and shows as a run that is ``blocked``.
+`check_order` lets each collective follow those before it on a stream of some member: ranks meet unless these form a
+circle, which never moves, whatever computes and copies do. The converse does not hold: what a collective reads, or the
+room that it takes, can still keep a member from coming, and shows as a run that is ``blocked``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
+from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise, zip_longest
 
 from simulator.errors import ConfigError, PlanError
 from simulator.graph import Call, Group, Job, Members, Roles
@@ -18,10 +19,8 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
 from simulator.units import counted
 
-_Place = tuple[int, int]
-"""A rank, and one of its streams."""
-_Line = list[tuple[int, Call]]
-"""The collectives of a stream in the order of a plan: op and call."""
+_Meeting = tuple[str, Members, int]
+"""A group, who meets there, and how often they did before."""
 
 
 def check_job(job: Job, hardware: Hardware) -> None:
@@ -153,61 +152,47 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
         return
     if all(not call.role for roles in known for call in roles.ops) and len({id(plan) for plan in plans}) == 1:
         return
-    lines: dict[tuple[int, int], dict[int, _Line]] = {}
-    roles, at_work = [known[number] for number in job.graph_of], dict[_Place, _Line]()
+    order, steps = TopologicalSorter[_Meeting](), dict[tuple[_Meeting, _Meeting], tuple[int, str]]()
+    lines: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for rank, plan in enumerate(plans):
         key = id(plan), job.graph_of[rank]
         if key not in lines:
-            lines[key] = _lines(roles[rank], plan)
-        at_work |= {(rank, stream): list(line) for stream, line in lines[key].items()}
-    there: dict[tuple[str, Members], list[_Place]] = {}
-    moved = list(at_work)
-    while moved:
-        place = moved.pop()
-        if at_work[place]:
-            who = _meeting(roles, place[0], at_work[place][-1][1])
-            there.setdefault(who, []).append(place)
-            if len(there[who]) == len(who[1]):
-                moved += there[who]
-                for met in there.pop(who):
-                    at_work[met].pop()
-    stuck = {rank: at_work[rank, stream][-1] for rank, stream in sorted(at_work) if at_work[rank, stream]}
-    if stuck:
-        raise _circle(job, plans, roles, stuck, {who: {rank for rank, _ in places} for who, places in there.items()})
+            lines[key] = _line(known[key[1]], plan)
+        roles, met, before = known[key[1]], Counter[Call](), dict[int, tuple[_Meeting, str]]()
+        for op, stream in lines[key]:
+            call = roles.calls[op]
+            meeting = call.group, roles.members[call][rank], met[call]
+            met[call] += 1
+            if stream in before:
+                order.add(meeting, before[stream][0])
+                steps[before[stream][0], meeting] = rank, before[stream][1]
+            before[stream] = meeting, f"op {roles.graph.ops[op].name!r} (group {call.group!r})"
+    try:
+        order.prepare()
+    except CycleError as error:
+        raise _circle(job, plans, [steps[pair] for pair in pairwise(error.args[1])]) from None
 
 
-def _lines(roles: Roles, plan: Plan) -> dict[int, _Line]:
-    """By stream, the collectives of one repeat of a fixed plan, the last one first."""
-    lines: dict[int, _Line] = {}
-    for kind, op, stream, _ in [*plan.fixed.codes()][::-1] if plan.fixed is not None else ():
-        if kind == COMPUTE and op in roles.calls:
-            lines.setdefault(stream, []).append((op, roles.calls[op]))
-    return lines
+def _line(roles: Roles, plan: Plan) -> list[tuple[int, int]]:
+    """The collectives of one repeat of a fixed plan, each with its stream."""
+    codes = plan.fixed.codes() if plan.fixed is not None else ()
+    return [(op, stream) for kind, op, stream, _ in codes if kind == COMPUTE and op in roles.calls]
 
 
-def _meeting(roles: Sequence[Roles], rank: int, call: Call) -> tuple[str, Members]:
-    return call.group, roles[rank].members[call][rank]
+def _circle(job: Job, plans: Sequence[Plan], steps: Sequence[tuple[int, str]]) -> PlanError:
+    """Say who waits for whom, from the lowest rank on: at each meeting for the rank that meets somewhere else before.
 
-
-def _circle(
-    job: Job,
-    plans: Sequence[Plan],
-    roles: Sequence[Roles],
-    stuck: dict[int, tuple[int, Call]],
-    there: dict[tuple[str, Members], set[int]],
-) -> PlanError:
-    """Follow the waits of the lowest rank until they come back."""
-    seen: dict[int, str] = {}
-    rank = next(iter(stuck))
-    while rank not in seen:
-        op, call = stuck[rank]
-        who = _meeting(roles, rank, call)
-        other = min((member for member in who[1] if member not in there.get(who, ())), default=rank)
-        seen[rank] = f"rank {rank} at op {job.graph(rank).ops[op].name!r} (group {call.group!r}) for rank {other}"
-        rank = other if other in stuck else rank
+    Parameters
+    ----------
+    steps
+        From each meeting of the circle to the next: the rank that comes to them in this order, and its op at the first.
+    """
+    waits = [(rank, op, steps[i - 1][0]) for i, (rank, op) in enumerate(steps) if steps[i - 1][0] != rank]
+    first = waits.index(min(waits))
+    said = [f"rank {rank} at {op} for rank {other}" for rank, op, other in waits[first:] + waits[:first]]
     return PlanError(
-        f"plan {plans[rank].name!r}, collectives of job {job.name!r}",
+        f"plan {plans[min(waits)[0]].name!r}, collectives of job {job.name!r}",
         "ranks come to their collectives in an order in which they meet",
-        f"that they wait for one another: {', '.join(seen.values())}",
+        f"that they wait for one another: {', '.join(said)}",
         "run them in the same order on all ranks, or on streams of their own",
     )

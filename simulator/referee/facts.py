@@ -166,7 +166,8 @@ class Facts:
         copies = self.earlier.kept("copies", 4)[2:].ravel()
         known = np.concatenate((*self.earlier.latest.values(), copies))
         moments = waits["start_ns"], waits["end_ns"], self.residencies["time_ns"], known[known != NONE]
-        self.clock = np.unique(np.concatenate((*times, *moments)))
+        ordered = np.sort(np.concatenate((*times, *moments)))
+        self.clock = ordered[firsts(ordered)]
         self.never, self.stride = len(self.clock), len(self.clock) + 2
         self.issued, self.start, self.end, self.arrived = (np.where(has_begun, self.at(ns), self.never) for ns in times)
         self.arrived[self.unmet] = self.at(self.arrived_ns[self.unmet])

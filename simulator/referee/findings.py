@@ -80,6 +80,7 @@ class Look:
         self._program, self._moved = program, Counter[str]()
         self._mortal = ~program.persistent
         self._mortal[list(program.graph.outputs)] = False
+        self._is_late = np.isin(np.arange(len(program.sizes)), list(program.graph.candidates))
         shape = len(program.sizes), program.tiers
         self._dead_ns, self._undecided_ns = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         self._unread = np.zeros(shape, bool)
@@ -88,7 +89,7 @@ class Look:
         """Look at a part."""
         self._look_for_dead(facts, held)
         tensors = self._unread_copies(facts)
-        is_late = np.isin(tensors, list(self._program.graph.candidates))
+        is_late = self._is_late[tensors]
         for what, some in (("unchosen", tensors[is_late]), ("unread", tensors[~is_late])):
             self._moved[f"{what}_copies"] += len(some)
             self._moved[f"{what}_bytes"] += int(self._program.sizes[some].sum())

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from simulator.columns import NONE, Bools, Ints, lasts, running
-from simulator.graph import Job
+from simulator.graph import Job, Tensor
 from simulator.hardware import Hardware
 from simulator.plan import NOWHERE, Plan
 from simulator.referee.facts import broken
 from simulator.referee.start_laws import NEVER_NS, Requests
 from simulator.trace import Block, Trace, instances
-
-Spare = Mapping[str, Mapping[int, int]]
-"""For each tier, by instance, what rows count but the tier stores once for several ranks [B]."""
 
 
 class Room:
@@ -30,10 +26,10 @@ class Room:
     hardware, stands_in, budget_bytes
         The machine; for each rank the one whose rows are its own, too; what may be used of the compute tier [B].
     spare
-        What is stored once.
+        What rows count but a tier stores once for several ranks, by tier and instance [B].
     """
 
-    def __init__(self, hardware: Hardware, stands_in: Sequence[int], budget_bytes: int | float, spare: Spare) -> None:
+    def __init__(self, hardware: Hardware, stands_in: Sequence[int], budget_bytes: int | float, spare: Ints) -> None:
         self._names, ranks, on_node = hardware.tier_names, len(stands_in), hardware.topology.devices_per_node
         usable = {name: tier.usable_bytes for name, tier in hardware.tiers.items()}
         capacities = (usable | {hardware.compute_tier: budget_bytes}).values()
@@ -41,8 +37,7 @@ class Room:
         sharers = [instances(tier.scope, on_node, stands_in) for tier in hardware.tiers.values()]
         instance, self._counts = (np.array(column) for column in zip(*sharers, strict=True))
         self._instance, self._ranks = instance + np.arange(len(sharers))[:, None] * ranks, ranks
-        self._used = np.zeros(len(sharers) * ranks, np.int64)
-        self._spare = np.array([spare[name].get(i, 0) for name in self._names for i in range(ranks)], np.int64)
+        self._used, self._spare = np.zeros(len(sharers) * ranks, np.int64), spare.ravel()
         self._changes, self._waiting = [np.empty((3, 0), np.int64)], [np.empty((7, 0), np.int64)]
         self._rows = self._now_ns = 0
 
@@ -119,33 +114,38 @@ class Room:
             raise broken(f"trace, rank {int(rank[row])}, step {int(issue[row]):,}", must, found)
 
 
-def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Spare:
-    """Add up what ranks have at home in each instance of a tier less what is stored there, all shared tensors [B].
+def _instances(hardware: Hardware, ranks: int) -> list[Ints]:
+    """By tier, for each rank the node of a tier that nodes have, else 0."""
+    each = hardware.topology.devices_per_node
+    return [np.arange(ranks) // (each if tier.scope == "node" else ranks) for tier in hardware.tiers.values()]
+
+
+def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Ints:
+    """Add up what ranks have at home in a tier less what is stored there, all shared tensors, by tier and instance [B].
 
     Parameters
     ----------
     job, hardware, plans
         What ranks run, where, and by which plans.
     """
-    each, spare = hardware.topology.devices_per_node, {name: Counter[int]() for name in hardware.tiers}
-    at_home: dict[int, list[tuple[str, str, int, bool]]] = {}
-    stored = set[tuple[str, int, int, str, int]]()
+    scopes, instance = [tier.scope for tier in hardware.tiers.values()], _instances(hardware, job.ranks)
+    spare = np.zeros((len(scopes), job.ranks), np.int64)
+    shared: dict[int, list[tuple[Tensor, int]]] = {}
+    stored = set[tuple[int, int, int, str, int]]()
     for rank, plan in enumerate(plans):
-        if id(plan) not in at_home:
+        if id(plan) not in shared:
             tensors = zip(job.graph(rank).tensors, plan.home, strict=True)
-            shared = ((t, plan.tiers[home]) for t, home in tensors if t.shared and t.persistent and home != NOWHERE)
-            at_home[id(plan)] = [(tier, t.name, t.size_bytes, t.shared == "node") for t, tier in shared]
-        for tier, name, size, by_node in at_home[id(plan)]:
-            scope = hardware.tiers[tier].scope
-            instance = rank // each if scope == "node" else 0
-            place = (tier, instance, rank // each if by_node else 0, name, size)
-            if scope != "device" and place in stored:
-                spare[tier][instance] += size
+            mine = [(t, home) for t, home in tensors if t.shared and t.persistent and home != NOWHERE]
+            shared[id(plan)] = [(t, home) for t, home in mine if scopes[home] != "device"]
+        for t, home in shared[id(plan)]:
+            sharer = rank // hardware.topology.devices_per_node if t.shared == "node" else 0
+            place = (home, int(instance[home][rank]), sharer, t.name, t.size_bytes)
+            spare[place[:2]] += t.size_bytes if place in stored else 0
             stored.add(place)
     return spare
 
 
-def check_stored_once(hardware: Hardware, trace: Trace, spare: Spare) -> None:
+def check_stored_once(hardware: Hardware, trace: Trace, spare: Ints) -> None:
     """Check that a trace says what is stored once, for each instance of a tier that has a simulated rank.
 
     Parameters
@@ -153,18 +153,12 @@ def check_stored_once(hardware: Hardware, trace: Trace, spare: Spare) -> None:
     hardware, trace, spare
         The machine, what happened there, and what is stored once.
     """
-    told: Counter[tuple[str, int]] = Counter()
-    each = {
-        name: hardware.topology.devices_per_node if tier.scope == "node" else len(trace.stands_in)
-        for name, tier in hardware.tiers.items()
-    }
+    told, instance = np.zeros_like(spare), _instances(hardware, spare.shape[1])
     for rank, tier, _, size in trace.stored_once:
-        name = hardware.tier_names[tier]
-        told[name, rank // each[name]] += size
-    for name in hardware.tiers:
-        for instance in {rank // each[name] for rank in trace.stands_in}:
-            counted, due = told[name, instance], spare[name].get(instance, 0)
-            if counted != due:
+        told[tier, instance[tier][rank]] += size
+    for tier, name in enumerate(hardware.tiers):
+        for i in np.unique(instance[tier][list(trace.stands_in)]).tolist():
+            if told[tier, i] != spare[tier, i]:
                 must = f"what is stored once in {name} is counted once"
-                found = f"{counted:,} B less on instance {instance}, not {due:,} B"
+                found = f"{told[tier, i]:,} B less on instance {i}, not {spare[tier, i]:,} B"
                 raise broken("trace, stored_once", must, found)

@@ -54,7 +54,7 @@ def measure(name: str, ops: int) -> dict[str, float]:
     seconds = time.perf_counter() - start
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) * 1024
     reference = (before + timeouts_per_s()) / 2
-    done = sum(int((block["kind"] == 0).sum()) for block in trace.spans.blocks())
+    done = int((trace.spans.whole()["kind"] == 0).sum())
     if trace.status != "ok" or done != case.computes:
         raise SystemExit(f"{name}: only {done} of {case.computes} computes completed, status {trace.status}")
     steps = sum(len(table) for table in trace.issued) or case.steps
