@@ -215,15 +215,11 @@ class Trace:
         rows
             Rows of the residencies.
         """
+        known = {(rank, tier, tensor): size for rank, tier, tensor, size in self.stored_once}
         found = np.zeros(len(rows["tier"]), np.int64)
-        if not self.stored_once or not len(found):
-            return found
-        tiers, tensors = (int(max(row[i] for row in self.stored_once)) + 1 for i in (1, 2))
-        known = {(rank * tiers + tier) * tensors + tensor: size for rank, tier, tensor, size in self.stored_once}
-        inside = (rows["tier"] < tiers) & (rows["tensor"] >= 0) & (rows["tensor"] < tensors)
-        keys = (rows["rank"] * tiers + rows["tier"]) * tensors + rows["tensor"]
-        at = np.flatnonzero(inside & np.isin(keys, np.array(sorted(known), np.int64)))
-        found[at] = [known[key] for key in keys[at].tolist()]
+        at = np.flatnonzero(np.isin(rows["tensor"], [tensor for _, _, tensor in known]))
+        keys = zip(*(rows[name][at].tolist() for name in ("rank", "tier", "tensor")), strict=True)
+        found[at] = [known.get(key, 0) for key in keys]
         return found
 
     def by_rank(self) -> tuple[Trace, ...]:

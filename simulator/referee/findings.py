@@ -15,7 +15,6 @@ from simulator.referee.op_columns import Program
 from simulator.referee.place_laws import Held
 from simulator.units import human
 
-_WORST = 5
 _MOVED = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
 _Row = tuple[str, str, int, int]
 
@@ -26,10 +25,9 @@ class Findings:
 
     Attributes
     ----------
-    dead_byte_ns
-        Tier -> bytes x time [B ns] that tensors were held after their last use.
     worst
-        ``(tensor name, tier, size [B], time dead and held [ns])``, most byte-time first.
+        ``(tensor name, tier, size [B], time dead and held [ns])`` of the tensor that was held for the most bytes x time
+        after its last use; None if there is none.
     unread_copies
         Transfers whose copy nobody used before it was given up.
     unread_bytes
@@ -38,8 +36,7 @@ class Findings:
         The same of candidates of dynamic reads, which could have been chosen when they were copied.
     """
 
-    dead_byte_ns: dict[str, int]
-    worst: tuple[_Row, ...] = ()
+    worst: _Row | None = None
     unread_copies: int = 0
     unread_bytes: int = 0
     unchosen_copies: int = 0
@@ -50,7 +47,7 @@ class Findings:
         """The findings as sentences; none if there is nothing to remark."""
         said = []
         if self.worst:
-            name, tier, size, ns = self.worst[0]
+            name, tier, size, ns = self.worst
             said.append(
                 f"{tier} holds dead tensors, most of all {name!r} ({human(size, 'B')} for {human(ns, 'ns')} in all): "
                 "detach them after their last use"
@@ -136,23 +133,18 @@ class Look:
 
     def found(self) -> Findings:
         """The findings, behind the last part."""
-        total_ns, graph, names = self._dead_ns + self._undecided_ns, self._program.graph, self._program.plan.tiers
-        dead, rows = dict.fromkeys(names, 0), []
-        for t, tier in np.argwhere(total_ns).tolist():
-            tensor, ns = graph.tensors[t], int(total_ns[t, tier])
-            dead[names[tier]] += tensor.size_bytes * ns
-            rows.append((tensor.name, names[tier], tensor.size_bytes, ns))
-        return Findings(dead, _worst(rows), **self._moved)
+        total_ns, tensors = self._dead_ns + self._undecided_ns, self._program.graph.tensors
+        tiers = self._program.plan.tiers
+        places = np.argwhere(total_ns).tolist()
+        rows = [(tensors[t].name, tiers[i], tensors[t].size_bytes, int(total_ns[t, i])) for t, i in places]
+        return Findings(_worst(rows), **self._moved)
 
 
 def merged(found: Sequence[Findings]) -> Findings:
     """What was noticed on all ranks, of those that were folded, too."""
-    dead: Counter[str] = Counter()
-    for one in found:
-        dead.update(one.dead_byte_ns)
     sums = {name: sum(getattr(one, name) for one in found) for name in _MOVED}
-    return Findings(dict(dead), _worst(row for one in found for row in one.worst), **sums)
+    return Findings(_worst(one.worst for one in found if one.worst), **sums)
 
 
-def _worst(rows: Iterable[_Row]) -> tuple[_Row, ...]:
-    return tuple(sorted(rows, key=lambda row: -row[2] * row[3])[:_WORST])
+def _worst(rows: Iterable[_Row]) -> _Row | None:
+    return max(rows, key=lambda row: row[2] * row[3], default=None)

@@ -28,6 +28,7 @@ from simulator.referee.values import Values
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
 _STREAMS = 64
+_END = "end of the plan"
 
 Place = tuple[int, Code]
 """Where a walk is: the number of a step, and the step."""
@@ -135,6 +136,7 @@ class Walk:
         self._here: Place = (NOWHERE, (SYNC, 0, 0, 0))
         self._last_move, self._done = self._here, 0
         self._cacheable, self._cached = graph.cacheable, 0
+        self._certain = graph if draws is None else graph.certain
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next steps."""
@@ -166,14 +168,14 @@ class Walk:
         overwritten = self._values.first_made()
         if overwritten is not None:
             must = "no op changes what outlasts the last training step after its end"
-            raise self._end_error(must, f"that one writes {self._name(overwritten)} again", "remove it")
+            raise self._error(must, f"that one writes {self._name(overwritten)} again", "remove it", _END)
 
     def _end_training_step(self) -> None:
         for at, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
             if at[0] < self._last_move[0]:
                 must = "an output keeps a valid copy until the training step ends"
                 found = f"that it detaches the only valid copy of {self._name(t)} before {self._step(self._last_move)}"
-                raise self._error(must, found, "detach outputs last", at)
+                raise self._error(must, found, "detach outputs last", self._step(at))
         self._ran.clear()
         self._unused.clear()
         self._values.begin_step()
@@ -181,11 +183,11 @@ class Walk:
 
     def _compute(self, op: int, stream: int) -> None:
         what, tiers, here, state = self._graph.ops[op], self._tiers, self._compute_tier, self._state
-        left_out = frozenset[int]()
+        reads = what.reads
         if what.late is not None and self._draws is not None:
-            left_out = frozenset(what.late.candidates).difference(self._draws.chosen(op, self._done))
-        for t in what.reads:
-            if state[t * tiers + here] != VALID and t not in left_out:
+            reads = (*self._certain.ops[op].reads, *self._draws.chosen(op, self._done))
+        for t in reads:
+            if state[t * tiers + here] != VALID:
                 self._refuse_read(t, here, f"op {what.name!r}")
         self._check_values(op)
         self._check_turn(op, stream)
@@ -285,7 +287,7 @@ class Walk:
                 "what is used later keeps a valid copy",
                 f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later",
                 "store it elsewhere first, or detach it after its last use",
-                self._lost[tensor],
+                self._step(self._lost[tensor]),
             )
         places = self._state[tensor * self._tiers : (tensor + 1) * self._tiers]
         valid = [name for name, state in zip(self._plan.tiers, places, strict=True) if state == VALID]
@@ -300,12 +302,12 @@ class Walk:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
             found = f"no compute of op {self._graph.ops[missing[0]].name!r}{more}"
             found += f" in training step {self._done + 1} of {training_steps}"
-            raise self._end_error("every op runs in every training step", found, "add it")
+            raise self._error("every op runs in every training step", found, "add it", _END)
         if self._done < training_steps and self._values.unlike and not self._unlike:
             must = "what outlasts a training step ends it with the value that program order leaves in it"
             found = self._values.said(*self._values.first_unlike())
-            raise self._end_error(must, found, "run the op that makes this value last")
-        self._refuse_end("end of the plan")
+            raise self._error(must, found, "run the op that makes this value last", _END)
+        self._refuse_end(_END)
 
     def _refuse_end(self, moment: str) -> None:
         """Blame the first place that is not as it must be between training steps, or the detach of its last copy."""
@@ -315,11 +317,11 @@ class Walk:
         if tensor in self._lost and self._graph.tensors[tensor].persistent:
             found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
             must, do = "what is used later keeps a valid copy", "copy it to its home first"
-            raise self._error(must, found, do, self._lost[tensor])
+            raise self._error(must, found, do, self._step(self._lost[tensor]))
         must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
         at_home = f" (home {self._plan.tiers[home]})" if home != NOWHERE else ""
         found = f"{self._name(tensor)}{at_home} {_STATES[self._state[place]]} in {self._plan.tiers[tier]}"
-        raise self._end_error(must, found, "copy it home, if it has one, and detach its other copies", moment)
+        raise self._error(must, found, "copy it home, if it has one, and detach its other copies", moment)
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
@@ -328,9 +330,5 @@ class Walk:
         at, code = place
         return f"step {at:,} ({describe(self._graph, self._plan.tiers, code)})"
 
-    def _error(self, must: str, found: str, do: str, place: Place | None = None) -> PlanError:
-        where = self._step(self._here if place is None else place)
-        return PlanError(f"plan {self._plan.name!r}, {where}", must, found, do)
-
-    def _end_error(self, must: str, found: str, do: str, moment: str = "end of the plan") -> PlanError:
-        return PlanError(f"plan {self._plan.name!r}, {moment}", must, found, do)
+    def _error(self, must: str, found: str, do: str, where: str = "") -> PlanError:
+        return PlanError(f"plan {self._plan.name!r}, {where or self._step(self._here)}", must, found, do)

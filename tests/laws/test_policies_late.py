@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -15,13 +17,14 @@ from policy_problems import replay
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn, popularity
-from simulator.errors import CapacityError
+from simulator.errors import CapacityError, PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, live_bytes
-from simulator.plan import COMPUTE, COPY, FREE, Plan
+from simulator.plan import COMPUTE, COPY, FREE, PART, Code, Plan, Steps, View
 from simulator.policies import POLICIES, Problem, static
 from simulator.referee import Drawn, check_plan, check_trace
+from simulator.referee.walk import Walk
 from simulator.scenario import DrawsOrigin, Switches
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -147,6 +150,40 @@ def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: Draw
     assert backbone.fixed is not None
     assert kept == list(backbone.fixed.codes()) * backbone.repeats
     assert mine.home == backbone.home
+
+
+def forgetful(plan: Plan, number: int, issued: list[Code | None]) -> Plan:
+    """The plan without one of the steps that are decided; notes what is issued, and at last None."""
+    start = plan.steps
+    assert not isinstance(start, Steps)
+
+    def steps(view: View) -> Iterator[Code]:
+        decided = count()
+        for code in start(view):
+            if code[0] == PART or next(decided) != number:
+                issued.extend(plan.backbone[code[1]].codes() if code[0] == PART else [code])
+                yield code
+        issued.append(None)
+
+    return replace(plan, steps=steps)
+
+
+@given(graphs, origins, st.integers(0, 9), st.integers(0, 120), st.integers(0, 9))
+def test_what_a_runtime_forgets_beside_a_backbone_is_refused_where_it_is_missed(
+    graph: Graph, origin: DrawsOrigin, seed: int, spare: int, number: int
+) -> None:
+    """By the engine only if the referee, too, refuses what was issued; and what runs to its end, neither refuses."""
+    p, issued = problem(graph, machine(), origin, least(graph) + spare), list[Code | None]()
+    whole = POLICIES["hybrid"].plan(p, {"evict": "lru", "cache": f"{least(graph) - FEW} B"})
+    plan, draws = forgetful(whole, number, issued), drawn(graph, p.hardware, origin, seed)
+    try:
+        run(p, plan, draws)
+    except PlanError:
+        walk = Walk(graph, p.hardware, plan, draws=draws)
+        with pytest.raises(PlanError):
+            walk.take(code for code in issued if code is not None)
+            assert issued[-1] is None
+            walk.finish(graph.steps)
 
 
 @pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "late" in one[1]])

@@ -43,7 +43,7 @@ from simulator.trace import CAUSES, SPANS, Table
 def test_a_good_trace_passes_with_nothing_to_remark():
     found = judge(Rows())
     assert found.remarks == ()
-    assert found.dead_byte_ns == {"hbm": 0, "ddr": 0}
+    assert found.worst is None
 
 
 def test_what_was_issued_may_be_recorded():
@@ -329,8 +329,7 @@ def test_findings_tell_what_was_dead_and_still_held_and_what_was_copied_for_noth
     rows.spans.append([0, COPY, A, D2H, 0, 4, 0, 20, 24])
     rows.residencies[6:] = [[20, 0, DDR, A, 4], [29, 0, DDR, A, -4], [30, 0, HBM, A, -4]]
     found = judge(rows, plan_of(text))
-    assert found.dead_byte_ns == {"hbm": 20, "ddr": 16}
-    assert found.worst == (("a", "hbm", 4, 5), ("a", "ddr", 4, 4))
+    assert found.worst == ("a", "hbm", 4, 5)
     assert (found.unread_copies, found.unread_bytes) == (1, 4)
     assert found.remarks == (
         "hbm holds dead tensors, most of all 'a' (4 B for 5 ns in all): detach them after their last use",
