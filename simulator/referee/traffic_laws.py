@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -238,6 +238,7 @@ class Bandwidth:
         self._hardware = hardware
         here, links, fabrics = hardware.compute_tier, hardware.links.items(), hardware.fabrics.items()
         ports = {f"{name}.{way}": f.planes * f.bandwidth_bytes_per_s for name, f in fabrics for way in ("out", "in")}
+        self._names = {name: number for number, name in enumerate((*hardware.link_names, *ports, _KERNELS))}
         carriers: list[tuple[str, str, int | float, Mapping[str, int]]] = [
             *((f"link {n!r} of rank", "device", k.bandwidth_bytes_per_s, hardware.passing((n,))) for n, k in links),
             *((f"port {n!r} of rank", "device", rate, hardware.passing((n,))) for n, rate in ports.items()),
@@ -252,7 +253,7 @@ class Bandwidth:
             carriers.append((f"memory {here!r} of {memory.scope}", memory.scope, memory.bandwidth_bytes_per_s, passing))
         on_node = hardware.topology.devices_per_node
         self._carriers = [
-            (what, int(rate), instances(scope, on_node, stands_in), passing)
+            (what, int(rate), instances(scope, on_node, stands_in), np.array([passing.get(n, 0) for n in self._names]))
             for what, scope, rate, passing in carriers
             if rate != math.inf
         ]
@@ -268,14 +269,11 @@ class Bandwidth:
         met
             The meetings of the trace, if there are any.
         """
-        moved = {**self._copied(ranks), _KERNELS: _of_kernels(ranks), **self._sent(met)}
+        rows = np.concatenate([*self._copied(ranks), *self._sent(met)], axis=1)
         until_ns = min(int(facts.issued_ns.max(initial=0)) for facts in ranks)
-        for what, rate, (instance, counts), passing in self._carriers:
-            rows = [
-                moved[name] * np.array([[1], [times], [1], [1]]) for name, times in passing.items() if name in moved
-            ]
-            rank, size, start, end = np.concatenate([np.empty((4, 0), np.int64), *rows], axis=1)
-            new = np.stack((instance[rank], size * counts[rank], start, end))
+        for what, rate, (instance, counts), times in self._carriers:
+            name, rank, size, start, end = rows[:, times[rows[0]] > 0]
+            new = np.stack((instance[rank], size * counts[rank] * times[name], start, end))
             which, size, start, end = np.concatenate((self._under_way[what], new), axis=1)
             order, first, until = busy(which, start, end, joins=False)
             if not len(order):
@@ -285,16 +283,24 @@ class Bandwidth:
             self._under_way[what] = stretches[:, ~is_settled]
             _check_stretches(what, rate, stretches[:, is_settled])
 
-    def _copied(self, ranks: Sequence[Facts]) -> dict[str, Ints]:
-        """By link, whose bytes, how many, from when to when."""
-        every = np.concatenate([_moved(facts, facts.ran(COPY), facts.program.sizes) for facts in ranks], axis=1)
-        track = np.concatenate([facts.track[facts.ran(COPY)] for facts in ranks])
-        return {name: every[:, track == number] for number, name in enumerate(self._hardware.link_names)}
+    def _copied(self, ranks: Sequence[Facts]) -> Iterator[Ints]:
+        """What goes over links, and what kernels read and write for certain: name, rank, bytes, start and end."""
+        for facts in ranks:
+            ops, copies, computes = facts.program.graph.ops, facts.ran(COPY), facts.ran(COMPUTE)
+            has_traffic = [op.duration_ns is None and op.collective is None for op in ops]
+            traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * has_traffic
+            kernels = np.full(len(computes), self._names[_KERNELS])
+            for issues, name, size in (
+                (copies, facts.track[copies], facts.program.sizes),
+                (computes, kernels, traffic),
+            ):
+                rank = np.full(len(issues), facts.rank)
+                yield np.stack((name, rank, size[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
 
-    def _sent(self, met: Meetings | None) -> dict[str, Ints]:
-        """By port, its part of every phase of each collective, at some time in its span."""
+    def _sent(self, met: Meetings | None) -> Iterator[Ints]:
+        """What goes over ports: their part of every phase of each collective, at some time in its span."""
         if met is None:
-            return {}
+            return
         sizes: dict[str, Ints] = {}
         for sort, (what, members, _) in enumerate(met.sorts):
             for phase in phases(what, members, self._hardware):
@@ -302,23 +308,10 @@ class Bandwidth:
                     if what.kind is not silent:
                         size = sizes.setdefault(f"{phase.fabric}.{way}", np.zeros(len(met.sorts), np.int64))
                         size[sort] += phase.port_bytes
-        rows = {name: np.stack((met.rank, size[met.sort], met.start_ns, met.end_ns)) for name, size in sizes.items()}
-        return {name: sent[:, sent[1] > 0] for name, sent in rows.items()}
-
-
-def _of_kernels(ranks: Sequence[Facts]) -> Ints:
-    rows = []
-    for facts in ranks:
-        has_traffic = [op.duration_ns is None and op.collective is None for op in facts.program.graph.ops]
-        traffic = [op.read_bytes + op.write_bytes for op in facts.program.graph.ops]
-        rows.append(_moved(facts, facts.ran(COMPUTE), np.array(traffic, np.int64) * has_traffic))
-    return np.concatenate(rows, axis=1)
-
-
-def _moved(facts: Facts, issues: Ints, sizes: Ints) -> Ints:
-    """Rank, bytes, start and end of these steps; sizes are those of their ops, or tensors."""
-    rank = np.full(len(issues), facts.rank)
-    return np.stack((rank, sizes[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
+        for name, size in sizes.items():
+            number = np.full(len(met.rank), self._names[name])
+            rows = np.stack((number, met.rank, size[met.sort], met.start_ns, met.end_ns))
+            yield rows[:, rows[2] > 0]
 
 
 def _check_stretches(what: str, rate: int, stretches: Ints) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -179,11 +179,15 @@ def test_what_a_runtime_forgets_beside_a_backbone_is_refused_where_it_is_missed(
     try:
         run(p, plan, draws)
     except PlanError:
-        walk = Walk(graph, p.hardware, plan, draws=draws)
         with pytest.raises(PlanError):
-            walk.take(code for code in issued if code is not None)
-            assert issued[-1] is None
-            walk.finish(graph.steps)
+            follow(Walk(graph, p.hardware, plan, draws=draws), issued, graph.steps)
+
+
+def follow(walk: Walk, issued: Sequence[Code | None], steps: int) -> None:
+    """Walk what was issued, up to where a runtime was refused, or to its end."""
+    walk.take(code for code in issued if code is not None)
+    assert issued[-1] is None, "the referee refuses what the engine does"
+    walk.finish(steps)
 
 
 @pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "late" in one[1]])
