@@ -98,7 +98,7 @@ def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
     meets = is_collective(graph, trace)
-    mine = (spans["rank"] == 0) & (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
+    mine = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
     mine &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
     took = spans["end_ns"] - spans["start_ns"]
     waits = _waits(trace, window)
@@ -118,7 +118,7 @@ def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
 def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]:
     """How long something is carried, over any link and over each, and what of it falls into a stall."""
     spans, waits, within = trace.spans.whole(), _waits(trace, window), (window.start_ns, window.end_ns)
-    copies = (spans["rank"] == 0) & (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
+    copies = (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
 
     def carried(mine: Bools) -> tuple[int, int]:
         ends = spans["start_ns"][mine], spans["end_ns"][mine]
@@ -150,9 +150,8 @@ def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) ->
 def _waits(trace: Trace, window: Window) -> Block:
     """Waits of the main stream in the measured step."""
     waits = trace.waits.whole()
-    mine = (waits["rank"] == 0) & (waits["stream"] == window.stream)
-    mine &= (waits["start_ns"] >= window.start_ns) & (waits["end_ns"] <= window.end_ns)
-    return pick(waits, mine)
+    within = (waits["start_ns"] >= window.start_ns) & (waits["end_ns"] <= window.end_ns)
+    return pick(waits, within & (waits["stream"] == window.stream))
 
 
 def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
@@ -194,8 +193,8 @@ def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
 
 def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> dict[str, int]:
     spans, sizes = trace.spans.whole(), np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
-    mine = (spans["kind"] == COPY) & (spans["rank"] == 0)
-    mine &= (spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue)
+    is_issued = (spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue)
+    mine = is_issued & (spans["kind"] == COPY)
     total = np.zeros(len(hardware.links), np.int64)
     np.add.at(total, spans["track"][mine], sizes[spans["item"][mine]])
     own = dict(zip(hardware.link_names, total.tolist(), strict=True))

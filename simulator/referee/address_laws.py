@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.columns import Ints
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.facts import Facts, Intervals
+from simulator.referee.facts import Facts, covered
 from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, Block, Trace, pick
 
@@ -104,8 +104,8 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
     ends = np.append((facts.program.links[:, :2] == facts.program.compute_tier).any(axis=1), False)
     touches = (spans["kind"] == COMPUTE) | ends[np.where(spans["kind"] == COPY, spans["track"], -1)]
     _check_stopped(facts, pick(spans, touches & ~np.isin(spans["issue"], facts.met)), (asked, start, end))
-    under_way, here = Intervals(np.zeros_like(asked), asked, end, 0, joined=True), np.zeros_like(waits["start_ns"])
-    holds = under_way.cover(here, waits["start_ns"], waits["end_ns"])
+    waited = np.zeros_like(waits["start_ns"]), waits["start_ns"], waits["end_ns"]
+    holds = covered(waited, (np.zeros_like(asked), asked, end), 0, joined=True)
     law = "what waits for compaction waits while one is asked for or under way"
     facts.check(holds, law, "waits", waits, "op", "start_ns", "end_ns")
 

@@ -23,6 +23,9 @@ from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 from simulator.referee.op_columns import Program
 from simulator.trace import CAUSES, ISSUED, Block
 
+Stretches = tuple[Ints, Ints, Ints]
+"""Key, start and end of each."""
+
 
 @dataclass(eq=False)
 class Earlier:
@@ -331,41 +334,34 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
         The step; ids that are out of range are shown as numbers.
     """
     kind, a, b, c = code
-    if not COMPUTE <= kind <= SYNC:
-        return f"kind {kind}"
-    if kind == COMPUTE:
-        return f"compute {_name([op.name for op in graph.ops], a)}"
-    tensor, source, target = _name([tensor.name for tensor in graph.tensors], a), _name(tiers, b), _name(tiers, c)
-    if kind == COPY:
-        return f"copy {tensor} {source} -> {target}"
-    return f"detach {tensor} from {source}" if kind == DETACH else f"sync {tensor}"
+    ops, tensors = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors]
+    lists = ((ops if kind == COMPUTE else tensors, a), (tiers, b), (tiers, c))
+    what, source, target = (names[i] if 0 <= i < len(names) else str(i) for names, i in lists)
+    said = {
+        COMPUTE: f"compute {what}",
+        COPY: f"copy {what} {source} -> {target}",
+        DETACH: f"detach {what} from {source}",
+        SYNC: f"sync {what}",
+    }
+    return said.get(kind, f"kind {kind}")
 
 
-def _name(names: Sequence[str], number: int) -> str:
-    return names[number] if 0 <= number < len(names) else str(number)
-
-
-class Intervals:
-    """Stretches of time that belong to keys; those of one key do not overlap.
+def covered(rows: Stretches, by: Stretches, stride: int, *, joined: bool = False) -> Bools:
+    """Whether each row lies within one stretch of its key; of a key, stretches do not overlap.
 
     Parameters
     ----------
-    key, start, end
-        One row each; positions of the clock.
+    rows, by
+        Key, start and end of each; positions of the clock.
     stride
         More than the largest position.
     joined
         Whether stretches of a key that meet count as one.
     """
-
-    def __init__(self, key: Ints, start: Ints, end: Ints, stride: int, *, joined: bool = False) -> None:
-        order, first, self._end = busy(key, start, end, joins=joined)
-        self._key, self._stride = key[order][first], stride
-        self._at = self._key * stride + start[order][first]
-
-    def cover(self, key: Ints, start: Ints, end: Ints) -> Bools:
-        """Whether one stretch of the key holds from `start` to `end`."""
-        if not len(self._at):
-            return np.zeros(len(key), bool)
-        last = np.searchsorted(self._at, key * self._stride + start, "right") - 1
-        return np.asarray((last >= 0) & (self._key[last] == key) & (self._end[last] >= end))
+    (key, start, end), (keys, starts, _) = rows, by
+    order, first, ends = busy(*by, joins=joined)
+    if not len(first):
+        return np.zeros(len(key), bool)
+    keys, starts = keys[order][first], starts[order][first]
+    last = np.searchsorted(keys * stride + starts, key * stride + start, "right") - 1
+    return np.asarray((last >= 0) & (keys[last] == key) & (ends[last] >= end))

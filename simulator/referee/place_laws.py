@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.columns import NONE, Bools, Ints, turns
 from simulator.plan import COMPUTE, DETACH
-from simulator.referee.facts import Facts, Intervals
+from simulator.referee.facts import Facts, covered
 from simulator.trace import pick
 
 
@@ -108,16 +108,16 @@ def _is_taken_at_start(facts: Facts, held: Held) -> Bools:
     made, stride = facts.accesses.pick(facts.accesses.makes), facts.stride
     start, arrived = facts.start[made.issue], facts.arrived[made.issue]
     early = np.flatnonzero(arrived < start)
-    waiting = Intervals(made.place[early], arrived[early], start[early], stride, joined=True)
+    waiting = made.place[early], arrived[early], start[early]
     begun = np.isin(held.place * stride + held.taken, made.place * stride + start)
-    return begun | waiting.cover(held.place, held.taken, held.taken)
+    return begun | covered((held.place, held.taken, held.taken), waiting, stride, joined=True)
 
 
 def _check_is_there(facts: Facts, held: Held) -> None:
     used = facts.accesses.pick(facts.accesses.kind < DETACH)
     start, end, tensor = facts.start[used.issue], facts.end[used.issue], used.place // facts.program.tiers
     holds = (start == facts.never) | (facts.program.sizes[tensor] == 0)
-    holds |= Intervals(*held, facts.stride).cover(used.place, start, end)
+    holds |= covered((used.place, start, end), held, facts.stride)
     law = "what a compute reads and writes, and both ends of a copy, are held while it runs"
     shown = ("tensor", tensor), ("from ns", facts.times(start)), ("to ns", facts.times(end))
     facts.check_steps(used.issue, holds, law, *shown)

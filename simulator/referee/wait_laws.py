@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.columns import NONE, Ints, firsts, lasts
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.facts import Facts, Intervals
+from simulator.referee.facts import Facts, covered
 from simulator.trace import CAUSES, pick
 
 PEER = CAUSES.index("peer")
@@ -77,10 +77,10 @@ def _check_transfers(facts: Facts) -> None:
     copies, many = facts.ran(COPY), len(facts.program.sizes) + 2
     mine = (facts.track[copies], facts.a[copies], facts.start_ns[copies], facts.end_ns[copies])
     rows = np.concatenate((facts.earlier.kept("copies", 4), mine), axis=1)
-    key, start, end = rows[0] * many + rows[1], facts.at(rows[2]), facts.at(rows[3])
+    under_way = rows[0] * many + rows[1], facts.at(rows[2]), facts.at(rows[3])
     waits = pick(facts.waits, facts.waits["cause"] == _TRANSFER)
-    under_way = Intervals(key, start, end, facts.stride, joined=True)
-    holds = under_way.cover(waits["on"] * many + waits["blocker"], waits["start"], waits["end"])
+    waited = waits["on"] * many + waits["blocker"], waits["start"], waits["end"]
+    holds = covered(waited, under_way, facts.stride, joined=True)
     law = "a wait for a transfer lasts while that transfer is under way"
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "on", "blocker")
     since = facts.earlier.latest["filled"][[*facts.program.streams]].min(initial=np.iinfo(np.int64).max)
@@ -90,14 +90,18 @@ def _check_transfers(facts: Facts) -> None:
 def _check_meetings(facts: Facts) -> None:
     """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
     ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
-    under_way = Intervals(facts.a[ran], facts.start[ran], facts.end[ran], facts.stride, joined=True)
-    holds = under_way.cover(waits["blocker"], waits["start"], waits["end"])
+    waited, under_way = (
+        (waits["blocker"], waits["start"], waits["end"]),
+        (facts.a[ran], facts.start[ran], facts.end[ran]),
+    )
+    holds = covered(waited, under_way, facts.stride, joined=True)
     law = "a wait for a collective lasts while that collective is under way"
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
     waits = pick(facts.waits, facts.waits["cause"] == PEER)
     is_direct = facts.program.meets[waits["op"]]
-    direct, indirect = pick(waits, is_direct), pick(waits, ~is_direct)
-    peers = Intervals(direct["on"], direct["start"], direct["end"], facts.stride, joined=True)
+    direct, indirect = (
+        (waits["on"][some], waits["start"][some], waits["end"][some]) for some in (is_direct, ~is_direct)
+    )
+    holds = covered(indirect, direct, facts.stride, joined=True)
     law = "an op waits for a peer while a collective of its rank waits for that peer"
-    holds = peers.cover(indirect["on"], indirect["start"], indirect["end"])
-    facts.check(holds, law, "waits", indirect, "start_ns", "end_ns", "on")
+    facts.check(holds, law, "waits", pick(waits, ~is_direct), "start_ns", "end_ns", "on")
