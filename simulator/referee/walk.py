@@ -134,24 +134,19 @@ class Walk:
         self._met, self._stream_of = dict.fromkeys(self._roles.ops, 0), dict[Call, int]()
         self._has_barriers, self._unused = any(op.barrier for op in graph.ops), set[int]()
         self._here: Place = (NOWHERE, (SYNC, 0, 0, 0))
+        self._known = set[Code]()
         self._last_move, self._done = self._here, 0
         self._cacheable, self._cached = graph.cacheable, 0
         self._certain = graph if draws is None else graph.certain
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next steps."""
-        op, stream = ("an op id", len(self._graph.ops)), ("a stream id", _STREAMS)
-        tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
-        operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
         for at, code in enumerate(codes, self._here[0] + 1):
             self._here = at, code
+            if code not in self._known:
+                self._check_operands(*code)
+                self._known.add(code)
             kind, a, b, c = code
-            if kind not in operands:
-                raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
-            for number, (what, count) in zip((a, b, c), operands[kind], strict=False):
-                if not 0 <= number < count:
-                    must = f"{what} lies between 0 and {count - 1:,}"
-                    raise self._error(must, str(number), "make the plan for this graph")
             if kind == COMPUTE:
                 self._compute(a, b)
             elif kind == COPY:
@@ -160,6 +155,17 @@ class Walk:
                 self._detach(a, b)
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
                 self._end_training_step()
+
+    def _check_operands(self, kind: int, *numbers: int) -> None:
+        op, stream = ("an op id", len(self._graph.ops)), ("a stream id", _STREAMS)
+        tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
+        operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
+        if kind not in operands:
+            raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
+        for number, (what, count) in zip(numbers, operands[kind], strict=False):
+            if not 0 <= number < count:
+                must = f"{what} lies between 0 and {count - 1:,}"
+                raise self._error(must, str(number), "make the plan for this graph")
 
     def finish(self, training_steps: int) -> None:
         """Look at the end; the steps must hold so many training steps."""
@@ -190,7 +196,9 @@ class Walk:
             if state[t * tiers + here] != VALID:
                 self._refuse_read(t, here, f"op {what.name!r}")
         self._check_values(op)
-        self._check_turn(op, stream)
+        self._values.write(op)
+        if op in self._roles.calls:
+            self._check_turn(op, stream)
         if self._has_barriers:
             self._check_barrier(what)
         for t in what.writes:
@@ -208,9 +216,10 @@ class Walk:
         What is left somewhere is blamed if nothing else keeps a training step from its end, and another is to come.
         """
         wrong, is_again = self._values.wrong_read(op), op in self._ran and not self._graph.ops[op].repeatable
-        is_last = self._done + 1 == self._graph.steps // self._plan.repeats
+        if wrong is None and not is_again:
+            return
         has_all = len(self._ran) == len(self._graph.ops) and not self._values.unlike
-        if (wrong is not None or is_again) and has_all and not is_last:
+        if has_all and self._done + 1 != self._graph.steps // self._plan.repeats:
             self._refuse_end(f"end of training step {self._done + 1}")
         if is_again:
             must = "an op that is not repeatable runs once in a training step"
@@ -219,11 +228,8 @@ class Walk:
             must = "an op, also one that runs again, reads the values that program order gives it"
             do = "run it while they are there, or make them again before"
             raise self._error(must, self._values.said(*wrong), do)
-        self._values.write(op)
 
     def _check_turn(self, op: int, stream: int) -> None:
-        if op not in self._roles.calls:
-            return
         call, ops = self._roles.calls[op], self._graph.ops
         line = self._roles.ops[call]
         due, known = line[self._met[call] % len(line)], self._stream_of.setdefault(call, stream)
