@@ -43,12 +43,9 @@ class TierInstance:
         How much is taken [B].
     has_lines
         Whether a place waits for those that were issued before; if not, it waits for its own range alone.
-    in_pieces
-        What else stands in the way of whoever waits for room, for people.
     """
 
     has_lines = True
-    in_pieces = ""
 
     def __init__(self, name: str, number: int, capacity: int | float, rounds: Rounds) -> None:
         self.name, self.number, self.capacity, self.used = name, number, capacity, 0
@@ -113,6 +110,11 @@ class TierInstance:
             for key, head in line:
                 self.rounds.consider(head, key)
             line.clear()
+
+    @property
+    def in_pieces(self) -> str:
+        """What else stands in the way of whoever waits for room, for people."""
+        return ""
 
 
 class AddressedTier(TierInstance):
@@ -207,8 +209,8 @@ class AddressedTier(TierInstance):
         self._recorder.reserved += _reserved_row(self._clock.now, self._rank, self.number, reserved, hole)
 
     @property
-    def in_pieces(self) -> str:  # type: ignore[override]
-        """What else stands in the way of whoever waits for room, for people."""
+    def in_pieces(self) -> str:
+        """By address, what is reserved and the largest hole, for people."""
         if not self.has_lines:
             return " (each place waits for the range that was chosen for it)"
         kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
