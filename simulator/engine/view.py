@@ -71,7 +71,7 @@ class Issued(Counter):
         light_ns = step_ns if parts else prices_ns[COMPUTE]
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
-        for self._number, (kind, a, b, c) in enumerate(codes):
+        for kind, a, b, c in codes:
             rows += code_row(kind, a, b, c)
             if kind == COMPUTE:
                 if (reads := light[a]) is not None and not b and seen.issuperset(reads):
@@ -79,6 +79,7 @@ class Issued(Counter):
                     for tensor in reads:
                         last_use[tensor] = number
                     yield kind, a, free, light_ns
+                    self._number += 1
                     continue
                 if a in late:
                     self._check_late(a)
@@ -94,6 +95,7 @@ class Issued(Counter):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
             yield kind, a, action, price_ns
+            self._number += 1
 
     def _light_reads(self) -> Sequence[tuple[int, ...] | None]:
         """By op, what it reads, if it takes and makes nothing that is watched and all computes are on one stream.

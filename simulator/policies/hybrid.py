@@ -13,8 +13,8 @@ everything on demand is tried as well: it has what is awaited only while that is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from typing import Annotated, Literal
@@ -204,13 +204,18 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     parts, ends = _parts(dynamic, static_part)
     homes = {t: problem.homes[t] for t in dynamic.candidates}
     hottest = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
-    # Straight from home: on another way the static part may have no room for what passes.
-    straight = partial(RuntimeCache, problem, homes, cache_bytes, way=lambda source, target: (source, target))
     stay = hottest if order == "hot" else frozenset[int]()
+
+    def steps(view: View) -> Iterator[Code]:
+        # Straight from home: on another way the static part may have no room for what passes.
+        eviction, way = Eviction(order, problem, stay), lambda source, target: (source, target)
+        cache = RuntimeCache(problem, homes, cache_bytes, eviction, way=way)
+        return chain.from_iterable(_batches(dynamic, ends, options, cache, view))
+
     return replace(
         planned,
         policy="hybrid",
-        steps=BesideStatic(dynamic, ends, options, lambda: straight(eviction=Eviction(order, problem, stay))),
+        steps=steps,
         notes=(*planned.notes, note),
         looks=False,
         untouched=frozenset(exists - moved - {dynamic.signal(op) for op in dynamic.revealed}),
@@ -218,69 +223,44 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     )
 
 
-@dataclass(frozen=True)
-class BesideStatic:
-    """The steps of a plan whose static part was planned before; what comes into the cache it decides while it runs.
+def _batches(
+    dynamic: DynamicReads, ends: list[int], options: Options, cache: RuntimeCache, view: View
+) -> Iterator[list[Code]]:
+    """Issue all parts of the static part, each with the op that ends it, and bring what is revealed into the cache."""
+    revealed, order = dynamic.revealed, sorted(dynamic.revealed)
+    following = dict(zip(order, (*order[1:], *order[:1]), strict=True))
+    for step in range(view.steps):
+        is_last = step == view.steps - 1
+        for part, op in enumerate(ends):
+            cache.codes.append((PART, part, 0, 0))
+            cache.awaited.pop(op, None)
+            if op in revealed:
+                yield from cache.reveal(revealed[op], view)
+                yield cache.take()
+                if following[op] > op or not is_last:
+                    _fetch_ahead(dynamic, options, cache, view, op, following[op])
+        for tensor in [*cache.here] if is_last else ():
+            cache.evict(tensor)
+        yield cache.take()
 
-    Each call starts afresh.
 
-    Attributes
-    ----------
-    dynamic, ends
-        The dynamic reads; and by part, the op that ends it, -1 for the last.
-    options
-        What is fetched ahead.
-    cache
-        Makes the cache of a run, for what is read dynamically, which no part moves.
-    """
-
-    dynamic: DynamicReads
-    ends: list[int]
-    options: Options
-    cache: Callable[[], RuntimeCache]
-
-    def __call__(self, view: View) -> Iterator[Code]:
-        """Issue all steps of a run.
-
-        Parameters
-        ----------
-        view
-            Asked how many steps there are, what is chosen, and for guesses.
-        """
-        return chain.from_iterable(self._batches(view, self.cache()))
-
-    def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
-        revealed, order = self.dynamic.revealed, sorted(self.dynamic.revealed)
-        following = dict(zip(order, (*order[1:], *order[:1]), strict=True))
-        for step in range(view.steps):
-            is_last = step == view.steps - 1
-            for part, op in enumerate(self.ends):
-                cache.codes.append((PART, part, 0, 0))
-                cache.awaited.pop(op, None)
-                if op in revealed:
-                    yield from cache.reveal(revealed[op], view)
-                    yield cache.take()
-                    if following[op] > op or not is_last:
-                        self._fetch_ahead(cache, view, op, following[op])
-            for tensor in [*cache.here] if is_last else ():
-                cache.evict(tensor)
-            yield cache.take()
-
-    def _fetch_ahead(self, cache: RuntimeCache, view: View, op: int, coming: int) -> None:
-        """Fetch, as far as there is room, for the ops whose dynamic reads are revealed next."""
-        fences, prefetch, wanted = self.dynamic.problem.fences, self.options.prefetch, dict[int, None]()
-        for reader in self.dynamic.revealed[coming] if prefetch != "none" else ():
-            # What the first op of a step reveals may be read behind the last one that reveals: then in this step.
-            if (coming > op or reader < op) and fences[reader] <= op + 1:
-                is_guess = prefetch == "speculative"
-                late = self.dynamic.readers[reader]
-                guess = view.predicted(reader, self.options.accuracy) if is_guess else late.candidates
-                wanted |= dict.fromkeys(t for t in guess if t in cache.homes)
-        for tensor in wanted:
-            if tensor not in cache.here:
-                if not cache.make_room(cache.sizes[tensor], wanted):
-                    return
-                cache.fetch(tensor)
+def _fetch_ahead(
+    dynamic: DynamicReads, options: Options, cache: RuntimeCache, view: View, op: int, coming: int
+) -> None:
+    """Fetch, as far as there is room, for the ops whose dynamic reads are revealed next."""
+    fences, prefetch, wanted = dynamic.problem.fences, options.prefetch, dict[int, None]()
+    for reader in dynamic.revealed[coming] if prefetch != "none" else ():
+        # What the first op of a step reveals may be read behind the last one that reveals: then in this step.
+        if (coming > op or reader < op) and fences[reader] <= op + 1:
+            is_guess = prefetch == "speculative"
+            late = dynamic.readers[reader]
+            guess = view.predicted(reader, options.accuracy) if is_guess else late.candidates
+            wanted |= dict.fromkeys(t for t in guess if t in cache.homes)
+    for tensor in wanted:
+        if tensor not in cache.here:
+            if not cache.make_room(cache.sizes[tensor], wanted):
+                return
+            cache.fetch(tensor)
 
 
 def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:

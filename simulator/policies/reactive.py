@@ -9,8 +9,7 @@ a queue of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from typing import Annotated, Literal
@@ -92,127 +91,101 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
     problem, homes = sets.problem, dict(enumerate(sets.homes))
     stay = sets.pinned | sets.hottest if evict == "hot" else sets.pinned
 
-    def cache() -> RuntimeCache:
+    def steps(view: View) -> Iterator[Code]:
         eviction = Eviction(evict, problem, stay)
-        return RuntimeCache(problem, homes, problem.budget_bytes, eviction, synchronous=synchronous)
+        cache = RuntimeCache(problem, homes, problem.budget_bytes, eviction, synchronous=synchronous)
+        return chain.from_iterable(_batches(sets, look_ahead, cache, view))
 
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
     untouched = frozenset(t for t in sets.pinned if problem.graph.tensors[t].persistent)
-    runtime, steps = OpByOp(sets, look_ahead, cache), problem.graph.steps
-    return Plan("reactive", problem.tiers, sets.homes, runtime, steps, (note,), looks=False, untouched=untouched)
+    repeats = problem.graph.steps
+    return Plan("reactive", problem.tiers, sets.homes, steps, repeats, (note,), looks=False, untouched=untouched)
 
 
-@dataclass(frozen=True)
-class OpByOp:
-    """The steps of a plan that decides about each op while it runs; each call starts afresh.
+def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:
+    """Issue all steps of a run, op by op: fetch what each op needs and ops in view will, and free what is dead."""
+    eviction, revealed = cache.eviction, sets.dynamic.revealed
+    codes, here, awaited, unused = cache.codes, cache.here, cache.awaited, cache.unused
+    computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
+    for step in range(view.steps):
+        base, seen = step * len(computes), 0
+        for op, (compute, uses, changes) in enumerate(zip(computes, sets.uses, sets.changes, strict=True)):
+            if awaited:
+                eviction.use(chain.from_iterable(awaited.values()))
+            eviction.now = base + op
+            others = eviction.use(uses)
+            if unused:
+                unused.difference_update(uses)
+            if others or changes:
+                _admit(sets, cache, op, [tensor for tensor in others if tensor not in here])
+            if ahead:
+                seen = _look_ahead(sets, ahead, cache, op, base, max(seen, op + 1))
+            codes.append(compute)
+            if changes:
+                _conclude(sets, cache, op)
+            if awaited:
+                unused.difference_update(awaited.pop(op, ()))
+            if op in revealed:
+                codes.append((SYNC, sets.dynamic.signal(op), 0, 0))
+                yield from cache.reveal(revealed[op], view)
+            if len(codes) >= _AT_ONCE:
+                yield cache.take()
+        _end_step(sets, cache, is_last=step == view.steps - 1)
+        yield cache.take()
 
-    It fetches what each op needs and what ops in view will, evicts under pressure and frees what is dead.
 
-    Attributes
-    ----------
-    sets
-        What ops need.
-    ahead
-        How many ops ahead it looks, as far as there is no barrier between.
-    cache
-        Makes the cache of a run.
-    """
+def _admit(sets: WorkingSets, cache: RuntimeCache, op: int, absent: list[int]) -> None:
+    """Make room for what an op lacks and for its workspace, and bring what it reads of that."""
+    reads, needed_bytes = sets.reads[op], sets.ops[op].workspace_bytes
+    for tensor in absent:
+        needed_bytes += cache.sizes[tensor]
+    cache.make_room(needed_bytes, sets.uses[op])
+    for tensor in absent:
+        (cache.fetch if tensor in reads else cache.hold)(tensor)
 
-    sets: WorkingSets
-    ahead: int
-    cache: Callable[[], RuntimeCache]
 
-    def __call__(self, view: View) -> Iterator[Code]:
-        """Issue all steps of a run.
+def _conclude(sets: WorkingSets, cache: RuntimeCache, op: int) -> None:
+    """Note what an op has written, and free what is dead after it."""
+    for tensor in sets.ops[op].writes:
+        cache.is_clean[tensor] = False
+    for tensor in sets.problem.lifetimes.dead_after[op]:
+        cache.leave(tensor)
+        cache.drop(tensor)
 
-        Parameters
-        ----------
-        view
-            Asked how many steps there are and what is chosen; the runtime keeps its own books of the machine.
-        """
-        return chain.from_iterable(self._batches(view, self.cache()))
 
-    def _batches(self, view: View, cache: RuntimeCache) -> Iterator[list[Code]]:
-        sets, eviction, ahead, revealed = self.sets, cache.eviction, self.ahead, self.sets.dynamic.revealed
-        codes, here, awaited, unused = cache.codes, cache.here, cache.awaited, cache.unused
-        computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
-        for step in range(view.steps):
-            base, seen = step * len(computes), 0
-            for op, (compute, uses, changes) in enumerate(zip(computes, sets.uses, sets.changes, strict=True)):
-                if awaited:
-                    eviction.use(chain.from_iterable(awaited.values()))
-                eviction.now = base + op
-                others = eviction.use(uses)
-                if unused:
-                    unused.difference_update(uses)
-                if others or changes:
-                    self._admit(cache, op, [tensor for tensor in others if tensor not in here])
-                if ahead:
-                    seen = self._look_ahead(cache, op, base, max(seen, op + 1))
-                codes.append(compute)
-                if changes:
-                    self._conclude(cache, op)
-                if awaited:
-                    unused.difference_update(awaited.pop(op, ()))
-                if op in revealed:
-                    codes.append((SYNC, sets.dynamic.signal(op), 0, 0))
-                    yield from cache.reveal(revealed[op], view)
-                if len(codes) >= _AT_ONCE:
-                    yield cache.take()
-            self._end_step(cache, is_last=step == view.steps - 1)
-            yield cache.take()
+def _look_ahead(sets: WorkingSets, ahead: int, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
+    """Fetch, as far as there is room, what ops that come into view need, without evicting what these need."""
+    ops = len(sets.uses)
+    behind = min(op + ahead + 1, bisect_right(sets.problem.fences, op, 0, ops))
+    for coming in range(seen, behind):
+        cache.eviction.use(sets.uses[coming])
+        for tensor in sets.uses[coming]:
+            cache.needed_until[tensor] = base + coming
+        for tensor in sets.reads[coming]:
+            if tensor not in cache.here and cache.is_clean[tensor]:
+                needed_bytes = cache.sizes[tensor] + sets.ops[op].workspace_bytes
+                if cache.make_room(needed_bytes, sets.uses[op], until=base + op):
+                    cache.fetch(tensor)
+                    cache.unused.add(tensor)
+    return max(seen, behind)
 
-    def _admit(self, cache: RuntimeCache, op: int, absent: list[int]) -> None:
-        """Make room for what an op lacks and for its workspace, and bring what it reads of that."""
-        reads, needed_bytes = self.sets.reads[op], self.sets.ops[op].workspace_bytes
-        for tensor in absent:
-            needed_bytes += cache.sizes[tensor]
-        cache.make_room(needed_bytes, self.sets.uses[op])
-        for tensor in absent:
-            (cache.fetch if tensor in reads else cache.hold)(tensor)
 
-    def _conclude(self, cache: RuntimeCache, op: int) -> None:
-        """Note what an op has written, and free what is dead after it."""
-        for tensor in self.sets.ops[op].writes:
-            cache.is_clean[tensor] = False
-        for tensor in self.sets.problem.lifetimes.dead_after[op]:
+def _end_step(sets: WorkingSets, cache: RuntimeCache, *, is_last: bool) -> None:
+    """Bring every persistent tensor home, but candidates of dynamic reads only at last, and release the outputs."""
+    may_stay = () if is_last else sets.dynamic.candidates
+    for tensor in sets.guests:
+        if tensor in cache.here and tensor not in may_stay:
+            cache.evict(tensor)
+    for tensor in sets.residents:
+        if tensor not in cache.here:
+            cache.make_room(cache.sizes[tensor], sets.residents)
+            cache.fetch(tensor)
+            cache.unused.add(tensor)
+        cache.drop(tensor)
+    for tensor in sets.guests:
+        cache.bring_home(tensor)
+    for tensor in sets.outputs:
+        if tensor in cache.here:
             cache.leave(tensor)
-            cache.drop(tensor)
-
-    def _look_ahead(self, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
-        """Fetch, as far as there is room, what ops that come into view need, without evicting what these need."""
-        sets, ops = self.sets, len(self.sets.uses)
-        behind = min(op + self.ahead + 1, bisect_right(sets.problem.fences, op, 0, ops))
-        for coming in range(seen, behind):
-            for tensor in sets.uses[coming]:
-                cache.needed_until[tensor] = base + coming
-                if tensor in cache.here:
-                    cache.eviction.touch(tensor)
-            for tensor in sets.reads[coming]:
-                if tensor not in cache.here and cache.is_clean[tensor]:
-                    needed_bytes = cache.sizes[tensor] + sets.ops[op].workspace_bytes
-                    if cache.make_room(needed_bytes, sets.uses[op], until=base + op):
-                        cache.fetch(tensor)
-                        cache.unused.add(tensor)
-        return max(seen, behind)
-
-    def _end_step(self, cache: RuntimeCache, *, is_last: bool) -> None:
-        """Bring every persistent tensor home, but candidates of dynamic reads only at last, and release the outputs."""
-        sets = self.sets
-        may_stay = () if is_last else sets.dynamic.candidates
-        for tensor in sets.guests:
-            if tensor in cache.here and tensor not in may_stay:
-                cache.evict(tensor)
-        for tensor in sets.residents:
-            if tensor not in cache.here:
-                cache.make_room(cache.sizes[tensor], sets.residents)
-                cache.fetch(tensor)
-                cache.unused.add(tensor)
-            cache.drop(tensor)
-        for tensor in sets.guests:
-            cache.bring_home(tensor)
-        for tensor in sets.outputs:
-            if tensor in cache.here:
-                cache.leave(tensor)
-            cache.drop(tensor)
+        cache.drop(tensor)
