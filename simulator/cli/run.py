@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -37,14 +38,15 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.tables import Shown
-    from simulator.run import read, run_case
+    from simulator.run import read, run_case, writing
 
     common.check(out, junit)
     case = read(scenario, set=common.settings(more["changes"]), trace="none" if more["no_trace"] else None)
-    with Shown() as progress:
-        results = run_case(case, more["policies"] or None, progress)
-    if out is not None:
-        results.write(out)
+    with nullcontext() if out is None else writing(out) as pages:  # each row is written while the next ones run
+        with Shown() as progress:
+            results = run_case(case, more["policies"] or None, progress, None if pages is None else pages.add)
+        if pages is not None:
+            results.finish(pages)
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)
     if as_json:
         click.echo(results.json(), nl=False)

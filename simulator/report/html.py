@@ -104,7 +104,7 @@ class Pages:
     """
 
     def __init__(self, folder: Path, calls: Aside, more: RowWriter) -> None:
-        self._folder, self._calls, self._more = folder, calls, more
+        self.folder, self._calls, self._more = folder, calls, more
         self._labels: list[str] = []
 
     def add(self, row: Row) -> None:
@@ -122,9 +122,9 @@ class Pages:
             As for `page`.
         """
         drawn = comparison(rows, scenario.title or scenario.name).png()
-        (self._folder / COMPARISON).write_bytes(drawn)
+        (self.folder / COMPARISON).write_bytes(drawn)
         text = page(scenario, said, rows, drawn, self._pictures)
-        (self._folder / "report.html").write_text(text, encoding="utf-8")
+        (self.folder / "report.html").write_text(text, encoding="utf-8")
 
     def _pictures(self, row: Row) -> list[bytes]:
         """The pictures of a row, once all rows are written."""
@@ -133,7 +133,7 @@ class Pages:
         return [file.read_bytes() for file in files if file.exists()]
 
     def _of(self, row: Row) -> Path:
-        return self._folder / folder_names(self._labels)[row.label]
+        return self.folder / folder_names(self._labels)[row.label]
 
 
 def _write_row(row: Row, folder: Path, more: RowWriter) -> None:

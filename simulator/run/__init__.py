@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,24 @@ from simulator.errors import ConfigError
 from simulator.graph import Job
 from simulator.policies.decide import Policy
 from simulator.run.case import Case, Policies, prepare
-from simulator.run.results import Result, Results
+from simulator.run.results import Result, Results, writing
 from simulator.run.row import Progress, rows_of, silent
 from simulator.run.studies import searched
 from simulator.scenario import Keep, Scenario
 
-__all__ = ["Case", "Policies", "Policy", "Progress", "Result", "Results", "prepare", "read", "run", "run_case"]
+__all__ = [
+    "Case",
+    "Policies",
+    "Policy",
+    "Progress",
+    "Result",
+    "Results",
+    "prepare",
+    "read",
+    "run",
+    "run_case",
+    "writing",
+]
 
 
 def run(
@@ -89,6 +101,7 @@ def run_case(
     case: Case,
     policies: Policies | None = None,
     progress: Progress | None = None,
+    each: Callable[[Result], None] | None = None,
 ) -> Results:
     """Replay a case under some policies.
 
@@ -98,9 +111,11 @@ def run_case(
         What runs, and where.
     policies, progress
         As for `run`.
+    each
+        Called with each row when it is there; only how it compares with others is added to it later.
     """
     progress = progress or silent
-    results, question = rows_of(case, policies, progress), case.loaded.scenario.largest
+    results, question = rows_of(case, policies, progress, each), case.loaded.scenario.largest
     if question is None:
         return Results(case, results)
     found = searched(case.loaded, question, policies, progress)

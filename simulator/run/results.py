@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simulator.report.drawing import Picture
+    from simulator.report.html import Pages
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
@@ -279,18 +281,40 @@ class Results(dict[str, Result]):
             The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
             is replaced.
         """
-        from simulator.report.html import Pages  # noqa: PLC0415 - draws pictures, which takes time to import
-
-        case, rows = self.case, list(self.values())
-        with files.replaced(Path(out)) as folder, aside() as calls:
-            pages = Pages(folder, calls, _write_tables)
-            for row in rows:
+        with writing(out) as pages:
+            for row in self.values():
                 pages.add(row)
-            files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
-            for name, path in files_named(case.loaded).items():
-                (folder / name).write_bytes(path.read_bytes())
-            pages.report(case.loaded.scenario, self.more, rows)
-            files.write_summary(folder, [row.summary for row in rows], self.more)
+            self.finish(pages)
+
+    def finish(self, pages: Pages) -> None:
+        """Write what is about all rows.
+
+        Parameters
+        ----------
+        pages
+            The folder, to which the rows were added in their order.
+        """
+        case, rows, folder = self.case, list(self.values()), pages.folder
+        files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
+        for name, path in files_named(case.loaded).items():
+            (folder / name).write_bytes(path.read_bytes())
+        pages.report(case.loaded.scenario, self.more, rows)
+        files.write_summary(folder, [row.summary for row in rows], self.more)
+
+
+@contextmanager
+def writing(out: str | Path) -> Iterator[Pages]:
+    """Give the folder of a result to add rows to, each when it is there; it is complete when the block ends, or absent.
+
+    Parameters
+    ----------
+    out
+        As for `Results.write`.
+    """
+    from simulator.report.html import Pages  # noqa: PLC0415 - draws pictures, which takes time to import
+
+    with files.replaced(Path(out)) as folder, aside() as calls:
+        yield Pages(folder, calls, _write_tables)
 
 
 def _write_tables(row: Result, folder: Path) -> None:

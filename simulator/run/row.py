@@ -29,15 +29,24 @@ def silent(label: str, done: int, total: int) -> None:
     """Show no progress."""
 
 
-def rows_of(case: Case, policies: Policies | None = None, progress: Progress = silent) -> list[Result]:
+def rows_of(
+    case: Case,
+    policies: Policies | None = None,
+    progress: Progress = silent,
+    each: Callable[[Result], None] | None = None,
+) -> list[Result]:
     """Run rows, and say how much slower each is than the fastest one, and than compute alone.
 
     Parameters
     ----------
-    case, policies, progress
+    case, policies, progress, each
         As for `simulator.run.run_case`.
     """
-    results = [row_of(case, label, decide, progress) for label, decide in case.rows(policies).items()]
+    results = []
+    for label, decide in case.rows(policies).items():
+        results.append(row_of(case, label, decide, progress))
+        if each is not None:
+            each(results[-1])
     best = next((row.summary["step_ns"] for row in by_step(results)), 0)
     for row in results:
         if row.is_ok and best:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import simulator as hosim
 from simulator.policies import POLICIES
 from simulator.run import read
@@ -26,3 +28,15 @@ def test_a_run_tells_which_plan_it_tries():
     told = []
     hosim.run(SCENARIO, policies=["static"], progress=lambda label, *_: told.append(label))
     assert told[:3] == ["static", "static, plan 1 is tried", "static, plan 2 is tried"]
+
+
+def test_what_happened_under_the_fastest_plan_is_known_once():
+    case = read(SCENARIO)
+    plan = POLICIES["lookahead"].plan(case.problem, {"select_distance": 1, "distance": 1})
+    with case.trials.told(lambda number: None):
+        tried = case.problem.replay(plan)
+    assert case.trials.known(case.problem, replace(plan, policy="other words")) is tried.trace
+    assert case.trials.known(case.problem, plan) is None
+    for problem, other in ((replace(case.problem), plan), (case.problem, replace(plan, starts_ns=(1,)))):
+        case.problem.replay(plan)
+        assert case.trials.known(problem, other) is None
