@@ -186,15 +186,8 @@ class LlamaModel(Part):
         feed_forward: Dense | Experts = Dense(kind="dense", width=self.ffn)
         if self.experts:
             feed_forward = Experts(kind="experts", routed=self.experts, top_k=self.top_k, width=self.ffn)
-        return DecoderModel(
-            family="decoder",
-            layers=self.layers,
-            hidden=self.hidden,
-            vocabulary=self.vocabulary,
-            attention=attention,
-            feed_forward=feed_forward,
-            tied_embeddings=self.tied_embeddings,
-        )
+        alike = {key: getattr(self, key) for key in ("layers", "hidden", "vocabulary", "tied_embeddings")}
+        return DecoderModel(family="decoder", attention=attention, feed_forward=feed_forward, **alike)
 
 
 Model = Annotated[

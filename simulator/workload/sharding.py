@@ -214,8 +214,7 @@ class Parallel(Part):
         names = list(self.axis_names)
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
-        sizes = {"pipeline": self.pipeline, "data": self.data // self.expert, "expert": self.expert}
-        return {name: {**sizes, "tensor": self.tensor}[name] for name in names}
+        return {name: self.data // self.expert if name == "data" else getattr(self, name) for name in names}
 
     def _check(self) -> None:
         needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
