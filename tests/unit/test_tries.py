@@ -7,6 +7,7 @@ from dataclasses import replace
 import simulator as hosim
 from simulator.policies import POLICIES
 from simulator.run import read
+from simulator.run.case import execute
 
 SCENARIO = "tiny_train_910c"
 
@@ -34,8 +35,12 @@ def test_what_happened_under_the_fastest_plan_is_known_once():
     case = read(SCENARIO)
     plan = POLICIES["lookahead"].plan(case.problem, {"select_distance": 1, "distance": 1})
     with case.trials.told(lambda number: None):
-        tried = case.problem.replay(plan)
-    assert case.trials.known(case.problem, replace(plan, policy="other words")) is tried.trace
+        case.problem.replay(plan)
+    known, again = case.trials.known(case.problem, replace(plan, policy="other words")), execute(case, [plan])
+    assert known is not None
+    assert [values.tolist() for values in known.spans.whole().values()] == [
+        values.tolist() for values in again.spans.whole().values()
+    ]
     assert case.trials.known(case.problem, plan) is None
     for problem, other in ((replace(case.problem), plan), (case.problem, replace(plan, starts_ns=(1,)))):
         case.problem.replay(plan)
