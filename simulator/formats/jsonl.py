@@ -140,12 +140,9 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if text.count(b":") > len(record):  # a key may have come twice, of which the parser keeps the last
                     json.loads(text, object_pairs_hook=_distinct)
             except orjson.JSONDecodeError as error:
-                broken = (
-                    "a last line that breaks off" if not text.endswith(b"\n") else f"{error.msg} (column {error.colno})"
-                )
-                raise ConfigError(
-                    f"{path}:{number}", "each line is a JSON object", broken, "correct the line"
-                ) from None
+                is_ended, do = text.endswith(b"\n"), "correct the line"
+                broken = f"{error.msg} (column {error.colno})" if is_ended else "a last line that breaks off"
+                raise ConfigError(f"{path}:{number}", "each line is a JSON object", broken, do) from None
             except FieldError as error:
                 raise ConfigError(f"{path}:{number}", error.must, error.found, error.do) from None
             yield number, record

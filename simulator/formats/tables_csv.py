@@ -210,12 +210,10 @@ def _time(what: str, text: str) -> int:
         require(seconds.is_finite() and 0 <= seconds <= _LONGEST_S, must, repr(text))
         return int(seconds * _NS)
     except InvalidOperation:
-        found = _FRACTION.search(text)
-    if found is None:
-        raise FieldError(must, repr(text), "correct it")
+        day, fraction, offset = _FRACTION.split(text, maxsplit=1)
     try:
-        moment = datetime.fromisoformat(text[: found.start()] + text[found.end() :])
+        moment = datetime.fromisoformat(day + offset)
     except ValueError:
         raise FieldError(must, repr(text), "correct it") from None
     past = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
-    return (past.days * 86_400 + past.seconds) * _NS + int((found[1] or "").ljust(9, "0")[:9])
+    return (past.days * 86_400 + past.seconds) * _NS + int((fraction or "").ljust(9, "0")[:9])

@@ -156,18 +156,17 @@ class Walk:
         limit_bytes: int | float,
         kept: Mapping[int, Sequence[int]],
     ) -> None:
-        self._problem, self._remaker, self._limit = problem, remaker, limit_bytes
-        self._weight = weight
+        self._problem, self._remaker, self._weight, self._limit = problem, remaker, weight, limit_bytes
         self._ops, self._here = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
-        self._uses, self._used = list(problem.lifetimes.uses), [0] * len(problem.sizes)
-        self._dies = list(problem.lifetimes.dies)
+        uses, self._dies = list(problem.lifetimes.uses), list(problem.lifetimes.dies)
         self._helps: dict[int, list[int]] = {}
         for tensor, ops in kept.items():
-            self._uses[tensor] += tuple(ops)
+            uses[tensor] += tuple(ops)
             self._dies[tensor] = ops[-1]
             for op in ops:
                 self._helps.setdefault(op, []).append(tensor)
+        self._ahead = [list(reversed(ops)) for ops in uses]
         self.made_in_passing: dict[int, list[int]] = {}
         about = zip(problem.graph.tensors, problem.homes, strict=True)
         self._may_go = [not t.persistent and t.size_bytes > 0 and home != self._here for t, home in about]
@@ -199,17 +198,16 @@ class Walk:
             missing = [t for t in what.reads if not writer.resident(t)]
             if missing:
                 self._make_again(missing, op)
-            self._make_room(op, {*what.reads, *what.writes}, op)
+            self._make_room(op, {*what.reads, *what.writes})
             writer.compute(op, again=True)
             for t in (*dict.fromkeys((*what.reads, *what.writes)), *self._helps.get(op, ())):
-                self._used[t] += 1
+                self._ahead[t].pop()
                 if self._next_use(t) == NEVER and t in self._mortal:
                     writer.release(t)
                 self._line_up(t, op + 1)
 
     def _next_use(self, tensor: int) -> int:
-        uses, used = self._uses[tensor], self._used[tensor]
-        return uses[used] if used < len(uses) else NEVER
+        return self._ahead[tensor][-1] if self._ahead[tensor] else NEVER
 
     def _make_again(self, wanted: list[int], before: int) -> None:
         """Run again what makes the wanted tensors; keep what else is needed later, and drop the rest."""
@@ -219,7 +217,7 @@ class Walk:
         locked = needed | last.keys()
         for op in ops:
             what = self._ops[op]
-            self._make_room(op, locked, before)
+            self._make_room(op, locked)
             writer.compute(op, again=True)
             for t in {*what.reads, *what.writes}:
                 if last[t] == op and t not in needed:
@@ -232,23 +230,22 @@ class Walk:
         self._again += len(ops)
         self.again_ns += self._time_ns(ops)
 
-    def _make_room(self, op: int, locked: set[int], now: int) -> None:
+    def _make_room(self, op: int, locked: set[int]) -> None:
         """Give tensors up until the op has room, or nothing is left to give up."""
         writer, what, sizes = self._writer, self._ops[op], self._problem.sizes
         room = what.workspace_bytes + sum(sizes[t] for t in what.writes if not writer.resident(t))
         kept: list[tuple[Rank, int, int]] = []
         while writer.live_bytes(self._here) + room > self._limit and self._line:
-            entry = heappop(self._line)
-            rank, tensor, next_use = entry
+            rank, tensor, next_use = entry = heappop(self._line)
             if next_use != self._next_use(tensor) or not writer.resident(tensor):
                 continue
             if tensor in locked:
                 kept.append(entry)
                 continue
-            found = self._rank(tensor, next_use)
-            if found is not None and found > rank:
-                heappush(self._line, (found, tensor, next_use))
-            elif found is not None:
+            true = self._rank(tensor, next_use)
+            if true is not None and true > rank:
+                heappush(self._line, (true, tensor, next_use))
+            elif true is not None:
                 writer.detach(tensor, self._here)
                 self._given_up.add(tensor)
         for entry in kept:
