@@ -263,7 +263,12 @@ class GraphBuilder:
         groups = tuple(self._rank_groups.values())
         graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, groups=groups)
         graph = graph.repeated(steps, self._where)
-        self._check_totals(steps)
+        sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
+        times = steps * sum(op.duration_ns or 0 for op in self._ops)
+        for what, total in (("sizes", sizes), ("durations of all steps", times)):
+            if total > LARGEST:
+                must = f"the {what} add up to at most 2**62"
+                raise ConfigError(self._where, must, str(total), "correct the largest ones")
         return graph
 
     def _error(self, what: str, name: object, must: str, found: str, do: str) -> ConfigError:
@@ -351,11 +356,3 @@ class GraphBuilder:
             twice = next(rank for rank, times in Counter(meeting).items() if times > 1)
             must = f"no rank meets twice for {about.kind} in group {group.name!r}"
             raise self._error("op", op, must, f"rank {twice} twice", "correct the members")
-
-    def _check_totals(self, steps: int) -> None:
-        sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
-        times = steps * sum(op.duration_ns or 0 for op in self._ops)
-        for what, total in (("sizes", sizes), ("durations of all steps", times)):
-            if total > LARGEST:
-                must = f"the {what} add up to at most 2**62"
-                raise ConfigError(self._where, must, str(total), "correct the largest ones")

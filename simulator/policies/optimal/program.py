@@ -174,7 +174,6 @@ class Program:
         self._freed_bytes = list(self._taken_bytes)
         for tensor in range(len(problem.sizes)):
             self._hold(tensor)
-            self._move(tensor)
         self._order()
         self._fit()
         self.model.minimize(self.end)
@@ -193,20 +192,15 @@ class Program:
         return self._zero if op < 0 else self.starts[op] + self._durations[op]
 
     def _hold(self, tensor: int) -> None:
-        """Add what a tensor takes and gives up if it stays."""
-        p, size = self._problem, self._problem.sizes[tensor]
-        uses = p.lifetimes.uses[tensor]
-        if p.starts_with[tensor]:
+        """Add what a tensor takes and gives up if it stays; and if it may move its idle intervals, over borders too."""
+        p, size, exists = self._problem, self._problem.sizes[tensor], self._problem.starts_with[tensor]
+        uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
+        if exists:
             self._start_bytes += size if uses or tensor not in self._to else 0
         elif uses:
             self._taken_bytes[uses[0]] += size
         if uses and tensor in p.lifetimes.dead_after[uses[-1]]:
             self._freed_bytes[uses[-1]] += size
-
-    def _move(self, tensor: int) -> None:
-        """Add the idle intervals of a tensor that is used and may move: over the borders of the step, and within."""
-        p, size, exists = self._problem, self._problem.sizes[tensor], self._problem.starts_with[tensor]
-        uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
         if not uses or tensor not in self._to:
             return
         if exists and p.homes[tensor] == FREE:
