@@ -104,6 +104,7 @@ class _Sync(TypedDict):
 
 
 _LINES = {"compute": _Compute, "copy": _Copy, "detach": _Detach, "home": _Home, "sync": _Sync}
+_ACTIONS = {"copy": COPY, "detach": DETACH, "sync": SYNC}
 
 
 class PlanAlone:
@@ -210,15 +211,11 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
                 steps.append(COMPUTE, _id("ops", ops, record["compute"]), record.get("stream", 0))
                 continue
             tensor = _id("tensors", tensors, record[kind])
-            if kind == "copy":
-                ends = (_id("tiers", places, record[end]) for end in ("source", "target"))
-                steps.append(COPY, tensor, *ends)
-            elif kind == "detach":
-                steps.append(DETACH, tensor, _id("tiers", places, record["tier"]))
-            elif kind == "sync":
-                steps.append(SYNC, tensor)
+            ends = [_id("tiers", places, record[end]) for end in ("source", "target", "tier") if end in record]
+            if kind == "home":
+                home[tensor] = ends[0]
             else:
-                home[tensor] = _id("tiers", places, record["tier"])
+                steps.append(_ACTIONS[kind], tensor, *ends)
     except FieldError as error:
         raise line.error(error) from None
     return Plan(
