@@ -46,8 +46,7 @@ class IssuedSteps:
         self._unlike = set[tuple[int, int]]()
         self._ran = set[int]()
         self._streams = dict[int, int]()
-        self._in_order = self._one_stream = True
-        self._issued = 0
+        self._keeps_program, self._issued = True, 0
         self.starts: list[int] = [0]
 
     def take(self, codes: Block) -> None:
@@ -72,14 +71,13 @@ class IssuedSteps:
         streams
             By op, the stream that it should run on.
         """
-        complete = len(self.starts) == self._steps and len(self._ran) == self._ops
-        return complete and self._in_order and self._one_stream and self._streams == dict(enumerate(streams))
+        is_complete = len(self.starts) == self._steps and len(self._ran) == self._ops
+        return is_complete and self._keeps_program and self._streams == dict(enumerate(streams))
 
     def _run(self, op: int, stream: int) -> None:
-        if op not in self._ran:
-            self._in_order = self._in_order and op == len(self._ran)
-            self._ran.add(op)
-        self._one_stream = self._one_stream and self._streams.setdefault(op, stream) == stream
+        is_on_stream = self._streams.setdefault(op, stream) == stream
+        self._keeps_program = self._keeps_program and is_on_stream and (op in self._ran or op == len(self._ran))
+        self._ran.add(op)
         for tensor in self._writes[op]:
             self._hold(tensor, self._here, held=True)
 
@@ -271,8 +269,7 @@ class Ran:
         """Follow a run that was kept."""
         spans = trace.spans.whole()
         streams = np.unique(spans["track"][spans["kind"] == COMPUTE]).tolist()
-        is_known = trace.status == "ok" or len(trace.issued[0])
-        ran = cls(graph, hardware, step_starts(graph, hardware, trace) if is_known else np.zeros(1, np.int64), streams)
+        ran = cls(graph, hardware, step_starts(graph, hardware, trace), streams)
         ran.keeps_all = trace.until_ns is not None
         rows = {"spans": spans, "waits": trace.waits.whole(), "residencies": trace.residencies.whole()}
         ran.take({"issued": trace.issued[0].whole(), **rows})

@@ -74,14 +74,13 @@ _NEVER = 2**62
 
 
 def _measured(graph: Graph, ran: Ran) -> Window:
-    if not ran.ends_ns:
+    by_stream = ran.ends_ns
+    if not by_stream:
         return Window(0, 0, _NEVER, 0, ran.makespan_ns)
-    main = (
-        min(ran.ends_ns) if graph.meets else max(ran.ends_ns, key=lambda stream: (ran.ends_ns[stream].max(), -stream))
-    )
+    main = min(by_stream) if graph.meets else max(by_stream, key=lambda stream: (by_stream[stream].max(), -stream))
     if graph.steps == 1:
         return Window(main, int(ran.starts[-1]), _NEVER, 0, ran.makespan_ns)
-    ends = np.maximum.accumulate(ran.ends_ns[main])
+    ends = np.maximum.accumulate(by_stream[main])
     last = _last_counted(ends, ran.trace.until_ns)
     after = int(ran.starts[last + 1]) if last + 1 < len(ran.starts) else _NEVER
     return Window(main, int(ran.starts[last]), after, int(ends[last - 1]), int(ends[last]))
