@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import Ints, at_first, busy, firsts, turns
+from simulator.columns import NONE, Ints, at_first, busy, firsts, turns
 from simulator.cost import NS_PER_S, collective_ns, phases
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
@@ -188,24 +188,27 @@ def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int
     Of ranks that met in no time it is not known when they came if they waited for another such meeting just before;
     they are left out.
     """
-    hasty = set(found.rank[found.end_ns == found.start_ns].tolist())
-    where = {(int(r), int(i)): at for at, (r, i) in enumerate(zip(found.rank, found.issue, strict=True))}
-    come = {(int(m), int(r)): int(t) for m, r, t in zip(found.meeting, found.rank, found.arrived_ns, strict=True)}
+    is_hasty, n = np.zeros(len(stands_in), bool), len(stands_in)
+    is_hasty[found.rank[found.end_ns == found.start_ns]] = True
+    known, by = np.append(found.meeting * n + found.rank, NONE), np.array(stands_in)
     for facts in ranks:
-        waits = pick(facts.waits, facts.waits["cause"] == PEER)
-        columns = (waits[name].tolist() for name in ("row", "issue", "end_ns", "on"))
-        for number, issue, end, on in zip(*columns, strict=True):
-            row = where.get((facts.rank, issue))
-            if row is None or end <= found.arrived_ns[row]:
-                continue
-            place = f"trace, waits row {number:,}, rank {facts.rank}"
-            members = found.sorts[int(found.sort[row])][1]
-            if on not in members:
-                raise broken(place, "a rank waits for a member of the meeting", f"rank {on}, not in {_said(members)}")
-            arrived = come.get((int(found.meeting[row]), stands_in[on]))
-            if stands_in[on] not in hasty and (arrived is None or arrived < end):
-                law = "a wait for a peer ends when that rank comes, or before"
-                raise broken(place, law, f"end_ns {end:,}, and rank {on} there at ns {arrived}")
+        mine, row_of = np.flatnonzero(found.rank == facts.rank), np.full(len(facts.kind), NONE)
+        row_of[found.issue[mine]] = mine
+        waits = pick(facts.waits, (facts.waits["cause"] == PEER) & (row_of[facts.waits["issue"]] != NONE))
+        waits = pick(waits, waits["end_ns"] > found.arrived_ns[row_of[waits["issue"]]])
+        row, on = row_of[waits["issue"]], waits["on"]
+        is_member = [peer in found.sorts[sort][1] for peer, sort in zip(on.tolist(), found.sort[row], strict=True)]
+        law = "a rank waits for a member of the meeting"
+        facts.check_steps(waits["issue"], np.array(is_member, bool), law, ("rank", on))
+        there = found.meeting[row] * n + by[on]
+        at = np.searchsorted(known[:-1], there)
+        arrived_ns = np.where(known[at] == there, np.append(found.arrived_ns, NONE)[at], NONE)
+        law, shown = (
+            "a wait for a peer ends when that rank comes, or before",
+            (("rank", on), ("there at ns", arrived_ns)),
+        )
+        holds = is_hasty[by[on]] | (arrived_ns >= waits["end_ns"])
+        facts.check_steps(waits["issue"], holds, law, ("end_ns", waits["end_ns"]), *shown)
 
 
 _KERNELS = ""

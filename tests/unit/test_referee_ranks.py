@@ -284,7 +284,7 @@ def test_a_wait_for_a_peer_ends_when_it_comes():
     trace = perform(h, [(g, text) for g in graphs])
     plans = [Plan("story", h.tier_names, (NOWHERE,), steps(g, h, text)) for g in graphs]
     wrong = spoilt(trace, "waits", shift({"rank": 0, "cause": PEER, "on": 2}, on=-1))
-    with pytest.raises(InvariantError, match=r"a wait for a peer ends when that rank comes.*rank 1 there at ns 20"):
+    with pytest.raises(InvariantError, match=r"a wait for a peer ends when that rank comes.*rank 1, there at ns 20"):
         check_trace(job_of(graphs), h, plans, wrong)
 
 
