@@ -137,7 +137,7 @@ class Walk:
         self._known = set[Code]()
         self._last_move, self._done = self._here, 0
         self._cacheable, self._cached = graph.cacheable, 0
-        self._certain = graph if draws is None else graph.certain
+        self._certain = {i: {*op.reads}.difference(op.late.candidates) for i, op in enumerate(graph.ops) if op.late}
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next steps."""
@@ -191,7 +191,7 @@ class Walk:
         what, tiers, here, state = self._graph.ops[op], self._tiers, self._compute_tier, self._state
         reads = what.reads
         if what.late is not None and self._draws is not None:
-            reads = (*self._certain.ops[op].reads, *self._draws.chosen(op, self._done))
+            reads = (*self._certain[op], *self._draws.chosen(op, self._done))
         for t in reads:
             if state[t * tiers + here] != VALID:
                 self._refuse_read(t, here, f"op {what.name!r}")
