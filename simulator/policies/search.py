@@ -26,8 +26,8 @@ class Best(Generic[Candidate]):
 
     Attributes
     ----------
-    step_ns, predicted_ns
-        Step time of the fastest plan, and the least that a policy has predicted [ns].
+    step_ns
+        Step time of the fastest plan [ns].
     replays
         How many plans were replayed.
     candidate
@@ -41,7 +41,6 @@ class Best(Generic[Candidate]):
         self._least: CapacityError | None = None
         self._blocked: tuple[Plan | None, Candidate | None] = None, None
         self.step_ns: int | float = math.inf
-        self.predicted_ns: int | float = math.inf
         self.replays = 0
 
     def refuse(self, error: CapacityError) -> None:

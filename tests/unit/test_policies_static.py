@@ -14,11 +14,10 @@ from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
 from simulator.policies.static.analyse import Scorer, analyse
 from simulator.policies.static.compiler import Options, compiled
-from simulator.policies.static.insert import insert, write
-from simulator.policies.static.refine import refine
+from simulator.policies.static.insert import insert
+from simulator.policies.static.place import place
 from simulator.policies.static.select import ranked
 from simulator.policies.static.select import select as select_pass
-from simulator.policies.static.step_model import predict
 
 ONE_TIER = {
     "name": "one",
@@ -32,16 +31,9 @@ def select(p, found, limit):
     return select_pass(p, found, limit, ranked(p, found, Scorer(p)))
 
 
-def on_demand(p, found, selection):
-    """The selection with each copy in right before its use: the augmented graph, and the model's timeline."""
-    augmented = insert(p, found, selection)
-    return augmented, predict(p, write(p, augmented), free_copies_in=True)
-
-
 def placed(p, found, selection, *, eager=False):
     """Where the copies in are issued: tensor name -> op name."""
-    augmented, timeline = on_demand(p, found, selection)
-    refined = refine(p, found, augmented, timeline, eager=eager)
+    refined = place(p, selection, insert(p, found, selection), eager=eager)
     check_augmented(refined)
     return {
         p.graph.tensors[one.tensor].name: p.graph.ops[one.position].name
@@ -124,24 +116,7 @@ def test_select_says_what_is_left_over():
     assert select(p, analyse(p), 10).excess_bytes == 25 - 10
 
 
-@pytest.mark.parametrize("bandwidth", ["0.3 GB/s", "1 GB/s", "5 GB/s"])
-@pytest.mark.parametrize("budget", [34, 44, 60])
-def test_predict_agrees_with_the_engine_on_plain_links(bandwidth, budget):
-    p = problem(train(8), budget=budget, hardware=machine(d2h={"bandwidth": bandwidth}, h2d={"bandwidth": bandwidth}))
-    plan = POLICIES["static"].plan(p)
-    assert predict(p, plan).step_ns == replay(p, plan).step_ns
-
-
-def test_predict_lets_an_op_wait_for_the_room_of_a_store():
-    """f2 needs room that a0 leaves when its copy, from 10 to 60 ns, has ended."""
-    p = problem(train(3), budget=27, hardware=machine(d2h={"bandwidth": "0.2 GB/s"}))
-    found = analyse(p)
-    _, timeline = on_demand(p, found, select(p, found, 27))
-    assert timeline.start_ns[:4] == (0, 10, 60, 70)
-    assert timeline.freed_ns[1, 1] == 60
-
-
-def test_refine_ends_each_copy_just_before_its_use_and_before_the_next_copy():
+def test_place_ends_each_copy_just_before_its_use_and_before_the_next_copy():
     """Copies in take 15 ns, ops 10 ns; b0 starts at 150 ns: a0 comes from 135, a1 from 120, a2 from 105 ns."""
     p = problem(train(8, size=15))
     found = analyse(p)
@@ -150,7 +125,7 @@ def test_refine_ends_each_copy_just_before_its_use_and_before_the_next_copy():
     assert placed(p, found, selection) == {"a0": "b1", "a1": "b2", "a2": "b4"}
 
 
-def test_refine_comes_no_earlier_than_there_is_room():
+def test_place_comes_no_earlier_than_there_is_room():
     """While b6 runs, 67 of 76 B are live: before b5 nothing of 10 B may come in."""
     p = problem(train(8), budget=76)
     found = analyse(p)
@@ -158,7 +133,7 @@ def test_refine_comes_no_earlier_than_there_is_room():
     assert placed(p, found, selection, eager=True) == {"a0": "b5"}
 
 
-def test_refine_brings_copies_in_as_early_as_there_is_room_the_next_use_first():
+def test_place_brings_copies_in_as_early_as_there_is_room_the_next_use_first():
     """a2 is read first, then a1, then a0; none comes later than just in time."""
     p = problem(train(8, size=15))
     found = analyse(p)
@@ -235,7 +210,7 @@ def test_what_moves_counts_as_effort_where_that_is_more_than_ops(monkeypatch):
     )
     placements = []
     monkeypatch.setattr(type(p), "bound_ns", 0)  # otherwise the first placement meets it
-    monkeypatch.setattr(validate, "refine", lambda *args, **more: placements.append(args) or refine(*args, **more))
+    monkeypatch.setattr(validate, "place", lambda *args, **more: placements.append(args) or place(*args, **more))
     for effort, at_least in ((9, 1), (10**6, 2)):
         monkeypatch.setattr(validate, "EFFORT", effort)
         placements.clear()

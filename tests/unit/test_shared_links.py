@@ -8,7 +8,6 @@ from synthetic import decode
 import simulator as hosim
 from simulator.formats import graph_jsonl
 from simulator.graph import Job
-from simulator.policies.static.step_model import Crowd
 
 MACHINE = """
 schema: hosim/hardware/1
@@ -74,6 +73,3 @@ def test_the_problem_knows_who_shares(results):
     problem = results.case.problem
     assert problem.sharers == {"supply": 8}
     assert problem.alone.sharers == {}
-    weight = next(t for t, tensor in enumerate(problem.graph.tensors) if tensor.kind == "weight")
-    in_use = {(1, 0)}
-    assert Crowd(problem, in_use).copy_ns(weight, (1, 0)) == 4 * Crowd(problem.alone, in_use).copy_ns(weight, (1, 0))

@@ -23,8 +23,6 @@ from simulator.policies.static.insert import insert, write
 from simulator.policies.static.ledger import ledger
 from simulator.policies.static.room import assign
 from simulator.policies.static.select import ranked, select
-from simulator.policies.static.step_model import Crowd, predict
-from simulator.policies.writer import Writer
 from simulator.report import decisions, pictures
 
 
@@ -293,35 +291,11 @@ def test_what_is_too_much_for_a_tier_is_spread_over_the_step():
     assert all(2 <= after - before <= 5 for before, after in pairwise(further))
 
 
-def test_a_link_is_foreseen_to_serve_what_a_staged_link_brings_over_it():
-    """From the SSD 10 B come in 20 ns, at half the rate of the link into HBM; 20 B from DDR have the other half."""
-    g = graph("a 10 persistent, b 10 persistent, c 10 persistent", "run: a b c ->, 5 ns", steps=2)
-    p = problem(g, homes={"a": 2, "b": 1, "c": 1}, hardware=staged("1 kB"))
-    writer = Writer(p, "test")
-    for tensor in range(3):
-        writer.fetch(tensor)
-    writer.compute(0)
-    plan = writer.finish()
-    assert predict(p, plan).step_ns == 30 + 5
-    assert abs(replay(p, plan).step_ns - 35) <= 2  # the fill of one chunk on each link
-
-
-def test_a_bus_slows_only_what_is_copied_beside_something_else():
-    """Copies in have 1.5 B/ns of the bus for themselves, and two thirds of it beside as many copies out."""
-    document = staged("1 kB").model_dump(mode="json")
-    document["buses"] = {"both": {"links": ["d2h", "h2d"], "bandwidth": "1.5 GB/s"}}
-    g, homes = streamed()
-    p = problem(g, homes=homes, hardware=Hardware.model_validate(document))
-    assert Crowd(p, {(1, 0)}).copy_ns(0, (1, 0)) == 10
-    assert Crowd(p, {(1, 0), (2, 0)}).copy_ns(0, (1, 0)) == 10
-    assert Crowd(p, {(1, 0), (0, 1)}).copy_ns(0, (1, 0)) == 13
-
-
 def test_the_ledger_marks_slots_in_which_more_is_wanted_than_fits():
     p = problem(train(8, size=15), budget=60, hardware=machine(d2h={"bandwidth": "0.5 GB/s"}))
     augmented = augmented_of(p, 60)
     plan = write(p, augmented)
-    slots = ledger(p, augmented, predict(p, plan), plan, replay(p, plan).trace, slots=16)
+    slots = ledger(p, augmented, plan, replay(p, plan).trace, slots=16)
     assert {slot.link for slot in slots} == {"d2h", "h2d"}
     stored = sum(one.alone_ns for one in augmented.cache_ops if one.role is Role.STORE)
     for column in ("wanted_ns", "busy_ns"):

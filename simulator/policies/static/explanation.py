@@ -26,7 +26,6 @@ from simulator.policies.static.ledger import Slot, ledger
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.room import Room, held
 from simulator.policies.static.select import Selection, exceeds, turn
-from simulator.policies.static.step_model import predict
 from simulator.policies.static.validate import Candidate
 
 IN_PASSING = "in passing: others are made of it"
@@ -163,10 +162,9 @@ def explained(problem: Problem, options: Options) -> Explanation:
         durations_ns = problem.durations_ns
         again_ns = {gap: sum(durations_ns[op] for op in ops) for gap, ops in remake.gaps(problem.graph)}
     replay = problem.replay(candidate.plan)
-    timeline = candidate.timeline or predict(problem, candidate.plan, free_copies_in=True)
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:
-        slots = tuple(ledger(problem, candidate.augmented, timeline, candidate.plan, replay.trace))
+        slots = tuple(ledger(problem, candidate.augmented, candidate.plan, replay.trace))
     return Explanation(problem, candidate, found.plan, tuple(_choices(found, again_ns)), replay, slots)
 
 

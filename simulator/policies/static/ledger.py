@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from simulator.plan import COMPUTE, COPY, Plan
 from simulator.policies.problem import Problem
 from simulator.policies.static.augmented import Augmented, Role
-from simulator.policies.static.step_model import Timeline
 from simulator.trace import Trace
 
 _EVER = 2**62
@@ -58,25 +57,21 @@ Copies = Iterable[tuple[tuple[int, int], int, int]]
 """Hop, start and end [ns] of copies."""
 
 
-def ledger(
-    problem: Problem, augmented: Augmented, timeline: Timeline, plan: Plan, trace: Trace, slots: int = SLOTS
-) -> list[Slot]:
+def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slots: int = SLOTS) -> list[Slot]:
     """Count the occupancy of each link that copies use.
 
     Parameters
     ----------
     problem, augmented, plan
         What was planned.
-    timeline
-        Starts of the ops by which positions were chosen.
     trace
         What happened.
     slots
         How many slots.
     """
     busy, length_ns = _replayed(problem, plan, trace)
-    width_ns = -(-max(length_ns, timeline.step_ns, 1) // slots)
-    tables = [_counted(copies, width_ns, slots) for copies in (_wanted(problem, augmented, timeline), busy)]
+    width_ns = -(-max(length_ns, problem.clock[-1], 1) // slots)
+    tables = [_counted(copies, width_ns, slots) for copies in (_wanted(problem, augmented), busy)]
     found = []
     for hop, name in problem.link_names.items():
         if any(hop in table for table in tables):
@@ -87,9 +82,9 @@ def ledger(
     return found
 
 
-def _wanted(problem: Problem, augmented: Augmented, timeline: Timeline) -> Iterator[tuple[tuple[int, int], int, int]]:
+def _wanted(problem: Problem, augmented: Augmented) -> Iterator[tuple[tuple[int, int], int, int]]:
     """Copies out right after the last use, and copies in that end at the next."""
-    starts, durations = timeline.start_ns, problem.durations_ns
+    starts, durations = problem.clock, problem.durations_ns
     for one in augmented.cache_ops:
         if one.role is Role.DETACH:
             continue

@@ -1,0 +1,110 @@
+"""Fourth pass: where each cache operator is issued, by the clock of the ops and the room that live bytes leave.
+
+The cost of a position is ``max(0, C_trans - C_overlap) + alpha * residency`` (Algorithm 1 of HyperOffload): what the
+copy lasts beyond the compute time that it overlaps, and the share of the budget that it holds, over the time it holds
+it before its use. Moving a copy earlier lowers the cost by 1 ns per ns until it is hidden, and from there on raises it
+slowly. So the cheapest position is that kink, or the earliest feasible one if the kink lies before it.
+
+A channel that is free takes the store whose room is given up first, also before its last reader has run, but behind its
+writer. Copies in come *just in time*, at that kink: each ends before its use and before the next copy of its channel
+begins, so that what would overlap is staggered. Or they come *early*, as soon as there is room for them until their
+use, the next use first. Room is what live bytes leave as issued: in the run a copy waits for the stores before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from heapq import heappop, heappush, heapreplace
+from operator import add
+
+from simulator.policies.problem import Problem
+from simulator.policies.profile import Profile
+from simulator.policies.static.augmented import PREFETCH, STORE, Augmented, CacheOp
+from simulator.policies.static.room import held
+from simulator.policies.static.select import Selection
+
+ALPHA = 0.1
+"""What residency costs in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a
+position and chooses none, so that its value moves no plan."""
+
+FOREVER = 2**62
+"""Until when a channel is free that was given no copy yet [ns]."""
+
+
+def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager: bool) -> Augmented:
+    """Choose where each cache operator is issued, and note the cost of a copy in there.
+
+    Parameters
+    ----------
+    problem
+        What the plan is for.
+    selection
+        What leaves, with the live bytes that stay.
+    augmented
+        The graph with its cache operators.
+    eager
+        Whether copies in come as early as there is room, instead of just in time.
+    """
+    starts, gates, below = problem.clock, _gates(problem), held(problem, augmented.gaps)
+    placed: dict[CacheOp, CacheOp] = {}
+    for one, begin_ns in _served(problem, augmented):
+        wanted = min(max(one.first, bisect_right(gates, begin_ns) - 1), one.position)
+        point = below.earliest(one, wanted, one.position)
+        below.move(one, point)
+        placed[one] = one._replace(position=point)
+    live, points, channels = Profile(selection.live_bytes), dict[CacheOp, int](), dict[int, list[int]]()
+    prefetches = (one for one in augmented.cache_ops if one.role is PREFETCH)
+    for one in sorted(prefetches, key=lambda one: (one.before, one.tensor), reverse=not eager):
+        hop = _hop(problem, one)
+        # Of an eager channel, where it took the last copy; else until when it is free, negative for the heap.
+        channel = channels.setdefault(problem.queues[hop], [0] if eager else [-FOREVER] * problem.servers(hop))
+        begin_ns = min(starts[one.before], -channel[0]) - one.alone_ns
+        wanted = channel[0] if eager else bisect_right(gates, begin_ns) - 1
+        wanted = min(max(wanted, one.first), one.before)
+        point = points[one] = live.put(wanted, one.before, one.size_bytes, problem.budget_bytes)
+        heapreplace(channel, point if eager else -max(begin_ns, gates[point]))
+        below.move(one, point)
+    for one, wanted in points.items():
+        point = below.earliest(one, wanted, one.before) if below.passes(one) else wanted
+        lead_ns = max(0, starts[one.before] - gates[point])
+        residency_ns = round(ALPHA * lead_ns * one.size_bytes / problem.budget_bytes)
+        stall_ns = max(0, one.alone_ns - lead_ns)
+        placed[one] = one._replace(position=point, stall_ns=stall_ns, residency_ns=residency_ns)
+    return augmented.moved(placed)
+
+
+def _gates(problem: Problem) -> tuple[int, ...]:
+    """For each program point, when a copy that is issued there may start at the earliest [ns]."""
+    starts = problem.clock
+    if problem.switches.copies_wait_for == "start":
+        return (0, *starts[:-1])
+    return (0, *map(add, starts, problem.durations_ns))
+
+
+def _hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
+    """The link from or to the compute tier that a copy takes."""
+    path = problem.path(one.source, one.target)
+    return (path[-2], path[-1]) if one.role is PREFETCH else (path[0], path[1])
+
+
+def _served(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, int]]:
+    """Yield the stores, channel by channel in the order in which it takes them, and when each begins [ns]."""
+    by_channel: dict[int, list[CacheOp]] = {}
+    for one in augmented.cache_ops:
+        if one.role is STORE:
+            by_channel.setdefault(problem.queues[_hop(problem, one)], []).append(one)
+    ends = [*map(add, problem.clock, problem.durations_ns)]
+    for stores in by_channel.values():
+        written = {one: ends[one.after] if one.after >= 0 else problem.clock[one.first] for one in stores}
+        arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
+        ready: list[tuple[int, int, int, CacheOp]] = []
+        servers = [0] * problem.servers(_hop(problem, stores[0]))
+        while arrivals or ready:
+            while arrivals and (not ready or written[arrivals[-1]] <= servers[0]):
+                one = arrivals.pop()
+                heappush(ready, (one.position, one.tensor, one.trip, one))
+            one = heappop(ready)[-1]
+            begin_ns = max(servers[0], written[one])
+            heapreplace(servers, begin_ns + problem.copy_ns(one.tensor, *_hop(problem, one)))
+            yield one, begin_ns
