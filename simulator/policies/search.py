@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from simulator.errors import CapacityError, InvariantError
 from simulator.plan import Plan
-from simulator.policies.problem import Problem
+from simulator.policies.problem import Problem, Replay
 
 Candidate = TypeVar("Candidate")
 Found = TypeVar("Found")
@@ -48,8 +48,8 @@ class Best(Generic[Candidate]):
         if self._least is None or error.report.gap_bytes < self._least.report.gap_bytes:
             self._least = error
 
-    def offer(self, plan: Plan, candidate: Candidate | None = None) -> bool:
-        """Replay a plan and keep it if it is faster than all before; say whether it is.
+    def offer(self, plan: Plan, candidate: Candidate | None = None) -> Replay | None:
+        """Replay a plan and keep it if it is faster than all before; return what happened, None if it does not fit.
 
         Parameters
         ----------
@@ -63,15 +63,14 @@ class Best(Generic[Candidate]):
             replay = self._problem.replay(plan)
         except CapacityError as error:
             self.refuse(error)
-            return False
+            return None
         capacities = zip(self._problem.tiers, self._problem.capacities, strict=True)
         fits = all(replay.peak_bytes.get(name, 0) <= capacity for name, capacity in capacities)
         if replay.status == "blocked" and self._blocked[0] is None:
             self._blocked = plan, candidate
-        if replay.status != "ok" or not fits or replay.step_ns >= self.step_ns:
-            return False
-        self.step_ns, self._plan, self.candidate = replay.step_ns, plan, candidate
-        return True
+        if replay.status == "ok" and fits and replay.step_ns < self.step_ns:
+            self.step_ns, self._plan, self.candidate = replay.step_ns, plan, candidate
+        return replay
 
     def chosen(self) -> Candidate:
         """Return the candidate of the fastest plan; errors and what blocks itself as for `plan`."""

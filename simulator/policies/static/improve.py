@@ -8,15 +8,15 @@ with its ops starting earlier in sum. After a round without gain the search goes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from random import Random
+from typing import NamedTuple
 
-from simulator.errors import CapacityError
-from simulator.policies.problem import Problem
+from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
-from simulator.policies.static.insert import insert, write
+from simulator.policies.static.insert import insert
 from simulator.policies.static.room import Room, chooses
 from simulator.policies.static.select import Selection, in_order
 
@@ -24,8 +24,7 @@ Place = tuple[Idle, Role]
 """Which cache operator, whatever else is chosen."""
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """A set of gaps with positions.
 
     Attributes
@@ -40,25 +39,24 @@ class State:
 
     gaps: frozenset[Idle]
     points: Mapping[Place, int]
-    tiers: Mapping[Idle, int] = field(default_factory=dict)
+    tiers: Mapping[Idle, int]
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A state that was replayed.
 
     Attributes
     ----------
-    state, gaps, augmented
-        What it is, what leaves in order, and what came of it.
     cost
         Length of the step, and the sum of the starts of its ops [ns].
+    state, selection, augmented
+        What it is, and what came of it.
     """
 
-    state: State
-    gaps: tuple[Idle, ...]
-    augmented: Augmented
     cost: tuple[int, int]
+    state: State
+    selection: Selection
+    augmented: Augmented
 
 
 class Improver:
@@ -68,18 +66,26 @@ class Improver:
     ----------
     problem, analysis
         What to plan for.
+    offer
+        Replays a candidate and keeps the fastest; None if it does not fit.
     replays
         How many replays it may use.
     """
 
-    def __init__(self, problem: Problem, analysis: Analysis, replays: int) -> None:
-        self._problem, self._analysis, self._enough_ns = problem, analysis, problem.bound_ns
-        self.left = replays
+    def __init__(
+        self,
+        problem: Problem,
+        analysis: Analysis,
+        offer: Callable[[Selection, Augmented], Replay | None],
+        replays: int,
+    ) -> None:
+        self._problem, self._analysis, self._offer = problem, analysis, offer
+        self._enough_ns, self.left = problem.bound_ns, replays
         self._seen: dict[tuple[object, ...], Found | None] = {}
         self._random = Random(0)
 
-    def run(self, selection: Selection, augmented: Augmented) -> Found | None:
-        """Improve a plan; None if nothing better was found.
+    def run(self, selection: Selection, augmented: Augmented) -> None:
+        """Offer what is better than a plan.
 
         Parameters
         ----------
@@ -88,15 +94,15 @@ class Improver:
         augmented
             Its cache operators.
         """
-        self._selection, gaps = selection, selection.gaps
-        state = State(frozenset(gaps), {_place(gaps, one): one.position for one in augmented.cache_ops})
-        start = best = self._try(state)
+        gaps = selection.gaps
+        points = {(gaps[one.trip], one.role): one.position for one in augmented.cache_ops}
+        self._selection = selection
+        start = best = self._try(State(frozenset(gaps), points, {}))
         before = -1
         while start is not None and best is not None and self._goes_on(best) and len(self._seen) > before:
             before = len(self._seen)
             best = min(best, self._climb(start), key=lambda found: found.cost)
             start = self._kick(best)
-        return best
 
     def _goes_on(self, best: Found) -> bool:
         return self.left > 0 and best.cost[0] > self._enough_ns
@@ -128,51 +134,39 @@ class Improver:
         """States that one change leads to."""
         state = found.state
         for one in found.augmented.cache_ops:
-            place = _place(found.gaps, one)
+            place = found.selection.gaps[one.trip], one.role
             for point in _points(one):
-                yield replace(state, points={**state.points, place: point})
+                yield state._replace(points={**state.points, place: point})
         yield from self._other_tiers(found)
         score = self._selection.ranking.score
-        movable = [gap for gap in found.gaps if gap not in self._analysis.forced and not score(gap).is_asked]
+        movable = [gap for gap in found.selection.gaps if gap not in self._analysis.forced and not score(gap).is_asked]
         others = [gap for gap in self._analysis.candidates if gap not in state.gaps]
         for gap in movable:
-            yield replace(state, gaps=state.gaps - {gap})
+            yield state._replace(gaps=state.gaps - {gap})
             for other in others:
-                yield replace(state, gaps=state.gaps - {gap} | {other})
+                yield state._replace(gaps=state.gaps - {gap} | {other})
         for other in others:
-            yield replace(state, gaps=state.gaps | {other})
+            yield state._replace(gaps=state.gaps | {other})
 
     def _other_tiers(self, found: Found) -> Iterator[State]:
         """States in which one gap is spent elsewhere; others then make room, or come nearer."""
         if Room(self._problem).is_scarce:
-            for gap, spent in zip(found.gaps, found.augmented.gaps, strict=True):
+            for gap, spent in zip(found.selection.gaps, found.augmented.gaps, strict=True):
                 for tier in self._problem.neighbours:
                     if tier != spent.away and chooses(self._problem, gap.tensor):
-                        yield replace(found.state, tiers={**found.state.tiers, gap: tier})
+                        yield found.state._replace(tiers={**found.state.tiers, gap: tier})
 
     def _try(self, state: State) -> Found | None:
         """Replay a state, unless it cannot fit or was tried before."""
-        gaps = tuple(sorted(state.gaps, key=in_order))
-        selection = replace(self._selection, gaps=gaps)
-        augmented = insert(self._problem, self._analysis, selection, state.tiers)
-        augmented = _placed(augmented, gaps, state.points)
+        selection = replace(self._selection, gaps=tuple(sorted(state.gaps, key=in_order)))
+        augmented = _placed(insert(self._problem, self._analysis, selection, state.tiers), selection.gaps, state.points)
         key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)
-        if key in self._seen:
-            return self._seen[key]
-        self._seen[key] = None
-        try:
-            plan = write(self._problem, augmented)
-            self.left -= 1
-            replay = self._problem.replay(plan)
-        except CapacityError:
-            return None
-        if replay.status == "ok":
-            self._seen[key] = Found(state, gaps, augmented, (replay.step_ns, replay.begun_ns))
+        if key not in self._seen:
+            self._seen[key], replay = None, self._offer(selection, augmented)
+            self.left -= replay is not None
+            if replay is not None and replay.status == "ok":
+                self._seen[key] = Found((replay.step_ns, replay.begun_ns), state, selection, augmented)
         return self._seen[key]
-
-
-def _place(gaps: tuple[Idle, ...], one: CacheOp) -> Place:
-    return gaps[one.trip], one.role
 
 
 def _placed(augmented: Augmented, gaps: tuple[Idle, ...], points: Mapping[Place, int]) -> Augmented:

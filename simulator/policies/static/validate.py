@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from simulator.errors import CapacityError
 from simulator.plan import Plan
-from simulator.policies.problem import Problem
+from simulator.policies.problem import Problem, Replay
 from simulator.policies.search import Best
 from simulator.policies.static.analyse import Scorer, analyse
 from simulator.policies.static.augmented import Augmented
@@ -150,14 +150,14 @@ class Validator:
     def _select(self, limit_bytes: int | float) -> Selection:
         return select(self._problem, self.analysis, limit_bytes, self._ranking)
 
-    def _offer(self, selection: Selection, augmented: Augmented) -> None:
+    def _offer(self, selection: Selection, augmented: Augmented) -> Replay | None:
         """Replay a candidate, unless it holds too much as issued."""
         try:
             candidate = self._written(selection, augmented)
         except CapacityError as error:
             self.best.refuse(error)
-        else:
-            self.best.offer(candidate.plan, candidate)
+            return None
+        return self.best.offer(candidate.plan, candidate)
 
     def _written(self, selection: Selection, augmented: Augmented) -> Candidate:
         return Candidate(selection, augmented, write(self._problem, augmented, (self._note(selection),)))
@@ -195,9 +195,7 @@ class Validator:
         start, problem = self.best.candidate, self._problem
         if start is None or len(problem.graph.ops) > SMALL or self._is_met():
             return
-        found = Improver(problem, self.analysis, IMPROVE).run(start.selection, start.augmented)
-        if found is not None and found.cost[0] < self.best.step_ns:
-            self._offer(replace(start.selection, gaps=found.gaps), found.augmented)
+        Improver(problem, self.analysis, self._offer, IMPROVE).run(start.selection, start.augmented)
 
 
 def _returning(selection: Selection) -> Counter[int]:
