@@ -343,14 +343,6 @@ class Problem:
         number = {name: i for i, queue in enumerate(self.hardware.queues) for name in queue}
         return {hop: number[name] for hop, name in self.link_names.items()}
 
-    def wires(self, hop: tuple[int, int]) -> tuple[str, ...]:
-        """Names of the links that a copy over a hop keeps busy: those that a staged link goes via, or the link."""
-        return self.links[hop].via or (self.link_names[hop],)
-
-    def servers(self, hop: tuple[int, int]) -> int:
-        """How many copies the link of a hop serves at a time without slowing them; channels that share it are one."""
-        return self.links[hop].servers
-
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """Tiers of the fastest way from one tier to another, both ends included.
 

@@ -277,7 +277,7 @@ def test_a_tier_behind_the_link_of_another_takes_no_load_from_it():
     """Each copy takes five times as long as an op, and from the SSD ten times, over the same link."""
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("1 kB"))
-    assert p.wires((2, 0)) == ("read", "h2d")
+    assert p.links[2, 0].via == ("read", "h2d")
     assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p))} == {1}
 
 

@@ -78,7 +78,7 @@ def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slo
             rows = [table.get(hop, [0] * slots) for table in tables]
             for number, (wanted, real) in enumerate(zip(*rows, strict=True)):
                 start = number * width_ns
-                found.append(Slot(name, number, start, start + width_ns, wanted, real, problem.servers(hop)))
+                found.append(Slot(name, number, start, start + width_ns, wanted, real, problem.links[hop].servers))
     return found
 
 

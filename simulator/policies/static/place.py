@@ -58,7 +58,7 @@ def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager
     for one in sorted(prefetches, key=lambda one: (one.before, one.tensor), reverse=not eager):
         hop = _hop(problem, one)
         # Of an eager channel, where it took the last copy; else until when it is free, negative for the heap.
-        channel = channels.setdefault(problem.queues[hop], [0] if eager else [-FOREVER] * problem.servers(hop))
+        channel = channels.setdefault(problem.queues[hop], [0] if eager else [-FOREVER] * problem.links[hop].servers)
         begin_ns = min(starts[one.before], -channel[0]) - one.alone_ns
         wanted = channel[0] if eager else bisect_right(gates, begin_ns) - 1
         wanted = min(max(wanted, one.first), one.before)
@@ -99,7 +99,7 @@ def _served(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, i
         written = {one: ends[one.after] if one.after >= 0 else problem.clock[one.first] for one in stores}
         arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
         ready: list[tuple[int, int, int, CacheOp]] = []
-        servers = [0] * problem.servers(_hop(problem, stores[0]))
+        servers = [0] * problem.links[_hop(problem, stores[0])].servers
         while arrivals or ready:
             while arrivals and (not ready or written[arrivals[-1]] <= servers[0]):
                 one = arrivals.pop()
