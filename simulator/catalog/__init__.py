@@ -1,7 +1,7 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
 from simulator.catalog.loaded import Axis, Loaded, at
-from simulator.catalog.resolved import axis, question, resolve, taken, unstated
+from simulator.catalog.resolved import left_open, question, resolve
 from simulator.catalog.settings import factor, setting
 from simulator.catalog.shelf import (
     KINDS,
@@ -20,9 +20,9 @@ __all__ = [
     "Axis",
     "Loaded",
     "at",
-    "axis",
     "dump",
     "factor",
+    "left_open",
     "load",
     "names",
     "path_of",
@@ -33,6 +33,4 @@ __all__ = [
     "resolve",
     "schema",
     "setting",
-    "taken",
-    "unstated",
 ]

@@ -99,9 +99,17 @@ class Loaded:
         """The same, of which nothing is expected and no largest value is searched."""
         return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "expect": ()}))
 
-    def documents(self) -> dict[str, str]:
-        """File name -> YAML of the three documents as they were run; in one folder they read back equal."""
-        named = {role: str(path.absolute()) for role, path in self.paths.items()}
+    def documents(self, named: Mapping[str, str] | None = None, **changes: Any) -> dict[str, str]:
+        """File name -> YAML of the three documents as they were run; in one folder they read back equal.
+
+        Parameters
+        ----------
+        named
+            Role -> path of files that they shall name; default: where they were read.
+        **changes
+            What the scenario shall say instead.
+        """
+        named = {role: str(path.absolute()) for role, path in self.paths.items()} | dict(named or {})
         policies = tuple(
             choice.model_copy(update={"policy": named[f"plan {choice.row}"]}) if choice.is_file else choice
             for choice in self.scenario.policies
@@ -113,7 +121,7 @@ class Loaded:
         if "requests" in named and self.workload.requests:
             work["requests"] = self.workload.requests.model_copy(update={"file": named["requests"]})
         return {
-            "scenario.yaml": dump(self.scenario.model_copy(update=refs)),
+            "scenario.yaml": dump(self.scenario.model_copy(update=refs | changes)),
             "hardware.yaml": dump(self.hardware),
             "workload.yaml": dump(self.workload.model_copy(update=work)),
         }

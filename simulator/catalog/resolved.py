@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -73,7 +73,9 @@ def resolve(
         _check_figures(loaded)
     _add_files(loaded)
     if not changes and hardware is None and workload is None:
-        _check_open(loaded)
+        for one in left_open(loaded):  # that can be varied, before anything runs
+            for end in (one.parameter.values[0], one.parameter.values[-1]):
+                at(loaded, {one.axis: end})
     return loaded
 
 
@@ -133,70 +135,64 @@ def _check_figures(loaded: Loaded) -> None:
             raise ConfigError(where, must, repr(one.figure), do)
 
 
-def taken(loaded: Loaded, number: int) -> float:
-    """Read what a scenario takes for a parameter that its claim leaves open, as a number of the parameter's unit.
+class LeftOpen(NamedTuple):
+    """A parameter that the claim of a scenario leaves open.
+
+    Attributes
+    ----------
+    parameter, axis
+        What the claim says of it, and what is varied.
+    taken
+        What the scenario takes for it, as a number of the parameter's unit.
+    """
+
+    parameter: Unstated
+    axis: Axis
+    taken: float
+
+
+def left_open(loaded: Loaded) -> Iterator[LeftOpen]:
+    """Iterate over the parameters that the claim of a scenario leaves open; none if it has no claim.
 
     Parameters
     ----------
     loaded
         The scenario, its machine and its workload.
-    number
-        Which parameter, in the order of the claim.
 
     Raises
     ------
     ConfigError
         If a path names no field, the fields have several values, or one outside of the range; or if a row sets one.
     """
-    one = unstated(loaded)[number]
-    where = loaded.place("claim", "unstated", str(number))
+    for number, one in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
+        axis = Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit)
+        yield LeftOpen(one, axis, _taken(loaded, one, axis))
+
+
+def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float:
+    set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
     found: dict[float, str] = {}
-    with told_at(where):
+    with told_at(axis.where):
         for field in one.fields:
             in_workload = field.startswith(WORKLOAD)
             document = loaded.workload if in_workload else loaded.hardware
-            for path, value in fields(document, field.removeprefix(WORKLOAD)):
-                found[1.0 if one.is_factor else one.number(value)] = ".".join(path)
-                own = (
-                    []
-                    if in_workload or one.is_factor
-                    else [key for row in loaded.scenario.policies for key in row.set_]
-                )
-                if any(fnmatchcase(".".join(path), key) for key in own):  # another value would not reach the row
+            for keys, value in fields(document, field.removeprefix(WORKLOAD)):
+                path = ".".join(keys)
+                found[1.0 if one.is_factor else one.number(value)] = path
+                is_own = not in_workload and not one.is_factor
+                if is_own and any(fnmatchcase(path, key) for key in set_by_rows):  # another value would not reach it
                     must = "what a row sets is stated, and no parameter that is left open"
                     do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
-                    raise FieldError(must, ".".join(path), do)
+                    raise FieldError(must, path, do)
     if len(found) > 1:
-        written = axis(loaded, number).written
-        values = " and ".join(f"{written(value)} ({path})" for value, path in found.items())
+        values = " and ".join(f"{axis.written(value)} ({path})" for value, path in found.items())
         must, do = "the fields of a parameter have one value", "make parameters of their own of them"
-        raise ConfigError(where, must, values, do)
+        raise ConfigError(axis.where, must, values, do)
     (value,) = found
     if not one.number(one.low) <= value <= one.number(one.high):
-        must = "what the scenario takes lies in the range"
-        raise ConfigError(
-            where, must, f"{axis(loaded, number).written(value)} outside {one.low} to {one.high}", "widen the range"
-        )
+        must, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
+        raise ConfigError(axis.where, must, f"{axis.written(value)} {outside}", "widen the range")
     return value
-
-
-def axis(loaded: Loaded, number: int) -> Axis:
-    """Return the axis of a parameter that the claim leaves open, by its place in the claim."""
-    one = unstated(loaded)[number]
-    return Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit)
-
-
-def _check_open(loaded: Loaded) -> None:
-    """Refuse a parameter that is left open but cannot be varied, before anything runs."""
-    for number, one in enumerate(unstated(loaded)):
-        taken(loaded, number)
-        for end in (one.values[0], one.values[-1]):
-            at(loaded, {axis(loaded, number): end})
-
-
-def unstated(loaded: Loaded) -> tuple[Unstated, ...]:
-    """The parameters that the claim of a scenario leaves open; none if it has no claim."""
-    return loaded.scenario.claim.unstated if loaded.scenario.claim else ()
 
 
 def question(loaded: Loaded, given: Mapping[str, Any]) -> Largest:

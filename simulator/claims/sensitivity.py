@@ -77,8 +77,8 @@ def sensitivity(
 def _studies(loaded: Loaded) -> list[Study]:
     """How each parameter is varied: a few values over its range, then between those where a figure turns."""
     studies = []
-    for number, one in enumerate(catalog.unstated(loaded)):
-        axis, taken, last = catalog.axis(loaded, number), catalog.taken(loaded, number), len(one.values) - 1
+    for one, axis, taken in catalog.left_open(loaded):
+        last = len(one.values) - 1
         points = [(taken,), *((one.values[part * last // _PARTS],) for part in range(_PARTS + 1))]
         about = {"parameter": one.parameter, "unit": one.unit or "", "taken": taken}
         studies.append(Study(loaded, figures, (axis,), points, one.values, _turned, about, is_strict=True))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import simulator
-from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.document import Document, Fit
 from simulator.report.files import folder_names
 from simulator.report.rows import Row
-from simulator.scenario import DrawsOrigin, PolicyChoice
+from simulator.scenario import PolicyChoice
 
 _PROSE = {"schema_", "name", "title", "sources", "assumed", "fitted"}
 """What a document says for people."""
@@ -108,12 +106,8 @@ def _figure(document: Document, path: str, why: str | Fit) -> dict[str, str]:
     return {"document": document.name, "field": path, **(why.model_dump() if isinstance(why, Fit) else {"why": why})}
 
 
-_DRAWS = "draws.csv"
-"""Name of the file from which draws were read."""
-
-
-def files_named(loaded: Loaded) -> dict[str, Path]:
-    """Files that the documents of `as_run` name, by the names they have there.
+def files_named(loaded: Loaded) -> dict[str, str]:
+    """Role -> name of files that the documents of `as_run` name, beside them.
 
     Parameters
     ----------
@@ -121,8 +115,8 @@ def files_named(loaded: Loaded) -> dict[str, Path]:
         The documents as they were read.
     """
     paths = loaded.paths
-    named = {_graph_name(paths["graph"]): paths["graph"]} if "graph" in paths else {}
-    return named | ({_DRAWS: paths["draws"]} if "draws" in paths else {})
+    named = {"graph": f"graph.json{paths['graph'].name.rpartition('.json')[2]}"} if "graph" in paths else {}
+    return named | ({"draws": "draws.csv"} if "draws" in paths else {})
 
 
 def as_run(loaded: Loaded, rows: Mapping[str, Row], *, is_changed: bool) -> dict[str, str]:
@@ -149,23 +143,10 @@ def as_run(loaded: Loaded, rows: Mapping[str, Row], *, is_changed: bool) -> dict
             choice = PolicyChoice(policy=f"{folders[label]}/{name}", label=label)
         if choice is not None:
             choices.append(choice)
-    changes: dict[str, Any] = {"hardware": "hardware.yaml", "workload": "workload.yaml"}
-    if "draws" in loaded.paths:
-        changes["draws"] = DrawsOrigin(file=_DRAWS)
+    changes: dict[str, Any] = {}
     if choices:
         kept = {choice.row for choice in choices}
         expected = () if is_changed else loaded.scenario.expect
         expect = tuple(one for one in expected if set(one.rows.values()) <= kept)
-        changes |= {"policies": tuple(choices), "expect": expect}
-    workload = loaded.workload
-    if "graph" in loaded.paths:
-        workload = workload.model_copy(update={"graph": _graph_name(loaded.paths["graph"])})
-    return {
-        "scenario.yaml": catalog.dump(loaded.scenario.model_copy(update=changes)),
-        "hardware.yaml": catalog.dump(loaded.hardware),
-        "workload.yaml": catalog.dump(workload),
-    }
-
-
-def _graph_name(path: Path) -> str:
-    return f"graph.json{path.name.rpartition('.json')[2]}"
+        changes = {"policies": tuple(choices), "expect": expect}
+    return loaded.documents(files_named(loaded), **changes)

@@ -296,8 +296,8 @@ class Results(dict[str, Result]):
         """
         case, rows, folder = self.case, list(self.values()), pages.folder
         files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
-        for name, path in files_named(case.loaded).items():
-            (folder / name).write_bytes(path.read_bytes())
+        for role, name in files_named(case.loaded).items():
+            (folder / name).write_bytes(case.loaded.paths[role].read_bytes())
         pages.report(case.loaded.scenario, self.more, rows)
         files.write_summary(folder, [row.summary for row in rows], self.more)
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from simulator import metrics, referee
-from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, ScopeError, Shortfall
+from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, ScopeError
 from simulator.plan import Plan
 from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
@@ -75,7 +75,8 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result
     except CapacityError as error:
         short = error.report
         summary = {"policy": label, "status": "infeasible", "short_bytes": short.gap_bytes, "short_at": short.at}
-        return Result.of(case, label, summary, shortfall=enough(case, label, decide, short, progress))
+        tell = partial(progress, f"{label}, how much room is enough")
+        return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell))
     except ScopeError as error:
         return Result.of(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 
@@ -98,18 +99,13 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
     plans, short = [], []
     for task in case.tasks:
         try:
-            with case.trials.told(partial(tried, progress, label)):
+            with case.trials.told(lambda number: progress(f"{label}, plan {number:,} is tried", 0, 0)):
                 plans.append(_decided(label, decide, task.problem))
         except CapacityError as error:
             short.append(error)
     if short:
         raise max(short, key=lambda error: error.report.gap_bytes)
     return plans
-
-
-def tried(progress: Progress, label: str, number: int) -> None:
-    """Tell which plan a row tries."""
-    progress(f"{label}, plan {number:,} is tried", 0, 0)
 
 
 def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
@@ -119,19 +115,6 @@ def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
             f"policy {label!r}", "a policy returns a Plan", repr(plan), "return what `Writer` or you made"
         )
     return plan
-
-
-def enough(case: Case, label: str, decide: Policy, report: Shortfall, progress: Progress) -> Shortfall:
-    """Say how much room would be enough.
-
-    Parameters
-    ----------
-    case, label, decide, progress
-        As for `row_of`.
-    report
-        What does not fit.
-    """
-    return advised(case, label, decide, report, partial(progress, f"{label}, how much room is enough"))
 
 
 class Checked(NamedTuple):

@@ -219,10 +219,10 @@ def test_every_open_parameter_of_a_shipped_claim_can_be_varied():
     claims = [catalog.resolve(name) for name, one in scenarios.items() if one.claim and one.claim.unstated]
     assert len(claims) >= 3
     for loaded in claims:
-        for number, one in enumerate(loaded.scenario.claim.unstated):
-            assert one.values[0] <= catalog.taken(loaded, number) <= one.values[-1]
+        for one, axis, taken in catalog.left_open(loaded):
+            assert one.values[0] <= taken <= one.values[-1]
             for end in (one.values[0], one.values[-1]):
-                catalog.at(loaded, {catalog.axis(loaded, number): end})
+                catalog.at(loaded, {axis: end})
 
 
 def test_help_is_there(capsys):
