@@ -22,7 +22,7 @@ _NAMES = {
     "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",
     "graph_builder": "GraphBuilder",
     "hardware": "Hardware",
-    "plan": "Plan Steps View",
+    "plan": "Plan Actions View",
     "policies.problem": "Problem Replay",
     "run": "Result Results run",
     "run.robustness": "robustness",

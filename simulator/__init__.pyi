@@ -50,8 +50,8 @@ from simulator.graph import (
 )
 from simulator.graph_builder import GraphBuilder as GraphBuilder
 from simulator.hardware import Hardware as Hardware
+from simulator.plan import Actions as Actions
 from simulator.plan import Plan as Plan
-from simulator.plan import Steps as Steps
 from simulator.plan import View as View
 from simulator.policies.problem import Problem as Problem
 from simulator.policies.problem import Replay as Replay

@@ -1,13 +1,13 @@
-"""The plan: what was decided. A fixed list of steps, or a generator that the host pulls.
+"""The plan: what was decided. A fixed list of actions, or a generator that the host pulls.
 
-A step is one of four, and each is a code of four whole numbers ``(kind, a, b, c)``:
+An action is one of four, and each is a code of four whole numbers ``(kind, a, b, c)``:
 
-===========  ==================================  ===========================================
+===========  ==================================  =============================================
 ``COMPUTE``  ``a`` op, ``b`` stream              run an op
 ``COPY``     ``a`` tensor, ``b`` and ``c`` tiers  copy from tier ``b`` into tier ``c``
 ``DETACH``   ``a`` tensor, ``b`` tier            give up the tensor's place in the tier
-``SYNC``     ``a`` tensor                        the host waits for all earlier steps that name it
-===========  ==================================  ===========================================
+``SYNC``     ``a`` tensor                        the host waits for all earlier actions that name it
+===========  ==================================  =============================================
 
 A *prefetch* is a copy into the compute tier. A *store* is a copy out, followed by a detach of the compute tier.
 """
@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 COMPUTE, COPY, DETACH, SYNC = range(4)
 PART = SYNC + 1
-"""In what a reactive plan issues, ``(PART, i, 0, 0)`` stands for the steps of the i-th part of its backbone."""
+"""In what a reactive plan issues, ``(PART, i, 0, 0)`` stands for the actions of the i-th of its `static_parts`."""
 
 NOWHERE = -1
 """Home of a tensor that does not exist at time 0."""
@@ -30,11 +30,11 @@ FREE = NOWHERE - 1
 """Home of a tensor whose place a scenario leaves to the policy; a plan has none."""
 
 Code = tuple[int, int, int, int]
-"""A step in numbers: kind, and its three operands (unused ones are 0)."""
+"""An action in numbers: kind, and its three operands (unused ones are 0)."""
 
 
-class Steps:
-    """A fixed list of steps, held in four columns of whole numbers."""
+class Actions:
+    """A fixed list of actions, held in four columns of whole numbers."""
 
     __slots__ = ("a", "b", "c", "kind")
 
@@ -43,14 +43,14 @@ class Steps:
 
     @classmethod
     def from_columns(cls, kind: Iterable[int], a: Iterable[int], b: Iterable[int], c: Iterable[int]) -> Self:
-        """Make the steps from the four columns of their codes."""
-        steps = cls()
-        for column, values in ((steps.kind, kind), (steps.a, a), (steps.b, b), (steps.c, c)):
+        """Make the actions from the four columns of their codes."""
+        actions = cls()
+        for column, values in ((actions.kind, kind), (actions.a, a), (actions.b, b), (actions.c, c)):
             column.extend(values)
-        return steps
+        return actions
 
     def append(self, kind: int, a: int, b: int = 0, c: int = 0) -> None:
-        """Add a step given as a code."""
+        """Add an action given as a code."""
         self.kind.append(kind)
         self.a.append(a)
         self.b.append(b)
@@ -69,7 +69,7 @@ class Steps:
         self.append(DETACH, tensor, tier)
 
     def sync(self, tensor: int) -> None:
-        """Let the host wait until every earlier step that names the tensor has ended."""
+        """Let the host wait until every earlier action that names the tensor has ended."""
         self.append(SYNC, tensor)
 
     def codes(self) -> Iterator[Code]:
@@ -82,7 +82,7 @@ class Steps:
         return len(self.kind)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Steps):
+        if not isinstance(other, Actions):
             return NotImplemented
         return (self.kind, self.a, self.b, self.c) == (other.kind, other.a, other.b, other.c)
 
@@ -101,10 +101,10 @@ class View(Protocol):
         """The time [ns]."""
 
     def place(self, tensor: int, tier: int) -> str:
-        """State of a place once all issued steps have acted: ``absent``, ``valid`` or ``stale``."""
+        """State of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
 
     def settled(self, tensor: int) -> bool:
-        """Whether every issued step that names the tensor has ended."""
+        """Whether every issued action that names the tensor has ended."""
 
     def room_bytes(self, tier: int) -> int | float:
         """What is free in the tier now [B]."""
@@ -132,10 +132,10 @@ class Plan:
     policy
         Name of the policy, or of the row, that made it.
     tiers
-        Tier names; tier ids in `home` and `steps` index them.
+        Tier names; tier ids in `home` and `actions` index them.
     home
         Tier id of each tensor at time 0, or `NOWHERE`.
-    steps
+    actions
         A fixed list, run `repeats` times; or a function from a `View` to a generator of codes, run once.
     repeats
         How many times the host runs a fixed list.
@@ -149,7 +149,7 @@ class Plan:
     starts_ns
         When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
         pull over a link that they share then comes at different times.
-    backbone
+    static_parts
         Parts of a reactive plan that decides about dynamic reads alone: all else was planned before, and costs the host
         what it does in a fixed plan. What is decided is what names candidates of dynamic reads, and each sync. The plan
         issues its parts in turn, again and again; in between it copies and detaches candidates, which no part does.
@@ -160,13 +160,13 @@ class Plan:
     policy: str
     tiers: tuple[str, ...]
     home: tuple[int, ...]
-    steps: Steps | Callable[[View], Iterator[Code]]
+    actions: Actions | Callable[[View], Iterator[Code]]
     repeats: int = 1
     notes: tuple[str, ...] = field(default=())
     looks: bool = True
     untouched: frozenset[int] = frozenset()
     starts_ns: tuple[int, ...] = (0,)
-    backbone: tuple[Steps, ...] = ()
+    static_parts: tuple[Actions, ...] = ()
     file: str = ""
 
     @property
@@ -175,6 +175,6 @@ class Plan:
         return self.file or self.policy
 
     @property
-    def fixed(self) -> Steps | None:
-        """The steps of a fixed plan; None if the plan is reactive."""
-        return self.steps if isinstance(self.steps, Steps) else None
+    def fixed(self) -> Actions | None:
+        """The actions of a fixed plan; None if the plan is reactive."""
+        return self.actions if isinstance(self.actions, Actions) else None

@@ -19,7 +19,7 @@ from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes
-from simulator.plan import COMPUTE, COPY, DETACH, Plan, Steps
+from simulator.plan import COMPUTE, COPY, DETACH, Actions, Plan
 from simulator.policies import FREE, Problem, Replay
 from simulator.policies.static.augmented import Augmented, Role
 from simulator.trace import CAUSES
@@ -124,15 +124,17 @@ def recorded(plan: Plan, trace) -> Plan:
     if plan.fixed is not None:
         return plan
     issued = trace.issued[0].whole()
-    steps = Steps.from_columns(*(issued[name].tolist() for name in ("kind", "a", "b", "c")))
-    return replace(plan, steps=steps, repeats=1)
+    steps = Actions.from_columns(*(issued[name].tolist() for name in ("kind", "a", "b", "c")))
+    return replace(plan, actions=steps, repeats=1)
 
 
 def tell(given: Problem, plan: Plan) -> list[str]:
     """The steps as text: ``f0``, ``a0 hbm>ddr``, ``a0 -hbm``, ``sync a0``; a reactive plan tells what it yields."""
     tensors, tiers = given.graph.tensors, given.tiers
     view: Any = SimpleNamespace(steps=given.graph.steps)
-    codes: Sequence[tuple[int, ...]] = list(plan.steps.codes() if isinstance(plan.steps, Steps) else plan.steps(view))
+    codes: Sequence[tuple[int, ...]] = list(
+        plan.actions.codes() if isinstance(plan.actions, Actions) else plan.actions(view)
+    )
     told = []
     for kind, a, b, c in codes:
         if kind == COMPUTE:

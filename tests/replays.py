@@ -10,7 +10,7 @@ from strategies import Case
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, COPY, Plan, Steps
+from simulator.plan import COMPUTE, COPY, Actions, Plan
 from simulator.scenario import Switches
 from simulator.trace import Table, Trace
 
@@ -75,14 +75,14 @@ def issued(case: Case) -> list[tuple[int, int, int, int]]:
 
 def reactive(case: Case) -> Plan:
     """The case's plan as one that is decided while it runs, step by step."""
-    return replace(case.plan, steps=lambda view: iter(issued(case)), repeats=1)
+    return replace(case.plan, actions=lambda view: iter(issued(case)), repeats=1)
 
 
 def recorded(plan: Plan, trace: Trace) -> Plan:
     """What a reactive plan issued, as a fixed plan."""
     whole = trace.issued[0].whole()
-    steps = Steps.from_columns(*(whole[name].tolist() for name in ("kind", "a", "b", "c")))
-    return replace(plan, steps=steps, repeats=1)
+    steps = Actions.from_columns(*(whole[name].tolist() for name in ("kind", "a", "b", "c")))
+    return replace(plan, actions=steps, repeats=1)
 
 
 def same(one: Trace, other: Trace) -> bool:

@@ -9,7 +9,7 @@ from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE, Plan, Steps
+from simulator.plan import NOWHERE, Actions, Plan
 from simulator.trace import CAUSES, Trace
 
 
@@ -60,12 +60,12 @@ def graph(tensors: str, *ops: str, steps: int = 1) -> Graph:
     return builder.build(steps=steps)
 
 
-def steps(g: Graph, hardware: Hardware, text: str) -> Steps:
+def steps(g: Graph, hardware: Hardware, text: str) -> Actions:
     """``"compute f [stream]; copy x hbm ddr; detach x hbm; sync x"``."""
     ops = {op.name: i for i, op in enumerate(g.ops)}
     tensors = {t.name: i for i, t in enumerate(g.tensors)}
     tiers = {name: i for i, name in enumerate(hardware.tier_names)}
-    found = Steps()
+    found = Actions()
     for words in (step.split() for step in text.split(";")):
         if words[0] == "compute":
             found.compute(ops[words[1]], int(words[2]) if len(words) > 2 else 0)

@@ -16,7 +16,7 @@ from walks import DDR, HBM, SSD, Walk
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Allocator, Hardware
-from simulator.plan import COMPUTE, COPY, NOWHERE, Plan, Steps
+from simulator.plan import COMPUTE, COPY, NOWHERE, Actions, Plan
 
 sizes = st.integers(0, 40)
 times = st.integers(0, 30)
@@ -256,7 +256,7 @@ def scaled(case: Case, factor: int) -> Case:
 def passes_through(case: Case) -> bool:
     """Whether a tensor is copied into HBM and out of it again before an op uses it, within a step or across two."""
     fresh: set[int] = set()
-    for kind, a, source, target in [*(case.plan.fixed or Steps()).codes()] * 2:
+    for kind, a, source, target in [*(case.plan.fixed or Actions()).codes()] * 2:
         if kind == COMPUTE:
             fresh -= {*case.graph.ops[a].reads, *case.graph.ops[a].writes}
         elif kind == COPY and source == HBM and a in fresh:

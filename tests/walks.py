@@ -7,7 +7,7 @@ from typing import Any
 
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE, Steps
+from simulator.plan import NOWHERE, Actions
 
 ABSENT, VALID, STALE = range(3)
 HBM, DDR, SSD = range(3)
@@ -30,7 +30,7 @@ class Walk:
                 self.state[t][tier] = VALID
         self.used = [sum(s for s, h in zip(self.size, home, strict=True) if h == tier) for tier in range(self.tiers)]
         self.peak = list(self.used)
-        self.steps = Steps()
+        self.steps = Actions()
         self.maker = [-1] * len(self.size)
         self.read: dict[int, list[int]] = {}
 

@@ -44,9 +44,9 @@ class Explainer:
         told += chain.from_iterable(self._head(link.queue[0]) for link in self._links if link.queue)
         if not told and not peers:
             unsettled = sorted(self._places.waiters)
-            told = [f"a step that names {self._name(t)} waits for its earlier users" for t in unsettled]
+            told = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
         if not told and not peers and not host.finished:
-            told = ["the host could not issue its next step"]
+            told = ["the host could not issue its next action"]
         return told, peers
 
     def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
@@ -60,7 +60,7 @@ class Explainer:
         return repr(self._graph.tensors[tensor].name)
 
     def _op(self, queued: Queued) -> str:
-        return f"op {self._graph.ops[queued[1]].name!r} (step {queued[0] & ISSUE_MASK})"
+        return f"op {self._graph.ops[queued[1]].name!r} (action {queued[0] & ISSUE_MASK})"
 
     def _meeting(self, stream: Stream) -> str:
         meeting, running = stream.meeting, stream.running
@@ -84,20 +84,20 @@ class Explainer:
     def _tensor(self, tensor: int, before: int | None) -> Iterator[str]:
         transfer = self._places.first_transfer(tensor, before)
         if transfer is None:
-            yield f"no step that was issued brings tensor {self._name(tensor)}"
+            yield f"no action that was issued brings tensor {self._name(tensor)}"
             return
         head = transfer[1].link.queue[0]
         if head is transfer:
             yield from self._head(head)
         else:
-            copy = f"the copy of {self._name(tensor)} (step {transfer[0] & ISSUE_MASK})"
-            yield from self._once(f"{copy} is behind step {head[0] & ISSUE_MASK} in its channel", self._head(head))
+            copy = f"the copy of {self._name(tensor)} (action {transfer[0] & ISSUE_MASK})"
+            yield from self._once(f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel", self._head(head))
 
     def _head(self, head: Transfer) -> Iterator[str]:
         """Why the first copy of a link cannot start."""
         link, tensor, tiers = head[1].link, head[1].tensor, self._places.tiers
         way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
-        what = f"the copy of {self._name(tensor)} {way} (step {head[0] & ISSUE_MASK})"
+        what = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
         if link.is_gated(head[1], head[3]):
             yield from self._once(f"{what} waits for the compute issued before it")
         elif link.lacks_tensor(head[1], head[3]):

@@ -223,7 +223,7 @@ class Counter:
     def _compute(self, op: int, stream: int, _: int) -> Compute:
         if not 0 <= stream < len(self._streams):
             must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
-            raise PlanError(f"step {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
+            raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
         self._gate, columns, last_use, seen = stream, self._columns, self._last_use[stream], self._seen[stream]
         number = self._computes[stream] = self._computes[stream] + 1
         after = self._after(op, stream) if self._has_several else ()
@@ -300,7 +300,7 @@ class Counter:
         if link is None:
             names = [tier.name for tier in self._places.tiers]
             do = "copy along the links of the hardware profile, or add the link"
-            where = f"step {self._number} (copy {names[source]} -> {names[target]})"
+            where = f"action {self._number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
         writers = self._latest(self._last_write, tensor) if tensor in self._columns.written else ()
         self._moves[tensor] += 1

@@ -54,9 +54,9 @@ class Rank:
         self._share_queues()
         self._compact()
         self._host = Host(self._places, self._streams, self._laps(), hardware.host.queue_depth, checkpoint)
-        launches = not callable(plan.steps) or plan.backbone
+        launches = not callable(plan.actions) or plan.static_parts
         self._host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
-        self._host.looks = callable(plan.steps) and plan.looks
+        self._host.looks = callable(plan.actions) and plan.looks
         for stream in self._streams:
             stream.waiting = Waiting(stream, self._host, recorder.waits)
             stream.pace = stream.ended if machine.switches.copies_wait_for == "end" else stream.started
@@ -104,15 +104,15 @@ class Rank:
             routes[link.source][link.target] = link
         late = None if program.draws is None else LateReads(program.graph, program.draws, columns)
         costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._number]
-        if callable(plan.steps):
+        if callable(plan.actions):
             issued = Issued(places, columns, self._streams, routes, late, program)
-            return iter([issued.decided(plan.steps(issued), costs, rows)])
+            return iter([issued.decided(plan.actions(issued), costs, rows)])
         if plan.repeats != program.graph.steps:
-            rows += b"".join(code_row(*code) for code in plan.steps.codes()) * plan.repeats
+            rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
         counter, price_ns = Counter(places, columns, self._streams, routes, late), costs.fixed.step_ns
         if plan.repeats > 1 and late is None:
-            return counter.laps(plan.steps.codes(), plan.repeats, price_ns)
-        return iter([counter.actions(chain.from_iterable(plan.steps.codes() for _ in range(plan.repeats)), price_ns)])
+            return counter.laps(plan.actions.codes(), plan.repeats, price_ns)
+        return iter([counter.actions(chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats)), price_ns)])
 
     def _set_kernels(self) -> None:
         """Let kernels depend on others: on copies that take bandwidth from them, and on the ranks that they meet."""

@@ -64,7 +64,7 @@ class Issued(Counter):
         rows
             Takes the codes, for the trace.
         """
-        parts, late, count, prices_ns = self._plan.backbone, self._late or (), self._count, costs.reactive.prices_ns
+        parts, late, count, prices_ns = self._plan.static_parts, self._late or (), self._count, costs.reactive.prices_ns
         computes, last_use, seen, light = self._computes, self._last_use[0], self._seen[0], self._light_reads()
         free, tracked = Compute(self._streams[0], is_free=True), self._columns.tracked
         self._select_ns, update_ns, step_ns = costs.reactive.select_ns, costs.reactive.update_ns, costs.fixed.step_ns
@@ -160,7 +160,7 @@ class Issued(Counter):
     def _revealing(self, op: int, is_known: Callable[[LateReads, int], bool]) -> LateReads:
         """The dynamic reads, if what the op chooses may be asked for now."""
         late, what = self._late, self._graph.ops[op]
-        where = f"step {self._number} (what op {what.name!r} reads)"
+        where = f"action {self._number} (what op {what.name!r} reads)"
         if late is None or op not in late or what.late is None:
             raise PlanError(
                 where, "what is chosen is asked of an op with dynamic reads", repr(what.name), "ask for another"
@@ -174,7 +174,7 @@ class Issued(Counter):
     def _look(self, what: str) -> None:
         if not self._plan.looks:
             must = "only a plan that says so looks at the machine"
-            raise PlanError(f"step {self._number}", must, f"a look at {what}", "make the plan with looks=True")
+            raise PlanError(f"action {self._number}", must, f"a look at {what}", "make the plan with looks=True")
 
     def _check_late(self, op: int) -> None:
         """Refuse a compute whose dynamic reads are neither revealed nor all there."""
@@ -216,4 +216,4 @@ class Issued(Counter):
     def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
         name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name
         found = f"{name!r} {_STATES[self._state[tier][tensor]]} in {where}"
-        raise PlanError(f"step {self._number} ({what})", must, found, do)
+        raise PlanError(f"action {self._number} ({what})", must, found, do)

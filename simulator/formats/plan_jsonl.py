@@ -1,9 +1,9 @@
 """``hosim-plan/1``: a fixed plan for one graph as JSON lines.
 
-The header, then where tensors are at time 0, then the steps in the order in which the host issues them. Everything is
+The header, then where tensors are at time 0, then the actions in the order in which the host issues them. Everything is
 named, so that a plan outlives the ids of a run. A small one, for the graph in `graph_jsonl`::
 
-    {"schema":"hosim-plan/1","policy":"mine","tiers":["hbm","dram"],"repeats":1,"notes":[],"homes":2,"steps":8}
+    {"schema":"hosim-plan/1","policy":"mine","tiers":["hbm","dram"],"repeats":1,"notes":[],"homes":2,"actions":8}
     {"home":"x","tier":"hbm"}
     {"home":"w","tier":"dram"}
     {"copy":"w","from":"dram","to":"hbm"}
@@ -20,21 +20,21 @@ line     key                 value                                              
 =======  ==================  ==============================================================  =============
 header   `policy`            who made it: text for people                                    file's name
 header   `tiers`             the tiers it names                                              not checked
-header   `repeats`           how many times the host runs the steps                          graph's steps
+header   `repeats`           how many times the host runs the actions                          graph's steps
 header   `starts_ns`         when the ranks that run it begin, in turn [ns], as "0 3000"      "0"
 header   `notes`             what the policy says about its decisions                        none
-header   `homes`, `steps`    how many lines follow of each, so that a cut file is noticed    not checked
+header   `homes`, `actions`  how many lines follow of each, so that a cut file is noticed    not checked
 home     `home`, `tier`      a tensor, and where it is at time 0; others are nowhere         required
-step     `compute`           run an op; a second time means recomputing it                   required
-step     `stream`            on this stream                                                  0
-step     `copy`, `from`,     copy a tensor from a tier into a tier                           required
+action   `compute`           run an op; a second time means recomputing it                   required
+action   `stream`            on this stream                                                  0
+action   `copy`, `from`,     copy a tensor from a tier into a tier                           required
          `to`
-step     `detach`, `tier`    give up the tensor's place in the tier                          required
-step     `sync`              the host waits for all earlier steps that name the tensor       required
+action   `detach`, `tier`    give up the tensor's place in the tier                          required
+action   `sync`              the host waits for all earlier actions that name the tensor       required
 =======  ==================  ==============================================================  =============
 
 Whether the plan obeys the rules of the machine is the referee's business; without graph and machine, `describe` finds
-the steps that cannot act by what the file itself says (`PlanAlone`).
+the actions that cannot act by what the file itself says (`PlanAlone`).
 
 A tensor is where its home or a copy puts it, until a detach takes it from there. An op may write any tensor, but in the
 compute tier only, which no line names: the first place that only an op can have filled tells which tier that is.
@@ -55,7 +55,7 @@ from simulator.errors import ConfigError
 from simulator.formats import jsonl
 from simulator.formats.jsonl import STRICT, Names, Whole
 from simulator.graph import LARGEST, Graph
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Plan, Steps
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Actions, Plan
 from simulator.units import FieldError, counted, require, suggestion
 
 SCHEMA = "hosim-plan/1"
@@ -70,7 +70,7 @@ class _Header(TypedDict, total=False):
     starts_ns: Annotated[str, Field(pattern="^[0-9]{1,15}( [0-9]{1,15})*$")]  # they begin within some weeks
     notes: list[document.Line]
     homes: Whole
-    steps: Whole
+    actions: Whole
 
 
 @with_config(STRICT)
@@ -117,12 +117,12 @@ class PlanAlone:
         self._computes, self._compute_tier = 0, ""
 
     def take(self, line: jsonl.Line) -> None:
-        """Take a home or a step.
+        """Take a home or an action.
 
         Raises
         ------
         FieldError
-            If a step cannot act.
+            If an action cannot act.
         """
         kind, record = line.kind, line.record
         if kind == "home":
@@ -144,16 +144,14 @@ class PlanAlone:
             self._gone[record["detach"], record["tier"]] = self._computes
 
     def _find(self, tensor: str, tier: str) -> None:
-        """Check that a step may find the tensor there; where only an op can have put it, there is the compute tier."""
+        """Check that an action may find the tensor there; what only an op can have put is in the compute tier."""
         place = tensor, tier
         if place not in self._valid:
             is_written = self._gone.get(place, 0) < self._computes
             self._compute_tier = self._compute_tier or (tier if is_written else "")
-            must = (
-                "what a step copies or detaches is there: by its home, a copy, or an op, which writes in one tier only"
-            )
+            must = "what an action copies or detaches is there: by its home, a copy, or an op, which writes in one tier"
             near = "" if tensor in self._homes else suggestion(tensor, self._homes)
-            found, do = f"{tensor!r} absent from {tier}", f"copy it there before, or drop the step{near}"
+            found, do = f"{tensor!r} absent from {tier}", f"copy it there before, or drop the action{near}"
             require(is_written and tier == self._compute_tier, must, found, do=do)
             self._valid[place] = self._computes
 
@@ -163,7 +161,7 @@ class PlanAlone:
         Parameters
         ----------
         repeats
-            How many times the steps run; more than once, so that they must end as they began.
+            How many times the actions run; more than once, so that they must end as they began.
 
         Raises
         ------
@@ -175,7 +173,7 @@ class PlanAlone:
             require(self._homes.get(tensor) == tier, must, found, do="detach it, after a copy home if it has changed")
         for place in self._homes.items():
             stays = repeats == 1 or place in self._valid or self._gone[place] < self._computes
-            must = "what has a home is there again when the steps are repeated"
+            must = "what has a home is there again when the actions are repeated"
             require(stays, must, "{!r} absent from {}".format(*place), do="leave it there, or copy it back")
 
 
@@ -199,7 +197,7 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     ops = {op.name: number for number, op in enumerate(graph.ops)}
     tensors = {tensor.name: number for number, tensor in enumerate(graph.tensors)}
     places = {tier: number for number, tier in enumerate(tiers)}
-    home, steps = [NOWHERE] * len(tensors), Steps()
+    home, actions = [NOWHERE] * len(tensors), Actions()
     lines = _lines(path)
     header = line = next(lines)
     try:
@@ -208,21 +206,21 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
         for line in lines:
             kind, record = line.kind, line.record
             if kind == "compute":
-                steps.append(COMPUTE, _id("ops", ops, record["compute"]), record.get("stream", 0))
+                actions.append(COMPUTE, _id("ops", ops, record["compute"]), record.get("stream", 0))
                 continue
             tensor = _id("tensors", tensors, record[kind])
             ends = [_id("tiers", places, record[end]) for end in ("source", "target", "tier") if end in record]
             if kind == "home":
                 home[tensor] = ends[0]
             else:
-                steps.append(_ACTIONS[kind], tensor, *ends)
+                actions.append(_ACTIONS[kind], tensor, *ends)
     except FieldError as error:
         raise line.error(error) from None
     return Plan(
         policy=header.record.get("policy", path.name.split(".")[0]),
         tiers=tuple(tiers),
         home=tuple(home),
-        steps=steps,
+        actions=actions,
         repeats=header.record.get("repeats", graph.steps),
         notes=tuple(header.record.get("notes", ())),
         starts_ns=tuple(map(int, header.record.get("starts_ns", "0").split())),
@@ -239,26 +237,26 @@ def _id(sort: str, known: dict[str, int], name: str) -> int:
 
 
 def _lines(path: Path) -> Iterator[jsonl.Line]:
-    """The lines of a plan, header first: homes, of which a tensor has one, before steps, and as many as are counted."""
+    """The lines of a plan, header first: homes, one for a tensor, before actions, and as many as are counted."""
     lines = jsonl.read(path, SCHEMA, _Header, _LINES)
     yield (header := next(lines))
-    tiers, homes, steps = dict.fromkeys(header.record.get("tiers", ()), 0), set(), 0
+    tiers, homes, actions = dict.fromkeys(header.record.get("tiers", ()), 0), set(), 0
     for line in lines:
         try:
             for key in {"source", "target", "tier"} & line.record.keys() if tiers else ():
                 _id("tiers", tiers, line.record[key])
             if line.kind == "home":
                 name = line.record["home"]
-                must = "homes, which say where tensors are at time 0, come before the steps"
-                require(not steps, must, f"that of {name!r} after {counted(steps, 'step')}", do="move it up")
+                must = "homes, which say where tensors are at time 0, come before the actions"
+                require(not actions, must, f"that of {name!r} after {counted(actions, 'action')}", do="move it up")
                 require(name not in homes, "a tensor has one home", f"{name!r} twice", do="remove one of them")
                 homes.add(name)
             else:
-                steps += 1
+                actions += 1
         except FieldError as error:
             raise line.error(error) from None
         yield line
-    jsonl.count(header, {"homes": len(homes), "steps": steps})
+    jsonl.count(header, {"homes": len(homes), "actions": actions})
 
 
 def write(plan: Plan, graph: Graph, path: Path) -> None:
@@ -278,11 +276,11 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
     ConfigError
         If the plan is reactive, or the file cannot be written.
     """
-    steps = plan.fixed
-    if steps is None:
-        must, found = "a plan in a file is a fixed list of steps", f"a reactive one ({plan.policy})"
+    actions = plan.fixed
+    if actions is None:
+        must, found = "a plan in a file is a fixed list of actions", f"a reactive one ({plan.policy})"
         raise ConfigError(str(path), must, found, "run it and write what it issued")
-    jsonl.write(path, _records(plan, steps, graph))
+    jsonl.write(path, _records(plan, actions, graph))
 
 
 def describe(path: Path) -> str:
@@ -293,19 +291,19 @@ def describe(path: Path) -> str:
     try:
         for line in lines:
             kinds[line.kind] += 1
-            step = f"{line.kind} {' '.join(map(str, line.record.values()))}"
-            about = f", step {kinds.total() - kinds['home'] - 1:,} ({step})"
+            action = f"{line.kind} {' '.join(map(str, line.record.values()))}"
+            about = f", action {kinds.total() - kinds['home'] - 1:,} ({action})"
             alone.take(line)
         about = ", end of the plan"
         alone.end(header.record.get("repeats", 1))
     except FieldError as error:
         raise line.error(error, about) from None
     policy, homes = header.record.get("policy", path.name.split(".")[0]), kinds["home"]
-    steps = counted(kinds.total() - homes, "step")
-    return f"plan of {policy!r}: {steps}, {kinds['copy']:,} of them copies; {counted(homes, 'home')}"
+    actions = counted(kinds.total() - homes, "action")
+    return f"plan of {policy!r}: {actions}, {kinds['copy']:,} of them copies; {counted(homes, 'home')}"
 
 
-def _records(plan: Plan, steps: Steps, graph: Graph) -> Iterator[dict[str, object]]:
+def _records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
     tensors, tiers = [t.name for t in graph.tensors], plan.tiers
     yield {
         "schema": SCHEMA,
@@ -315,12 +313,12 @@ def _records(plan: Plan, steps: Steps, graph: Graph) -> Iterator[dict[str, objec
         **({"starts_ns": " ".join(map(str, plan.starts_ns))} if any(plan.starts_ns) else {}),
         "notes": list(plan.notes),
         "homes": sum(home != NOWHERE for home in plan.home),
-        "steps": len(steps),
+        "actions": len(actions),
     }
     for name, home in zip(tensors, plan.home, strict=True):
         if home != NOWHERE:
             yield {"home": name, "tier": tiers[home]}
-    for kind, a, b, c in steps.codes():
+    for kind, a, b, c in actions.codes():
         if kind == COMPUTE:
             stream = {"stream": b} if b else {}
             yield {"compute": graph.ops[a].name, **stream}

@@ -44,7 +44,7 @@ from simulator.errors import ConfigError
 from simulator.graph import LARGEST, Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Lifetimes
-from simulator.plan import COPY, DETACH, NOWHERE, Plan, Steps
+from simulator.plan import COPY, DETACH, NOWHERE, Actions, Plan
 from simulator.units import counted
 
 SCHEMA = "residency-trace/1"
@@ -210,9 +210,9 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
     return builder.build([names[storage.id] for storage in kept if storage.retained])
 
 
-def _steps(path: Path, trace: _Trace, graph: Graph) -> Steps:
+def _steps(path: Path, trace: _Trace, graph: Graph) -> Actions:
     """Run all ops with what the schedule says for before and after each, and return what is issued."""
-    asked, steps, held = _asked(path, trace, graph), Steps(), (set[int](), set[int]())
+    asked, steps, held = _asked(path, trace, graph), Actions(), (set[int](), set[int]())
 
     def act(kind: int, tensor: int, tier: int, target: int = HERE) -> None:
         if kind == COPY and tensor not in held[target]:

@@ -19,7 +19,7 @@ from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 from simulator.trace import ISSUED, SPANS, WAITS, Block, Happened, Table, Trace, pick
 
 
-class IssuedSteps:
+class IssuedActions:
     """The training steps of a run whose host decides as it goes.
 
     A step is over at the first place, once all its ops have run, where what is held is what was held at time 0.
@@ -91,7 +91,7 @@ class IssuedSteps:
             (self._unlike.discard if held == is_home else self._unlike.add)((tensor, tier))
 
 
-def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: IssuedSteps | None) -> bool:
+def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: IssuedActions | None) -> bool:
     """Whether a rank first ran all ops of a step in program order, each on its stream: what no plan can beat is so.
 
     Parameters
@@ -104,7 +104,7 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
         What the host issued, if it was recorded.
     """
     if plan.fixed is not None and plan.repeats == graph.steps:
-        issued = IssuedSteps(replace(graph, steps=1), plan.home, 0)
+        issued = IssuedActions(replace(graph, steps=1), plan.home, 0)
         issued.take({name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED})
     return issued is not None and issued.keeps_program(streams)
 
@@ -126,7 +126,7 @@ def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> boo
     return trace.status != "ok" or computes > once
 
 
-def step_starts(graph: Graph, hardware: Hardware, trace: Trace) -> Ints | IssuedSteps:
+def step_starts(graph: Graph, hardware: Hardware, trace: Trace) -> Ints | IssuedActions:
     """Find the issue number at which each training step of a rank begins, or what finds it from what was issued.
 
     Where a fixed plan repeats, the distance of a compute's issue number to the next step's is the length of a step.
@@ -139,11 +139,11 @@ def step_starts(graph: Graph, hardware: Hardware, trace: Trace) -> Ints | Issued
 
     Returns
     -------
-    array of int64, or IssuedSteps
+    array of int64, or IssuedActions
         Ascending, from 0; one for each step that began (all of them if the run is complete).
     """
     if len(trace.issued[0]):
-        return IssuedSteps(graph, _homes(graph, trace), hardware.tier_names.index(hardware.compute_tier))
+        return IssuedActions(graph, _homes(graph, trace), hardware.tier_names.index(hardware.compute_tier))
     computes = pick(spans := trace.spans.whole(), spans["kind"] == COMPUTE)
     order = np.argsort(computes["issue"])
     issue, op = computes["issue"][order], computes["item"][order]
@@ -204,7 +204,7 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
         What ran, where, and what happened on the rank.
     """
     starts = step_starts(graph, hardware, trace)
-    if isinstance(starts, IssuedSteps):
+    if isinstance(starts, IssuedActions):
         starts.take(trace.issued[0].whole())
         starts = np.array(starts.starts, np.int64)
     return numbered(starts, trace)
@@ -238,10 +238,10 @@ class Ran:
 
     trace: Trace
 
-    def __init__(self, graph: Graph, hardware: Hardware, starts: Ints | IssuedSteps, streams: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, hardware: Hardware, starts: Ints | IssuedActions, streams: Sequence[int]) -> None:
         self._graph, self._streams = graph, list(streams)
-        self.issued = starts if isinstance(starts, IssuedSteps) else None
-        self._planned = np.zeros(1, np.int64) if isinstance(starts, IssuedSteps) else starts
+        self.issued = starts if isinstance(starts, IssuedActions) else None
+        self._planned = np.zeros(1, np.int64) if isinstance(starts, IssuedActions) else starts
         steps = max(graph.steps, len(self._planned))
         self._ends = np.full((1 + max(streams, default=0), steps), NONE)
         self._peaks, self.keeps_all, self.repeats = Peaks(hardware), False, False
@@ -257,7 +257,7 @@ class Ran:
         graph, hardware, plan
             What will run, where, as decided.
         """
-        issued, steps = IssuedSteps(graph, plan.home, hardware.tier_names.index(hardware.compute_tier)), plan.fixed
+        issued, steps = IssuedActions(graph, plan.home, hardware.tier_names.index(hardware.compute_tier)), plan.fixed
         if steps is None:
             return cls(graph, hardware, issued, range(1 + len(graph.groups)))
         streams = sorted({b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE})

@@ -24,7 +24,7 @@ from pydantic import Field
 from simulator.document import Part
 from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.lifetime import Lifetimes, live_bytes
-from simulator.plan import COMPUTE, PART, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, PART, Actions, Code, Plan, View
 from simulator.policies import reactive, static
 from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
@@ -196,7 +196,7 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     """Put a cache beside a static part, if there is anything for it to hold."""
     if not dynamic.candidates:
         return planned
-    problem, static_part = dynamic.problem, planned.fixed or Steps()
+    problem, static_part = dynamic.problem, planned.fixed or Actions()
     moved = {a for kind, a, _, _ in static_part if kind != COMPUTE}
     exists = {t for t, home in enumerate(planned.home) if home == problem.compute_tier}
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
@@ -215,11 +215,11 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     return replace(
         planned,
         policy="hybrid",
-        steps=steps,
+        actions=steps,
         notes=(*planned.notes, note),
         looks=False,
         untouched=frozenset(exists - moved - {dynamic.signal(op) for op in dynamic.revealed}),
-        backbone=parts,
+        static_parts=parts,
     )
 
 
@@ -263,18 +263,18 @@ def _fetch_ahead(
             cache.fetch(tensor)
 
 
-def _parts(dynamic: DynamicReads, steps: Steps) -> tuple[tuple[Steps, ...], list[int]]:
+def _parts(dynamic: DynamicReads, steps: Actions) -> tuple[tuple[Actions, ...], list[int]]:
     """The static part, cut behind each op that reads dynamically or reveals; and these ops, then -1.
 
     What is revealed is synced.
     """
-    parts, ends = [Steps()], list[int]()
+    parts, ends = [Actions()], list[int]()
     for code in steps.codes():
         parts[-1].append(*code)
         if code[0] == COMPUTE and (code[1] in dynamic.readers or code[1] in dynamic.revealed):
             if code[1] in dynamic.revealed:
                 parts[-1].sync(dynamic.signal(code[1]))
-            parts.append(Steps())
+            parts.append(Actions())
             ends.append(code[1])
     return tuple(parts), [*ends, -1]
 

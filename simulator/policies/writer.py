@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from simulator.errors import CapacityError, PlanError, Shortfall, full_from
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan, Steps
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Plan
 from simulator.policies.problem import Problem
 
 ABSENT, VALID, STALE = range(3)
@@ -36,7 +36,7 @@ class Writer:
     def __init__(self, problem: Problem, policy: str, chosen_homes: Mapping[int, int] | None = None) -> None:
         self.problem, self.policy = problem, policy
         self.homes = problem.resolved_homes(chosen_homes)
-        self.steps = Steps()
+        self.steps = Actions()
         self._streams = problem.streams
         self._here, self._width = problem.compute_tier, len(problem.tiers)
         self._others = tuple(tier for tier in range(self._width) if tier != self._here)

@@ -1,10 +1,10 @@
 """One part of a rank's trace, laid out so that laws are comparisons of columns.
 
-A run is checked part by part: so many steps in issue order that have all ended. A run that was kept is one part. A step
-is known by its *issue* number, counted from the first step of the part; columns "by issue" have one value for each step
-of the part. Times are compared by their position in `Facts.clock`, the sorted distinct times of the part and of what is
-known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. A step that never
-happened has the position `Facts.never`.
+A run is checked part by part: so many actions in issue order that have all ended. A run that was kept is one part. An
+action is known by its *issue* number, counted from the first action of the part; columns "by issue" have one value for
+each action of the part. Times are compared by their position in `Facts.clock`, the sorted distinct times of the part and
+of what is known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. An action
+that never happened has the position `Facts.never`.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ Stretches = tuple[Ints, Ints, Ints]
 
 @dataclass(eq=False)
 class Earlier:
-    """What steps before a part leave to laws: it does not grow with the run.
+    """What actions before a part leave to laws: it does not grow with the run.
 
     Attributes
     ----------
-    steps
+    actions
         How many were issued.
     runs
         By op, how often it ran.
     latest
         By law, for each group the latest moment of its rows (see `Facts.latest`) [ns].
     rows
-        By law, rows that steps to come may be judged by.
+        By law, rows that actions to come may be judged by.
     """
 
     steps: int
@@ -50,7 +50,7 @@ class Earlier:
 
     @classmethod
     def of(cls, program: Program) -> Earlier:
-        """Know what there is before the first step."""
+        """Know what there is before the first action."""
         valid = np.full(len(program.sizes) * program.tiers, NONE)
         valid[program.valid_homes] = 0
         return cls(0, np.zeros(len(program.graph.ops), np.int64), {"valid": valid})
@@ -61,16 +61,16 @@ class Earlier:
 
 
 class Accesses(NamedTuple):
-    """What steps do with tensors, in issue order: a row for each use by a compute, two for a copy, one for others.
+    """What actions do with tensors, in issue order: a row for each use by a compute, two for a copy, one for others.
 
     Attributes
     ----------
     issue, kind
-        The step.
+        The action.
     place
         Which place of which tensor it is (``tensor * tiers + tier``).
     reads, makes
-        Whether the step needs what is valid there, and whether it makes it so.
+        Whether the action needs what is valid there, and whether it makes it so.
     """
 
     issue: Ints
@@ -93,28 +93,28 @@ class Facts:
     program
         What it ran.
     part
-        By table: ``issued``, the codes of some steps in issue order; ``spans`` and ``waits``, all rows of these; and
-        ``residencies``, what happened to places meanwhile, with those of earlier parts that no step has given up, and
-        as ``is_explained`` whether it is known which step took a place.
+        By table: ``issued``, the codes of some actions in issue order; ``spans`` and ``waits``, all rows of these; and
+        ``residencies``, what happened to places meanwhile, with those of earlier parts that no action has given up, and
+        as ``is_explained`` whether it is known which action took a place.
     earlier
         What is known of the parts before.
     rank
         Which rank.
     complete, is_last
-        Whether all steps have ended; whether the run ends with the part.
+        Whether all actions have ended; whether the run ends with the part.
 
     Attributes
     ----------
     first
-        How many steps were issued before the part.
+        How many actions were issued before the part.
     kind, a, b, c
         What was issued: the codes, by issue. A fixed plan that was not recorded counts as issued in full.
     row, track, channel, issued_ns, start_ns, end_ns
-        The span of each step by issue: its row, or `NONE` and times of 0.
+        The span of each action by issue: its row, or `NONE` and times of 0.
     start, end, issued
         Positions of these times in `clock`; `never` if there is no span.
     arrived, arrived_ns
-        When a collective had come to its meeting, at the earliest: from then on it waited for peers. For other steps
+        When a collective had come to its meeting, at the earliest: from then on it waited for peers. For other actions
         the start.
     met, unmet
         Collectives that began; and those that never did, each the next on its stream: they may have come, and hold
@@ -146,13 +146,13 @@ class Facts:
     def _check_spans_match_issued(self) -> None:
         spans, issue = self.spans, self.spans["issue"]
         in_range = (issue >= 0) & (issue < len(self.kind))
-        self.check(in_range, "a span belongs to a step that was issued", "spans", spans, "issue")
+        self.check(in_range, "a span belongs to an action that was issued", "spans", spans, "issue")
         matches = (spans["kind"] == self.kind[issue]) & (spans["item"] == self.a[issue])
-        self.check(matches, "a span is of the step that was issued", "spans", spans, "issue", "item")
+        self.check(matches, "a span is of the action that was issued", "spans", spans, "issue", "item")
         once = np.bincount(issue, minlength=1)[issue] == 1
-        self.check(once, "a step has one span", "spans", spans, "issue")
+        self.check(once, "an action has one span", "spans", spans, "issue")
         forward = (spans["issued_ns"] <= spans["start_ns"]) & (spans["start_ns"] <= spans["end_ns"])
-        must = "a step is issued, then starts, then ends"
+        must = "an action is issued, then starts, then ends"
         self.check(forward, must, "spans", spans, "issued_ns", "start_ns", "end_ns")
 
     def _lay_out(self) -> None:
@@ -203,7 +203,7 @@ class Facts:
 
     @cached_property
     def accesses(self) -> Accesses:
-        """What steps do with tensors."""
+        """What actions do with tensors."""
         program, tiers = self.program, self.program.tiers
         computes, copies, detaches, syncs = (self.steps(kind) for kind in (COMPUTE, COPY, DETACH, SYNC))
         who, which = program.uses_of(computes, self.a[computes], self.earlier.runs)
@@ -217,7 +217,7 @@ class Facts:
         return Accesses(issue, self.kind[issue], place, reads, makes).pick(np.argsort(issue, kind="stable"))
 
     def steps(self, kind: int) -> Ints:
-        """Issue numbers of the steps of a kind, ascending."""
+        """Issue numbers of the actions of a kind, ascending."""
         return np.flatnonzero(self.kind == kind)
 
     def ran(self, kind: int) -> Ints:
@@ -253,7 +253,7 @@ class Facts:
         return latest
 
     def by_issue(self, issues: Ints, moments: Ints) -> Ints:
-        """By issue, the latest of the moments of a step, or `NONE`."""
+        """By issue, the latest of the moments of an action, or `NONE`."""
         latest = np.full(len(self.kind), NONE)
         np.maximum.at(latest, issues, moments)
         return latest
@@ -278,7 +278,7 @@ class Facts:
         raise self.broken(law, f"{table} row {int(rows['row'][i]):,}", found)
 
     def check_steps(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
-        """Raise for the first of these steps for which the law does not hold; `shown` are values beside `issues`."""
+        """Raise for the first of these actions for which the law does not hold; `shown` are values beside `issues`."""
         if holds.all():
             return
         i = int(np.argmin(holds))
@@ -286,25 +286,25 @@ class Facts:
         raise self.broken(law, self.step(int(issues[i])), found)
 
     def check_starts(self, law: str, allowed: Ints) -> None:
-        """Raise for the first step that starts, or acts, before a law lets it: by issue, positions of the clock."""
+        """Raise for the first action that starts, or acts, before a law lets it: by issue, positions of the clock."""
         holds = (self.start == NONE) | (self.start >= allowed)
         shown = ("starts at ns", self.times(self.start)), ("not before ns", self.times(allowed))
         self.check_steps(np.arange(len(self.kind)), holds, law, *shown)
 
     def step(self, issue: int) -> str:
-        """Name a step, with the row of its span."""
+        """Name an action, with the row of its span."""
         code = (int(self.kind[issue]), int(self.a[issue]), int(self.b[issue]), int(self.c[issue]))
         row = f", spans row {int(self.row[issue]):,}" if self.row[issue] != NONE else ""
-        return f"step {self.first + issue:,} ({describe(self.program.graph, self.program.plan.tiers, code)}){row}"
+        return f"action {self.first + issue:,} ({describe(self.program.graph, self.program.plan.tiers, code)}){row}"
 
     def close(self) -> None:
-        """Count the steps of the part among the earlier ones."""
+        """Count the actions of the part among the earlier ones."""
         self.earlier.steps += len(self.kind)
         self.earlier.runs += np.bincount(self.a[self.steps(COMPUTE)], minlength=len(self.earlier.runs))
 
     @property
     def settled_ns(self) -> int:
-        """Before this time no step of a later part can have been kept waiting by room alone [ns].
+        """Before this time no action of a later part can have been kept waiting by room alone [ns].
 
         A compute comes after the one before it on its stream, a copy after the last compute issued before it.
         """
@@ -322,7 +322,7 @@ def broken(where: str, law: str, found: str) -> InvariantError:
 
 
 def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
-    """Say what a step does, such as ``copy L03/attn.q.out hbm -> ddr``.
+    """Say what an action does, such as ``copy L03/attn.q.out hbm -> ddr``.
 
     Parameters
     ----------
@@ -331,7 +331,7 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
     tiers
         Tier names by id.
     code
-        The step; ids that are out of range are shown as numbers.
+        The action; ids that are out of range are shown as numbers.
     """
     kind, a, b, c = code
     ops, tensors = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors]

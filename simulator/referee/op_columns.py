@@ -1,4 +1,4 @@
-"""What ranks ran, as columns, laid out once for all of them: what ops read and write, and the steps of a plan."""
+"""What ranks ran, as columns, laid out once for all of them: what ops read and write, and the actions of a plan."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ class Program:
 
     @property
     def planned_steps(self) -> int | None:
-        """How many steps a fixed plan has, all repeats; None for a reactive one."""
+        """How many actions a fixed plan has, all repeats; None for a reactive one."""
         return None if self._lap is None else len(self._lap["kind"]) * self.plan.repeats
 
     def planned(self, first: int, last: int) -> Block:
-        """Columns of the steps of a fixed plan from one issue number up to another; none of a reactive one."""
+        """Columns of the actions of a fixed plan from one issue number up to another; none of a reactive one."""
         lap = self._lap or dict.fromkeys(ISSUED, np.empty(0, np.int64))
         return pick(lap, np.arange(first, last if self._lap else first) % max(len(lap["kind"]), 1))

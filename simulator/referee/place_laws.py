@@ -1,4 +1,4 @@
-"""Laws of places: each is taken and freed in turn, by the steps that make and give up what is there."""
+"""Laws of places: each is taken and freed in turn, by the actions that make and give up what is there."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Held(NamedTuple):
 
 
 def check_places(facts: Facts) -> Held:
-    """Check who takes and frees each place, and that what a step uses is there while it runs.
+    """Check who takes and frees each place, and that what an action uses is there while it runs.
 
-    When a detach acts is noted as its start and end, `NONE` if it frees 0 B. Rows that no step of the part has given
+    When a detach acts is noted as its start and end, `NONE` if it frees 0 B. Rows that no action of the part has given
     up stay for later ones.
     """
     _check_begins_at_home(facts)
@@ -104,7 +104,7 @@ def _pair_detaches(facts: Facts, held: Held) -> Bools:
 
 
 def _is_taken_at_start(facts: Facts, held: Held) -> Bools:
-    """Whether a step that makes what is there took a place when it started, or a collective once it had come."""
+    """Whether an action that makes what is there took a place when it started, or a collective once it had come."""
     made, stride = facts.accesses.pick(facts.accesses.makes), facts.stride
     start, arrived = facts.start[made.issue], facts.arrived[made.issue]
     early = np.flatnonzero(arrived < start)

@@ -111,7 +111,7 @@ class Room:
             i, row = int(wrong[0]), int(first[at[wrong[0]]])
             must = f"what is first in line for room of a tier ({self._names[tier]}) starts when it fits"
             found = f"{int(size[row]):,} B beside {int(now[i]):,} B at {int(points[at[i]]):,} ns do not start"
-            raise broken(f"trace, rank {int(rank[row])}, step {int(issue[row]):,}", must, found)
+            raise broken(f"trace, rank {int(rank[row])}, action {int(issue[row]):,}", must, found)
 
 
 def _instances(hardware: Hardware, ranks: int) -> list[Ints]:

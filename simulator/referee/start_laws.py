@@ -1,7 +1,7 @@
-"""Laws of starts: what the host issues when, what each step waits for, and that it starts as soon as it may.
+"""Laws of starts: what the host issues when, what each action waits for, and that it starts as soon as it may.
 
-Each rule says, by issue, when it lets a step start; no step starts before that, and one that takes no room starts when
-all of them, and the host, let it. What room alone keeps waiting is told to `room_laws`.
+Each rule says, by issue, when it lets an action start; no action starts before that, and one that takes no room starts
+when all of them, and the host, let it. What room alone keeps waiting is told to `room_laws`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.columns import NONE, Ints
 from simulator.cost import transfer_ns
-from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Steps
+from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Actions
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 from simulator.scenario import Switches
@@ -24,7 +24,7 @@ NEVER_NS = np.iinfo(np.int64).max
 
 
 class Requests(NamedTuple):
-    """Steps of one rank that only room kept from starting, as columns.
+    """Actions of one rank that only room kept from starting, as columns.
 
     Attributes
     ----------
@@ -51,12 +51,12 @@ def check_issued(facts: Facts) -> None:
         planned = facts.program.planned(facts.first, min(n, planned_steps))
         same = all(np.array_equal(planned[name], getattr(facts, name)) for name in ISSUED)
         if not same or (facts.is_last and facts.complete and planned_steps != n):
-            found = f"{n:,} steps for {planned_steps:,}, or others"
-            raise facts.broken("the host issues the steps of the plan, in order", "issued", found)
+            found = f"{n:,} actions for {planned_steps:,}, or others"
+            raise facts.broken("the host issues the actions of the plan, in order", "issued", found)
     asked = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
     if facts.complete:
         ran = facts.row[asked] != NONE
-        facts.check_steps(asked, ran, "when a run completes, every step has run", ("span", facts.row[asked]))
+        facts.check_steps(asked, ran, "when a run completes, every action has run", ("span", facts.row[asked]))
 
 
 def check_all_ran(facts: Facts) -> None:
@@ -68,7 +68,7 @@ def check_all_ran(facts: Facts) -> None:
 
 
 def check_tracks(facts: Facts) -> None:
-    """Check that each step runs where it was issued to."""
+    """Check that each action runs where it was issued to."""
     computes, copies, ends = facts.ran(COMPUTE), facts.ran(COPY), facts.program.links
     stream, link, channel = facts.track[computes], facts.track[copies], facts.channel[copies]
     facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
@@ -161,7 +161,7 @@ def _parting(facts: Facts) -> Ints:
 
 
 def _in_order(facts: Facts, _: Switches) -> Ints:
-    """When the steps before that name a tensor let a step name it; of a sync, when all of them have ended.
+    """When the actions before that name a tensor let an action name it; of a sync, when all of them have ended.
 
     A compute that writes, and a detach, is exclusive: it waits for all earlier ones, and all later ones wait for it. A
     detach of 0 B leaves no row: it acts as early as the order lets it, and lasts until its output may go.
@@ -190,11 +190,11 @@ _RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
     ("steps that name the same tensor take effect in issue order; only reads and copies of it overlap", _in_order),
     ("what a compute reads, and what a copy moves, is valid before it starts", _is_valid),
 )
-"""What lets a step start, and by issue when (position of the clock), or `NONE` if nothing keeps it."""
+"""What lets an action start, and by issue when (position of the clock), or `NONE` if nothing keeps it."""
 
 
 def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses: bool) -> tuple[Requests, Ints]:
-    """Check that no step starts before it may, and that one which takes no room starts as soon as it may.
+    """Check that no action starts before it may, and that one which takes no room starts as soon as it may.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
     Returns
     -------
     (Requests, array)
-        What room kept waiting; and by issue, when data, order and the line for room let the step start.
+        What room kept waiting; and by issue, when data, order and the line for room let the action start.
     """
     allowed = []
     for law, rule in _RULES:
@@ -226,7 +226,7 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
 
 
 def _check_host(facts: Facts, in_order: Ints) -> None:
-    """Check that the host pays for each step, waits at syncs, and runs at most its queue depth ahead of the device."""
+    """Check that the host pays for each action, waits at syncs, and is at most its queue depth ahead of the device."""
     kept, steps, issued_ns = facts.earlier.rows, np.flatnonzero(facts.row != NONE), facts.issued_ns
     paid_ns, spare_ns, before = kept.get("host", np.zeros(3, np.int64)).tolist()
     costs = _issue_costs(facts, paid_ns)
@@ -235,7 +235,7 @@ def _check_host(facts: Facts, in_order: Ints) -> None:
     law, issued = "the host issues in order and pays for each step", ("issued at ns", issued_ns[steps])
     facts.check_steps(steps, spare >= floor[:-1], law, issued)
     synced = facts.latest("synced", None, np.where(facts.kind == SYNC, in_order, NONE))[steps]
-    law = "a host issues nothing after a sync before the earlier steps of its tensor have ended"
+    law = "a host issues nothing after a sync before the earlier actions of its tensor have ended"
     facts.check_steps(steps, facts.issued[steps] >= synced, law, issued, ("they end at ns", facts.times(synced)))
     depth, computes = facts.program.hardware.host.queue_depth, facts.ran(COMPUTE)
     known = kept.get("started", np.empty(0, np.int64))
@@ -251,14 +251,14 @@ def _check_host(facts: Facts, in_order: Ints) -> None:
 
 
 def _issue_costs(facts: Facts, paid_ns: int) -> Ints:
-    """What the host has paid when it issues each step, at least [ns]; when it selected, nobody noted."""
+    """What the host has paid when it issues each action, at least [ns]; when it selected, nobody noted."""
     program, host = facts.program, facts.program.hardware.host
-    if isinstance(program.plan.steps, Steps):
+    if isinstance(program.plan.actions, Actions):
         return host.fixed.launch_ns + host.fixed.step_ns * (facts.first + np.arange(1, len(facts.kind) + 1))
     prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
     goes_home = (facts.kind == COPY) & (facts.b == program.compute_tier)
     is_changed = np.append(program.persistent, False)[np.where(goes_home, facts.a, NONE)]
-    if program.plan.backbone:
+    if program.plan.static_parts:
         is_late = np.array([op.late is not None for op in program.graph.ops], bool)
         is_candidate = np.isin(np.arange(len(program.sizes)), list(program.graph.candidates))
         decided = facts.kind == SYNC
@@ -270,7 +270,7 @@ def _issue_costs(facts: Facts, paid_ns: int) -> Ints:
 
 
 def _taken_bytes(facts: Facts, held: Held) -> Ints:
-    """By issue, what the step took when it started; what it would take at the end, if it never did [B]."""
+    """By issue, what the action took when it started; what it would take at the end, if it never did [B]."""
     made, stride, workspace = facts.accesses.pick(facts.accesses.makes), facts.stride, facts.program.workspace
     came = facts.arrived[made.issue]
     new = np.isin(made.place * stride + came, held.place * stride + held.taken)
@@ -288,7 +288,7 @@ def _line(facts: Facts, taken: Ints) -> Ints:
     """By issue, when the last compute issued before that takes room had started, or come to its meeting.
 
     That is what a compute that takes room, and a copy into the compute tier, wait for (positions of the clock);
-    `NONE` for other steps, and where there is no such compute.
+    `NONE` for other actions, and where there is no such compute.
     """
     latest = facts.latest("line", None, np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
     is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
@@ -296,7 +296,7 @@ def _line(facts: Facts, taken: Ints) -> Ints:
 
 
 def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> Requests:
-    """Check that a step which takes no room starts as soon as all else lets it, and find those that room kept waiting.
+    """Check that what takes no room starts as soon as all else lets it, and find the actions that room kept waiting.
 
     Of a run that was blocked, what was issued behind a collective that never began is not looked at: nobody noted
     whether it had come.

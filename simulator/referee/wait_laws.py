@@ -23,7 +23,7 @@ def check_waits(facts: Facts, ready: Ints) -> None:
     facts
         One rank's trace.
     ready
-        By issue, when data, order and the line for room let the step start.
+        By issue, when data, order and the line for room let the action start.
     """
     waits = facts.waits
     facts.check(waits["end_ns"] > waits["start_ns"], "a wait takes time", "waits", waits, "start_ns", "end_ns")

@@ -1,4 +1,4 @@
-"""Walks a fixed plan in issue order and names the first step that breaks a rule.
+"""Walks a fixed plan in issue order and names the first action that breaks a rule.
 
 The state is one of absent, valid and stale for each place (a tensor in a tier). A compute makes what it writes valid
 in the compute tier and stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training
@@ -31,7 +31,7 @@ _STREAMS = 64
 _END = "end of the plan"
 
 Place = tuple[int, Code]
-"""Where a walk is: the number of a step, and the step."""
+"""Where a walk is: the number of an action, and the action."""
 
 
 def check_plan(
@@ -56,7 +56,7 @@ def check_plan(
     Raises
     ------
     PlanError
-        With the step, the tensor and the rule that it breaks.
+        With the action, the tensor and the rule that it breaks.
     """
     for where, must, found, do in _faults(graph, hardware, plan):
         raise PlanError(f"plan {plan.name!r}{where}", must, found, do)
@@ -67,7 +67,7 @@ def check_plan(
 
 
 def _faults(graph: Graph, hardware: Hardware, plan: Plan) -> Iterator[tuple[str, str, str, str]]:
-    """What is wrong before the first step: where, what must hold, what was found, what to do."""
+    """What is wrong before the first action: where, what must hold, what was found, what to do."""
     if plan.tiers != hardware.tier_names:
         must = f"its tiers are those of {hardware.name!r} ({', '.join(hardware.tier_names)})"
         yield "", must, ", ".join(plan.tiers) or "none", "make the plan for this machine"
@@ -96,7 +96,7 @@ def _faults(graph: Graph, hardware: Hardware, plan: Plan) -> Iterator[tuple[str,
 
 
 class Walk:
-    """One walk over the steps of a plan.
+    """One walk over the actions of a plan.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class Walk:
         self._certain = {i: {*op.reads}.difference(op.late.candidates) for i, op in enumerate(graph.ops) if op.late}
 
     def take(self, codes: Iterable[Code]) -> None:
-        """Walk the next steps."""
+        """Walk the next actions."""
         for at, code in enumerate(codes, self._here[0] + 1):
             self._here = at, code
             if code not in self._known:
@@ -161,14 +161,14 @@ class Walk:
         tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
         operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
         if kind not in operands:
-            raise self._error("a step is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
+            raise self._error("an action is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
         for number, (what, count) in zip(numbers, operands[kind], strict=False):
             if not 0 <= number < count:
                 must = f"{what} lies between 0 and {count - 1:,}"
                 raise self._error(must, str(number), "make the plan for this graph")
 
     def finish(self, training_steps: int) -> None:
-        """Look at the end; the steps must hold so many training steps."""
+        """Look at the end; the actions must hold so many training steps."""
         if self._done < training_steps or self._unlike or self._cached:
             self._explain_end(training_steps)
         overwritten = self._values.first_made()
@@ -252,7 +252,7 @@ class Walk:
             found = f"none from {self._plan.tiers[source]} to {self._plan.tiers[target]}"
             raise self._error("a link joins the two tiers of a copy", found, "copy along the links of the machine")
         if self._state[tensor * self._tiers + source] != VALID:
-            self._refuse_read(tensor, source, f"a copy (step {self._here[0]:,})")
+            self._refuse_read(tensor, source, f"a copy (action {self._here[0]:,})")
         if self._state[tensor * self._tiers + target] == VALID:
             found = f"{self._name(tensor)} valid in {self._plan.tiers[target]} already"
             raise self._error("a copy has work to do: its target is absent or stale", found, "drop this copy")
@@ -299,8 +299,8 @@ class Walk:
         valid = [name for name, state in zip(self._plan.tiers, places, strict=True) if state == VALID]
         here, elsewhere = self._plan.tiers[tier], f"valid in {' and '.join(valid)}" if valid else "not written before"
         found = f"{self._name(tensor)} {_STATES[places[tier]]} in {here}, {elsewhere}"
-        do = f"{f'copy it into {here}' if valid else 'write it'} before this step"
-        raise self._error(f"what a step reads is valid ({here})", found, do)
+        do = f"{f'copy it into {here}' if valid else 'write it'} before this action"
+        raise self._error(f"what an action reads is valid ({here})", found, do)
 
     def _explain_end(self, training_steps: int) -> None:
         missing = [op for op in range(len(self._graph.ops)) if op not in self._ran]
@@ -334,7 +334,7 @@ class Walk:
 
     def _step(self, place: Place) -> str:
         at, code = place
-        return f"step {at:,} ({describe(self._graph, self._plan.tiers, code)})"
+        return f"action {at:,} ({describe(self._graph, self._plan.tiers, code)})"
 
     def _error(self, must: str, found: str, do: str, where: str = "") -> PlanError:
         return PlanError(f"plan {self._plan.name!r}, {where or self._step(self._here)}", must, found, do)

@@ -13,7 +13,7 @@ from simulator import formats, metrics
 from simulator.errors import CapacityError, ConfigError
 from simulator.graph import TensorKind
 from simulator.hardware import without_effect
-from simulator.plan import Plan, Steps
+from simulator.plan import Actions, Plan
 from simulator.processes import aside
 from simulator.report import expectations, files, readings
 from simulator.report.expectations import Check, check
@@ -142,8 +142,8 @@ class Result(Row):
         trace, found = self._trace, []
         for task, plan in zip(self.case.tasks, self.plans, strict=True):
             issued = trace.issued[task.ranks[0]].whole()
-            steps = Steps.from_columns(*(issued[column].tolist() for column in ("kind", "a", "b", "c")))
-            found.append(plan if plan.fixed is not None else replace(plan, steps=steps, repeats=1))
+            steps = Actions.from_columns(*(issued[column].tolist() for column in ("kind", "a", "b", "c")))
+            found.append(plan if plan.fixed is not None else replace(plan, actions=steps, repeats=1))
         return tuple(found)
 
     def timeline(self, window_ns: tuple[int, int] | None = None) -> Picture:

@@ -248,7 +248,7 @@ def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.
     for task, plan in zip(case.tasks, plans, strict=True):
         issued = ran.issued if ran else None
         if issued is None and (plan.fixed is None or plan.repeats != task.graph.steps):
-            issued = metrics.IssuedSteps(task.graph, plan.home, tier)
+            issued = metrics.IssuedActions(task.graph, plan.home, tier)
             issued.take(trace.issued[task.ranks[0]].whole())
         if not metrics.keeps_program(task.graph, plan, task.problem.streams, issued):
             return False

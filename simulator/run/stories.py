@@ -153,7 +153,7 @@ def plan(
     if result.shortfall is not None:
         raise CapacityError(result.shortfall)
     chosen = [
-        (plan, next((why for why in explanations if why.plan.steps is plan.steps), None)) for plan in result.plans
+        (plan, next((why for why in explanations if why.plan.actions is plan.actions), None)) for plan in result.plans
     ]
     return Planned(result, tuple(replace(why, plan=plan) for plan, why in chosen if why is not None))
 

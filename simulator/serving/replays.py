@@ -28,7 +28,7 @@ from simulator.builders.inference import stored as stored_name
 from simulator.catalog import Loaded
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Job
-from simulator.plan import COPY, DETACH, SYNC, Code, Plan, Steps, View
+from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan, View
 from simulator.policies import Problem
 from simulator.run.case import prepare
 from simulator.run.row import checked
@@ -157,15 +157,15 @@ def _with_copies(plan: Plan, problem: Problem, work: Iteration, queued: int | No
         kind, tensor, tier, _ = code
         return tensor in coming and (kind == COPY or (kind == DETACH and tier != here))
 
-    if isinstance(plan.steps, Steps):
-        columns = zip(*codes, *filterfalse(is_done, plan.steps.codes()), strict=True)
-        return replace(plan, steps=Steps.from_columns(*columns))
-    decide = plan.steps
+    if isinstance(plan.actions, Actions):
+        columns = zip(*codes, *filterfalse(is_done, plan.actions.codes()), strict=True)
+        return replace(plan, actions=Actions.from_columns(*columns))
+    decide = plan.actions
 
     def steps(view: View) -> Iterator[Code]:
         return chain(codes, filterfalse(is_done, decide(view)))
 
-    return replace(plan, steps=steps, untouched=plan.untouched - {tensor for _, tensor, *_ in codes})
+    return replace(plan, actions=steps, untouched=plan.untouched - {tensor for _, tensor, *_ in codes})
 
 
 def _ending(problem: Problem, name: str) -> Sequence[int]:

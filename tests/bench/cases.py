@@ -19,7 +19,7 @@ from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes
-from simulator.plan import FREE, Plan, Steps
+from simulator.plan import FREE, Actions, Plan
 from simulator.policies import POLICIES
 from simulator.policies.problem import Problem
 from simulator.trace import Trace
@@ -66,7 +66,7 @@ def _machine(hbm: str, host: dict[str, Any] | None = None) -> Hardware:
     )
 
 
-def _case(graph: Graph, hardware: Hardware, steps: Steps, homes: list[int]) -> Case:
+def _case(graph: Graph, hardware: Hardware, steps: Actions, homes: list[int]) -> Case:
     plan = Plan("bench", hardware.tier_names, tuple(homes), steps, graph.steps)
     program = engine.Program(graph, plan, durations_ns(graph, hardware))
     return Case(len(steps) * graph.steps, len(graph.ops) * graph.steps, lambda: engine.run([program], hardware))
@@ -76,7 +76,7 @@ def decode_case(ops: int) -> Case:
     """Nine steps a layer: weight and KV cache in, four computes, KV cache out, two detaches; HBM holds three layers."""
     graph = decode(LAYERS, weight_bytes=4000, kv_bytes=1000, duration_ns=1200, steps=max(1, ops // (9 * LAYERS)))
     ids = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
-    steps = Steps()
+    steps = Actions()
     for layer in range(LAYERS):
         weight, kv = ids[f"L{layer:02}/weight"], ids[f"L{layer:02}/kv"]
         steps.copy(weight, 1, 0)
@@ -99,7 +99,7 @@ def pool_case(ops: int, ranks: int = 1) -> Case:
     ids = {tensor.name: i for i, tensor in enumerate(graph.tensors)}
     hardware = _pool_machine(ranks)
     hbm, pool, ddr = (hardware.tier_names.index(name) for name in ("hbm", "pool", "ddr"))
-    steps = Steps()
+    steps = Actions()
     for layer in range(LAYERS):
         weight, kv = ids[f"L{layer:02}/weight"], ids[f"L{layer:02}/kv"]
         steps.copy(weight, pool, hbm)
@@ -143,7 +143,7 @@ def _pool_machine(ranks: int) -> Hardware:
 
 def compute_case(ops: int) -> Case:
     """Forty-nine steps a layer: forty-four computes and five detaches of what they hand on, no copies."""
-    builder, steps = GraphBuilder("compute-heavy"), Steps()
+    builder, steps = GraphBuilder("compute-heavy"), Actions()
     builder.tensor("hidden", 100, persistent=True)
     for layer in range(LAYERS):
         weight = f"L{layer:02}/weight"

@@ -1,4 +1,4 @@
-"""Experts on demand: what the PAGES says of them, and that a compiled backbone is never slower than a runtime."""
+"""Experts on demand: what the PAGES says of them, and that a compiled static part is never slower than a runtime."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_readme_shows_what_is_printed(results):
 
 
 @pytest.mark.parametrize("evict", ["lru", "hot"])
-def test_a_compiled_backbone_is_at_least_as_fast(results, evict):
+def test_a_compiled_static_part_is_at_least_as_fast(results, evict):
     one, other = (results[f"{what}, {evict}"].summary for what in ("hybrid", "on demand"))
     assert one["step_ns"] <= other["step_ns"]
     assert one["moved_h2d_bytes"] == other["moved_h2d_bytes"], "both fetch the same"
@@ -45,8 +45,8 @@ def test_a_compiled_backbone_is_at_least_as_fast(results, evict):
 def test_experts_leave_hbm_but_for_the_cache(results):
     """58 GB at home in DDR; 12.1 GB of them in HBM, or 0.2 GB, which is 79 % and 99.7 % less."""
     experts = sum(t.size_bytes for t in results.case.graph.tensors if t.kind == "expert")
-    backbone = results["hybrid, 200 MB"].summary["peak_hbm_bytes"] - 200_000_000
-    in_cache = results["hybrid, hot"].summary["peak_hbm_bytes"] - backbone
+    static_part = results["hybrid, 200 MB"].summary["peak_hbm_bytes"] - 200_000_000
+    in_cache = results["hybrid, hot"].summary["peak_hbm_bytes"] - static_part
     assert 1 - in_cache / experts == pytest.approx(0.79, abs=0.005)
     assert 1 - 2e8 / experts == pytest.approx(0.997, abs=0.0005)
 
@@ -70,7 +70,7 @@ def _selects(workload) -> bool:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_in_every_shipped_scenario_a_compiled_backbone_is_at_least_as_fast(name):
+def test_in_every_shipped_scenario_a_compiled_static_part_is_at_least_as_fast(name):
     case = prepare(catalog.resolve(name))
     steps = []
     for policy, options in (("hybrid", {"evict": "lru"}), ("reactive", {"late": "on_demand", "evict": "lru"})):

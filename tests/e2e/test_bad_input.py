@@ -172,7 +172,7 @@ def test_a_plan_that_reads_what_it_detached(hosim, scenario, tmp_path):
     chain.write_lines(scenario.parent / "mine.jsonl", chain.plan_lines(detach_early=True))
     scenario.write_text(scenario.read_text().replace("- static", "- mine.jsonl"))
     done = hosim("run", scenario, "--out", tmp_path / "out")
-    _refused(done, ["plan 'mine.jsonl'", "step 2 (detach a0 from hbm)", "'bwd/0' reads later"], tmp_path)
+    _refused(done, ["plan 'mine.jsonl'", "action 2 (detach a0 from hbm)", "'bwd/0' reads later"], tmp_path)
 
 
 def test_check_finds_what_run_would_refuse(hosim, scenario):
@@ -181,7 +181,7 @@ def test_check_finds_what_run_would_refuse(hosim, scenario):
     scenario.write_text(text.replace("- static", "- mine.jsonl"))
     done = hosim("check", scenario)
     assert done.code == 1
-    assert "plan 'mine.jsonl', step 2" in done.err
+    assert "plan 'mine.jsonl', action 2" in done.err
     scenario.write_text(text + "\nexpect:\n  - {row: static, column: stall, equals: 3}\n")
     for command in ("check", "run"):
         done = hosim(command, scenario)

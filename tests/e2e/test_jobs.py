@@ -114,7 +114,7 @@ def test_a_circle_of_ranks_is_a_row_that_names_who_waits_for_whom(tmp_path):
     results = hosim.run(written(tmp_path, "data: 2"), job=Job("circle", graphs, (0, 1, 2), ("A", "B", "C")))
     assert {row.status for row in results.values()} == {"blocked"}
     circle = "; ".join(
-        f"rank {rank}: op 'p' (step 1) waits for rank {(rank + 1) % 3} to come to the collective of group '{group}'"
+        f"rank {rank}: op 'p' (action 1) waits for rank {(rank + 1) % 3} to come to the collective of group '{group}'"
         for rank, group in enumerate("abc")
     )
     assert f"resident blocks itself: {circle}" in results.sentences[0]

@@ -95,7 +95,7 @@ def test_a_plan_that_blocks_itself_says_who_waits_for_whom(hosim, scenario):
     mine.write_text(chain.SCENARIO.replace("- static", "- mine.jsonl"), encoding="utf-8")
     told = hosim("plan", mine, "--policy", "mine").out.splitlines()
     assert told[0] == "mine on chain: blocked"
-    assert told[1].startswith("op 'fwd/4' (step 4) waits for 1.00 MB of room in hbm")
+    assert told[1].startswith("op 'fwd/4' (action 4) waits for 1.00 MB of room in hbm")
 
 
 def test_what_runs_again_is_told_and_written(hosim, tmp_path):

@@ -251,7 +251,7 @@ def test_a_plan_that_blocks_itself_is_a_row_with_the_reason(hosim, scenario):
     done = hosim("run", scenario)
     assert done.code == 0
     assert re.search(r"^mine +blocked", done.out, re.MULTILINE)
-    assert "mine blocks itself: op 'fwd/4' (step 4) waits for 1.00 MB of room in hbm" in done.out
+    assert "mine blocks itself: op 'fwd/4' (action 4) waits for 1.00 MB of room in hbm" in done.out
     alone = hosim("run", scenario, "--policy", "mine")
     assert alone.code == 1
     assert alone.err == "hosim: no row ran to its end, all are blocked\n"

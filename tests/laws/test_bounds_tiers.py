@@ -44,7 +44,7 @@ def test_no_plan_at_random_is_faster_than_the_bound_of_tiers_that_just_hold_it(c
     trace = run(case)
     if trace.status != "ok":
         return
-    moved = {tensor for kind, tensor, *_ in case.plan.steps if kind == DETACH}
+    moved = {tensor for kind, tensor, *_ in case.plan.actions if kind == DETACH}
     may_be_free = [HBM, DDR, SSD] if all_are_free else [HBM]
     homes = [FREE if t in moved and home in may_be_free else home for t, home in enumerate(case.plan.home)]
     repeats = len(computes(trace)) > case.graph.steps * len(case.graph.ops)

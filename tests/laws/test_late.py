@@ -18,15 +18,15 @@ from simulator.draws import Draws, drawn
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
-from simulator.plan import COMPUTE, Plan, Steps
+from simulator.plan import COMPUTE, Actions, Plan
 from simulator.referee import Drawn, check_plan, check_trace
 from simulator.scenario import DrawsOrigin, Switches
 
 
 def recorded(plan: Plan, trace) -> Plan:  # type: ignore[no-untyped-def]
     columns = trace.issued[0].whole()
-    steps = Steps.from_columns(*(columns[name].tolist() for name in ("kind", "a", "b", "c")))
-    return replace(plan, steps=steps, repeats=1)
+    steps = Actions.from_columns(*(columns[name].tolist() for name in ("kind", "a", "b", "c")))
+    return replace(plan, actions=steps, repeats=1)
 
 
 @given(graphs, origins, seeds, machines(), st.integers(0, 4), st.booleans(), st.booleans())
@@ -111,7 +111,7 @@ def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     trace = play(graph, plan, hardware, draws)
     check_trace(graph, hardware, [Drawn(plan, draws)], trace)
     unrolled = replace(
-        plan, steps=Steps.from_columns(*zip(*list(record.fixed.codes()) * graph.steps, strict=True)), repeats=1
+        plan, actions=Actions.from_columns(*zip(*list(record.fixed.codes()) * graph.steps, strict=True)), repeats=1
     )
     anew = play(graph, unrolled, hardware, draws)
     assert [rows(t) for t in (trace.spans, trace.waits, trace.residencies)] == [

@@ -11,7 +11,7 @@ from strategies import cases
 from simulator import formats
 from simulator.errors import ConfigError, PlanError
 from simulator.formats import plan_jsonl
-from simulator.plan import Steps
+from simulator.plan import Actions
 from simulator.referee import check_plan
 
 
@@ -55,7 +55,7 @@ def test_what_is_refused_alone_is_refused_with_its_graph(case, data, tmp_path_fa
     plan_jsonl.write(case.plan, case.graph, path)
     assert not refused_alone(path)
     codes = spoilt(data.draw, list(case.plan.fixed.codes()))
-    plan = replace(case.plan, steps=Steps.from_columns(*(zip(*codes, strict=True) if codes else ((),) * 4)))
+    plan = replace(case.plan, actions=Actions.from_columns(*(zip(*codes, strict=True) if codes else ((),) * 4)))
     plan_jsonl.write(plan, case.graph, path)
     if refused_alone(path):
         assert refused_with_its_graph(case, plan)

@@ -21,7 +21,7 @@ from simulator.errors import CapacityError, PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, live_bytes
-from simulator.plan import COMPUTE, COPY, FREE, PART, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, COPY, FREE, PART, Actions, Code, Plan, View
 from simulator.policies import POLICIES, Problem, static
 from simulator.referee import Drawn, check_plan, check_trace
 from simulator.referee.walk import Walk
@@ -135,41 +135,41 @@ def test_what_stays_in_hbm_is_read_late_all_the_same(
 
 
 @given(graphs, origins, st.integers(0, 120))
-def test_the_backbone_of_hybrid_is_the_plan_of_static(graph: Graph, origin: DrawsOrigin, spare: int) -> None:
+def test_the_static_part_of_hybrid_is_the_plan_of_static(graph: Graph, origin: DrawsOrigin, spare: int) -> None:
     """Of hybrid's steps, those that name no candidate, but for syncs, are those of `static` for the graph without."""
     hardware = machine()
     p = problem(graph, hardware, origin, least(graph) + spare)
     room = least(graph) - FEW
     mine = POLICIES["hybrid"].plan(p, {"cache": f"{room} B", "evict": "lru"})
-    backbone = static.plan(p.static_part(p.budget_bytes - room), static.Options())
+    static_part = static.plan(p.static_part(p.budget_bytes - room), static.Options())
     draws = drawn(graph, hardware, origin, 3)
     program = engine.Program(graph, mine, p.durations_ns, draws=draws)
     issued = engine.run([program], hardware, budget_bytes=p.budget_bytes).issued[0].whole()
     codes = list(zip(*(issued[name].tolist() for name in ("kind", "a", "b", "c")), strict=True))
     kept = [code for code in codes if code[0] != 3 and (code[0] == 0 or code[1] not in graph.candidates)]
-    assert backbone.fixed is not None
-    assert kept == list(backbone.fixed.codes()) * backbone.repeats
-    assert mine.home == backbone.home
+    assert static_part.fixed is not None
+    assert kept == list(static_part.fixed.codes()) * static_part.repeats
+    assert mine.home == static_part.home
 
 
 def forgetful(plan: Plan, number: int, issued: list[Code | None]) -> Plan:
     """The plan without one of the steps that are decided; notes what is issued, and at last None."""
-    start = plan.steps
-    assert not isinstance(start, Steps)
+    start = plan.actions
+    assert not isinstance(start, Actions)
 
     def steps(view: View) -> Iterator[Code]:
         decided = count()
         for code in start(view):
             if code[0] == PART or next(decided) != number:
-                issued.extend(plan.backbone[code[1]].codes() if code[0] == PART else [code])
+                issued.extend(plan.static_parts[code[1]].codes() if code[0] == PART else [code])
                 yield code
         issued.append(None)
 
-    return replace(plan, steps=steps)
+    return replace(plan, actions=steps)
 
 
 @given(graphs, origins, st.integers(0, 9), st.integers(0, 120), st.integers(0, 9))
-def test_what_a_runtime_forgets_beside_a_backbone_is_refused_where_it_is_missed(
+def test_what_a_runtime_forgets_beside_a_static_part_is_refused_where_it_is_missed(
     graph: Graph, origin: DrawsOrigin, seed: int, spare: int, number: int
 ) -> None:
     """By the engine only if the referee, too, refuses what was issued; and what runs to its end, neither refuses."""

@@ -13,7 +13,7 @@ from strategies import HBM, Case, cases, graphs, machines, scaled, with_host, wi
 from simulator.cost import durations_ns
 from simulator.hardware import FixedHost, ReactiveHost
 from simulator.lifetime import Lifetimes, live_bytes
-from simulator.plan import COMPUTE, NOWHERE, Plan, Steps
+from simulator.plan import COMPUTE, NOWHERE, Actions, Plan
 
 max_plus = cases(("fifo",), ample=True, buses=False, one_channel=True)
 """Fixed plans, one in-order channel per link, no bus, and no wait for room: all times are maxima of sums."""
@@ -24,7 +24,7 @@ def resident_cases(draw) -> Case:
     """Everything lives in HBM and is detached after its last use, outputs when the step ends; the host is free."""
     graph, hardware = draw(graphs()), draw(machines(host=False))
     home = tuple(HBM if t in graph.inputs else NOWHERE for t in range(len(graph.tensors)))
-    steps, dead = Steps(), Lifetimes(graph).dead_after
+    steps, dead = Actions(), Lifetimes(graph).dead_after
     for op in range(len(graph.ops)):
         steps.compute(op)
         for t in dead[op]:

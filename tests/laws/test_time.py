@@ -110,7 +110,7 @@ def test_a_run_takes_at_least_its_compute_each_links_busy_time_and_the_bound(cas
     assert makespan_ns(trace) >= sum(alone) * case.graph.steps
     for link in range(len(case.hardware.links)):
         assert makespan_ns(trace) >= union_ns([s for s in transfers(trace) if s["track"] == link])
-    moved = {tensor for kind, tensor, *_ in case.plan.steps if kind == DETACH}
+    moved = {tensor for kind, tensor, *_ in case.plan.actions if kind == DETACH}
     homes = [FREE if t in moved and home >= 0 else home for t, home in enumerate(case.plan.home)]
     repeats = len(computes(trace)) > case.graph.steps * len(case.graph.ops)
     event("repeats" if repeats else "runs each op once")

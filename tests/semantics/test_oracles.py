@@ -6,7 +6,7 @@ import pytest
 from stories import graph, machine, play, timeline, waits
 from synthetic import chain
 
-from simulator.plan import Steps
+from simulator.plan import Actions
 
 OFFLOADED = (2, 3, 6, 7)
 
@@ -48,7 +48,7 @@ def test_exposed_time_of_a_uniform_chain_is_its_closed_form(layers, copy_ns, com
     The first copy has nothing to hide under: exposed = copy + (layers - 1) * max(0, copy - compute).
     """
     h, g = machine("inf"), chain(layers, weight_bytes=copy_ns, duration_ns=compute_ns)
-    steps = Steps()
+    steps = Actions()
     steps.copy(0, 1, 0)
     for layer in range(layers):
         steps.compute(layer)

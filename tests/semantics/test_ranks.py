@@ -143,8 +143,8 @@ def test_ranks_that_never_meet_are_blocked_and_told_who_waits_for_whom():
     t = perform(h, [(g, "compute sum; compute add"), (g, "compute add; compute sum")])
     assert t.status == "blocked"
     assert t.blocked == (
-        "rank 0: op 'sum' (step 0) waits for rank 1 to come to the collective of group 'one'",
-        "rank 1: op 'add' (step 0) waits for rank 0 to come to the collective of group 'two'",
+        "rank 0: op 'sum' (action 0) waits for rank 1 to come to the collective of group 'one'",
+        "rank 1: op 'add' (action 0) waits for rank 0 to come to the collective of group 'two'",
     )
 
 
@@ -157,8 +157,8 @@ def test_a_circle_of_sums_over_what_both_ranks_hold_is_told_with_all_that_happen
     programs = [(a, "compute f; compute sum 1; compute add 2"), (b, "compute f; compute add 2; compute sum 1")]
     t = perform(h, programs)
     assert t.blocked == (
-        "rank 0: op 'sum' (step 1) waits for rank 1 to come to the collective of group 'one'",
-        "rank 1: op 'add' (step 1) waits for rank 0 to come to the collective of group 'two'",
+        "rank 0: op 'sum' (action 1) waits for rank 1 to come to the collective of group 'one'",
+        "rank 1: op 'add' (action 1) waits for rank 0 to come to the collective of group 'two'",
     )
     assert spans(t, programs, h) == ["0: 0-5 f", "1: 0-5 f"]
     assert stalls(t, programs) == ["0.1: 0-5 sum order", "1.2: 0-5 add order"]
@@ -176,7 +176,8 @@ def test_two_that_both_send_first_or_both_receive_first_wait_for_each_other(firs
     t = perform(h, programs)
     met = ("there", "back") if first == "give" else ("back", "there")
     assert t.blocked == tuple(
-        f"rank {rank}: op '{first}' (step 1) waits for rank {1 - rank} to come to the collective of group '{met[rank]}'"
+        f"rank {rank}: op '{first}' (action 1) waits for rank {1 - rank} "
+        f"to come to the collective of group '{met[rank]}'"
         for rank in (0, 1)
     )
     assert stalls(t, programs) == [f"{rank}.1: 0-7 {first} order" for rank in (0, 1)]
@@ -192,7 +193,7 @@ def test_three_that_wait_in_a_triangle_are_all_told():
         programs.append((g, f"compute f; compute p {'abc'.index(first)}; compute q {'abc'.index(second)}"))
     t = perform(h, programs)
     assert t.blocked == tuple(
-        f"rank {rank}: op 'p' (step 1) waits for rank {(rank + 1) % 3} to come to the collective of group '{group}'"
+        f"rank {rank}: op 'p' (action 1) waits for rank {(rank + 1) % 3} to come to the collective of group '{group}'"
         for rank, group in enumerate("abc")
     )
 
@@ -207,8 +208,8 @@ def test_what_a_rank_lacks_itself_is_told_before_who_waits_for_it():
     programs = [(a, "compute sum 1; copy w ddr hbm; compute g; detach w hbm"),
                 (b, "compute f; compute sum 1; copy w ddr hbm; compute g; detach w hbm")]  # fmt: skip
     t = perform(h, programs, "w ddr")
-    assert t.blocked[0].startswith("rank 1: op 'sum' (step 1) waits for 20 B of room in hbm: 50 B of 60 B are held")
-    assert t.blocked[-1] == "rank 0: op 'sum' (step 0) waits for rank 1 to come to the collective of group 'one'"
+    assert t.blocked[0].startswith("rank 1: op 'sum' (action 1) waits for 20 B of room in hbm: 50 B of 60 B are held")
+    assert t.blocked[-1] == "rank 0: op 'sum' (action 0) waits for rank 1 to come to the collective of group 'one'"
     assert spans(t, programs, h) == ["0: 0-10 h2d w", "0: 10-15 g", "1: 0-5 f"]
     assert stalls(t, programs) == ["0.0: 0-10 g transfer 1"]
 

@@ -137,7 +137,7 @@ def test_1_a_plan_that_says_that_it_does_not_look_is_held_to_it(look):
         yield (COMPUTE, 0, 0, 0)
 
     plan = Plan("story", h.tier_names, (0,), decide, looks=False)
-    with pytest.raises(PlanError, match="step 0: only a plan that says so looks at the machine"):
+    with pytest.raises(PlanError, match="action 0: only a plan that says so looks at the machine"):
         engine.run([engine.Program(g, plan, [5])], h)
 
 
@@ -145,7 +145,7 @@ def test_1_a_plan_that_says_that_it_does_not_look_is_held_to_it(look):
 def test_1_a_plan_is_held_to_what_it_calls_untouched(step):
     h, g = machine(), graph("w 10 persistent", "f: w ->, 5 ns")
     plan = Plan("story", h.tier_names, (0,), lambda view: iter([step]), untouched=frozenset({0}))
-    with pytest.raises(PlanError, match=r"step 0 \(\w+\): a tensor that the plan calls untouched is not named"):
+    with pytest.raises(PlanError, match=r"action 0 \(\w+\): a tensor that the plan calls untouched is not named"):
         engine.run([engine.Program(g, plan, [5])], h)
 
 
@@ -212,14 +212,14 @@ def test_5_a_reactive_plan_that_reads_what_it_detached_is_refused():
         yield (COMPUTE, 1, 0, 0)
 
     g = graph("a 40", "f: -> a, 10 ns", "g: a ->, 5 ns")
-    with pytest.raises(PlanError, match=r"step 2 \(compute g\): what a compute reads is valid .* 'a' absent in hbm"):
+    with pytest.raises(PlanError, match=r"action 2 \(compute g\): what a compute reads is valid .* 'a' absent in hbm"):
         play(machine(), g, decide)
 
 
 def test_5_a_reactive_plan_on_an_unknown_stream_is_refused():
     g = graph("a 4", "f: -> a, 5 ns")
     with pytest.raises(
-        PlanError, match=r"step 0 \(compute\): a reactive plan uses compute streams 0 to 0, found stream 1"
+        PlanError, match=r"action 0 \(compute\): a reactive plan uses compute streams 0 to 0, found stream 1"
     ):
         play(machine(), g, lambda view: iter([(COMPUTE, 0, 1, 0)]))
 
@@ -328,7 +328,7 @@ def test_13_a_plan_that_blocks_itself_is_told_with_who_waits_for_what():
     g = graph("a 60, b 60", "f: -> a, 10 ns", "g: a -> b, 10 ns")
     t = play(h, g, "compute f; compute g; detach a hbm; detach b hbm")
     assert t.status == "blocked"
-    told = "op 'g' (step 1) waits for 60 B of room in hbm: 60 B of 100 B are held, largest 'a' 60 B; no issued detach"
+    told = "op 'g' (action 1) waits for 60 B of room in hbm: 60 B of 100 B are held, largest 'a' 60 B; no issued detach"
     assert t.blocked == (told + " will free more, so detach something before it, or give more room",)
     assert timeline(t, g, h) == ["0-10 f"]
 
@@ -336,7 +336,7 @@ def test_13_a_plan_that_blocks_itself_is_told_with_who_waits_for_what():
 def test_13_a_read_that_nothing_brings_is_told():
     h, g = machine(), graph("w 60 persistent", "f: w ->, 10 ns")
     t = play(h, g, "compute f", "w ddr")
-    assert t.blocked == ("op 'f' (step 0) waits for tensor 'w'", "no step that was issued brings tensor 'w'")
+    assert t.blocked == ("op 'f' (action 0) waits for tensor 'w'", "no action that was issued brings tensor 'w'")
 
 
 def test_13_homes_that_exceed_a_tier_are_refused_before_the_run():

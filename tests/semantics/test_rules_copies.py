@@ -86,9 +86,9 @@ def test_4_the_head_of_a_copy_queue_blocks_the_other_direction_too():
     assert play(machine("30 B"), g, text + end, "w ddr, x ddr").status == "ok"
     t = play(h, g, text + end, "w ddr, x ddr")
     assert t.status == "blocked"
-    assert t.blocked[0] == "op 'n' (step 6) waits for tensor 'x'"
+    assert t.blocked[0] == "op 'n' (action 6) waits for tensor 'x'"
     assert t.blocked[1].startswith(
-        "the copy of 'x' from ddr to hbm (step 2) waits for 10 B of room in hbm: 30 B of 30 B"
+        "the copy of 'x' from ddr to hbm (action 2) waits for 10 B of room in hbm: 30 B of 30 B"
     )
     assert len(t.blocked) == 2
 

@@ -13,7 +13,7 @@ from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, plan_jsonl
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Actions, Code, Plan, View
 
 TIERS = ("hbm", "dram", "ssd")
 
@@ -39,7 +39,7 @@ def test_the_documented_example(tmp_path: Path, graph: Graph) -> None:
     plan = plan_jsonl.read(path, graph, ("hbm", "dram"))
     assert (plan.policy, plan.repeats, plan.tiers) == ("mine", 1, ("hbm", "dram"))
     assert plan.home == (0, 1, NOWHERE, NOWHERE)
-    assert list(plan.steps)[:5] == [
+    assert list(plan.actions)[:5] == [
         (COPY, 1, 1, 0),
         (SYNC, 1, 0, 0),
         (COMPUTE, 0, 0, 0),
@@ -48,21 +48,21 @@ def test_the_documented_example(tmp_path: Path, graph: Graph) -> None:
     ]
     plan_jsonl.write(plan, graph, tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_text() == example(plan_jsonl)
-    assert formats.check(path) == "plan of 'mine': 8 steps, 1 of them copies; 2 homes"
+    assert formats.check(path) == "plan of 'mine': 8 actions, 1 of them copies; 2 homes"
 
 
 def test_tier_ids_are_those_of_the_machine_that_reads(tmp_path: Path, graph: Graph) -> None:
     plan = plan_jsonl.read(written(tmp_path / "p.jsonl", example(plan_jsonl)), graph, ("dram", "ssd", "hbm"))
     assert plan.tiers == ("dram", "ssd", "hbm")
     assert plan.home[:2] == (2, 0)
-    assert next(iter(plan.steps)) == (COPY, 1, 0, 2)
+    assert next(iter(plan.actions)) == (COPY, 1, 0, 2)
 
 
 def test_a_header_may_be_bare(tmp_path: Path, graph: Graph) -> None:
     path = written(tmp_path / "mine.jsonl", '{"schema":"hosim-plan/1"}\n{"compute":"fwd/up","stream":3}\n')
     plan = plan_jsonl.read(path, graph.repeated(1), TIERS)
     assert (plan.policy, plan.repeats, plan.notes) == ("mine", 1, ())
-    assert list(plan.steps) == [(COMPUTE, 0, 3, 0)]
+    assert list(plan.actions) == [(COMPUTE, 0, 3, 0)]
 
 
 def test_a_plan_repeats_as_often_as_its_graph_unless_it_says(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_plan_repeats_as_often_as_its_graph_unless_it_says(tmp_path: Path) -> 
 
 
 def test_recomputing_names_the_op_again(tmp_path: Path, graph: Graph) -> None:
-    steps = Steps()
+    steps = Actions()
     steps.compute(0)
     steps.compute(0, stream=1)
     plan = Plan("again", TIERS, (NOWHERE,) * 4, steps)
@@ -105,7 +105,7 @@ def codes() -> st.SearchStrategy[Code]:
 )
 def test_any_plan_survives(tmp_path_factory, graph, policy, home, steps, repeats, notes, name) -> None:  # type: ignore[no-untyped-def]
     columns = zip(*steps, strict=True) if steps else ((), (), (), ())
-    plan = Plan(policy, TIERS, home, Steps.from_columns(*columns), repeats, tuple(notes))
+    plan = Plan(policy, TIERS, home, Actions.from_columns(*columns), repeats, tuple(notes))
     path = tmp_path_factory.mktemp("plans") / name
     plan_jsonl.write(plan, graph, path)
     assert plan_jsonl.read(path, graph, TIERS) == plan
@@ -115,7 +115,7 @@ def test_a_reactive_plan_is_recorded_first(tmp_path: Path, graph: Graph) -> None
     def decide(view: View) -> Iterator[Code]:
         yield (0, 0, 0, 0)
 
-    with pytest.raises(ConfigError, match=r"is a fixed list of steps, found a reactive one \(lru\)"):
+    with pytest.raises(ConfigError, match=r"is a fixed list of actions, found a reactive one \(lru\)"):
         plan_jsonl.write(Plan("lru", TIERS, (NOWHERE,) * 4, decide), graph, tmp_path / "p.jsonl")
     assert list(tmp_path.iterdir()) == []
 
@@ -144,7 +144,7 @@ BAD = {
         ":2, stream: input should be less than 1000, found 5000000000",
     ),
     "no repeats": (lines(header='"repeats":0'), ":1, repeats: input should be greater than or equal to 1, found 0"),
-    "fewer steps than counted": (lines('{"sync":"x"}', header='"steps":2'), "the 2 steps that its header counts, foun"),
+    "fewer steps than counted": (lines('{"sync":"x"}', header='"actions": 2'), "the 2 actions that its header counts"),
     "notes that are one text": (
         lines(header='"notes":"fast"'),
         ":1, notes: input should be a valid list, found 'fast'",
@@ -166,6 +166,6 @@ def test_bad_plans_are_refused_with_file_and_line(tmp_path: Path, graph: Graph, 
 def test_check_reads_a_plan_without_its_graph_but_sees_broken_lines(tmp_path: Path) -> None:
     gone = ('{"detach":"t","tier":"a"}', '{"detach":"t","tier":"b"}')
     good = written(tmp_path / "good.jsonl", lines('{"compute":"any"}', '{"copy":"t","from":"a","to":"b"}', *gone))
-    assert formats.check(good) == "plan of 'mine': 4 steps, 1 of them copies; 0 homes"
+    assert formats.check(good) == "plan of 'mine': 4 actions, 1 of them copies; 0 homes"
     with pytest.raises(ConfigError, match=r"bad\.jsonl:2, to: the key 'to' is needed"):
         formats.check(written(tmp_path / "bad.jsonl", lines('{"copy":"t","from":"a"}')))

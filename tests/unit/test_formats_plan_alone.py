@@ -36,13 +36,13 @@ def test_what_may_be_right_is_not_refused(tmp_path: Path, name: str) -> None:
     assert formats.check(written(tmp_path / "p.jsonl", *GOOD[name])).startswith("plan of 'p'")
 
 
-SOURCE = THERE = "what a step copies or detaches is there: by its home, a copy, or an op, which writes in one tier only"
+SOURCE = THERE = "what an action copies or detaches is there: by its home, a copy, or an op, which writes in one tier"
 BAD = {
     "a home after a step": (
         (HEADER, F, HOME),
         ":3",
-        "homes, which say where tensors are at time 0, come before the steps",
-        "that of 'w' after 1 step",
+        "homes, which say where tensors are at time 0, come before the actions",
+        "that of 'w' after 1 action",
     ),
     "a tier twice": ((HEADER.replace("ddr", "hbm"),), ":1, tiers", "each name stands here once", "'hbm' 2 times"),
     "a tier that is not declared": (
@@ -53,43 +53,43 @@ BAD = {
     ),
     "a copy to itself": (
         (HEADER, HOME, IN.replace("hbm", "ddr")),
-        ":3, step 0 (copy w ddr ddr)",
+        ":3, action 0 (copy w ddr ddr)",
         "a copy goes from one tier to another",
         "'ddr' twice",
     ),
     "a tensor that nothing declares": (
         (HEADER, HOME, IN.replace("w", "v")),
-        ":3, step 0 (copy v ddr hbm)",
+        ":3, action 0 (copy v ddr hbm)",
         SOURCE,
         "'v' absent from ddr",
     ),
     "a copy from where it is not": (
         (HEADER, HOME, OUT),
-        ":3, step 0 (copy w hbm ddr)",
+        ":3, action 0 (copy w hbm ddr)",
         SOURCE,
         "'w' absent from hbm",
     ),
     "a copy to where it is": (
         (HEADER, HOME, IN, F, OUT, IN),
-        ":6, step 3 (copy w ddr hbm)",
+        ":6, action 3 (copy w ddr hbm)",
         "a copy has work to do: its target is absent or stale",
         "'w' valid in hbm already",
     ),
     "a detach of what was never there": (
         (HEADER, HOME, GONE),
-        ":3, step 0 (detach w hbm)",
+        ":3, action 0 (detach w hbm)",
         THERE,
         "'w' absent from hbm",
     ),
     "a detach twice": (
         (HEADER, HOME, IN, F, GONE, GONE),
-        ":6, step 3 (detach w hbm)",
+        ":6, action 3 (detach w hbm)",
         THERE,
         "'w' absent from hbm",
     ),
     "two tiers that only ops can have filled": (
         (HEADER, F, '{"detach":"a","tier":"hbm"}', '{"detach":"b","tier":"ddr"}'),
-        ":4, step 2 (detach b ddr)",
+        ":4, action 2 (detach b ddr)",
         THERE,
         "'b' absent from ddr",
     ),
@@ -108,7 +108,7 @@ BAD = {
     "a home that is gone when the steps repeat": (
         (TWICE, HOME, IN, F, GONE, LOST),
         ":6, end of the plan",
-        "what has a home is there again when the steps are repeated",
+        "what has a home is there again when the actions are repeated",
         "'w' absent from ddr",
     ),
 }

@@ -11,15 +11,15 @@ import pytest
 from stories import graph
 
 import simulator as hosim
-from simulator.metrics import IssuedSteps, keeps_program
-from simulator.plan import COMPUTE, Plan, Steps
+from simulator.metrics import IssuedActions, keeps_program
+from simulator.plan import COMPUTE, Actions, Plan
 from simulator.trace import ISSUED
 
 GRAPH = graph("a 1 persistent", "f: a ->", "g: a ->", "h: a ->")
 
 
 def fixed(*computes):
-    steps = Steps()
+    steps = Actions()
     for op, stream in computes:
         steps.compute(op, stream)
     return Plan("p", ("hbm",), (0,), steps)
@@ -52,7 +52,7 @@ def test_a_fixed_plan_keeps_the_program_if_first_runs_are_in_order(computes, kee
 def test_so_does_what_a_runtime_issued_in_each_step(computes, keeps):
     plan = Plan("p", ("hbm",), (0,), partial(iter, ()))
     two_steps = GRAPH.repeated(2)
-    issued = IssuedSteps(two_steps, plan.home, 0)
+    issued = IssuedActions(two_steps, plan.home, 0)
     issued.take(dict(zip(ISSUED, np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T, strict=True)))
     assert keeps_program(two_steps, plan, (0, 0, 0), issued) is keeps
 

@@ -18,7 +18,7 @@ from simulator.errors import ConfigError, PlanError
 from simulator.formats import read_routing
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Code, Plan, Steps, View
+from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Code, Plan, View
 from simulator.referee import Drawn, check_trace
 from simulator.scenario import DrawsOrigin
 from simulator.trace import CAUSES
@@ -69,7 +69,7 @@ def test_what_never_moves_is_read_late_all_the_same() -> None:
     graph = moe(1, 3, size=10**6, steps=2)
     steps = [(COMPUTE, op, 0, 0) for op in range(3)]
     made = [t for op in graph.ops for t in op.writes]
-    codes = Steps.from_columns(*zip(*steps, *((DETACH, t, HBM, 0) for t in made), strict=True))
+    codes = Actions.from_columns(*zip(*steps, *((DETACH, t, HBM, 0) for t in made), strict=True))
     home = tuple(HBM if tensor.persistent else NOWHERE for tensor in graph.tensors)
     plan = Plan("stays", MACHINE.tier_names, home, codes, repeats=2)
     draws = Draws(graph, MACHINE, 0, chosen_bits(graph, {"L0/experts": [[0, 1], [2]]}))
@@ -149,7 +149,7 @@ FIRST = GRAPH.ops[EXPERTS].late.candidates[0]  # type: ignore[union-attr]
 REFUSED = {
     "a look before the reveal": (
         [(COMPUTE, ROUTE, 0, 0), lambda view: view.chosen(EXPERTS)],
-        "step 1 (what op 'L0/experts' reads): what is chosen is known once the op that reveals it ('L0/route') has",
+        "action 1 (what op 'L0/experts' reads): what is chosen is known once the op that reveals it ('L0/route') has",
     ),
     "a look before the router": ([lambda view: view.chosen(EXPERTS)], "found a look before that"),
     "a look at another op": (

@@ -40,7 +40,7 @@ def extra_ns(p):
 
 def test_what_fits_is_left_alone():
     p = problem(train(3), budget=36)
-    assert plan(p).steps == POLICIES["resident"].plan(p).steps
+    assert plan(p).actions == POLICIES["resident"].plan(p).actions
     assert plan(p).notes == ()
 
 

@@ -50,19 +50,22 @@ def test_what_was_issued_may_be_recorded():
     rows = Rows(issued=[list(code) for code in PLAN.fixed.codes()])
     judge(rows)
     rows.issued.pop()
-    with pytest.raises(InvariantError, match="the host issues the steps of the plan, in order"):
+    with pytest.raises(InvariantError, match="the host issues the actions of the plan, in order"):
         judge(rows)
 
 
 BROKEN = {
-    "issue out of range": (put("spans", 0, issue=9), "a span belongs to a step that was issued, found issue 9"),
-    "another op than issued": (put("spans", 1, item=G), "a span is of the step that was issued, found issue 1, item 1"),
+    "issue out of range": (put("spans", 0, issue=9), "a span belongs to an action that was issued, found issue 9"),
+    "another op than issued": (
+        put("spans", 1, item=G),
+        "a span is of the action that was issued, found issue 1, item 1",
+    ),
     "two spans of one step": (
         add("spans", [0, COMPUTE, G, 0, 0, 3, 0, 25, 30]),
-        "a step has one span, found issue 3",
+        "an action has one span, found issue 3",
     ),
-    "ends before it starts": (put("spans", 2, end_ns=19), "a step is issued, then starts, then ends"),
-    "a step never ran": (both(drop("spans", 2), drop("residencies", 6)), "when a run completes, every step has run"),
+    "ends before it starts": (put("spans", 2, end_ns=19), "an action is issued, then starts, then ends"),
+    "a step never ran": (both(drop("spans", 2), drop("residencies", 6)), "when a run completes, every action has run"),
     "wrong stream": (put("spans", 2, track=1), "a compute runs on its stream, found stream 1"),
     "wrong link": (put("spans", 0, track=D2H), "a transfer takes a link from its source to its target, found link 0"),
     "no such link": (put("spans", 0, track=7), "a transfer takes a link of the machine, found link 7"),
@@ -187,7 +190,7 @@ def test_the_message_names_plan_step_row_law_and_numbers():
     with pytest.raises(InvariantError) as error:
         judge(rows)
     assert str(error.value) == (
-        "trace of plan 'hand', rank 0, step 3 (compute g), spans row 2: a stream runs one op at a time, in issue "
+        "trace of plan 'hand', rank 0, action 3 (compute g), spans row 2: a stream runs one op at a time, in issue "
         "order, found starts at ns 19, not before ns 20; report this: it is a bug of hosim"
     )
 
@@ -338,12 +341,12 @@ def test_findings_tell_what_was_dead_and_still_held_and_what_was_copied_for_noth
 
 
 def test_a_reactive_plan_is_judged_by_its_record():
-    reactive = replace(PLAN, steps=lambda view: iter(()))
+    reactive = replace(PLAN, actions=lambda view: iter(()))
     rows = Rows(issued=[list(code) for code in PLAN.fixed.codes()])
     judge(rows, reactive)
     rows.issued[4] = [DETACH, W, DDR, 0]
     rows.residencies[6] = [25, 0, DDR, W, -10]
-    with pytest.raises(PlanError, match="step 4"):
+    with pytest.raises(PlanError, match="action 4"):
         judge(rows, reactive)
 
 
@@ -368,7 +371,7 @@ def test_each_rank_is_judged_and_named():
     last = int(np.flatnonzero((late["rank"] == 1) & (late["item"] == G) & (late["kind"] == COMPUTE))[0])
     late["end_ns"][last] += 1
     with pytest.raises(
-        InvariantError, match=rf"rank 1, step 3 \(compute g\), spans row {last}: a compute takes its own"
+        InvariantError, match=rf"rank 1, action 3 \(compute g\), spans row {last}: a compute takes its own"
     ):
         check_trace(g, MACHINE, [PLAN, PLAN], replace(trace, spans=_table(late)))
 

@@ -24,55 +24,55 @@ WRONG_PLANS = {
     "reads what is only below": (
         "compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 0 (compute f): what a step reads is valid (hbm), found 'w' absent in hbm, valid in ddr; "
-            "copy it into hbm before this step"
+            "plan 'hand', action 0 (compute f): what an action reads is valid (hbm), found 'w' absent in hbm, "
+            "valid in ddr; copy it into hbm before this action"
         ),
     ),
     "reads what it detached": (
         "copy w ddr hbm; detach w hbm; compute f; compute g; detach a hbm",
         (
-            "plan 'hand', step 2 (compute f): what a step reads is valid (hbm), found 'w' absent in hbm, valid in ddr"
-            "; copy it into hbm before this step"
+            "plan 'hand', action 2 (compute f): what an action reads is valid (hbm), found 'w' absent in hbm, "
+            "valid in ddr; copy it into hbm before this action"
         ),
     ),
     "reads before it is written": (
         "compute g; copy w ddr hbm; compute f; detach w hbm; detach a hbm",
         (
-            "plan 'hand', step 0 (compute g): what a step reads is valid (hbm), found 'a' absent in hbm, not written "
-            "before; write it before this step"
+            "plan 'hand', action 0 (compute g): what an action reads is valid (hbm), found 'a' absent in hbm, "
+            "not written before; write it before this action"
         ),
     ),
     "detaches the only copy": (
         "copy w ddr hbm; compute f; detach w hbm; detach a hbm; compute g",
         (
-            "plan 'hand', step 3 (detach a from hbm): what is used later keeps a valid copy, found that it detaches "
+            "plan 'hand', action 3 (detach a from hbm): what is used later keeps a valid copy, found that it detaches "
             "the only valid copy of 'a', which op 'g' reads later; store it elsewhere first, or detach it after its "
             "last use"
         ),
     ),
     "detaches what a copy needs": (
         "copy w ddr hbm; compute f; detach w hbm; detach a hbm; copy a hbm ddr; compute g",
-        "detaches the only valid copy of 'a', which a copy (step 4) reads later",
+        "detaches the only valid copy of 'a', which a copy (action 4) reads later",
     ),
     "detaches a persistent tensor": (
         "copy w ddr hbm; detach w ddr; compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 3 (detach w from hbm): what is used later keeps a valid copy, found that it detaches "
+            "plan 'hand', action 3 (detach w from hbm): what is used later keeps a valid copy, found that it detaches "
             "the only valid copy of persistent 'w'; copy it to its home first"
         ),
     ),
     "copies what is there": (
         "copy w ddr hbm; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 1 (copy w ddr -> hbm): a copy has work to do: its target is absent or stale, found 'w' "
-            "valid in hbm already; drop this copy"
+            "plan 'hand', action 1 (copy w ddr -> hbm): a copy has work to do: its target is absent or stale, "
+            "found 'w' valid in hbm already; drop this copy"
         ),
     ),
     "copies from nowhere": (
         "copy w hbm ddr; copy w ddr hbm; compute f; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 0 (copy w hbm -> ddr): what a step reads is valid (hbm), found 'w' absent in "
-            "hbm, valid in ddr; copy it into hbm before this step"
+            "plan 'hand', action 0 (copy w hbm -> ddr): what an action reads is valid (hbm), found 'w' absent in "
+            "hbm, valid in ddr; copy it into hbm before this action"
         ),
     ),
     "copies where no link leads": (
@@ -82,14 +82,14 @@ WRONG_PLANS = {
     "detaches what is not there": (
         "copy w ddr hbm; compute f; detach w hbm; detach w hbm; compute g; detach a hbm",
         (
-            "plan 'hand', step 3 (detach w from hbm): what is detached is there, found 'w' absent from hbm; "
+            "plan 'hand', action 3 (detach w from hbm): what is detached is there, found 'w' absent from hbm; "
             "drop this detach, or make the tensor before it"
         ),
     ),
     "detaches what an op that is missing makes": (
         "copy w ddr hbm; detach w hbm; detach a hbm; compute g",
         (
-            "plan 'hand', step 2 (detach a from hbm): what is detached is there, found 'a' absent from hbm; "
+            "plan 'hand', action 2 (detach a from hbm): what is detached is there, found 'a' absent from hbm; "
             "drop this detach, or make the tensor before it"
         ),
     ),
@@ -148,8 +148,8 @@ def test_outputs_are_given_up_last():
     g = replace(graph("w 10 persistent, a 4", "f: w -> a w, 10 ns", "g: a ->, 5 ns"), outputs=(A,))
     with pytest.raises(PlanError, match="an output keeps a valid copy until the training step ends") as error:
         check_plan(g, MACHINE, plan_of(early, g))
-    assert "step 3 (detach a from hbm)" in str(error.value)
-    assert "'a' before step 4 (copy w hbm -> ddr)" in str(error.value)
+    assert "action 3 (detach a from hbm)" in str(error.value)
+    assert "'a' before action 4 (copy w hbm -> ddr)" in str(error.value)
     check_plan(
         g, MACHINE, plan_of("copy w ddr hbm; compute f; compute g; copy w hbm ddr; detach w hbm; detach a hbm", g)
     )
@@ -197,12 +197,12 @@ def test_homes_fit_in_their_tiers():
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ((COMPUTE, 2, 0, 0), "step 0 (compute 2): an op id lies between 0 and 1, found 2"),
+        ((COMPUTE, 2, 0, 0), "action 0 (compute 2): an op id lies between 0 and 1, found 2"),
         ((COMPUTE, 0, -1, 0), "a stream id lies between 0 and 63, found -1"),
-        ((COPY, 5, 0, 1), "step 0 (copy 5 hbm -> ddr): a tensor id lies between 0 and 1, found 5"),
-        ((COPY, 0, 0, 4), "step 0 (copy w hbm -> 4): a tier id lies between 0 and 1, found 4"),
-        ((DETACH, 0, 3, 0), "step 0 (detach w from 3): a tier id lies between 0 and 1, found 3"),
-        ((7, 0, 0, 0), "step 0 (kind 7): a step is compute, copy, detach or sync (0 to 3), found 7"),
+        ((COPY, 5, 0, 1), "action 0 (copy 5 hbm -> ddr): a tensor id lies between 0 and 1, found 5"),
+        ((COPY, 0, 0, 4), "action 0 (copy w hbm -> 4): a tier id lies between 0 and 1, found 4"),
+        ((DETACH, 0, 3, 0), "action 0 (detach w from 3): a tier id lies between 0 and 1, found 3"),
+        ((7, 0, 0, 0), "action 0 (kind 7): an action is compute, copy, detach or sync (0 to 3), found 7"),
     ],
 )
 def test_codes_and_ids_are_in_range(code: tuple[int, int, int, int], message: str):
@@ -211,7 +211,7 @@ def test_codes_and_ids_are_in_range(code: tuple[int, int, int, int], message: st
         [code[i], *values] for i, values in enumerate((plan.fixed.kind, plan.fixed.a, plan.fixed.b, plan.fixed.c))
     ]
     with pytest.raises(PlanError) as error:
-        check_plan(GRAPH, MACHINE, replace(plan, steps=type(plan.fixed).from_columns(*columns)))
+        check_plan(GRAPH, MACHINE, replace(plan, actions=type(plan.fixed).from_columns(*columns)))
     assert message in str(error.value)
 
 
@@ -223,7 +223,7 @@ def test_no_copy_in_crosses_a_barrier():
     with pytest.raises(PlanError) as error:
         check_plan(g, MACHINE, plan_of(f"{crossing}; detach a hbm", g))
     assert str(error.value) == (
-        "plan 'hand', step 4 (compute k): no copy in is moved across barrier 'k', found 'w' copied in before it and "
+        "plan 'hand', action 4 (compute k): no copy in is moved across barrier 'k', found 'w' copied in before it and "
         "not used yet (1 in all); copy it in behind the barrier"
     )
     behind = crossing.replace("copy w ddr hbm; compute k", "compute k; copy w ddr hbm")

@@ -294,7 +294,7 @@ def test_a_member_that_took_no_part_is_missed():
     without = spoilt(
         alone, "spans", lambda rows: rows.remove(next(r for r in rows if (r["rank"], r["item"]) == (1, SUM)))
     )
-    with pytest.raises(InvariantError, match=r"when a run completes, every step has run"):
+    with pytest.raises(InvariantError, match=r"when a run completes, every action has run"):
         judge(h, graphs, without)
 
 

@@ -39,7 +39,7 @@ def test_an_op_that_would_read_what_was_overwritten_since_is_refused_with_both_m
         UPDATED,
         "compute f; compute g; detach a hbm; compute u; compute f; compute k; detach a hbm; detach b hbm",
     )
-    assert "step 4 (compute f)" in said
+    assert "action 4 (compute f)" in said
     assert "reads the values that program order gives it" in said
     assert "'w' as op 'u' makes it, not as the training step began" in said
 
@@ -47,14 +47,14 @@ def test_an_op_that_would_read_what_was_overwritten_since_is_refused_with_both_m
 def test_a_value_that_a_second_run_brought_back_is_not_the_one_that_a_later_op_reads():
     g = graph("a 4", "f: -> a", "g: a -> a", "k: a ->")
     said = refused(g, "compute f; compute g; compute f; compute k; detach a hbm")
-    assert "step 3 (compute k)" in said
+    assert "action 3 (compute k)" in said
     assert "'a' as op 'f' makes it, not as op 'g' makes it" in said
     judge(g, "compute f; compute g; compute f; compute g; compute k; detach a hbm")
 
 
 def test_an_update_in_place_cannot_run_twice():
     said = refused(UPDATED, "compute f; compute g; compute u; compute u; compute k; detach a hbm; detach b hbm")
-    assert "step 3 (compute u)" in said
+    assert "action 3 (compute u)" in said
     assert "'w' as op 'u' makes it, not as the training step began" in said
 
 
@@ -131,5 +131,5 @@ def test_what_is_not_repeatable_runs_once():
     text = "compute f; detach a hbm; compute f; compute k; detach a hbm"
     judge(g, text)
     said = refused(once, text)
-    assert "step 2 (compute f)" in said
+    assert "action 2 (compute f)" in said
     assert "an op that is not repeatable runs once in a training step" in said

@@ -13,7 +13,7 @@ from simulator.cost import durations_ns
 from simulator.errors import CapacityError, InvariantError, PlanError
 from simulator.graph import Job
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE, Plan, Steps
+from simulator.plan import NOWHERE, Actions, Plan
 from simulator.run.placement import shares
 from simulator.stored import repeated
 
@@ -84,7 +84,7 @@ def test_plans_divide_what_is_left_beside_it():
 def test_it_stays_at_home():
     h, g = machine("supernode"), graph("supernode")
     hbm, ddr = (h.tier_names.index(name) for name in ("hbm", "ddr"))
-    steps = Steps()
+    steps = Actions()
     steps.copy(0, ddr, hbm)
     steps.detach(0, ddr)
     steps.compute(0)
@@ -101,7 +101,7 @@ def test_a_trace_that_miscounts_what_is_stored_once_is_refused(told):
     h, g = machine("supernode"), graph("supernode")
     trace = perform(h, [(g, TEXT)] * 4, "w ddr, s hbm")
     home = tuple(h.tier_names.index(name) for name in ("ddr", "hbm"))
-    steps = Steps()
+    steps = Actions()
     steps.copy(0, home[0], home[1])
     steps.compute(0)
     steps.detach(0, home[1])

@@ -19,7 +19,7 @@ from itertools import product
 
 from simulator.graph import Graph, Op, Tensor
 from simulator.lifetime import Lifetimes, live_bytes
-from simulator.plan import COMPUTE, DETACH, Plan, Steps
+from simulator.plan import COMPUTE, DETACH, Actions, Plan
 from simulator.policies import recompute
 from simulator.policies.problem import Problem
 from simulator.units import counted, human
@@ -56,12 +56,12 @@ class Rewritten:
         return f"{counted(len(self.op_of) - len(once), 'repeated run')} of ops, {human(again_ns, 'ns')} in all"
 
     def translated(self, plan: Plan) -> Plan:
-        """Return a plan for the rewritten graph as one for the original graph, step for step."""
-        steps, fixed = Steps(), plan.fixed
+        """Return a plan for the rewritten graph as one for the original graph, action for action."""
+        actions, fixed = Actions(), plan.fixed
         for kind, a, b, c in fixed.codes() if fixed is not None else ():
-            steps.append(kind, self.op_of[a] if kind == COMPUTE else self.tensor_of[a], b, c)
+            actions.append(kind, self.op_of[a] if kind == COMPUTE else self.tensor_of[a], b, c)
         originals = max(self.tensor_of, default=-1) + 1
-        return replace(plan, steps=steps, home=plan.home[:originals])
+        return replace(plan, actions=actions, home=plan.home[:originals])
 
 
 def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
