@@ -3,8 +3,8 @@
 A run is checked part by part: so many actions in issue order that have all ended. A run that was kept is one part. An
 action is known by its *issue* number, counted from the first action of the part; columns "by issue" have one value for
 each action of the part. Times are compared by their position in `Facts.clock`, the sorted distinct times of the part,
-and of what is known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. An action
-that never happened has the position `Facts.never`.
+and of what is known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. An
+action that never happened has the position `Facts.never`.
 """
 
 from __future__ import annotations
