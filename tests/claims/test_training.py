@@ -6,14 +6,9 @@ import pytest
 from pages import PAGES
 
 import simulator as hosim
+from simulator.report import tables
 
 pytestmark = pytest.mark.slow
-
-
-def rows_of(head):
-    """Cells of the table with this head."""
-    table = PAGES[PAGES.index(head) :].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
 def seconds(ns):
@@ -21,31 +16,31 @@ def seconds(ns):
 
 
 @pytest.fixture(scope="module")
-def sweep():
-    return hosim.run("llama3_8b_offload_bandwidths").summary
+def results():
+    return {name: hosim.run(name) for name in ("llama3_8b_offload_bandwidths", "llama3_8b_runtime_910c")}
 
 
 @pytest.fixture(scope="module")
-def runtime():
-    return hosim.run("llama3_8b_runtime_910c").summary
+def sweep(results):
+    return results["llama3_8b_offload_bandwidths"].summary
 
 
-def test_the_sweep_is_split_and_bounded_as_the_readme_says(sweep):
-    found = rows_of("| link | `offload_saved` |")
-    assert len(found) == 5
-    for link, *cells in found:
-        at = link.removesuffix(" GB/s")
-        own, best = sweep.loc[f"offload {at}"], sweep.loc[f"static {at}"]
-        over = own["busy_d2h_ns"] - own["exposed_d2h_ns"]
-        split = f"{own['exposed_d2h_ns'] / 1e9:.2f}, {over / 1e9:.2f} s"
-        rest = seconds(own["step_ns"] - own["busy_d2h_ns"])
-        mixed = sweep.loc[f"mixed {at}", "step_ns"]
-        assert cells == [
-            seconds(own["step_ns"]),
-            split,
-            rest,
-            *map(seconds, (best["step_ns"], best["bound_ns"], mixed)),
-        ]
+@pytest.fixture(scope="module")
+def runtime(results):
+    return results["llama3_8b_runtime_910c"].summary
+
+
+def test_the_pages_show_what_is_printed(results):
+    for name, found in results.items():
+        (shown,) = re.findall(rf"<!-- measured by: hosim run {name} -->\n.*?\n\n```text\n(.*?)```", PAGES, re.DOTALL)
+        assert shown.startswith(f"{tables.plain(list(found.values()))}\n\n{found.sentences[0]}\n")
+
+
+def test_the_sweep_is_bounded_as_the_page_says(sweep):
+    for rate in (33.6, 40, 50, 60, 70):
+        best = sweep.loc[f"static {rate:g}"]
+        assert best["gap_fraction"] < 0.0005
+        assert sweep.loc[f"mixed {rate:g}", "step_ns"] <= best["step_ns"] <= sweep.loc[f"offload {rate:g}", "step_ns"]
 
 
 def test_what_is_left_to_gain(sweep):
@@ -54,17 +49,10 @@ def test_what_is_left_to_gain(sweep):
     assert 1 - steps["mixed 33.6"] / steps["offload 33.6"] == pytest.approx(0.23, abs=0.005)
 
 
-def test_compactions_leap_as_the_readme_says(runtime):
-    found = rows_of("| who leaves first, pool |")
-    named = {"furthest next use, best fit (MindSpore)": "runtime", "furthest next use, caching (PyTorch)": "caching"}
-    counts = []
-    for who, *cells in found:
-        for limit, cell in zip((58, 60, 62, 64), cells, strict=True):
-            if cell:
-                row = runtime.loc[f"{named.get(who, 'lru')} {limit} GB"]
-                assert cell == f"{row['compactions']:.0f}: {float(f'{row.step_ns / 1e9:.3g}'):g} s"
-                counts.append(row["compactions"])
-    assert len(counts) == 8
+def test_compactions_leap_as_the_page_says(runtime):
+    counts = runtime["compactions"]
+    assert (counts["runtime 64 GB"], counts["runtime 62 GB"]) == (1, 21)
+    assert "two gigabytes are the difference between 1 and 21 compactions" in " ".join(PAGES.split())
 
 
 def test_where_the_time_of_the_runtime_goes(runtime):
@@ -76,6 +64,6 @@ def test_where_the_time_of_the_runtime_goes(runtime):
     assert seconds(row["compute_ns"] + row["wait_transfer_ns"]) == "8.83 s"
     fixed = runtime.loc["static at fixed offsets"]
     assert fixed["compactions"] == 0
-    assert f"`static` takes {seconds(fixed['step_ns'])} with them" in PAGES
+    assert f"`static at fixed offsets` takes {seconds(fixed['step_ns'])} (" in " ".join(PAGES.split())
     assert re.search(r"\b13 of them\b", PAGES)
     assert 6.7e9 / (row["wait_compaction_ns"] / row["compactions"]) == pytest.approx(13, abs=1)
