@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "claims": "Validation validate",
+    "claims.choices": "enumerate_choices",
     "claims.sensitivity": "sensitivity",
     "errors": "CapacityError ConfigError HosimError InvariantError PlanError Shortfall",
     "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",

@@ -185,12 +185,15 @@ class Axis:
     unit
         Unit of values that are whole numbers of it, such as ``B/s``; ``x``: figures of the machine are multiplied by
         the values, also those that rows set for themselves; None: values are as a document states them.
+    values
+        By name, what a document states; of an axis whose values are named.
     """
 
     name: str
     fields: tuple[str, ...]
     where: str
     unit: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def is_factor(self) -> bool:
@@ -208,6 +211,8 @@ class Axis:
 
     def written(self, value: Any) -> Any:
         """Write a value as a document states it."""
+        if self.values:
+            return self.values[value]
         return value if self.unit in (None, "x") else exact(int(value), self.unit)
 
     def place(self, value: Any) -> str:

@@ -217,23 +217,30 @@ def robust(scenario: str, headroom: list[float], **more: Any) -> None:
 @common.command("Say for which values of what is not stated a claim holds.", "workers", "json", "out")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--all", "every", is_flag=True, help="All scenarios of the catalogue that say what is open.")
-def sensitivity(scenarios: tuple[str, ...], every: bool, **more: Any) -> None:
+@click.option("--choices", is_flag=True, help="Try all combinations of the discrete choices that are open, instead.")
+def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: Any) -> None:
     """Recompute the printed figures of each SCENARIO with other values of what its source does not state.
 
     \b
     Examples:
       hosim sensitivity llama3_8b_2x2x2
       hosim sensitivity --all --out results/sensitivity
+      hosim sensitivity llama3_8b_runtime_910c --choices
 
     The key `claim: unstated:` lists parameters with the ranges in which they may lie. Each is varied alone,
     over a few values first; where a figure turns from holding to failing, the place is searched by
     halving. Nothing is fitted again.
+
+    The key `claim: choices:` lists what else may be chosen, value by value. With --choices all combinations
+    run; told is for how many each figure holds, and what those give that reproduce all figures of the
+    key `selects:`. Scenarios that name the same choices are held against one another.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.claims.choices import enumerate_choices
     from simulator.claims.sensitivity import sensitivity as sweep
 
     if bool(scenarios) == every:
         raise click.UsageError("name scenarios, or say --all")
-    common.told(sweep, scenarios or None, **more)
+    common.told(enumerate_choices if choices else sweep, scenarios or None, **more)
 
 
 @common.command("Recompute published figures, and say which are reproduced.", "workers", "json", "junit", "out")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from simulator.document import Count, Key, Line, Part, flaw
-from simulator.units import FieldError, in_field, parse, require, unit_of
+from simulator.units import FieldError, in_field, in_yaml, parse, require, unit_of
 
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, or a number."""
@@ -286,6 +286,33 @@ class Untested(Part):
     missed: str = Field(min_length=1)
 
 
+class Choice(Part):
+    """A discrete choice that the source of a claim does not state.
+
+    Attributes
+    ----------
+    choice
+        What it is called.
+    fields
+        Where it stands: field paths of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or of
+        the scenario (``scenario.policies.0.allocator``). All get the same value.
+    values
+        What may be chosen, as a document states it: a list, or a mapping from a name for people to the value.
+    why
+        Where the values come from.
+    """
+
+    choice: Annotated[Line, Field(min_length=1)]
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    values: Annotated[tuple[Any, ...], Field(min_length=2, max_length=64)] | dict[Line, Any]
+    why: Annotated[str, Field(min_length=1)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What each value is called, and the value."""
+        return self.values if isinstance(self.values, dict) else {in_yaml(one).strip("'"): one for one in self.values}
+
+
 class Claim(Part):
     """A published sentence that the scenario puts to the test.
 
@@ -304,6 +331,10 @@ class Claim(Part):
         Printed figures for which no row can be run.
     unstated
         Parameters that the source does not state, for `hosim sensitivity`.
+    choices
+        Discrete choices that it does not state, for `hosim enumerate`.
+    selects
+        Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
     """
 
     sentence: str
@@ -312,6 +343,8 @@ class Claim(Part):
     predicted: str = ""
     untested: tuple[Untested, ...] = ()
     unstated: tuple[Unstated, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    selects: tuple[Key, ...] = ()
 
 
 def _ratio(stated: str | float) -> float:

@@ -1,0 +1,101 @@
+"""`hosim sensitivity --choices`: for how many settings a claim holds, and what the selected ones give."""
+
+import json
+
+import chain
+import pytest
+
+import simulator as hosim_api
+
+CHOICES = """\
+  selects: [step]
+  choices:
+    - {choice: link, fields: ["links.*.bandwidth"], values: [2 GB/s, 4 GB/s, 8 GB/s], why: a test}
+    - choice: who leaves first
+      fields: [scenario.policies.1.options.evict]
+      values: {least recent: lru, oldest: fifo}
+      why: a test
+"""
+EXPECT = """\
+  - {row: reactive, printed: 1.9 ms, figure: step, why: the step}
+  - {row: reactive, column: moved_d2h_bytes, printed: 2 MB, figure: moved, why: bytes that move}
+"""
+
+
+def claim(name="chain", choices=CHOICES, expect=EXPECT):
+    """The scenario of the chain with a claim."""
+    said = "claim:\n  sentence: it takes 1.9 ms\n  source: table 2\n" + choices
+    return f"{chain.SCENARIO.replace('name: chain', f'name: {name}')}{said}expect:\n{expect}"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What came of one scenario."""
+    return hosim_api.enumerate_choices([chain.write(tmp_path_factory.mktemp("inputs"), scenario=claim())])
+
+
+def test_every_combination_is_run_and_judged_alone(found, tmp_path):
+    assert len(found.tables["points"]) == 2 * 6
+    for row in found.tables["points"]:
+        evict = {"least recent": "lru", "oldest": "fifo"}[row["who leaves first"]]
+        path = chain.write(tmp_path, scenario=chain.SCENARIO.replace("evict: lru", f"evict: {evict}"))
+        alone = hosim_api.run(path, policies=["reactive"], set={"links.*.bandwidth": row["link"]})["reactive"].summary
+        expected = {"step": alone["step_ns"] / 1_900_000, "moved": alone["moved_d2h_bytes"] / 2_000_000}
+        assert row["error"] == pytest.approx(expected[row["figure"]] - 1)
+
+
+def test_a_figure_is_told_with_the_least_the_median_and_the_most_of_all_settings(found):
+    step, moved = found.rows
+    own = sorted(row["error"] for row in found.tables["points"] if row["figure"] == "step")
+    assert (step["settings"], step["ran"]) == (6, 6)
+    assert [step["error_least"], step["error_median"], step["error_most"]] == [own[0], own[3], own[-1]]
+    assert step["held"] == sum(abs(error) <= 0.05 for error in own) > 0
+    assert moved["selected"] == step["held"]
+
+
+def test_settings_that_select_are_those_that_reproduce_the_figure(found):
+    held = {row["link"] for row in found.tables["points"] if row["figure"] == "step" and row["holds"]}
+    assert {row["link"] for row in found.tables["points"] if row["selected"]} == held == {"4 GB/s"}
+    assert found.sentences[0] == "chain: 2 of 6 settings (33 %) reproduce the step together."
+
+
+def test_a_scenario_with_the_same_choice_is_held_to_what_another_one_selects(tmp_path):
+    link = "\n".join(line for line in CHOICES.splitlines()[1:3]) + "\n"
+    other = claim("other", link, "  - {row: static, printed: 1.5 ms, figure: other_step, why: another step}\n")
+    for name, scenario in (("a", claim()), ("b", other)):
+        (tmp_path / name).mkdir()
+        chain.write(tmp_path / name, scenario=scenario)
+    paths = [tmp_path / name / "scenario.yaml" for name in "ab"]
+    found = hosim_api.enumerate_choices(paths)
+    points = [row for row in found.tables["points"] if row["scenario"] == "other"]
+    assert {row["link"]: row["selected"] for row in points} == {"2 GB/s": False, "4 GB/s": True, "8 GB/s": False}
+    assert "another step, 1.5 ms printed: 1 of these 1 hold, and 1 of all 3 that ran." in found.sentences
+
+
+def test_the_command_prints_the_table_and_writes_the_points(hosim, tmp_path):
+    done = hosim("sensitivity", chain.write(tmp_path, scenario=claim()), "--choices", "--out", tmp_path / "out")
+    assert (done.code, done.err) == (0, "")
+    assert "Selected settings" in done.out
+    assert len((tmp_path / "out" / "points.csv").read_text().splitlines()) == 13
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+
+
+def test_values_that_cannot_be_are_no_settings(tmp_path):
+    wrong = CHOICES.replace("8 GB/s]", "8 furlongs]")
+    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(choices=wrong))])
+    assert found.rows[0]["settings"] == 4
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ("  choices: []\n", "a claim lists choices, and prints numbers"),
+        (CHOICES.replace("links.*", "lines.*"), "did you mean 'links'"),
+        (CHOICES.replace("[2 GB/s, 4 GB/s, 8 GB/s]", "[2 GB/s]"), "claim.choices.0.values"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(hosim, tmp_path, choices, message):
+    done = hosim("sensitivity", chain.write(tmp_path, scenario=claim(choices=choices)), "--choices")
+    assert done.code == 1
+    assert message in done.err
+    assert "Traceback" not in done.err
