@@ -30,8 +30,8 @@ FLOP and k the bytes that a pair takes in full attention, and P the pairs of a v
   of selected blocks each token reads its own, B * P * k bytes: blocks that several tokens select are read again.
 - ``mix``: only moves bytes.
 
-All views attend to the same keys and values; the paper gives each its own, which adds two projections. Latent attention
-is absorbed in both phases, because the heads of one group share what they select.
+All views attend to the same keys and values, or each to its own, which two more projections make (``caches: own``).
+Latent attention is absorbed in both phases, because the heads of one group share what they select.
 
 In decode, where the cache is cut into blocks, each sequence has an op ``attn.selected.s0`` of its own, whose selected
 blocks are dynamic reads that ``attn.select`` reveals; each group of heads chooses for itself. The first and the last
@@ -86,7 +86,7 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
 
     Latent attention takes the form that is the cheaper one in this phase.
     """
-    part = t.model.attention
+    part = t.attention
     is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None)
     if isinstance(part, Gqa):
         (q, *new), width, seen_bytes = projected(t, x), part.width, cache.held_bytes
@@ -97,7 +97,7 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
     if part.sparse is not None:
         out = _Views(t, part.sparse, cache, query).mixed(x)
     else:
-        out = t.tensor("attn.core.out", query.width)
+        out = t.of_heads("attn.core.out", query.width)
         reads, writes = [*query.taken, *query.new, *cache.held], [out, *cache.added]
         t.op(
             "attn.core", reads, writes, op_class="attention", flops=cache.batch * cache.pairs * query.pair_flops,
@@ -125,7 +125,10 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     q, latent = _latent(t, part, x)
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.kv_elements
-    absorbing, seen_bytes = t.multiply("attn.k_b", [q], nope, width=wide), t.made_bytes(latent) + cache.held_bytes
+    absorbing, seen_bytes = (
+        t.multiply("attn.k_b", [q], nope, width=t.model.attention.heads * part.kv_lora_rank),
+        t.made_bytes(latent) + cache.held_bytes,
+    )
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
@@ -136,11 +139,14 @@ def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
         q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
     else:
         q = t.linear("attn.q", x)
-    kv = t.linear("attn.kv_a", x)
+    kv = t.to(t.linear("attn.kv_a", x), t.cut())  # each rank attends to all latents
     weight = t.weight("attn.kv_a_norm")
-    latent = t.tensor("attn.latent", part.kv_elements)
+    latent = t.tensor("attn.latent", part.views * part.kv_elements)
     t.op("attn.kv_a_norm", [kv, weight.name], [latent])
-    for name, tensor, width in (("rope.q", q, part.heads * part.qk_rope), ("rope.k", latent, part.qk_rope)):
+    for name, tensor, width in (
+        ("rope.q", q, part.heads * part.qk_rope),
+        ("rope.k", latent, part.views * part.qk_rope),
+    ):
         turned_bytes = t.own_tokens * width * t.element_bytes
         t.op(name, [tensor], [tensor], read_bytes=turned_bytes, write_bytes=turned_bytes)
     return q, latent
@@ -161,7 +167,7 @@ class _Views:
         t.op("attn.cache", reads, cache.added, read_bytes=t.made_bytes(*new), write_bytes=cache.added_bytes)
         self._compress()
         views = [*self._views(self._select())]
-        out = t.tensor("attn.core.out", self.query.width)
+        out = t.of_heads("attn.core.out", self.query.width)
         t.op("attn.mix", [gates, *views], [out])
         return out
 
@@ -175,7 +181,7 @@ class _Views:
             return
         start, stop = before * about.stride, (self.complete - 1) * about.stride + about.block
         width = weights[0].shape[-1]
-        flops = made * (t.model.attention.kv_elements // width) * 2 * width * width * (about.block + 1)
+        flops = made * (t.attention.kv_elements // width) * 2 * width * width * (about.block + 1)
         read_bytes = cache.batch * (stop - start) * t.token_bytes + sum(map(t.weight_bytes, weights))
         reads = [*cache.store.of(start, stop), *(weight.name for weight in weights)]
         writes, write_bytes = cache.compressed.of(before, self.complete), made * t.token_bytes
@@ -186,7 +192,7 @@ class _Views:
         t, cache, about, (pair_flops, key_bytes) = self.tape, self.cache, self.part.select, self.query.scores
         if cache.span.length <= about.top * about.block:
             return []
-        out = t.tensor("attn.blocks", t.model.attention.groups * about.top, size=ID_BYTES)
+        out = t.tensor("attn.blocks", t.attention.groups * about.top, size=ID_BYTES)
         flops = cache.batch * compressed_pairs(cache.span, self.part.compress) * pair_flops
         read_bytes = self.query.taken_bytes + cache.batch * self.complete * key_bytes
         reads = [*self.query.taken, *cache.compressed.of(0, self.complete)]
@@ -209,7 +215,7 @@ class _Views:
             yield self._view("selected", [*cache.store.of(0, span.length), *chosen], seen, cache.batch * seen)
             return
         start, stop = first * about.block, (first + free) * about.block
-        samples, each = t.model.attention.groups, about.chosen
+        samples, each = t.attention.groups, about.chosen
         for group, name in enumerate(numbered("selected.s", cache.batch)):
             known = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
             candidates = cache.store.of(start, stop, group)
@@ -220,7 +226,7 @@ class _Views:
         """Attend to `seen` tokens for each sequence, of which `read` are read in all; late, of one sequence."""
         t, query, cache = self.tape, self.query, self.cache
         batch = 1 if late else cache.batch
-        out = t.tensor(f"attn.{name}.out", query.width, rows=(batch * cache.span.new,))
+        out = t.of_heads(f"attn.{name}.out", query.width, rows=(batch * cache.span.new,))
         read_bytes = query.taken_bytes * batch // cache.batch + read * t.token_bytes
         taken, flops = [*query.taken, *dict.fromkeys(reads)], batch * seen * query.pair_flops
         t.op(f"attn.{name}", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes, late=late)

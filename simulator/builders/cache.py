@@ -165,7 +165,7 @@ class Cache:
         self.held = list(dict.fromkeys([*self.store.of(0, sinks), *self.store.of(near, cached)]))
         self.added = self.store.of(cached, span.length)
         self.tokens, self.pairs = batch * span.new, pairs(span, most)
-        self.held_bytes, self.added_bytes = batch * self.seen * token_bytes, self.tokens * token_bytes
+        self.held_bytes, self.added_bytes = batch * self.seen * token_bytes, self.tokens * part.views * token_bytes
 
     def sees(self, start: int, stop: int) -> bool:
         """Whether the new tokens attend to one of those from `start` to before `stop`, or are among them."""
@@ -187,7 +187,7 @@ class Room:
     """
 
     def __init__(self, tape: Tape) -> None:
-        self.tape, self.work = tape, tape.workload
+        self.tape, self.work, self.views = tape, tape.workload, tape.attention.views
         self.stores: dict[str, tuple[Store, Store]] = {}
         self.come: list[str] = []
 
@@ -226,7 +226,7 @@ class Room:
             return
         for name, span in spans:
             tokens = cache.seen if span.length <= there else span.new
-            self._put(cache.store, span.length, {name: work.batch * tokens}, lasts=span.length <= there)
+            self._put(cache.store, span.length, {name: work.batch * tokens * self.views}, lasts=span.length <= there)
 
     def _cut(self, layer: str, tokens: range, kv: KvBlocks, there: int) -> None:
         """Add the blocks of these tokens; those that no token sees are left out."""
@@ -234,7 +234,7 @@ class Room:
         end = work.sequence + work.new_tokens if there else work.sequence
         first, after = self.cache(Span(there, 1), layer), self.cache(Span(end, 1), layer)
         numbers, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
-        of_each = (min(together, work.batch - start) * kv.block for start in starts)
+        of_each = (min(together, work.batch - start) * kv.block * self.views for start in starts)
         groups = dict(zip(numbered("s", len(starts)), of_each, strict=True))
         for number in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = number * kv.block, (number + 1) * kv.block

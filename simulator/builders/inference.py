@@ -61,7 +61,7 @@ def build(laid: Laid) -> Job:
         for layer in layers:
             room.decode(layer)
         outputs = [*room.come, *_answers(t, starts("t", work.new_tokens), room.cache, [])]
-    return Job.of(t.graph.build(outputs, steps=work.steps))
+    return Job.of(t.graph.build(outputs, steps=work.steps), t.mesh.ranks)
 
 
 def _through(t: Tape, x: str, find: Callable[[str], Cache]) -> str:

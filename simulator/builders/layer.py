@@ -108,42 +108,63 @@ def fed(t: Tape, x: str) -> str:
 
 def _routed(t: Tape, part: Experts, x: str) -> str:
     """Experts at inference, and those that all tokens go through."""
-    logits, rows = t.linear("ffn.router", x), t.own_tokens * part.top_k
+    if t.weights[t.block]["ffn.gate"].layout.tensor_map[-1]:  # each tensor rank has a part of all experts
+        x = t.to(x, t.cut())
+    logits, rows = t.linear("ffn.router", x), t.elements(x) // t.model.hidden * part.top_k
     bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
-    sent, shares = _route(t, [x, logits, *bias], part.top_k, Layout(t.mesh, ((), BATCH, ())), (1, rows))
-    is_each, shared = t.workload.experts == "each", list[str]()
-    made = "" if is_each else gated(t, "ffn", sent)
-    if part.shared:
-        shared = [gated(t, "ffn.shared", x)]
-    made = made or _each(t, part, sent)
-    out = t.tensor("ffn.combine.out", t.model.hidden)
+    sent, shares = _route(t, [x, logits, *bias], part.top_k, t.layout(x), Layout(t.mesh, ((), BATCH, ())), (1, rows))
+    if part.buffers == "apart":
+        sent = _copied(t, "ffn.dispatch", sent)
+    made = gated(t, "ffn", sent) if t.workload.experts == "together" else ""
+    shared = [gated(t, "ffn.shared", x)] if part.shared else []
+    made = made or _grouped(t, part, sent)  # behind the shared expert, beside which what is chosen can come in
+    if part.buffers == "apart":
+        made = _copied(t, "ffn.return", made)
+    if any(t.layout(one).partial != t.layout(made).partial for one in shared):
+        shared = [t.to(one, t.layout(x)) for one in shared]
+    tokens, features = t.layout(x).tensor_map
+    out = t.tensor("ffn.combine.out", t.model.hidden, t.cut(features, tokens, t.layout(made).partial))
     t.op("ffn.combine", [made, shares, *shared], [out])
     return out
 
 
-def _route(t: Tape, reads: list[str], top_k: int, layout: Layout, rows: tuple[int, int]) -> tuple[str, str]:
-    """Send tokens to their experts, each with its shares; the layout and the rows are those of what is sent."""
+def _copied(t: Tape, name: str, x: str) -> str:
+    """Rows that travel from a buffer into another one."""
+    out = t.add(t.name(f"{name}.out"), t.spread[x])
+    t.op(name, [x], [out])
+    return out
+
+
+def _route(
+    t: Tape, reads: list[str], top_k: int, here: Layout, layout: Layout, rows: tuple[int, int]
+) -> tuple[str, str]:
+    """Send tokens to their experts, each with its shares; `layout` and `rows` are those of what is sent."""
     sent = t.tensor("ffn.route.out", t.model.hidden, layout, rows=rows)
-    shares = t.tensor("ffn.route.shares", top_k, size=FP32_BYTES)
+    shares = t.tensor("ffn.route.shares", top_k, here, FP32_BYTES)
     t.op("ffn.route", reads, [sent, shares])
     return sent, shares
 
 
-def _each(t: Tape, part: Experts, x: str) -> str:
-    """Take each row through all of its expert in one op, which reads dynamically those experts that are chosen."""
-    stacks = [t.weights[t.block][f"ffn.{name}"] for name in ("gate", "up", "down")]
-    size = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks)
-    names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-    out, rows = t.add(t.name("ffn.experts.out"), t.spread[x]), prod(t.spread[x].rows)
-    inside = 3 * rows * part.width * t.element_bytes
-    t.op(
-        "ffn.experts", [x, *names], [out],
-        read_bytes=t.made_bytes(x) + inside,
-        write_bytes=t.made_bytes(out) + inside,
-        workspace_bytes=inside,
-        flops=2 * rows * sum(stack.parameters // part.routed for stack in stacks),
-        late=t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k),
-    )  # fmt: skip
+def _grouped(t: Tape, part: Experts, x: str) -> str:
+    """Take each row through all of its expert in one op, which holds what is between.
+
+    Its experts are all there; or each is a tensor, read dynamically if it is chosen.
+    """
+    find = t.weights[t.block].__getitem__ if t.workload.experts == "each" else t.weight
+    stacks, rows = [find(f"ffn.{name}") for name in ("gate", "up", "down")], prod(t.spread[x].rows)
+    partial = stacks[2].layout.tensor_map[1]
+    out = t.add(t.name("ffn.experts.out"), t.spread[x]._replace(layout=replace(t.layout(x), partial=partial)))
+    inside = 3 * rows * stacks[0].layout.local_shape(stacks[0].shape)[-1] * t.element_bytes
+    flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks)
+    more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
+    if t.workload.experts == "each":
+        size, read_bytes = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks), 0
+        names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
+        more["late"] = t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
+    else:
+        names, read_bytes = [t.held[stack.name] for stack in stacks], sum(map(t.read_bytes, stacks))
+    more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
+    t.op("ffn.experts", [x, *names], [out], **more)
     return out
 
 
@@ -163,7 +184,7 @@ def _balanced(t: Tape, part: Experts, x: str) -> str:
     rows, here = (part.routed, each * t.mesh.size(BATCH)), Layout(t.mesh, ((), BATCH, ()))
     taken = t.to(x, t.cut())
     logits = t.linear("ffn.router", taken)
-    sent, shares = _route(t, [taken, logits], part.top_k, here, rows)
+    sent, shares = _route(t, [taken, logits], part.top_k, t.cut(), here, rows)
 
     def route_back(_: str) -> None:
         d_shares, d_sent = t.to(t.grads.pop(shares), t.cut()), t.grads.pop(sent)

@@ -81,7 +81,8 @@ class Tape:
         self.graph = GraphBuilder(name or workload.name, self.where)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.element_bytes = workload.dtypes.element_bytes
-        self.token_bytes = self.model.attention.kv_elements * workload.dtypes.kv_bytes  # of the KV cache, in a layer
+        self.attention = self.model.attention.of_one(self.mesh.size(TENSOR))  # with the heads of this rank
+        self.token_bytes = self.attention.kv_elements * workload.dtypes.kv_bytes  # of the KV cache, in a layer
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
@@ -115,6 +116,10 @@ class Tape:
         """
         layout = self.cut() if layout is None else layout
         return self.add(self.name(name), Spread(rows or self.rows, width, layout, size or self.element_bytes))
+
+    def of_heads(self, name: str, width: int, rows: tuple[int, ...] = ()) -> str:
+        """Add an activation with so many elements a row of this rank's heads; return its name."""
+        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=rows)
 
     def add(self, name: str, spread: Spread) -> str:
         """Add an activation with this full name that is spread so; return the name."""
@@ -189,7 +194,8 @@ class Tape:
             How many.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
-        out = self.tensor(f"{name}.out", width or weight.shape[-1], rows=(rows,))
+        here = self.cut(weight.layout.tensor_map[-1])
+        out = self.tensor(f"{name}.out", width or weight.shape[-1], here, rows=(rows,))
         read_bytes += self.weight_bytes(weight)
         self.op(name, [*reads, weight.name], [out], flops=2 * rows * weight.parameters, read_bytes=read_bytes)
         return out
@@ -299,12 +305,8 @@ class Tape:
         inside = self.to(x, taken)
         rows, flops = self.spread[x].rows, 2 * self.elements(inside) * (outputs // self.mesh.size(outer))
         out = self.tensor(f"{name}.out", outputs, _layout(self.mesh, made.tensor_map, inner), rows=rows)
-        more: OpFields = {"flops": flops}
-        part = self.model.feed_forward
-        if weight.kind == "expert" and self.phase != "forward" and isinstance(part, Experts):
-            read = -(-chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k) // part.ranks)
-            more["read_bytes"] = self.made_bytes(inside) + self.weight_bytes(weight) // part.held * read
-        self.op(name, [inside, self.held[weight.name]], [out], **more)
+        read_bytes = self.made_bytes(inside) + self.read_bytes(weight)
+        self.op(name, [inside, self.held[weight.name]], [out], flops=flops, read_bytes=read_bytes)
 
         def back(dy: str) -> None:
             dy = self.to(dy, made)
@@ -316,6 +318,15 @@ class Tape:
             self.give([x], [dx], name)
 
         return self.record(out, back)
+
+    def read_bytes(self, weight: Weight) -> int:
+        """What an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
+        part, size = self.model.feed_forward, self.weight_bytes(weight)
+        if weight.kind != "expert" or self.phase == "forward" or not isinstance(part, Experts):
+            return size
+        return (
+            size // part.held * -(-chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k) // part.ranks)
+        )
 
     def record(self, out: str, back: Back) -> str:
         """Keep how the gradients of what the last op took are made, if it is of a forward; return what it made."""

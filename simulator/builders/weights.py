@@ -79,7 +79,9 @@ def _norm(width: int) -> Spec:
 def _gqa(h: int, part: Gqa) -> Specs:
     q, kv, size = part.heads * part.head_size, part.kv_heads * part.head_size, part.head_size
     norms = {"q_norm": _norm(size), "k_norm": _norm(size)} if part.qk_norms else {}
-    columns = {name: Spec((h, width), _COLUMN) for name, width in (("q", q), ("k", kv), ("v", kv))}
+    columns = {
+        name: Spec((h, width), _COLUMN) for name, width in (("q", q), ("k", kv * part.views), ("v", kv * part.views))
+    }
     return columns | norms | {"o": Spec((q, h), _ROW)}
 
 
@@ -90,7 +92,7 @@ def _mla(h: int, part: Mla) -> Specs:
     if r:
         queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
     return queries | {
-        "kv_a": Spec((h, latent + part.qk_rope), _WHOLE),
+        "kv_a": Spec((h, part.views * (latent + part.qk_rope)), _WHOLE),
         "kv_a_norm": _norm(latent),
         "k_b": Spec((latent, part.heads * part.qk_nope), _COLUMN),
         "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
@@ -132,7 +134,7 @@ def size_bytes(weight: Weight, dtypes: Dtypes) -> int:
     is_matrix = len(weight.shape) > 1 and not weight.name.startswith(("embed/", "head/"))
     if dtypes.weights is None or not is_matrix or weight.name.endswith("/ffn.router.weight"):
         return weight.parameters * dtypes.element_bytes
-    return dtypes.matrix_bytes(weight.shape)
+    return dtypes.matrix_bytes(weight.layout.local_shape(weight.shape, weight.name))
 
 
 class Laid(NamedTuple):
@@ -196,7 +198,9 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse what does not divide over ranks, with what would."""
     parallel, attention, part = workload.parallel, model.attention, model.feed_forward
     tokens = {"tokens of a micro-batch": workload.batch * workload.sequence} if parallel.sequence else {}
-    whole = {"heads": attention.heads, "kv_heads": attention.groups, "ffn": part.width, "vocabulary": model.vocabulary}
+    whole = {"heads": attention.heads, "ffn": part.width, "vocabulary": model.vocabulary}
+    if isinstance(attention, Gqa):
+        whole = {"heads": attention.heads, "kv_heads": attention.kv_heads} | whole
     experts = {"experts": part.routed if isinstance(part, Experts) else 1}
     for axis, lengths in (("tensor", tokens if parallel.layouts else whole | tokens), ("expert", experts)):
         parts = getattr(parallel, axis)

@@ -29,7 +29,7 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "new_tokens": ("decode",),
     "kv": _INFERENCE,
     "experts": _INFERENCE,
-    "parallel": ("train",),
+    "parallel": ("train", *_INFERENCE),
     "pools": ("serve",),
     "requests": ("requests",),
     "replicas": _OF_A_LENGTH,
@@ -102,7 +102,7 @@ class Workload(Document):
     new_tokens: Count = 1
     dtypes: Dtypes = Dtypes()
     kv: KvBlocks | None = None
-    experts: Literal["together", "each"] = "together"
+    experts: Literal["together", "grouped", "each"] = "together"
     parallel: Parallel = Parallel()
     pools: Pools | None = None
     requests: Requests | None = None
@@ -154,6 +154,9 @@ class Workload(Document):
             self.requests.check(model)
         if self.phase not in _INFERENCE:
             return
+        for key in ("data", "pipeline", "zero_stage", "micro_batches"):
+            must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
+            require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
         decoder = model.decoder
         check_attention(decoder.attention, self.sequence)
         if self.kv is not None:
@@ -162,5 +165,5 @@ class Workload(Document):
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
         part = decoder.feed_forward
-        held = self.experts == "together" or (isinstance(part, Experts) and part.ranks == 1)
+        held = self.experts != "each" or (isinstance(part, Experts) and part.ranks == 1)
         require(held, "a rank that reads experts each for itself has all of them", "none of its own", "experts")

@@ -69,11 +69,15 @@ class Sparse(Part):
         Those blocks that score best.
     window
         So many tokens before, the token itself among them.
+    caches
+        Whether all views attend to one key and value of a token (``shared``), or each has its ``own``, made by a
+        projection of its own, as section 3.3.3 has it; then all of these are cached.
     """
 
     compress: Compress
     select: Select
     window: Count
+    caches: Literal["shared", "own"] = "shared"
 
     def _check(self) -> None:
         found = f"{self.compress.stride} and {self.select.block}"
@@ -97,6 +101,11 @@ class _Attention(Part):
     window: Count | None = None
     sinks: CountOrNone = 0
     sparse: Sparse | None = None
+
+    @property
+    def views(self) -> int:
+        """How many keys and values a token has: one, or one for each of the three views of sparse attention."""
+        return 3 if self.sparse is not None and self.sparse.caches == "own" else 1
 
     def _check(self) -> None:
         has_window = self.window is not None
@@ -132,6 +141,10 @@ class Gqa(_Attention):
     def kv_elements(self) -> int:
         """What the KV cache holds of a token in a layer: a key and a value for each of the key and value heads."""
         return 2 * self.kv_heads * self.head_size
+
+    def of_one(self, ranks: int) -> Gqa:
+        """Return the same with the heads of one of so many ranks."""
+        return self.model_copy(update={"heads": self.heads // ranks, "kv_heads": self.kv_heads // ranks})
 
     @property
     def groups(self) -> int:
@@ -181,6 +194,10 @@ class Mla(_Attention):
     def kv_elements(self) -> int:
         """What the KV cache holds of a token in a layer: the latent and the shared part of the key."""
         return self.kv_lora_rank + self.qk_rope
+
+    def of_one(self, ranks: int) -> Mla:
+        """Return the same with the heads of one of so many ranks, each of which has all latents."""
+        return self.model_copy(update={"heads": self.heads // ranks})
 
     @property
     def groups(self) -> int:

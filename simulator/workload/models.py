@@ -50,6 +50,9 @@ class Experts(Part):
     ranks
         Over how many ranks, with as many tokens each, the routed experts are spread. A graph is that of one of them: it
         has its share of the experts, and of the tokens of all; that tokens travel takes no time.
+    buffers
+        Whether tokens are written straight to where their experts read them, and back (``fused``), or are copied there
+        from a buffer at the sender and back into one (``apart``).
     """
 
     kind: Literal["experts"]
@@ -61,6 +64,7 @@ class Experts(Part):
     dense_layers: CountOrNone = 0
     dense_width: Count | None = None
     ranks: Ranks = 1
+    buffers: Literal["fused", "apart"] = "fused"
 
     @property
     def held(self) -> int:
@@ -120,7 +124,7 @@ class DecoderModel(Part):
     @property
     def kv_elements(self) -> int:
         """What the KV cache holds of a token in all layers."""
-        return self.layers * self.attention.kv_elements
+        return self.layers * self.attention.views * self.attention.kv_elements
 
     def with_layers(self, layers: int) -> Self:
         """Return the same with so many layers, all of the kind that has most ops."""

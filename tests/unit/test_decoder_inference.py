@@ -153,7 +153,10 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(phase="prefill", new_tokens=4).startswith("new_tokens is for phase decode")
     assert refusal(phase="prefill", chunk=13).startswith("a chunk is a part of the prompt, found 13 of 12 tokens")
     assert refusal(phase="train").startswith("phase train is built for models of family llama, found decoder")
-    assert refusal(phase="decode", parallel={}).startswith("parallel is for phase train, found it with phase decode")
+    spread = {"ranks": "all", "data": 2}
+    assert refusal(phase="decode", parallel=spread).startswith(
+        "inference is spread over tensor ranks alone, found data"
+    )
     assert refusal(attention=GQA | {"kv_heads": 3}, phase="decode").startswith("kv_heads divides heads")
     assert refusal(feed_forward=EXPERTS | {"top_k": 9}, phase="decode").startswith("top_k is at most routed")
     assert refusal(feed_forward=EXPERTS | {"ranks": 3}, phase="decode").startswith("ranks divides routed")
