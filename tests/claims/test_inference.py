@@ -9,6 +9,9 @@ from pages import PAGES
 
 import simulator as hosim
 from simulator import catalog
+from simulator.catalog import Axis
+from simulator.run import prepare, run_case
+from simulator.units import human
 
 SHOWN = r"<!-- output of: hosim validate ([a-z0-9_ ]*nsa[a-z0-9_ ]*), the table -->\n```text\n(.*?)```"
 
@@ -92,3 +95,10 @@ def test_answers_slow_down_where_the_readme_says():
     assert means(tokens("static")["end_ns"].max().diff() / 1e6) == [68.5, 69.0, 69.5, 97.7]
     said = "short by 2.51 GB at op 't40/head/decode/lm', and full from op 't08/L17/decode/ffn.up' on"
     assert f"{said}, once 'L17/kv/s0/b0064' has come" in " ".join(found.sentences)
+
+
+def test_123k_tokens_fill_with_the_cache_offloaded_what_the_page_says():
+    longer = Axis("prompt", ("workload.sequence",), "a test")
+    loaded = catalog.at(catalog.resolve("deepseek_v3_nsa_deployments"), {longer: 123_008})
+    (row,) = run_case(prepare(loaded), ["offloaded"]).summaries.values()
+    assert f"123,008 tokens fill {human(row['peak_hbm_bytes'], 'B')} there" in " ".join(PAGES.split())
