@@ -154,7 +154,7 @@ def test_what_was_recorded_runs_again(tmp_path: Path) -> None:
     assert "fixed plans" in hosim.run(story, policies=["static"])["static"].summary["bound_kind"]
     assert replayed.summary["moved_h2d_bytes"] == summary["moved_h2d_bytes"]
     story.write_text(text.replace("draws: {file: r.csv}", "draws: {distribution: uniform}"))
-    with pytest.raises(hosim.errors.PlanError, match="what a step reads is valid"):
+    with pytest.raises(hosim.errors.PlanError, match="what an action reads is valid"):
         hosim.run(story, policies=["recorded"])
 
 

@@ -127,5 +127,5 @@ def test_the_referee_notices_that_a_rank_read_what_another_one_drew() -> None:
     programs = programs_of(graph, hardware, draws, 0)
     trace = judged(graph, hardware, programs)
     ran = [Drawn(programs[0].plan, draws[rank]) for rank in (0, 2, 1)]
-    with pytest.raises(PlanError, match=r"what a step reads is valid \(hbm\), found 'L0/expert.1' absent in hbm"):
+    with pytest.raises(PlanError, match=r"what an action reads is valid \(hbm\), found 'L0/expert.1' absent in hbm"):
         check_trace(Job("moe", (graph,), (0,) * RANKS, ("moe",)), hardware, ran, trace)
