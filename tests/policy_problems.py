@@ -20,7 +20,7 @@ from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes
 from simulator.plan import COMPUTE, COPY, DETACH, Actions, Plan
-from simulator.policies import FREE, Problem, Replay
+from simulator.policies import FREE, POLICIES, Problem, Replay
 from simulator.policies.static.augmented import Augmented, Role
 from simulator.trace import CAUSES
 
@@ -44,6 +44,9 @@ OPTIONS = [
     ("static", {}),
     ("static", {"recompute": True}),
 ]
+ELSEWHERE = {"hybrid": "test_policies_late", "optimal": "test_optimum"}
+"""Policies that have laws of their own."""
+OPTIONS += [(name, {}) for name in POLICIES if name not in {*dict(OPTIONS), *ELSEWHERE}]
 
 
 def quick_first(*slow: tuple[str, dict[str, Any]]) -> list[Any]:

@@ -369,8 +369,9 @@ def _gained(rows: Rows, axes: Sequence[str]) -> Iterator[str]:
         ends = own if len(own) == 1 else (own[0], own[-1])
         much = [f"{rate(row['tokens_per_s'])} tokens/s at {_point(row, axes)}" for row in ends]
         waits = [percent(row["stall_ns"] / row["step_ns"]) for row in ends]
-        _, cause = max((ends[-1].get(f"wait_{cause}_ns") or 0, WAITED_FOR[cause]) for cause in CAUSES)
-        yield f"{policy} makes {listed(much)}; it waits for {listed(waits)} of a step, there most for {cause}."
+        most_ns, cause = max((ends[-1].get(f"wait_{cause}_ns") or 0, WAITED_FOR[cause]) for cause in CAUSES)
+        cause = f", there most for {cause}" if most_ns else ""
+        yield f"{policy} makes {listed(much)}; it waits for {listed(waits)} of a step{cause}."
 
 
 def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:
