@@ -150,20 +150,22 @@ def _grouped(t: Tape, part: Experts, x: str) -> str:
 
     Its experts are all there; or each is a tensor, read dynamically if it is chosen.
     """
-    find = t.weights[t.block].__getitem__ if t.workload.experts == "each" else t.weight
-    stacks, rows = [find(f"ffn.{name}") for name in ("gate", "up", "down")], prod(t.spread[x].rows)
+    is_each, rows = t.workload.experts == "each", prod(t.spread[x].rows)
+    stacks = [
+        (t.weights[t.block].__getitem__ if is_each else t.weight)(f"ffn.{name}") for name in ("gate", "up", "down")
+    ]
+    names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))
+    if is_each:
+        size, read_bytes = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks), 0
+        names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
     partial = stacks[2].layout.tensor_map[1]
     out = t.add(t.name("ffn.experts.out"), t.spread[x]._replace(layout=replace(t.layout(x), partial=partial)))
     inside = 3 * rows * stacks[0].layout.local_shape(stacks[0].shape)[-1] * t.element_bytes
     flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks)
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
-    if t.workload.experts == "each":
-        size, read_bytes = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks), 0
-        names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-        more["late"] = t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
-    else:
-        names, read_bytes = [t.held[stack.name] for stack in stacks], sum(map(t.read_bytes, stacks))
     more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
+    if is_each:
+        more["late"] = t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
     t.op("ffn.experts", [x, *names], [out], **more)
     return out
 
