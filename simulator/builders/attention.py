@@ -30,7 +30,8 @@ FLOP and k the bytes that a pair takes in full attention, and P the pairs of a v
   of selected blocks each token reads its own, B * P * k bytes: blocks that several tokens select are read again.
 - ``mix``: only moves bytes.
 
-All views attend to the same keys and values, or each to its own, which two more projections make (``caches: own``).
+All views attend to the same keys and values, or each to its own, which two more projections make (``caches: own``). A
+block of the cache then has those of all three, and is fetched whole.
 Latent attention is absorbed in both phases, because the heads of one group share what they select.
 
 In decode, where the cache is cut into blocks, each sequence has an op ``attn.selected.s0`` of its own, whose selected
@@ -125,10 +126,8 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     q, latent = _latent(t, part, x)
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.kv_elements
-    absorbing, seen_bytes = (
-        t.multiply("attn.k_b", [q], nope, width=t.model.attention.heads * part.kv_lora_rank),
-        t.made_bytes(latent) + cache.held_bytes,
-    )
+    absorbing = t.multiply("attn.k_b", [q], nope, width=t.model.attention.heads * part.kv_lora_rank)
+    seen_bytes = t.made_bytes(latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 

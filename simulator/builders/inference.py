@@ -46,7 +46,7 @@ from simulator.workload import Pools
 
 
 def build(laid: Laid) -> Job:
-    """Build the graph of prefill or of decode, on one rank, which holds the whole model."""
+    """Build the graph of prefill or of decode, for one rank or for all that share each layer."""
     t, work = Tape(laid), laid.workload
     t.phase, room, layers = work.phase, Room(t), blocks(t.model.layers)
     if t.phase == "prefill":

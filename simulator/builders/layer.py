@@ -253,7 +253,10 @@ def _logits(t: Tape, x: str) -> str:
 
 
 def answer(t: Tape, x: str, last: int = 0) -> str:
-    """Final norm, logits and the next token of each sample; of the last tokens alone, if it is said how many."""
+    """Final norm, logits and the next token of each sample; of the last tokens alone, if it is said how many.
+
+    Where tensor ranks cut the tokens, these few rows reach all of them in no time.
+    """
     t.block = "head"
     if last:
         taken, x = x, t.tensor("last.out", t.spread[x].width, rows=(last,))

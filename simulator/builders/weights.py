@@ -180,7 +180,11 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
             name, tensor_map = f"{block}/{module}.weight", spec.tensor_map
             for pattern, cut in parallel.layouts.items():
                 if fnmatchcase(name, pattern):
-                    tensor_map = _tensor_map(cut, spec, f"{where}, parallel.layouts.{pattern}, {name}")
+                    where_cut = f"{where}, parallel.layouts.{pattern}, {name}"
+                    if workload.phase != "train" and module.startswith("attn."):
+                        must, do = "at inference each tensor rank has its part of the heads", "name other weights"
+                        raise ConfigError(where_cut, must, "a layout for attention", do)
+                    tensor_map = _tensor_map(cut, spec, where_cut)
                     unused.pop(pattern, None)
             layout = Layout(mesh, tensor_map)
             replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut])
@@ -198,11 +202,12 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse what does not divide over ranks, with what would."""
     parallel, attention, part = workload.parallel, model.attention, model.feed_forward
     tokens = {"tokens of a micro-batch": workload.batch * workload.sequence} if parallel.sequence else {}
-    whole = {"heads": attention.heads, "ffn": part.width, "vocabulary": model.vocabulary}
-    if isinstance(attention, Gqa):
-        whole = {"heads": attention.heads, "kv_heads": attention.kv_heads} | whole
+    heads = {"heads": attention.heads} | ({"kv_heads": attention.kv_heads} if isinstance(attention, Gqa) else {})
+    whole = heads | {"ffn": part.width, "vocabulary": model.vocabulary}
+    if parallel.layouts:  # they say what is cut; but at inference heads always are
+        whole = {} if workload.phase == "train" else heads
     experts = {"experts": part.routed if isinstance(part, Experts) else 1}
-    for axis, lengths in (("tensor", tokens if parallel.layouts else whole | tokens), ("expert", experts)):
+    for axis, lengths in (("tensor", whole | tokens), ("expert", experts)):
         parts = getattr(parallel, axis)
         for name, length in lengths.items():
             if length % parts:

@@ -6,7 +6,7 @@ A line is told per printed figure, and how many free parameters explain how many
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from simulator.report.tables import Column
 from simulator.report.views import Section, View, by
 from simulator.run import prepare, run_case
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
-from simulator.scenario import Expectation
+from simulator.scenario import Expectation, Scenario
 from simulator.serving import serve
 from simulator.units import counted
 
@@ -159,11 +159,40 @@ class Validation(Sweep):
         }
 
 
-def claims() -> list[str]:
-    """Name the scenarios of the catalogue that put a claim to the test, papers before measurements."""
+def claims(has: Callable[[Scenario], object] = lambda one: one.expect) -> list[str]:
+    """Name the scenarios of the catalogue that put a claim to the test, papers before measurements.
+
+    Parameters
+    ----------
+    has
+        What such a scenario must have; default: an expectation.
+    """
     found = {name: catalog.read_scenario(name) for name in catalog.names("scenario")}
-    names = [name for name, scenario in found.items() if scenario.claim and scenario.expect]
+    names = [name for name, one in found.items() if one.claim and has(one)]
     return sorted(names, key=lambda name: catalog.path_of(name, "scenario").parent.name)
+
+
+def read(
+    scenarios: Sequence[str | Path] | None, must: str, has: Callable[[Scenario], object] = lambda one: one.expect
+) -> list[Loaded]:
+    """Read the scenarios that are named, or those of the catalogue that have something.
+
+    Parameters
+    ----------
+    scenarios
+        Names in the catalogue, or paths; None: see `claims`.
+    must, has
+        What is to be named; and what those of the catalogue have.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or a document is wrong.
+    """
+    names = claims(has) if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
+    if not names:
+        raise ConfigError("scenarios", must, "none", "name one, or leave them out")
+    return [catalog.resolve(name) for name in names]
 
 
 def validate(
@@ -195,9 +224,7 @@ def validate(
     ConfigError
         If there is nothing to validate, or no machine has a figure that is to be multiplied.
     """
-    loaded = [catalog.resolve(name) for name in (claims() if scenarios is None else scenarios)]
-    if not loaded:
-        raise ConfigError("scenarios", "a claim is named to be validated", "none", "name one, or leave them out")
+    loaded = read(scenarios, "a claim is named to be validated")
     axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
     own = [{axis: factor for axis, factor in axes.items() if _has(one, axis, factor)} for one in loaded]
     for axis in axes.keys() - {axis for scaled in own for axis in scaled}:

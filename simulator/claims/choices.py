@@ -1,4 +1,4 @@
-"""The sweep of `hosim enumerate`: a claim under every combination of the discrete choices that its source leaves open.
+"""The sweep of `hosim sensitivity --choices`: a claim under all combinations of choices that its source leaves open.
 
 Nothing continuous is fitted. What is chosen is listed before the run, in the scenario; a figure then holds for so many
 of so many settings. Where the claim says which figures select (``selects``), the settings that reproduce all of these
@@ -8,12 +8,13 @@ are shown with what they give for the other figures, which were not used.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from simulator import builders, catalog
 from simulator.catalog import Axis, Loaded
+from simulator.claims import read
 from simulator.claims.sensitivity import figures
 from simulator.errors import ConfigError
 from simulator.report.rows import ABSENT, listed, percent, present
@@ -29,12 +30,6 @@ MOST_SETTINGS = 10_000
 """Most combinations of the choices of a claim."""
 _SHOWN = 24
 """So many selected settings are listed; all are in ``points.csv``."""
-
-
-def chosen_claims() -> list[str]:
-    """Name the scenarios of the catalogue whose claim leaves discrete choices open."""
-    found = {name: catalog.read_scenario(name) for name in catalog.names("scenario")}
-    return [name for name, one in found.items() if one.claim and one.claim.choices]
 
 
 def enumerate_choices(
@@ -62,23 +57,21 @@ def enumerate_choices(
     ConfigError
         If a document is wrong, or nothing is to be chosen or printed.
     """
-    names = chosen_claims() if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
-    loaded = [catalog.resolve(name) for name in names]
-    if not loaded:
-        raise ConfigError("scenarios", "a scenario whose claim lists choices is named", "none", "name one")
-    points = [row for row in sweep([_study(one) for one in loaded], workers, progress) if "figure" in row]
+    must = "a scenario whose claim lists choices is named"
+    loaded = read(scenarios, must, lambda one: one.claim and one.claim.choices)
+    studies, unbuilt = zip(*map(_study, loaded), strict=True)
+    found = sweep(studies, workers, progress)
+    points = [row for row in found if "figure" in row]
+    refused = [*chain(*unbuilt), *(row["notes"] for row in found if "figure" not in row)]
     selections = [_selection(one, points) for one in loaded if _claim(one).selects]
     for row in points:
         row["selected"] = bool(selections) and all(any(_agree(row, one) for one in own) for own in selections)
     rows = distributions(points)
     sections = [section for one in loaded for section in _sections(one, points)]
-    return Sweep(
-        "enumerate",
-        loaded,
-        rows,
-        View("Claims over all choices", sections, _sentences(loaded, rows, points)),
-        {"points": points},
-    )
+    told = _sentences(loaded, rows)
+    if refused:
+        told.append(f"{counted(len(refused), 'combination')} of choices cannot be built, such as: {refused[0]}.")
+    return Sweep("choices", loaded, rows, View("Claims over all choices", sections, told), {"points": points})
 
 
 def _claim(loaded: Loaded) -> Claim:
@@ -101,8 +94,8 @@ def _agree(row: ShownRow, setting: ShownRow) -> bool:
     return all(row[choice] == value for choice, value in setting.items() if choice in row)
 
 
-def _study(loaded: Loaded) -> Study:
-    """All combinations of choices that a document can state; the others are no settings."""
+def _study(loaded: Loaded) -> tuple[Study, list[str]]:
+    """All combinations of choices that a document can state, and why others are no settings."""
     choices = _claim(loaded).choices
     if not choices or not any(one.printed is not None for one in loaded.scenario.expect):
         must = "a claim lists choices, and prints numbers that ours are held against"
@@ -125,7 +118,7 @@ def _study(loaded: Loaded) -> Study:
             refused.append(error)
     if not points:
         raise refused[0]
-    return Study(loaded, figures, axes, points)
+    return Study(loaded, figures, axes, points), list(map(str, refused))
 
 
 def distributions(points: ShownRows) -> list[dict[str, Any]]:
@@ -191,16 +184,18 @@ def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) ->
     return texts(head or key, rows, lambda row: row.get(key, ABSENT), left=left)
 
 
-def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows) -> list[str]:
-    """Say how many settings reproduce what selects, how many would by chance, and what they predict."""
-    selects = [one for each in loaded for one in _claim(each).selects]
+def _sentences(loaded: Sequence[Loaded], rows: ShownRows) -> list[str]:
+    """Say how many settings reproduce what selects, and what these give for the other figures."""
+    selects = [figure for one in loaded for figure in _claim(one).selects]
+    names = listed([row["claim"] for row in rows if row["figure"] in selects])
     told = []
-    for one in loaded:
-        own = [row for row in rows if row["scenario"] == one.scenario.name]
+    for (scenario,), own in by(rows, "scenario").items():
         total, selected = own[0]["settings"], own[0]["selected"]
+        if not selects:
+            told.append(f"{scenario}: {counted(total, 'setting')}.")
+            continue
         share = f"{selected} of {counted(total, 'setting')} ({percent(selected / total)})"
-        names = listed([row["claim"] for row in rows if row["figure"] in selects])
-        told.append(f"{one.scenario.name}: {share} reproduce {names} together." if selects else f"{share}.")
+        told.append(f"{scenario}: {share} reproduce {names} together.")
         told += [
             f"{row['claim']}, {row['printed']} printed: {row['held_selected']} of these {selected} hold, "
             f"and {row['held']} of all {row['ran']} that ran."

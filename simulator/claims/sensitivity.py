@@ -12,7 +12,7 @@ from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Loaded
-from simulator.claims import Judged, judged
+from simulator.claims import Judged, judged, read
 from simulator.errors import ConfigError
 from simulator.report.rows import listed, present, signed
 from simulator.report.views import Panel, Section, View, by, texts
@@ -29,12 +29,6 @@ _MEANT = (
     "between two values that were tried and both hold, or both fail on the same side, nothing was looked at. "
     "A figure that is only shown does not hold: told is for which values ours is near to what is printed."
 )
-
-
-def open_claims() -> list[str]:
-    """Name the scenarios of the catalogue whose claim leaves parameters open."""
-    found = {name: catalog.read_scenario(name) for name in catalog.names("scenario")}
-    return [name for name, one in found.items() if one.claim and one.claim.unstated]
 
 
 def sensitivity(
@@ -63,10 +57,8 @@ def sensitivity(
     ConfigError
         If a document is wrong, nothing is open or printed, or a document is not valid with a value.
     """
-    names = open_claims() if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
-    loaded = [catalog.resolve(name) for name in names]
-    if not loaded:
-        raise ConfigError("scenarios", "a scenario whose claim leaves something open is named", "none", "name one")
+    must = "a scenario whose claim leaves something open is named"
+    loaded = read(scenarios, must, lambda one: one.claim and one.claim.unstated)
     points = sweep([study for one in loaded for study in _studies(one)], workers, progress)
     for row in points:
         row["value"] = row.pop(row["parameter"])

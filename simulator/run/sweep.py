@@ -158,7 +158,8 @@ class Sweep:
     Attributes
     ----------
     name
-        The command: ``scaling``, ``largest``, ``robust``, ``sensitivity``, ``validate`` or ``serve``.
+        The command: ``scaling``, ``largest``, ``robust``, ``sensitivity``, ``choices``, ``validate`` or
+        ``serve``.
     loaded
         The scenarios, each with its machine and its workload.
     rows

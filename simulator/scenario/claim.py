@@ -332,7 +332,7 @@ class Claim(Part):
     unstated
         Parameters that the source does not state, for `hosim sensitivity`.
     choices
-        Discrete choices that it does not state, for `hosim enumerate`.
+        Discrete choices that it does not state, for `hosim sensitivity --choices`.
     selects
         Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
     """

@@ -75,7 +75,8 @@ class Workload(Document):
         one for what a step or a chunk adds.
     experts
         With phases ``prefill`` and ``decode``, of a model with experts: whether those of a layer are ``together``, a
-        tensor for each matrix of all of them, or ``each`` is a tensor, read dynamically: only if the router chooses it.
+        tensor and a kernel for each matrix of all of them; or ``grouped``, the same in one kernel, which holds what is
+        between; or ``each`` is a tensor, read dynamically: only if the router chooses it.
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools

@@ -84,6 +84,15 @@ def test_values_that_cannot_be_are_no_settings(tmp_path):
     wrong = CHOICES.replace("8 GB/s]", "8 furlongs]")
     found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(choices=wrong))])
     assert found.rows[0]["settings"] == 4
+    assert found.sentences[-1].startswith("2 combinations of choices cannot be built, such as: ")
+    assert "8 furlongs" in found.sentences[-1]
+
+
+def test_without_figures_that_select_settings_are_counted(tmp_path):
+    found = hosim_api.enumerate_choices(
+        [chain.write(tmp_path, scenario=claim(choices=CHOICES.replace("[step]", "[]")))]
+    )
+    assert found.sentences == ["chain: 6 settings."]
 
 
 @pytest.mark.parametrize(

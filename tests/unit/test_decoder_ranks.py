@@ -8,6 +8,7 @@ import pytest
 from parameters import count
 
 from simulator.builders import build_job
+from simulator.errors import ConfigError
 from simulator.graph import Graph
 from simulator.lifetime import live_bytes
 from simulator.workload import Workload
@@ -123,3 +124,21 @@ def test_parameters_are_those_of_the_whole_model_whatever_is_cut() -> None:
     model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V, "attention": MLA}
     found = Workload.model_validate({"name": "w", "phase": "decode", "model": model | {"feed_forward": EXPERTS}})
     assert count(found.model).total * 2 == sum(weights(graph(MLA, EXPERTS)).values())
+
+
+@pytest.mark.parametrize(
+    ("spread", "message"),
+    [
+        (
+            {"tensor": 3, "layouts": {"L*/ffn.down.weight": ["none", "none"]}},
+            "tensor divides heads, found 3, and 4 heads",
+        ),
+        (
+            {"tensor": 2, "layouts": {"L*/attn.o.weight": ["none", "none"]}},
+            "at inference each tensor rank has its part",
+        ),
+    ],
+)
+def test_heads_are_always_cut_at_inference(spread, message) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        graph(MLA, parallel={"ranks": "all", **spread})
