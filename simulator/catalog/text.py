@@ -145,7 +145,7 @@ class _Composer:
                 raise self.error(line, "a text has no control characters", repr(odd[0]), "remove it")
             node = Node(line, event.value if event.style in ("'", '"', "|", ">") else scalar(event.value))
         elif depth == _DEEPEST:
-            raise self.error(line, f"a document nests at most {_DEEPEST} deep", "more", "flatten it")
+            raise _too_deep(f"{self.file}:{line}")
         else:
             node = self.collection(event, line, depth + 1)
         if event.anchor is not None:
@@ -191,9 +191,15 @@ class _Composer:
         return ConfigError(f"{self.file}:{line}", must, found, do)
 
 
+def _too_deep(where: str) -> ConfigError:
+    return ConfigError(where, f"a document nests at most {_DEEPEST} deep", "more", "flatten it")
+
+
 def _broken(error: yaml.YAMLError, text: str, file: str) -> ConfigError:
     mark: Any = getattr(error, "problem_mark", None)
     line = mark.line + 1 if mark else text.encode(errors="replace").count(b"\n", 0, getattr(error, "position", 0)) + 1
+    if "nesting depth" in str(error):  # libyaml 0.2.6 and later read ahead of the events and refuse 1,000 levels
+        return _too_deep(f"{file}:{line}")
     found = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
     do = "correct the line: spaces for indentation, 'key: value' with a space, quotes around special characters"
     return ConfigError(f"{file}:{line}", "a document is well-formed YAML", found, do)
