@@ -56,12 +56,12 @@ from simulator.plan import Plan as Plan
 from simulator.plan import View as View
 from simulator.policies.problem import Problem as Problem
 from simulator.policies.problem import Replay as Replay
+from simulator.report.changes import Diff as Diff
+from simulator.report.changes import diff as diff
 from simulator.run import Result as Result
 from simulator.run import Results as Results
 from simulator.run import run as run
 from simulator.run.robustness import robustness as robustness
-from simulator.run.stories import Diff as Diff
-from simulator.run.stories import diff as diff
 from simulator.run.studies import largest as largest
 from simulator.run.studies import scaling as scaling
 from simulator.run.sweep import Sweep as Sweep

@@ -164,7 +164,7 @@ def diff(old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bo
     cannot be compared.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.errors import HosimError
-    from simulator.run.stories import diff as compare
+    from simulator.report.changes import diff as compare
 
     try:
         found = compare(old, new, tolerance=max(tolerance, default=0.0))

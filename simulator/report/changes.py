@@ -2,104 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
-from pydantic import TypeAdapter, ValidationError
-from typing_extensions import TypedDict
-
-from simulator.document import Line
 from simulator.errors import ConfigError
-from simulator.inputs import whole
 from simulator.metrics import figure_of
-from simulator.report.files import SUMMARY
+from simulator.report.files import Said, dumped, read_summary, spent
 from simulator.report.rows import ABSENT, percent, shown, signed
 from simulator.report.tables import Column, aligned, in_markdown, markdown
 from simulator.units import counted, in_yaml
 
-Said = Mapping[str, Any]
-"""What a ``summary.json`` says."""
-_NAME = "summary.json"
-_OURS = "a result is a folder that `hosim run --out` wrote, or its summary.json"
-_AGAIN = "run again with this version of hosim"
-
-
-class _Verdict(TypedDict):
-    asks: Line
-    holds: bool
-
-
-class _Stall(TypedDict):
-    cause: Line
-    on: Line
-    ns: int
-
-
-class _Input(TypedDict):
-    kind: Line
-    name: Line
-    sha256: Line
-
-
-class _Provenance(TypedDict, total=False):
-    hosim: Line
-    seed: int
-    inputs: list[_Input]
-    set: dict[Line, Any]
-    switches: dict[Line, Any]
-    draws: dict[Line, Any]
-
-
-class _Said(TypedDict):
-    """Of what is read, these keys have these types; there may be others."""
-
-    rows: list[dict[Line, int | float | Line | None]]
-    expectations: list[_Verdict]
-    stalls: dict[Line, list[_Stall]]
-    provenance: _Provenance
-
-
-def read(result: Path) -> dict[str, Any]:
-    """Read what a run said of itself.
-
-    Parameters
-    ----------
-    result
-        A folder that ``hosim run --out`` wrote, or the ``summary.json`` in it, which alone will do.
-
-    Raises
-    ------
-    ConfigError
-        If it is no such thing, was not written to its end, has another version of the schema, or was changed.
-    """
-    path = result / _NAME if result.is_dir() else result
-    if result.is_dir() and not path.exists():
-        raise ConfigError(str(result), _OURS, f"a folder without {_NAME}, which is written last", _AGAIN)
-    try:
-        said = orjson.loads(whole(path))
-        if not isinstance(said, dict) or said.get("schema") != SUMMARY:
-            found = repr(said["schema"]) if isinstance(said, dict) and "schema" in said else "none"
-            raise ConfigError(str(path), f"the schema is {SUMMARY}", found, _AGAIN)
-        TypeAdapter(_Said).validate_python(said, strict=True)
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, _AGAIN) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = f"{path}, {', '.join(map(str, first['loc']))}"
-        raise ConfigError(where, f"a summary of a run is as {SUMMARY} says", first["msg"].lower(), _AGAIN) from None
-    labels = Counter(row.get("policy") for row in said["rows"])
-    for row in said["rows"]:
-        spent, label = sum(ns for _, ns in _spent(row, said)), row.get("policy")
-        is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
-        if not is_named or (row["status"] == "ok" and row.get("step_ns") != spent):
-            must = "a row has a label of its own, and compute, recompute and waits fill its step"
-            raise ConfigError(f"{path}, row {label!r}", must, f"{spent:,} of {row.get('step_ns')} ns", _AGAIN)
-    return dict(said)
+SCHEMA = "hosim-diff/1"
+"""The schema of what is written as JSON."""
 
 
 class Change(NamedTuple):
@@ -113,6 +31,8 @@ class Change(NamedTuple):
         The two values; None where there is none.
     of
         What the change is a share of: the value before; of what a step is spent on, the step before.
+    tolerance
+        Share up to which a change is accepted.
     """
 
     column: str
@@ -120,6 +40,7 @@ class Change(NamedTuple):
     old: int | None
     new: int | None
     of: int | None
+    tolerance: float
 
     @property
     def difference(self) -> int | None:
@@ -131,11 +52,12 @@ class Change(NamedTuple):
         """The difference as a share; None if there is none."""
         return None if self.difference is None or not self.of else self.difference / self.of
 
-    def moved(self, tolerance: float) -> bool:
-        """Whether it is another one, by more than this share."""
+    @property
+    def moved(self) -> bool:
+        """Whether it is another one, by more than what is accepted."""
         if self.difference is None or self.share is None:
             return self.old != self.new
-        return abs(self.difference) > tolerance * abs(self.of or 0)
+        return abs(self.difference) > self.tolerance * abs(self.of or 0)
 
     @property
     def name(self) -> str:
@@ -149,6 +71,12 @@ class Change(NamedTuple):
         """The difference for people, with its sign."""
         size = self.difference
         return ABSENT if size is None else f"{'-' * (size < 0) or '+' * (size > 0)}{shown(self.column, abs(size))}"
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What JSON has of it."""
+        values = {"old": self.old, "new": self.new, "difference": self.difference, "share": self.share}
+        return {"column": self.column, **({"on": self.on} if self.on else {}), **values}
 
 
 class RowChange(NamedTuple):
@@ -178,17 +106,27 @@ class RowChange(NamedTuple):
     figures: tuple[Change, ...]
     terms: tuple[Change, ...]
 
-    def moved(self, tolerance: float) -> bool:
-        """Whether anything of it is another one, by more than this share."""
+    @property
+    def moved(self) -> bool:
+        """Whether anything of it is another one, by more than what is accepted."""
         changes = (self.step, *self.figures, *self.terms)
-        return self.status[0] != self.status[1] or any(change.moved(tolerance) for change in changes)
+        return self.status[0] != self.status[1] or any(change.moved for change in changes)
 
-    def worse(self, tolerance: float) -> bool:
-        """Whether it no longer runs to its end, is gone, takes longer, or peaks higher, by more than this share."""
+    @property
+    def worse(self) -> bool:
+        """Whether it no longer runs to its end, is gone, takes longer, or peaks higher, by more than is accepted."""
         if self.status[0] == "ok" != self.status[1] or self.status[1] is None:
             return True
         grown = (change for change in (self.step, *self.figures) if figure_of(change.column).worse == "more")
-        return any((change.difference or 0) > 0 and change.moved(tolerance) for change in grown)
+        return any((change.difference or 0) > 0 and change.moved for change in grown)
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """What JSON has of it: every number, also those that did not move."""
+        sides = dict(zip(("old_status", "new_status"), self.status, strict=True))
+        lists = {"spent": [one.plain for one in self.terms], "figures": [one.plain for one in self.figures]}
+        flags = {"moved": self.moved, "worse": self.worse}
+        return {"policy": self.label, **sides, **flags, "step": self.step.plain, **lists}
 
 
 class Turned(NamedTuple):
@@ -199,11 +137,16 @@ class Turned(NamedTuple):
     holds: bool
 
 
-class Changes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Diff:
     """What moved between two results.
 
     Attributes
     ----------
+    old, new
+        The folders.
+    tolerance
+        Share up to which a change is accepted.
     rows
         In the order of the new result; those that only the old one has come last.
     inputs
@@ -212,65 +155,122 @@ class Changes(NamedTuple):
         Expectations of which it changed whether they hold.
     """
 
+    old: Path
+    new: Path
+    tolerance: float
     rows: tuple[RowChange, ...]
     inputs: tuple[tuple[str, str, str], ...]
     verdicts: tuple[Turned, ...]
 
-    def moved(self, tolerance: float) -> list[RowChange]:
-        """Rows of which something moved by more than this share."""
-        return [row for row in self.rows if row.moved(tolerance)]
+    @property
+    def moved(self) -> bool:
+        """Whether anything moved by more than the tolerance, or an expectation changed its verdict."""
+        return bool(self.verdicts) or any(row.moved for row in self.rows)
 
-    def worse(self, tolerance: float) -> list[RowChange]:
-        """Rows that are worse by more than this share."""
-        return [row for row in self.rows if row.worse(tolerance)]
+    @property
+    def worse(self) -> bool:
+        """Whether a row is worse by more than the tolerance, or an expectation that held fails."""
+        return any(turned.held for turned in self.verdicts) or any(row.worse for row in self.rows)
 
-    def conclusion(self, tolerance: float) -> str:
-        """Say in a sentence how much moved by more than this share."""
-        moved, worse, rows = len(self.moved(tolerance)), len(self.worse(tolerance)), counted(len(self.rows), "row")
-        text = f"{moved} of {rows} moved by more than {percent(tolerance)}, {worse} with something worse"
+    @property
+    def conclusion(self) -> str:
+        """How much moved, in a sentence."""
+        moved, worse = sum(row.moved for row in self.rows), sum(row.worse for row in self.rows)
+        text = f"{moved} of {counted(len(self.rows), 'row')} moved by more than {percent(self.tolerance)}"
         turned = f"; {counted(len(self.verdicts), 'expectation')} turned" if self.verdicts else ""
-        return f"{text}{turned}."
+        return f"{text}, {worse} with something worse{turned}."
+
+    def __str__(self) -> str:
+        moved = [row for row in self.rows if row.moved]
+        tables = [aligned(_table(self.rows))] if moved else []
+        tables += [f"{row.label}\n{aligned(_details(row), 2)}" for row in moved if row.terms]
+        return "\n\n".join([*self._about(), *tables, self.conclusion])
+
+    def markdown(self) -> str:
+        """Write it as Markdown, for a comment on a pull request: the table, and each ledger to unfold."""
+        moved = [row for row in self.rows if row.moved]
+        parts = [f"### hosim: {self.conclusion}", *map(in_markdown, self._about())]
+        parts += [markdown(_table(self.rows))] if moved else []
+        for row in (row for row in moved if row.terms):
+            details = f"<summary>{escape(row.label, quote=False)}</summary>\n\n{markdown(_details(row))}"
+            parts.append(f"<details>{details}\n\n</details>")
+        return "\n\n".join(parts) + "\n"
+
+    def json(self) -> bytes:
+        """Write it as JSON: every row with every number, also those that did not move."""
+        said = {"schema": SCHEMA, "old": str(self.old), "new": str(self.new), "tolerance": self.tolerance}
+        said |= {"moved": self.moved, "worse": self.worse}
+        said |= {"inputs": [dict(zip(("what", "old", "new"), one, strict=True)) for one in self.inputs]}
+        said |= {"rows": [row.plain for row in self.rows], "expectations": [one._asdict() for one in self.verdicts]}
+        return dumped(said)
+
+    def _about(self) -> list[str]:
+        """What differs in what was run, and which expectations turned."""
+        inputs = [f"{what}: {old} -> {new}" for what, old, new in self.inputs]
+        turned = [f"expectation {'holds again' if one.holds else 'fails now'}: {one.asks}" for one in self.verdicts]
+        return inputs + turned
 
 
-def changes(old: Said, new: Said) -> Changes:
+def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     """Compare two results.
 
     Parameters
     ----------
     old, new
-        What they say, as `read` reads it.
+        Folders that ``hosim run --out`` wrote, or the ``summary.json`` in them.
+    tolerance
+        Share up to which a change is accepted: of a peak, or of bytes moved, of its value before; of a step, and of
+        what it is spent on, of the step before.
+
+    Raises
+    ------
+    ConfigError
+        If a folder is none of ours, was not written to its end, or has another version of the schema.
+    """
+    if not 0 <= tolerance < 1:
+        raise ConfigError("tolerance", "a tolerance is a share from 0 to below 1", f"{tolerance}", "write such as 0.01")
+    paths = Path(old), Path(new)
+    was, now = map(read_summary, paths)
+    inputs = tuple(_inputs(was["provenance"], now["provenance"]))
+    return Diff(*paths, tolerance, changes(was, now, tolerance), inputs, tuple(_turned(was, now)))
+
+
+def changes(old: Said, new: Said, tolerance: float) -> tuple[RowChange, ...]:
+    """Compare the rows of two results.
+
+    Parameters
+    ----------
+    old, new
+        What they say, as `simulator.report.files.read_summary` reads it.
+    tolerance
+        Share up to which a change is accepted.
     """
     before, after = ({row["policy"]: row for row in said["rows"]} for said in (old, new))
     labels = dict.fromkeys((*after, *before))
-    rows = tuple(_row(label, (before.get(label), after.get(label)), (old, new)) for label in labels)
+    return tuple(_row(label, (before.get(label), after.get(label)), (old, new), tolerance) for label in labels)
+
+
+def _turned(old: Said, new: Said) -> Iterator[Turned]:
     held, holds = ({one["asks"]: one["holds"] or bool(one.get("missed")) for one in said["expectations"]}
                    for said in (old, new))  # fmt: skip
-    turned = [Turned(asks, held[asks], holds[asks]) for asks in holds if held.get(asks, holds[asks]) != holds[asks]]
-    return Changes(rows, tuple(_inputs(old["provenance"], new["provenance"])), tuple(turned))
+    return (Turned(asks, held[asks], now) for asks, now in holds.items() if held.get(asks, now) != now)
 
 
-def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Said]) -> RowChange:
+def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Said], tolerance: float) -> RowChange:
     old, new = (row or {} for row in rows)
     status, step = (old.get("status"), new.get("status")), old.get("step_ns")
     compared = [column for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared]
-    was, now = (dict(_spent(row, one)) for row, one in zip((old, new), said, strict=True))
-    terms = [Change(*key, was.get(key, 0), now.get(key, 0), step) for key in dict.fromkeys((*was, *now))]
+    was, now = (dict(spent(row, one)) for row, one in zip((old, new), said, strict=True))
+    terms = [Change(*key, was.get(key, 0), now.get(key, 0), step, tolerance) for key in dict.fromkeys((*was, *now))]
+    figures = [Change(column, "", old.get(column), new.get(column), old.get(column), tolerance) for column in compared]
     return RowChange(
         label,
         status,
         "" if status[0] == status[1] or status[1] == "ok" else new.get("short_at") or new.get("notes") or "",
-        Change("step_ns", "", step, new.get("step_ns"), step),
-        tuple(Change(column, "", old.get(column), new.get(column), old.get(column)) for column in compared),
+        Change("step_ns", "", step, new.get("step_ns"), step, tolerance),
+        tuple(figures),
         tuple(sorted(terms, key=lambda one: -abs(one.difference or 0))) if status == ("ok", "ok") else (),
     )
-
-
-def _spent(row: Said, said: Said) -> Iterator[tuple[tuple[str, str], int]]:
-    """On what the step of a row was spent [ns], by column and place: they sum to the step."""
-    for column in ("compute_ns", "recompute_ns", "drain_ns"):
-        yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
-    for stall in said["stalls"].get(row.get("policy"), ()):
-        yield (f"wait_{stall['cause']}_ns", stall["on"]), stall["ns"]
 
 
 def _inputs(old: Said, new: Said) -> Iterator[tuple[str, str, str]]:
@@ -294,51 +294,12 @@ def _value(values: Said, key: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def plain(found: Changes, tolerance: float) -> str:
-    """Write what moved as aligned text.
-
-    Parameters
-    ----------
-    found
-        What moved.
-    tolerance
-        Share up to which a change is accepted.
-    """
-    moved = found.moved(tolerance)
-    tables = [aligned(_table(found.rows, tolerance))] if moved else []
-    tables += [f"{row.label}\n{aligned(_details(row, tolerance), 2)}" for row in moved if row.terms]
-    return "\n\n".join([*_about(found), *tables, found.conclusion(tolerance)])
-
-
-def in_comment(found: Changes, tolerance: float) -> str:
-    """Write what moved as Markdown, for a comment on a pull request: the table, and each ledger to unfold.
-
-    Parameters
-    ----------
-    found, tolerance
-        As for `plain`.
-    """
-    moved = found.moved(tolerance)
-    parts = [f"### hosim: {found.conclusion(tolerance)}", *map(in_markdown, _about(found))]
-    parts += [markdown(_table(found.rows, tolerance))] if moved else []
-    for row in (row for row in moved if row.terms):
-        details = f"<summary>{escape(row.label, quote=False)}</summary>\n\n{markdown(_details(row, tolerance))}"
-        parts.append(f"<details>{details}\n\n</details>")
-    return "\n\n".join(parts) + "\n"
-
-
-def _about(found: Changes) -> list[str]:
-    """What differs in what was run, and which expectations turned."""
-    inputs = [f"{what}: {old} -> {new}" for what, old, new in found.inputs]
-    return inputs + [f"expectation {'holds again' if one.holds else 'fails now'}: {one.asks}" for one in found.verdicts]
-
-
-def _table(rows: Sequence[RowChange], tolerance: float) -> list[Column]:
+def _table(rows: Sequence[RowChange]) -> list[Column]:
     return [
         Column.texts("policy", (row.label for row in rows)),
         Column.texts("status", (_status(row) for row in rows)),
         *_sides([row.step for row in rows], "step"),
-        Column.texts("most of it", (_cause(row, tolerance) for row in rows)),
+        Column.texts("most of it", (_cause(row) for row in rows)),
     ]
 
 
@@ -359,17 +320,17 @@ def _status(row: RowChange) -> str:
     return old if old == new else f"{old} -> {new}"
 
 
-def _cause(row: RowChange, tolerance: float) -> str:
+def _cause(row: RowChange) -> str:
     """What moved most: of what the step is spent on, else of the figures; or why it does not run to its end."""
     if row.status[0] != row.status[1]:
         short = next((one.new for one in row.figures if one.column == "short_bytes" and one.new), None)
         return f"short by {shown('short_bytes', short)} at {row.why}" if short else row.why
-    moved = next((one for one in chain(row.terms, row.figures) if one.moved(tolerance)), None)
+    moved = next((one for one in chain(row.terms, row.figures) if one.moved), None)
     return f"{moved.name} {moved.written}" if moved else "same"
 
 
-def _details(row: RowChange, tolerance: float) -> list[Column]:
+def _details(row: RowChange) -> list[Column]:
     """The step, all of what it is spent on that moved, and the figures that moved."""
     changed = [row.step, *(one for one in (*row.terms, *row.figures) if one.old != one.new)]
-    marks = ("" if one.moved(tolerance) else "accepted" for one in changed)
+    marks = ("" if one.moved else "accepted" for one in changed)
     return [Column.texts("", (one.name for one in changed)), *_sides(changed), Column.texts("", marks)]

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -21,17 +22,25 @@ from tempfile import TemporaryFile, mkdtemp
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
+from simulator.document import Line
 from simulator.errors import ConfigError, said_by_system
+from simulator.inputs import whole
 from simulator.interrupts import complete, waiting
 
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
 COMPARISON = "comparison.png"
 """Name of the picture of the table."""
+_AGAIN = "run again with this version of hosim"
 _FILES = ("report.html", COMPARISON, "summary.csv", "summary.json", "scenario.yaml", "hardware.yaml", "workload.yaml")
 """Names in the output folder that no row's folder may have."""
 _PARTIAL, _OLD, _GONE = ".{}.partial-", "old", "gone"
+
+Said = Mapping[str, Any]
+"""What a ``summary.json`` says."""
 
 
 def check_target(out: Path) -> None:
@@ -298,3 +307,85 @@ def plan_names(programs: Sequence[str]) -> list[str]:
         Their names, all different.
     """
     return [f"plan-{name}.jsonl" for name in folder_names(programs).values()] if programs[1:] else ["plan.jsonl"]
+
+
+class _Verdict(TypedDict):
+    asks: Line
+    holds: bool
+
+
+class _Stall(TypedDict):
+    cause: Line
+    on: Line
+    ns: int
+
+
+class _Input(TypedDict):
+    kind: Line
+    name: Line
+    sha256: Line
+
+
+class _Provenance(TypedDict, total=False):
+    hosim: Line
+    seed: int
+    inputs: list[_Input]
+    set: dict[Line, Any]
+    switches: dict[Line, Any]
+    draws: dict[Line, Any]
+
+
+class _Said(TypedDict):
+    """Of what is read, these keys have these types; there may be others."""
+
+    rows: list[dict[Line, int | float | Line | None]]
+    expectations: list[_Verdict]
+    stalls: dict[Line, list[_Stall]]
+    provenance: _Provenance
+
+
+def read_summary(result: Path) -> dict[str, Any]:
+    """Read what a run said of itself.
+
+    Parameters
+    ----------
+    result
+        A folder that ``hosim run --out`` wrote, or the ``summary.json`` in it, which alone will do.
+
+    Raises
+    ------
+    ConfigError
+        If it is no such thing, was not written to its end, has another version of the schema, or was changed.
+    """
+    path = result / "summary.json" if result.is_dir() else result
+    if result.is_dir() and not path.exists():
+        must = "a result is a folder that `hosim run --out` wrote, or its summary.json"
+        raise ConfigError(str(result), must, f"a folder without {path.name}, which is written last", _AGAIN)
+    try:
+        said = orjson.loads(whole(path))
+        if not isinstance(said, dict) or said.get("schema") != SUMMARY:
+            found = repr(said["schema"]) if isinstance(said, dict) and "schema" in said else "none"
+            raise ConfigError(str(path), f"the schema is {SUMMARY}", found, _AGAIN)
+        TypeAdapter(_Said).validate_python(said, strict=True)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, _AGAIN) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{path}, {', '.join(map(str, first['loc']))}"
+        raise ConfigError(where, f"a summary of a run is as {SUMMARY} says", first["msg"].lower(), _AGAIN) from None
+    labels = Counter(row.get("policy") for row in said["rows"])
+    for row in said["rows"]:
+        filled_ns, label = sum(ns for _, ns in spent(row, said)), row.get("policy")
+        is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
+        if not is_named or (row["status"] == "ok" and row.get("step_ns") != filled_ns):
+            must = "a row has a label of its own, and compute, recompute and waits fill its step"
+            raise ConfigError(f"{path}, row {label!r}", must, f"{filled_ns:,} of {row.get('step_ns')} ns", _AGAIN)
+    return dict(said)
+
+
+def spent(row: Said, said: Said) -> Iterator[tuple[tuple[str, str], int]]:
+    """On what the step of a row of a result was spent [ns], by column and place: they sum to the step."""
+    for column in ("compute_ns", "recompute_ns", "drain_ns"):
+        yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
+    for stall in said["stalls"].get(row.get("policy"), ()):
+        yield (f"wait_{stall['cause']}_ns", stall["on"]), stall["ns"]

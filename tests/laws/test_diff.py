@@ -13,7 +13,7 @@ from strategies import Case, cases
 from simulator.graph import Job
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
-from simulator.report.changes import changes
+from simulator.report.changes import RowChange, changes
 from simulator.report.readings import by_place
 from simulator.report.rows import Row
 from simulator.trace import CAUSES
@@ -55,7 +55,7 @@ def test_stalls_by_place_sum_to_the_waits_of_the_row(case: Case):
 @given(cases(), st.integers(2, 5))
 def test_the_terms_sum_to_the_change_of_the_step(case: Case, times: int):
     old, new = _said(case, case.hardware), _said(case, _slower(case.hardware, times))
-    (row,) = changes(old, new).rows
+    (row,) = changes(old, new, 0)
     event("moved" if row.step.difference else "the same")
     assert sum(term.difference for term in row.terms) == row.step.difference
     sizes = [abs(term.difference) for term in row.terms]
@@ -65,10 +65,14 @@ def test_the_terms_sum_to_the_change_of_the_step(case: Case, times: int):
 
 @given(cases(), st.floats(0, 0.99), st.floats(0, 0.99), st.integers(2, 5))
 def test_a_larger_tolerance_accepts_all_that_a_smaller_one_does(case: Case, one: float, other: float, times: int):
-    found = changes(_said(case, case.hardware), _said(case, _slower(case.hardware, times)))
-    (row,), low, high = found.rows, min(one, other), max(one, other)
-    assert row.moved(high) <= row.moved(low) <= row.moved(0)
-    assert row.worse(high) <= row.worse(low)
-    same = changes(_said(case, case.hardware), _said(case, case.hardware))
-    assert not same.moved(0)
-    assert not same.worse(0)
+    def compared(new: Hardware, tolerance: float) -> RowChange:
+        (row,) = changes(_said(case, case.hardware), _said(case, new), tolerance)
+        return row
+
+    slower, low, high = _slower(case.hardware, times), min(one, other), max(one, other)
+    strict, accepting = compared(slower, low), compared(slower, high)
+    assert accepting.moved <= strict.moved <= compared(slower, 0).moved
+    assert accepting.worse <= strict.worse
+    same = compared(case.hardware, 0)
+    assert not same.moved
+    assert not same.worse
