@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from simulator.columns import Bools, Ints
 from simulator.cost import chosen_op, duration_ns
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin
@@ -281,17 +281,15 @@ def _ranked(origin: DrawsOrigin, count: int, seed: int, number: int) -> Floats:
 def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
     """Shares from a file: its layers, ascending, are the choosers in program order."""
     layers, do = sorted(origin.by_layer), "correct the file, or take that of this model"
-    if len(layers) != len(choosers):
-        must = "there is a layer for each op that chooses, in program order"
-        raise ConfigError(origin.source, must, f"{counted(len(layers), 'layer')} for {len(choosers):,}", do)
+    must, found = "there is a layer for each op that chooses, in program order", counted(len(layers), "layer")
+    insist(len(layers) == len(choosers), origin.source, must, f"{found} for {len(choosers):,}", do)
     by_layer = []
     for layer, late in zip(layers, choosers, strict=True):
         named, count = origin.by_layer[layer], len(late.candidates)
         likely = sum(share > 0 for share in named.values())
-        if named.keys() != set(range(count)) or likely < late.each:
-            must = f"experts 0 to {count - 1} of layer {layer} have a share, at least {late.each} of them above 0"
-            found = f"{len(named):,} up to expert {max(named)}, {likely:,} of them above 0"
-            raise ConfigError(origin.source, must, found, do)
+        must = f"experts 0 to {count - 1} of layer {layer} have a share, at least {late.each} of them above 0"
+        found = f"{len(named):,} up to expert {max(named)}, {likely:,} of them above 0"
+        insist(named.keys() == set(range(count)) and likely >= late.each, origin.source, must, found, do)
         shares = np.array([named[expert] for expert in range(count)])
         by_layer.append(shares / shares.sum())
     return by_layer

@@ -77,6 +77,25 @@ class ConfigError(HosimError):
     """A document, an option or a file that people wrote is wrong."""
 
 
+def insist(holds: object, where: str, must: str, found: str, do: str = "correct it") -> None:
+    """Refuse what breaks a rule.
+
+    Parameters
+    ----------
+    holds
+        Whether the rule holds.
+    where, must, found, do
+        As of a `HosimError`.
+
+    Raises
+    ------
+    ConfigError
+        If it does not hold.
+    """
+    if not holds:
+        raise ConfigError(where, must, found, do)
+
+
 class ScopeError(ConfigError):
     """A policy does not know how to plan this graph on this machine; in a table a row, like what is infeasible."""
 

@@ -16,7 +16,7 @@ from simulator.catalog.loaded import Axis, Loaded, at, check_budget, outside, ow
 from simulator.catalog.settings import apply, fields
 from simulator.catalog.shelf import Entry, load, path_of, to_error, told_at
 from simulator.document import Document, faults
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import Largest, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
@@ -47,9 +47,8 @@ def resolve(
     ConfigError
         If a document, a change, a home or the budget is wrong.
     """
-    if not isinstance(changes or {}, Mapping):
-        do = "write {'links.*.bandwidth': '50 GB/s'}"
-        raise ConfigError("set", "changes are fields with their values", repr(changes), do)
+    do = "write {'links.*.bandwidth': '50 GB/s'}"
+    insist(isinstance(changes or {}, Mapping), "set", "changes are fields with their values", repr(changes), do)
     entries: dict[str, Entry[Any]] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
     story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
     base = entries["scenario"].path.parent if entries else Path()
@@ -113,9 +112,8 @@ def _check_tiers(loaded: Loaded) -> None:
     homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
     for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
         known = (*tiers, "free") if keys in homes else tiers
-        if tier not in known:
-            must = f"what {keys[0]} names is a tier of the machine"
-            raise ConfigError(loaded.place(*keys), must, repr(tier), nearest(tier, known))
+        must = f"what {keys[0]} names is a tier of the machine"
+        insist(tier in known, loaded.place(*keys), must, repr(tier), nearest(tier, known))
 
 
 def _check_figures(loaded: Loaded) -> None:
@@ -184,14 +182,13 @@ def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float:
                     must = "what a row sets is stated, and no parameter that is left open"
                     do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
                     raise FieldError(must, path, do)
-    if len(found) > 1:
-        values = " and ".join(f"{axis.written(value)} ({path})" for value, path in found.items())
-        must, do = "the fields of a parameter have one value", "make parameters of their own of them"
-        raise ConfigError(axis.where, must, values, do)
+    values = " and ".join(f"{axis.written(value)} ({path})" for value, path in found.items())
+    must, do = "the fields of a parameter have one value", "make parameters of their own of them"
+    insist(len(found) == 1, axis.where, must, values, do)
     (value,) = found
-    if not one.number(one.low) <= value <= one.number(one.high):
-        must, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
-        raise ConfigError(axis.where, must, f"{axis.written(value)} {outside}", "widen the range")
+    must, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
+    is_inside = one.number(one.low) <= value <= one.number(one.high)
+    insist(is_inside, axis.where, must, f"{axis.written(value)} {outside}", "widen the range")
     return value
 
 

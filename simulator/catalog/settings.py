@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from simulator.catalog.shelf import Keys, to_error, told_at
 from simulator.catalog.text import scalar
 from simulator.document import ABOUT_ITSELF, Document, faults
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.units import FieldError, exact, nearest, parse, unit_of
 
 Changed = TypeVar("Changed", bound=Document)
@@ -34,9 +34,8 @@ def setting(text: str) -> tuple[str, Any]:
         If there is no key or no value.
     """
     key, _, value = text.partition("=")
-    if not key.strip() or not value.strip():
-        do = "write it as 'links.d2h.bandwidth=40 GB/s'"
-        raise ConfigError("set", "a change is a key, '=' and a value", repr(text), do)
+    do = "write it as 'links.d2h.bandwidth=40 GB/s'"
+    insist(key.strip() and value.strip(), "set", "a change is a key, '=' and a value", repr(text), do)
     return key.strip(), scalar(value.strip())
 
 

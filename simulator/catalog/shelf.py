@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from simulator import inputs
 from simulator.catalog.text import Node, compose, to_yaml
 from simulator.document import Document, faults
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.inputs import instead, shown
 from simulator.scenario import Scenario
@@ -165,8 +165,7 @@ def schema(kind: str) -> dict[str, Any]:
     kind
         ``hardware``, ``workload`` or ``scenario``.
     """
-    if kind not in KINDS:
-        raise ConfigError("schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
+    insist(kind in KINDS, "schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
     made, written = (
         KINDS[kind].model_json_schema(by_alias=True, mode=mode) for mode in ("validation", "serialization")
     )
@@ -192,8 +191,7 @@ def _shelf(kind: str) -> dict[str, Path]:
 
 
 def _file(path: Path, must: str, do: str = "correct the path") -> Path:
-    if not isfile(path):
-        raise ConfigError(shown(path), must, instead(path), do)
+    insist(isfile(path), shown(path), must, instead(path), do)
     return path
 
 

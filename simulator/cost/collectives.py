@@ -56,7 +56,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from simulator.cost.service import Phase, ceil_div, total_ns
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import Collective, CollectiveKind, Group
 from simulator.hardware import Hardware
 from simulator.units import counted
@@ -167,10 +167,9 @@ def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -
     kind, size, algorithm = collective.kind, collective.size_bytes, collective.algorithm
     known, library = algorithms(kind, members, hardware), _library(kind, spread, hardware)
     names = [name for name in known if name in (*library, HIERARCHICAL)] if algorithm == AUTO else [algorithm]
-    if algorithm not in (AUTO, *known):
-        must = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
-        do = f"choose one of {', '.join(known)} or {AUTO}"
-        raise ConfigError(f"group {collective.group!r}", must, repr(algorithm), do)
+    must = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
+    do = f"choose one of {', '.join(known)} or {AUTO}"
+    insist(algorithm in (AUTO, *known), f"group {collective.group!r}", must, repr(algorithm), do)
     forms = (_form(kind, size, name, spread, hardware) for name in names)
     return min(forms, key=lambda parts: total_ns(parts, hardware))
 
@@ -218,10 +217,9 @@ def group_ns(collective: Collective, group: Group, hardware: Hardware) -> int:
 
 def _spread(members: Sequence[int], hardware: Hardware) -> _Spread:
     devices, on_node = hardware.topology.devices, hardware.topology.devices_per_node
-    if max(members) >= devices:
-        must, found = "each rank has a device of its own", f"rank {max(members)} and {counted(devices, 'device')}"
-        do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
-        raise ConfigError(f"hardware {hardware.name!r}, topology", must, found, do)
+    must, found = "each rank has a device of its own", f"rank {max(members)} and {counted(devices, 'device')}"
+    do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
+    insist(max(members) < devices, f"hardware {hardware.name!r}, topology", must, found, do)
     counts = Counter(rank // on_node for rank in members).values()
     return _Spread(len(members), len(counts), max(counts) if len(set(counts)) == 1 else 0)
 

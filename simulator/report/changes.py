@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulator.errors import ConfigError
+from simulator.errors import insist
 from simulator.metrics import figure_of
 from simulator.report.files import Said, dumped, read_summary, spent
 from simulator.report.rows import ABSENT, percent, shown, signed
@@ -227,8 +227,8 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     ConfigError
         If a folder is none of ours, was not written to its end, or has another version of the schema.
     """
-    if not 0 <= tolerance < 1:
-        raise ConfigError("tolerance", "a tolerance is a share from 0 to below 1", f"{tolerance}", "write such as 0.01")
+    must = "a tolerance is a share from 0 to below 1"
+    insist(0 <= tolerance < 1, "tolerance", must, f"{tolerance}", "write such as 0.01")
     paths = Path(old), Path(new)
     was, now = map(read_summary, paths)
     inputs = tuple(_inputs(was["provenance"], now["provenance"]))

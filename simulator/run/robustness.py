@@ -29,7 +29,7 @@ import numpy as np
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
 from simulator.cost import durations_ns
-from simulator.errors import CapacityError, ConfigError, PlanError
+from simulator.errors import CapacityError, PlanError, insist
 from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
@@ -174,16 +174,13 @@ def robustness(
     """
     loaded, headroom = catalog.resolve(scenario, conditions.get("set")), conditions.get("headroom", 0.0)
     case = prepare(loaded)
-    if case.job.ranks > 1:
-        must, do = "what is tested under other conditions is one rank", "run one rank's slice of the workload"
-        raise ConfigError(case.job.name, must, f"{case.job.ranks}", do)
+    must, do = "what is tested under other conditions is one rank", "run one rank's slice of the workload"
+    insist(case.job.ranks == 1, case.job.name, must, f"{case.job.ranks}", do)
     tested, other = (next(iter(case.rows([name]))) for name in (policy, against))
-    if tested == other or case.choice(tested).set_ != case.choice(other).set_:
-        must, do = "two rows are compared that set the same of the machine", "name two such rows"
-        raise ConfigError("policies", must, f"{tested!r} and {other!r}", do)
-    if not 0 <= headroom < 1:
-        found = f"{100 * headroom:g} %"
-        raise ConfigError("headroom", "it is at least 0 % and below 100 %", found, "correct it")
+    must, do = "two rows are compared that set the same of the machine", "name two such rows"
+    are_alike = case.choice(tested).set_ == case.choice(other).set_
+    insist(tested != other and are_alike, "policies", must, f"{tested!r} and {other!r}", do)
+    insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
     nominal = _Nominal(loaded, (tested, other), headroom)
     studies = list(_studies(nominal, conditions))
     if isinstance(plan := nominal.plans[tested], CapacityError):
@@ -248,9 +245,8 @@ MOST_DRAWS = 10_000
 def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
     """A study for each kind and level, the nominal one first; its points are draws."""
     loaded, draws, seed = nominal.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
-    if not (isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0):
-        must = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
-        raise ConfigError("draws", must, f"{draws} and {seed}", "correct it")
+    must = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
+    insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", must, f"{draws} and {seed}")
     levels = [(NOMINAL, 0.0)]
     for name, kind in KINDS.items():
         default = kind.levels if name != SEQUENCE or loaded.workload.model is not None else ()
@@ -258,9 +254,9 @@ def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
         levels += [(name, level) for level in sorted(set(default if given is None else given))]
     for name, level in levels:
         where = f"levels of {name}"
-        if name != NOMINAL and not 0 < level <= KINDS[name].most:
-            must = f"a level is above 0 and at most {KINDS[name].most:g}, as a share, or as a time in ns"
-            raise ConfigError(where, must, f"{level:g}", "correct it")
+        most = KINDS[name].most if name in KINDS else 0
+        must = f"a level is above 0 and at most {most:g}, as a share, or as a time in ns"
+        insist(name == NOMINAL or 0 < level <= most, where, must, f"{level:g}")
         axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
         points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
         about = {"perturbation": name, "level": level}
@@ -276,10 +272,9 @@ def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
     if name == INSPECTION:
         return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
     if name == SEQUENCE:
-        if loaded.workload.model is None or loaded.workload.sequence is None:
-            must = "only the step of a model can be built for a longer sequence"
-            raise ConfigError(where, must, "a graph from a file", "leave them out")
-        return {Axis(name, ("workload.sequence",), where): max(1, round(loaded.workload.sequence * (1 + level)))}
+        must, tokens = "only the step of a model can be built for a longer sequence", loaded.workload.sequence
+        insist(tokens is not None and loaded.workload.model, where, must, "a graph from a file", "leave them out")
+        return {Axis(name, ("workload.sequence",), where): max(1, round((tokens or 1) * (1 + level)))}
     return {}
 
 

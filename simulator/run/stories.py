@@ -11,7 +11,7 @@ from typing import Any
 
 from simulator import catalog, formats
 from simulator.builders import build_job, layouts
-from simulator.errors import CapacityError, ConfigError
+from simulator.errors import CapacityError, insist
 from simulator.formats import augmented_json, graph_jsonl
 from simulator.graph import Job
 from simulator.plan import Plan
@@ -57,10 +57,9 @@ class Planned:
         ConfigError
             If there is no such tensor, or the policy gives no reasons.
         """
-        if tensor is not None and not self.explanations:
-            must = "a tensor is told by a policy that gives its reasons"
-            raise ConfigError("--tensor", must, repr(self.result.label), "plan with 'static'")
         if tensor is not None:
+            must = "a tensor is told by a policy that gives its reasons"
+            insist(self.explanations, "--tensor", must, repr(self.result.label), "plan with 'static'")
             having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
             return decisions.tensor_told(next(having, self.explanations[0]), tensor)
         told = [decisions.told(explanation) for explanation in self.explanations]
@@ -137,8 +136,7 @@ def plan(
     """
     case = prepare(catalog.resolve(scenario, set), is_changed=bool(set))
     rows = case.rows([policy])
-    if len(rows) > 1:
-        raise ConfigError("--policy", "one row is planned", ", ".join(rows), nearest(policy, tuple(rows)))
+    insist(len(rows) == 1, "--policy", "one row is planned", ", ".join(rows), nearest(policy, tuple(rows)))
     ((label, decide),) = rows.items()
     explanations: list[static.Explanation] = []
 

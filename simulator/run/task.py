@@ -15,7 +15,7 @@ from simulator import bounds, engine, formats, metrics
 from simulator.catalog import Loaded
 from simulator.cost import chosen_op, duration_ns, durations_ns
 from simulator.draws import Draws, Origin, Routing, drawn
-from simulator.errors import ConfigError, Shortfall
+from simulator.errors import ConfigError, Shortfall, insist
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
@@ -52,9 +52,9 @@ class RunDraws:
         """
         scenario = loaded.scenario
         choosing = {op.name for graph in job.graphs for op in graph.ops if op.late}
-        if "draws" in scenario.model_fields_set and not choosing:
-            must, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
-            raise ConfigError(loaded.place("draws"), must, "none in what runs", do)
+        must, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
+        is_needless = "draws" in scenario.model_fields_set and not choosing
+        insist(not is_needless, loaded.place("draws"), must, "none in what runs", do)
         if scenario.draws.file is None:
             return cls(scenario.draws, scenario.seed, loaded.hardware)
         origin = formats.read_routing(loaded.paths["draws"])

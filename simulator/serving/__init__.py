@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulator import catalog
 from simulator.catalog import Loaded
-from simulator.errors import ConfigError
+from simulator.errors import insist
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run.row import Progress, silent
 from simulator.run.sweep import Sweep, frame
@@ -116,20 +116,17 @@ def read_served(
     ConfigError
         As for `serve`.
     """
-    if loaded.scenario.trace == "none":
-        must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
-        raise ConfigError(loaded.place("trace"), must, "trace: none", do)
+    must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
+    insist(loaded.scenario.trace == "kept", loaded.place("trace"), must, "trace: none", do)
     for number, choice in enumerate(loaded.scenario.policies):
-        if choice.set_:
-            must, do = "all rows that serve run on one machine", "move set out of the row"
-            raise ConfigError(loaded.place("policies", str(number), "set"), must, "changes to it", do)
+        must, where = "all rows that serve run on one machine", loaded.place("policies", str(number), "set")
+        insist(not choice.set_, where, must, "changes to it", "move set out of the row")
     come = arriving(loaded, progress)
     room = rooms(loaded, come.requests)
     columns = tuple(summary(Story("", room.names, [Served(0, come.requests[0])]), loaded, come, 0))
     for number, one in enumerate(loaded.scenario.expect):
-        if one.column not in columns or one.faster_than is not None:
-            must = "an expectation of what is served names a column of its summary, and no faster_than"
-            found = repr(one.column) if one.column not in columns else "faster_than"
-            where = loaded.place("expect", str(number), "column")
-            raise ConfigError(where, must, found, nearest(one.column, columns))
+        must = "an expectation of what is served names a column of its summary, and no faster_than"
+        is_known, where = one.column in columns, loaded.place("expect", str(number), "column")
+        found = "faster_than" if is_known else repr(one.column)
+        insist(is_known and one.faster_than is None, where, must, found, nearest(one.column, columns))
     return rows_of(loaded, policies), come, room

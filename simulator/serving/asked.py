@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from simulator import formats
 from simulator.builders import Iteration, iteration
 from simulator.catalog import Loaded
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import Graph
 from simulator.lifetime import live_bytes
 from simulator.plan import FREE
@@ -148,11 +148,10 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     blocks = tuple(room if room == math.inf else int(room // size) for room in there)
     number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
     needed = -(-(longest.prompt + longest.output) // asked.block)
-    if needed > blocks[0]:
-        must = f"each request fits in the compute tier ({here}, {blocks[0]:,} blocks of {asked.block})"
-        found = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {needed:,} blocks"
-        do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
-        raise ConfigError(f"workload {loaded.workload.name}, requests", must, found, do)
+    must = f"each request fits in the compute tier ({here}, {blocks[0]:,} blocks of {asked.block})"
+    found = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {needed:,} blocks"
+    do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
+    insist(needed <= blocks[0], f"workload {loaded.workload.name}, requests", must, found, do)
     return Rooms(names, blocks, here in kept or not kept, size)
 
 
@@ -168,11 +167,13 @@ def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
         budget = loaded.scenario.budget_bytes
         left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
         left -= int(live_bytes(graph).max()) - lasting.total()
-        if stated is None and lasting.total() > lasting[here]:
-            must, do = "with weights at home elsewhere, the room for KV blocks in the compute tier is said", "add it"
-            raise ConfigError(loaded.place("kv_tiers", tier), must, "none", do)
+        must = "with weights at home elsewhere, the room for KV blocks in the compute tier is said"
+        is_said = stated is not None or lasting.total() == lasting[here]
+        insist(is_said, loaded.place("kv_tiers", tier), must, "none", "add it")
     left = max(0.0, left)
-    if stated is not None and stated > left:
-        must = f"KV blocks get at most what weights and iterations leave of {tier} ({human(int(left), 'B')})"
-        raise ConfigError(loaded.place("kv_tiers", tier), must, human(stated, "B"), "lower it, or raise the capacity")
-    return left if stated is None else stated
+    if stated is None:
+        return left
+    must = f"KV blocks get at most what weights and iterations leave of {tier} ({human(left, 'B')})"
+    do = "lower it, or raise the capacity"
+    insist(stated <= left, loaded.place("kv_tiers", tier), must, human(stated, "B"), do)
+    return stated
