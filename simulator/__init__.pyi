@@ -58,9 +58,9 @@ from simulator.policies.problem import Problem as Problem
 from simulator.policies.problem import Replay as Replay
 from simulator.report.changes import Diff as Diff
 from simulator.report.changes import diff as diff
-from simulator.run import Result as Result
-from simulator.run import Results as Results
 from simulator.run import run as run
+from simulator.run.results import Result as Result
+from simulator.run.results import Results as Results
 from simulator.run.robustness import robustness as robustness
 from simulator.run.studies import largest as largest
 from simulator.run.studies import scaling as scaling

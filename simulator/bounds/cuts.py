@@ -39,7 +39,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from simulator.cost import NS_PER_S, ceil_div, transfer_ns
+from simulator.cost.service import NS_PER_S, ceil_div, transfer_ns
 from simulator.hardware import Hardware
 
 

@@ -1,36 +1,19 @@
 """Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
 
-from simulator.catalog.loaded import Axis, Loaded, at
-from simulator.catalog.resolved import left_open, question, resolve
-from simulator.catalog.settings import factor, setting
-from simulator.catalog.shelf import (
-    KINDS,
-    dump,
-    load,
-    names,
-    path_of,
-    read_hardware,
-    read_scenario,
-    read_workload,
-    schema,
-)
-
-__all__ = [
-    "KINDS",
-    "Axis",
-    "Loaded",
-    "at",
-    "dump",
-    "factor",
-    "left_open",
-    "load",
-    "names",
-    "path_of",
-    "question",
-    "read_hardware",
-    "read_scenario",
-    "read_workload",
-    "resolve",
-    "schema",
-    "setting",
-]
+from simulator.catalog.loaded import Axis as Axis
+from simulator.catalog.loaded import Loaded as Loaded
+from simulator.catalog.loaded import at as at
+from simulator.catalog.resolved import left_open as left_open
+from simulator.catalog.resolved import question as question
+from simulator.catalog.resolved import resolve as resolve
+from simulator.catalog.settings import factor as factor
+from simulator.catalog.settings import setting as setting
+from simulator.catalog.shelf import KINDS as KINDS
+from simulator.catalog.shelf import dump as dump
+from simulator.catalog.shelf import load as load
+from simulator.catalog.shelf import names as names
+from simulator.catalog.shelf import path_of as path_of
+from simulator.catalog.shelf import read_hardware as read_hardware
+from simulator.catalog.shelf import read_scenario as read_scenario
+from simulator.catalog.shelf import read_workload as read_workload
+from simulator.catalog.shelf import schema as schema

@@ -19,7 +19,8 @@ from simulator.report.expectations import Check, Verdict, check, untested, verdi
 from simulator.report.rows import ABSENT, listed
 from simulator.report.tables import Column
 from simulator.report.views import Section, View, by
-from simulator.run import prepare, run_case
+from simulator.run import run_case
+from simulator.run.case import prepare
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Expectation, Scenario
 from simulator.serving import serve

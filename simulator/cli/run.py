@@ -15,7 +15,7 @@ import click
 from simulator.cli import common
 
 if TYPE_CHECKING:
-    from simulator.run import Results
+    from simulator.run.results import Results
 
 
 @common.command("Run a scenario and print one row per policy.", "out", "set", "policy", "json", "junit")
@@ -38,7 +38,8 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.tables import Shown
-    from simulator.run import read, run_case, writing
+    from simulator.run import read, run_case
+    from simulator.run.results import writing
 
     common.check(out, junit)
     case = read(scenario, set=common.settings(more["changes"]), trace="none" if more["no_trace"] else None)

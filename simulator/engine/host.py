@@ -7,7 +7,7 @@ from functools import partial
 
 import simpy
 
-from simulator.cost import ceil_div
+from simulator.cost.service import ceil_div
 from simulator.engine.counter import Counted, Exclusive
 from simulator.engine.places import Places
 from simulator.engine.rounds import RANK_SHIFT, Recurring, Watchers

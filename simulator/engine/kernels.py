@@ -12,17 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
-from simulator.cost import (
-    Phase,
-    chosen_op,
-    expected_op,
-    fabric_rate_cap,
-    memory_rate_cap,
-    phase_work,
-    phases,
-    roofline,
-    stages,
-)
+from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline
+from simulator.cost.collectives import phases
+from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
 from simulator.engine.rounds import Clock, Recurring, Watchers
 from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import Compute, Stream

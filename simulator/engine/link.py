@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from heapq import heappop, heappush
 
-from simulator.cost import lead_ns, rate_cap, transfer_ns, work
+from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
 from simulator.engine.places import Places, Transfer
 from simulator.engine.recorder import Recorder, span_row
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Recurring, Wanted, Watchers

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 import simpy
 
-from simulator.cost import FULL_RATE, ceil_div
+from simulator.cost.service import FULL_RATE, ceil_div
 from simulator.engine.rounds import Recurring, Rounds
 
 

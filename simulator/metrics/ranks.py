@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulator.bounds import Bound
-from simulator.cost import transfer_ns
+from simulator.cost.service import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import peaks_bytes

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from math import inf, isfinite
 
-from simulator.cost import ceil_div
+from simulator.cost.service import ceil_div
 from simulator.errors import CapacityError
 from simulator.plan import COPY, Plan
 from simulator.policies.problem import Problem, Replay

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from math import inf
 
 from simulator.bounds import Limits, Precedence, Timing, own_streams
-from simulator.cost import transfer_ns
+from simulator.cost.service import transfer_ns
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware import Hardware, Link

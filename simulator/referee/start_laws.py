@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.columns import NONE, Ints
-from simulator.cost import transfer_ns
+from simulator.cost.service import transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Actions
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.columns import NONE, Ints, at_first, busy, firsts, turns
-from simulator.cost import NS_PER_S, collective_ns, phases
+from simulator.cost.collectives import collective_ns, phases
+from simulator.cost.service import NS_PER_S
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY

@@ -10,26 +10,11 @@ from typing import Any
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.graph import Job
-from simulator.policies.decide import Policy
 from simulator.run.case import Case, Policies, prepare
-from simulator.run.results import Result, Results, writing
+from simulator.run.results import Result, Results
 from simulator.run.row import Progress, rows_of, silent
 from simulator.run.studies import searched
 from simulator.scenario import Keep, Scenario
-
-__all__ = [
-    "Case",
-    "Policies",
-    "Policy",
-    "Progress",
-    "Result",
-    "Results",
-    "prepare",
-    "read",
-    "run",
-    "run_case",
-    "writing",
-]
 
 
 def run(

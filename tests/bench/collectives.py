@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from simulator import catalog
-from simulator.cost import collective_ns
+from simulator.cost.collectives import collective_ns
 from simulator.graph import Collective, CollectiveKind
 from simulator.hardware import Hardware
 

@@ -8,7 +8,7 @@ from hypothesis import assume, event, given
 from hypothesis import strategies as st
 from policy_problems import DDR, HBM, machine, problem, replay
 
-from simulator.cost import ceil_div
+from simulator.cost.service import ceil_div
 from simulator.errors import CapacityError
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder

@@ -12,7 +12,8 @@ from stories import peak_bytes
 from strategies import Case, cases, rates, tighten
 
 from simulator.bounds import Bound
-from simulator.cost import ceil_div, durations_ns
+from simulator.cost import durations_ns
+from simulator.cost.service import ceil_div
 from simulator.errors import CapacityError
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder

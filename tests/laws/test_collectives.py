@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from rank_stories import perform, team
 from stories import machine
 
-from simulator.cost import algorithms, collective_ns, durations_ns
+from simulator.cost import durations_ns
+from simulator.cost.collectives import algorithms, collective_ns
 from simulator.graph import CollectiveKind
 from simulator.hardware import Hardware
 

@@ -13,7 +13,8 @@ from stories import peak_bytes
 from strategies import Case, cases, with_host
 
 from simulator.bounds import Limits
-from simulator.cost import durations_ns, transfer_ns
+from simulator.cost import durations_ns
+from simulator.cost.service import transfer_ns
 from simulator.hardware import ReactiveHost
 from simulator.metrics import Frames, summarise
 from simulator.plan import COMPUTE, DETACH, FREE

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from simulator import engine, referee
-from simulator.cost import durations_ns, transfer_ns
+from simulator.cost import durations_ns
+from simulator.cost.service import transfer_ns
 from simulator.errors import InvariantError
 from simulator.hardware import Hardware
 from simulator.metrics import summarise

@@ -8,17 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.cost import (
-    Phase,
-    algorithms,
-    collective_ns,
-    durations_ns,
-    fabric_rate_cap,
-    group_ns,
-    phase_work,
-    phases,
-    stages,
-)
+from simulator.cost import durations_ns
+from simulator.cost.collectives import algorithms, collective_ns, group_ns, phases
+from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
 from simulator.errors import ConfigError
 from simulator.graph import Collective, CollectiveKind, Graph, Group, Op, OpKind
 from simulator.hardware import Hardware

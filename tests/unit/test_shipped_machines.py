@@ -6,7 +6,8 @@ from pages import PAGES
 from rank_stories import perform, team
 
 from simulator import catalog
-from simulator.cost import collective_ns, phases, stages
+from simulator.cost.collectives import collective_ns, phases
+from simulator.cost.service import stages
 from simulator.graph import Collective, CollectiveKind
 
 MACHINES = {name: catalog.read_hardware(name) for name in catalog.names("hardware")}

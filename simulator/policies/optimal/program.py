@@ -29,7 +29,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from simulator.cost import transfer_ns
+from simulator.cost.service import transfer_ns
 from simulator.graph import Op
 from simulator.lifetime import Lifetimes
 from simulator.plan import FREE, Plan
