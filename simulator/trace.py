@@ -58,6 +58,17 @@ COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages", "is_re
 ``is_remap``: 1 if all holes were made one, and so many ``pages`` counted; 0 if giving back what was cached was enough.
 """
 
+TABLES = {
+    "spans": SPANS,
+    "waits": WAITS,
+    "residencies": RESIDENCIES,
+    "rates": RATES,
+    "addresses": ADDRESSES,
+    "reserved": RESERVED,
+    "compactions": COMPACTIONS,
+}
+"""The tables of a trace by name, each of all ranks together."""
+
 ISSUED = ("kind", "a", "b", "c")
 """What a host issued, in order: the codes of a plan's steps."""
 

@@ -207,7 +207,7 @@ class LinkQueue:
             self._start()
         else:
             size = places.size_bytes[tensor]
-            if not size or places.tiers[target].admit_copy(self, key, size):
+            if not size or places.tiers[target].admit(self, (True, key), size):
                 places.hold(tensor, target)
                 self._start()
 

@@ -1,8 +1,8 @@
 """The places of tensors in tiers: room and addresses, what is valid, and which moves have ended.
 
-Who takes room stands in one of two lines, computes first, each strictly in (rank, issue) order. Where every place has
-had its range since before the run, nobody stands in line: a place waits for its own range alone, whose last owner was
-issued before, and so was the detach that frees it.
+Who takes room stands in line, computes first, strictly in (rank, issue) order. Where every place has had its range
+since before the run, nobody stands in line: a place waits for its own range alone, whose last owner was issued before,
+and so was the detach that frees it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from simulator.units import human
 
 _address_row, _reserved_row = packer(ADDRESSES), packer(RESERVED)
 
-Line = list[tuple[int, Taker]]
-"""Heads that wait for room, by the keys of their first actions: a heap."""
+Turn = tuple[bool, int]
+"""Whether the first action of a head is a copy, and its key: computes go first, each in (rank, issue) order."""
 
 
 class TierInstance:
@@ -41,32 +41,25 @@ class TierInstance:
     ----------
     used
         How much is taken [B].
-    has_lines
+    has_line
         Whether a place waits for those that were issued before; if not, it waits for its own range alone.
     """
 
-    has_lines = True
+    has_line = True
 
     def __init__(self, name: str, number: int, capacity: int | float, rounds: Rounds) -> None:
         self.name, self.number, self.capacity, self.used = name, number, capacity, 0
-        self._computes: Line = []
-        self._copies: Line = []
+        self._line: list[tuple[Turn, Taker]] = []
         self.rounds = rounds
 
-    def admit_compute(self, head: Taker, key: int, size: int) -> bool:
-        """Take room for a compute, or put it in line."""
-        return self._admit(self._computes, head, key, size)
-
-    def admit_copy(self, head: Taker, key: int, size: int) -> bool:
-        """Take room for a copy, or put it in line; computes that wait go first."""
-        if self._computes and self.has_lines:
-            return self._wait(self._copies, head, key)
-        return self._admit(self._copies, head, key, size)
-
-    def _admit(self, line: Line, head: Taker, key: int, size: int) -> bool:
-        if (line and key > line[0][0] and self.has_lines) or not self._take(head, size):
-            return self._wait(line, head, key)
-        if line and key == line[0][0]:
+    def admit(self, head: Taker, turn: Turn, size: int) -> bool:
+        """Take room for the first action of a head, or put it in line."""
+        line = self._line
+        if (line and turn > line[0][0] and self.has_line) or not self._take(head, size):
+            if not any(turn == waiting for waiting, _ in line):
+                heappush(line, (turn, head))
+            return False
+        if line and turn == line[0][0]:
             heappop(line)
             self.go_on()
         return True
@@ -76,11 +69,6 @@ class TierInstance:
         fits = self.used + size <= self.capacity
         self.used += size if fits else 0
         return fits
-
-    def _wait(self, line: Line, head: Taker, key: int) -> bool:
-        if not any(key == waiting for waiting, _ in line):
-            heappush(line, (key, head))
-        return False
 
     def settle(self, item: int, size: int, what: str) -> None:
         """Take room at time 0.
@@ -101,15 +89,10 @@ class TierInstance:
 
     def go_on(self) -> None:
         """Let the first in line try again; all where each waits for its own range."""
-        if self.has_lines:
-            line = self._computes or self._copies
-            if line:
-                self.rounds.consider(line[0][1], line[0][0])
-            return
-        for line in (self._computes, self._copies):
-            for key, head in line:
-                self.rounds.consider(head, key)
-            line.clear()
+        for (_, key), head in self._line[:1] if self.has_line else self._line:
+            self.rounds.consider(head, key)
+        if not self.has_line:
+            self._line.clear()
 
     @property
     def in_pieces(self) -> str:
@@ -156,7 +139,7 @@ class AddressedTier(TierInstance):
         self.used += size
         for item, _ in wanted:
             self._note(item, *space.places[item])
-        if self.has_lines:
+        if self.has_line:
             self._note_reserved()
         return True
 
@@ -211,7 +194,7 @@ class AddressedTier(TierInstance):
     @property
     def in_pieces(self) -> str:
         """By address, what is reserved and the largest hole, for people."""
-        if not self.has_lines:
+        if not self.has_line:
             return " (each place waits for the range that was chosen for it)"
         kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
         return f" (by address {kept} are reserved, and no hole is larger than {hole})"

@@ -4,20 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from simulator.trace import (
-    ADDRESSES,
-    COMPACTIONS,
-    ISSUED,
-    RATES,
-    RESERVED,
-    RESIDENCIES,
-    SPANS,
-    WAITS,
-    Happened,
-    Table,
-    Trace,
-    packer,
-)
+from simulator.trace import ISSUED, SPANS, TABLES, Happened, Table, Trace, packer
 
 span_row, code_row = packer(SPANS), packer(ISSUED)
 
@@ -27,16 +14,6 @@ Forward = Callable[[Happened], None]
 _BLOCK_ROWS = 1024
 """Small enough that a block is still in the cache when it is closed."""
 _NUMBER_BYTES = 8
-
-_TABLES = {
-    "spans": SPANS,
-    "waits": WAITS,
-    "residencies": RESIDENCIES,
-    "rates": RATES,
-    "addresses": ADDRESSES,
-    "reserved": RESERVED,
-    "compactions": COMPACTIONS,
-}
 
 
 class Recorder:
@@ -59,7 +36,7 @@ class Recorder:
 
     def __init__(self, ranks: int, forward: Forward | None = None) -> None:
         self._forward = forward
-        self._tables = [Table(columns) for columns in (*_TABLES.values(), *[ISSUED] * ranks)]
+        self._tables = [Table(columns) for columns in (*TABLES.values(), *[ISSUED] * ranks)]
         self._rows = [bytearray() for _ in self._tables]
         self.spans, self.waits, self.residencies, self.rates, *others = self._rows
         self.addresses, self.reserved, self.compactions, *self.issued = others
@@ -73,11 +50,11 @@ class Recorder:
                 table.append(bytes(rows))
                 rows.clear()
         if self._forward is not None:
-            self._forward({name: table.drain() for name, table in zip((*_TABLES, "issued"), self._tables, strict=True)})
+            self._forward({name: table.drain() for name, table in zip((*TABLES, "issued"), self._tables, strict=True)})
 
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
-        spans, waits, residencies, rates, addresses, reserved, compactions, *issued = self._tables
-        status, facts = "blocked" if blocked else "ok", (spans, waits, residencies, tuple(issued))
-        return Trace(status, *facts, blocked, stands_in, None, (), rates, addresses, reserved, compactions)
+        status, issued = "blocked" if blocked else "ok", tuple(self._tables[len(TABLES) :])
+        tables = dict(zip(TABLES, self._tables, strict=False))
+        return Trace(status, issued=issued, blocked=blocked, stands_in=stands_in, **tables)

@@ -129,7 +129,7 @@ class Machine:
             shared: TierInstance = self.instance("tier", name, tier.scope, rank, lambda: TierInstance(*plain))
             return shared
         own = AddressedTier(*plain, rank, self.recorder)
-        own.space, own.has_lines = space_for(program, own, self.hardware.allocator), program.allocator != "fixed"
+        own.space, own.has_line = space_for(program, own, self.hardware.allocator), program.allocator != "fixed"
         return own
 
     def resources(self, link: str, rank: int) -> Uses:

@@ -87,13 +87,12 @@ def plan(problem: Problem, options: Options) -> Plan:
     is_divided = bool(dynamic.free) or _left_bytes(dynamic) < max(dynamic.awaited_bytes)
     if options.cache is not None or options.prefetch != "none" or not is_divided:
         return _compiled(dynamic, options)
-    best = Best[None](problem)
+    best = Best[Plan](problem)
     for make in (_compiled, _undivided):
-        try:
-            best.offer(make(dynamic, options))
-        except CapacityError as error:
-            best.refuse(error)
-    return best.plan()
+        with best.trying():
+            plan = make(dynamic, options)
+            best.offer(plan, plan)
+    return best.chosen()
 
 
 def _compiled(dynamic: DynamicReads, options: Options) -> Plan:

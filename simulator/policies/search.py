@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from typing import Any, Generic, TypeVar
@@ -13,11 +14,10 @@ from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 
 Candidate = TypeVar("Candidate")
-Found = TypeVar("Found")
 
 
 class Best(Generic[Candidate]):
-    """The fastest plan so far, with whatever a policy wants to know of it later.
+    """The fastest plan so far: itself, or with whatever a policy wants to know of it later.
 
     Parameters
     ----------
@@ -36,19 +36,22 @@ class Best(Generic[Candidate]):
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._plan: Plan | None = None
         self.candidate: Candidate | None = None
         self._least: CapacityError | None = None
-        self._blocked: tuple[Plan | None, Candidate | None] = None, None
+        self._blocked: Candidate | None = None
         self.step_ns: int | float = math.inf
         self.replays = 0
 
-    def refuse(self, error: CapacityError) -> None:
-        """Note that a plan does not fit."""
-        if self._least is None or error.report.gap_bytes < self._least.report.gap_bytes:
-            self._least = error
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Make and offer a plan; that it does not fit is noted, and the search goes on."""
+        try:
+            yield
+        except CapacityError as error:
+            if self._least is None or error.report.gap_bytes < self._least.report.gap_bytes:
+                self._least = error
 
-    def offer(self, plan: Plan, candidate: Candidate | None = None) -> Replay | None:
+    def offer(self, plan: Plan, candidate: Candidate) -> Replay | None:
         """Replay a plan and keep it if it is faster than all before; return what happened, None if it does not fit.
 
         Parameters
@@ -59,25 +62,19 @@ class Best(Generic[Candidate]):
             What `chosen` returns if this plan wins.
         """
         self.replays += 1
-        try:
+        with self.trying():
             replay = self._problem.replay(plan)
-        except CapacityError as error:
-            self.refuse(error)
-            return None
-        capacities = zip(self._problem.tiers, self._problem.capacities, strict=True)
-        fits = all(replay.peak_bytes.get(name, 0) <= capacity for name, capacity in capacities)
-        if replay.status == "blocked" and self._blocked[0] is None:
-            self._blocked = plan, candidate
-        if replay.status == "ok" and fits and replay.step_ns < self.step_ns:
-            self.step_ns, self._plan, self.candidate = replay.step_ns, plan, candidate
-        return replay
+            capacities = zip(self._problem.tiers, self._problem.capacities, strict=True)
+            fits = all(replay.peak_bytes.get(name, 0) <= capacity for name, capacity in capacities)
+            if replay.status == "blocked":
+                self._blocked = self._blocked or candidate
+            elif fits and replay.step_ns < self.step_ns:
+                self.step_ns, self.candidate = replay.step_ns, candidate
+            return replay
+        return None
 
     def chosen(self) -> Candidate:
-        """Return the candidate of the fastest plan; errors and what blocks itself as for `plan`."""
-        return self._found(self.candidate, self._blocked[1])
-
-    def plan(self) -> Plan:
-        """Return the fastest plan; if all block themselves, the first of these, which shows who waits for whom.
+        """Return the candidate of the fastest plan; if all block themselves, of the first, which shows who waits.
 
         Plans block themselves where links share a queue; one that does is only returned if none was refused.
 
@@ -86,14 +83,11 @@ class Best(Generic[Candidate]):
         CapacityError
             If none fits: that of the least demand.
         """
-        return self._found(self._plan, self._blocked[0])
-
-    def _found(self, fastest: Found | None, blocked: Found | None) -> Found:
-        found = fastest or (blocked if self._least is None else None)
-        if found is None:
+        chosen = self.candidate or (None if self._least else self._blocked)
+        if chosen is None:
             none = InvariantError("search for a plan", "a plan was tried or refused", "none", "report this")
             raise self._least or none
-        return found
+        return chosen
 
 
 def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[..., Plan]) -> Plan:
@@ -119,27 +113,24 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
     start = tuple(values[0] for values in options)
     if all(len(values) == 1 for values in options):
         return make(*start)
-    best, tried, fixed = Best[tuple[Any, ...]](problem), set[tuple[Any, ...]](), list[Plan]()
+    best, tried, fixed = Best[tuple[tuple[Any, ...], Plan]](problem), set[tuple[Any, ...]](), list[Plan]()
 
     def attempt(values: tuple[Any, ...]) -> None:
         """Try values that were not; fixed plans that are alike but for their notes are replayed once."""
         if values in tried:
             return
         tried.add(values)
-        try:
+        with best.trying():
             plan = make(*values)
-        except CapacityError as error:
-            best.refuse(error)
-            return
-        bare = replace(plan, notes=())
-        if plan.fixed is None or bare not in fixed:
-            fixed.append(bare)
-            best.offer(plan, values)
+            bare = replace(plan, notes=())
+            if plan.fixed is None or bare not in fixed:
+                fixed.append(bare)
+                best.offer(plan, (values, plan))
 
     for position, values in enumerate(options):
-        chosen = best.candidate or start
+        chosen = best.candidate[0] if best.candidate else start
         for value in values:
             attempt((*chosen[:position], value, *chosen[position + 1 :]))
     for combination in product(*options) if best.step_ns == math.inf else ():
         attempt(combination)
-    return best.plan()
+    return best.chosen()[1]

@@ -33,7 +33,7 @@ from typing import Annotated
 from pydantic import Field
 
 from simulator.document import Part
-from simulator.errors import CapacityError, InvariantError, ScopeError
+from simulator.errors import InvariantError, ScopeError
 from simulator.hardware import asked_bytes_per_s
 from simulator.plan import Plan
 from simulator.policies import static
@@ -114,11 +114,10 @@ def plan(problem: Problem, options: Options) -> Plan:
 def optimum(problem: Problem, time_limit_s: float) -> Optimum:
     """Start from the plan of `static`, solve, replay, and return the fastest plan; errors as for `plan`."""
     _check_scope(problem)
-    until, best = time.monotonic() + time_limit_s, Best[None](problem)
-    try:
-        best.offer(static.plan(problem, static.Options()))
-    except CapacityError as error:
-        best.refuse(error)
+    until, best = time.monotonic() + time_limit_s, Best[Plan](problem)
+    with best.trying():
+        compiled = static.plan(problem, static.Options())
+        best.offer(compiled, compiled)
     # A window begins with the last op of the step before; the only step of a run is counted from its launch on.
     launch_ns = problem.hardware.host.fixed.launch_ns if problem.graph.steps == 1 else 0
     before_ns = launch_ns if problem.graph.steps == 1 else -problem.durations_ns[-1]
@@ -128,11 +127,11 @@ def optimum(problem: Problem, time_limit_s: float) -> Optimum:
         verdict = program.solve(until - time.monotonic())
         least_ns = max(least_ns, verdict.least_ns + before_ns)
         if verdict.plan is not None:
-            best.offer(verdict.plan)
+            best.offer(verdict.plan, verdict.plan)
         if refine is None or best.step_ns <= verdict.step_ns + before_ns:
             break
         refine()
-    plan = best.plan()
+    plan = best.chosen()
     if best.step_ns < least_ns:
         rule = f"no plan takes less than {least_ns:,} ns"
         raise InvariantError("policy 'optimal'", rule, f"{best.step_ns:,} ns", "report this")

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from simulator.errors import CapacityError
 from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.search import Best
@@ -152,12 +151,10 @@ class Validator:
 
     def _offer(self, selection: Selection, augmented: Augmented) -> Replay | None:
         """Replay a candidate, unless it holds too much as issued."""
-        try:
+        with self.best.trying():
             candidate = self._written(selection, augmented)
-        except CapacityError as error:
-            self.best.refuse(error)
-            return None
-        return self.best.offer(candidate.plan, candidate)
+            return self.best.offer(candidate.plan, candidate)
+        return None
 
     def _written(self, selection: Selection, augmented: Augmented) -> Candidate:
         return Candidate(selection, augmented, write(self._problem, augmented, (self._note(selection),)))
