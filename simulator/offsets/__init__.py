@@ -120,7 +120,7 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
     capacity
         What they may span, if they can [B]; None: as little as they can.
     """
-    steps, tenancies = _tenancies(graph, plan, tier)
+    steps, tenancies = tenancies_of(graph, plan, tier)
     live = max(live_bytes(tenancies, steps))
     room = live if capacity is None else int(capacity)
     chosen = spread(tenancies, steps, room) or tight(tenancies, steps, room)
@@ -141,12 +141,18 @@ def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
     graph, plan, tier
         As for `offsets`; any tier.
     """
-    steps, tenancies = _tenancies(graph, plan, tier)
+    steps, tenancies = tenancies_of(graph, plan, tier)
     return live_bytes(tenancies, steps)
 
 
-def _tenancies(graph: Graph, plan: Plan, tier: int) -> tuple[int, tuple[Tenancy, ...]]:
-    """How many steps a lap has, and all stays of one, by the step that frees them."""
+def tenancies_of(graph: Graph, plan: Plan, tier: int) -> tuple[int, tuple[Tenancy, ...]]:
+    """Say how many steps a lap has, and which tenancies, by the step that frees them.
+
+    Parameters
+    ----------
+    graph, plan, tier
+        As for `offsets`; any tier.
+    """
     sizes, found = [tensor.size_bytes for tensor in graph.tensors], []
     taken_at = {tensor: -1 for tensor, home in enumerate(plan.home) if home == tier and sizes[tensor]}
     left: dict[int, int] = {}

@@ -8,12 +8,13 @@ A policy that decides before it writes hands over a list of moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from simulator.errors import CapacityError, PlanError, Shortfall, full_from
+from simulator.offsets import live_bytes, tenancies_of
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Plan
 from simulator.policies.problem import Problem
 
@@ -240,49 +241,20 @@ class Writer:
         self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", must, tensor)
 
     def _shortfall(self, tier: int) -> Shortfall:
-        at = self._peak_at[tier]
-        held, levers = self._held(tier, at), list[str]()
-        if tier == self._here and self.policy != "static" and any(not self.problem.pinned(t) for t in held):
+        """What the tier holds at its peak, from which op on it is full, and what came last before of what stays."""
+        problem, worst, levers = self.problem, self._peak_at[tier], list[str]()
+        plan = Plan(self.policy, problem.tiers, self.homes, self.steps)
+        steps, tenancies = tenancies_of(problem.graph, plan, tier)
+        live = enumerate(live_bytes(tenancies, steps), -1)
+        first = next(step for step, size in live if size > problem.capacities[tier])
+        in_turn = (one for one in sorted(tenancies, key=attrgetter("taken")) if one.item >= 0)
+        stay = [one for one in in_turn if any(begin <= worst <= end for begin, end in one.stays(steps))]
+        held = [one.item for one in stay]
+        came = [problem.graph.tensors[one.item].name for one in stay if 0 <= one.taken <= first]
+        if tier == self._here and self.policy != "static" and not all(map(problem.pinned, held)):
             levers.append("a policy that moves more data, such as 'static', needs less")
-        return self.problem.shortfall(tier, self.peak_bytes[tier], self._moment(at), held, levers, self._full(tier))
-
-    def _full(self, tier: int) -> str:
-        """From which op on the tier is full, and what came last of all that stays."""
-        worst = self._peak_at[tier]
-        stays, held, last = set(self._held(tier, worst)), set[int](), ""
-        left = self.problem.capacities[tier]
-        for position, taken, given, passing in self._changes(tier):
-            new = [t for t in taken if t not in held]
-            held.update(new)
-            held.difference_update(given)
-            left += sum(self._sizes[t] for t in given) - sum(self._sizes[t] for t in new)
-            if position >= 0:
-                last = next((self.problem.graph.tensors[t].name for t in reversed(new) if t in stays), last)
-            if left < passing:
-                return full_from(self._moment(max(position, 0)), self._moment(worst), last)
-        return ""
-
-    def _held(self, tier: int, at: int) -> list[int]:
-        """Tensors in the tier when the step at position `at` has taken its room."""
-        held: dict[int, None] = {}
-        for position, taken, given, _ in self._changes(tier):
-            if position > at:
-                break
-            held.update(dict.fromkeys(taken))
-            for tensor in given:
-                held.pop(tensor, None)
-        return list(held)
-
-    def _changes(self, tier: int) -> Iterator[tuple[int, Sequence[int], Sequence[int], int]]:
-        """By step: its position (-1: the homes), what takes and what gives up room there, and its workspace [B]."""
-        yield -1, [t for t, home in enumerate(self.homes) if home == tier], (), 0
-        for position, (kind, a, b, c) in enumerate(self.steps.codes()):
-            if kind == COMPUTE and tier == self._here:
-                yield position, self._writes[a], (), self._workspace[a]
-            elif kind == COPY and c == tier:
-                yield position, (a,), (), 0
-            elif kind == DETACH and b == tier:
-                yield position, (), (a,), 0
+        full = full_from(self._moment(max(first, 0)), self._moment(worst), came[-1] if came else "")
+        return problem.shortfall(tier, self.peak_bytes[tier], self._moment(worst), held, levers, full)
 
     def _moment(self, at: int) -> str:
         for kind, a in zip(self.steps.kind[at:], self.steps.a[at:], strict=True):
