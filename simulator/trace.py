@@ -188,6 +188,8 @@ class Trace:
     issued
         For each rank a table with the columns `ISSUED`: what its host issued, step by step; nothing of a plan that is
         repeated for each training step.
+    laps
+        For each rank, how many actions its plan has, if it is repeated for each training step; else 0.
     blocked
         If blocked: who waits for what, one sentence a line, as a cycle where there is one; of several ranks first what
         they lack themselves, then for which others they wait.
@@ -209,6 +211,7 @@ class Trace:
     waits: Table
     residencies: Table
     issued: tuple[Table, ...]
+    laps: tuple[int, ...] = (0,)
     blocked: tuple[str, ...] = ()
     stands_in: tuple[int, ...] = (0,)
     until_ns: int | None = None
@@ -245,7 +248,7 @@ class Trace:
         tables = [getattr(self, name).by_rank(ranks) for name in names]
         lone = replace(self, stands_in=(0,), stored_once=())
         alone = [
-            replace(lone, issued=(issued,), **dict(zip(names, mine, strict=True)))
-            for issued, *mine in zip(self.issued, *tables, strict=True)
+            replace(lone, issued=(issued,), laps=(lap,), **dict(zip(names, mine, strict=True)))
+            for issued, lap, *mine in zip(self.issued, self.laps, *tables, strict=True)
         ]
         return tuple([alone[rank] for rank in self.stands_in])

@@ -107,7 +107,9 @@ class Rank:
         if callable(plan.actions):
             issued = Issued(places, columns, self._streams, routes, late, program)
             return iter([issued.decided(plan.actions(issued), costs, rows)])
-        if plan.repeats != program.graph.steps:
+        if plan.repeats == program.graph.steps:
+            self._machine.recorder.laps[self._number] = len(plan.actions)
+        else:
             rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
         counter, price_ns = Counter(places, columns, self._streams, routes, late), costs.fixed.step_ns
         if plan.repeats > 1 and late is None:

@@ -30,8 +30,8 @@ class Recorder:
     ----------
     spans, waits, residencies, rates, addresses, reserved, compactions
         Take rows of these tables.
-    issued
-        By rank, takes what its runtime issues.
+    issued, laps
+        By rank, takes what its runtime issues; how many actions its plan has, if that is repeated for each step.
     """
 
     def __init__(self, ranks: int, forward: Forward | None = None) -> None:
@@ -40,6 +40,7 @@ class Recorder:
         self._rows = [bytearray() for _ in self._tables]
         self.spans, self.waits, self.residencies, self.rates, *others = self._rows
         self.addresses, self.reserved, self.compactions, *self.issued = others
+        self.laps = [0] * ranks
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
         """Close a block of each table that has so many rows; or hand on all rows, if there are so many spans."""
@@ -56,5 +57,5 @@ class Recorder:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
         status, issued = "blocked" if blocked else "ok", tuple(self._tables[len(TABLES) :])
-        tables = dict(zip(TABLES, self._tables, strict=False))
-        return Trace(status, issued=issued, blocked=blocked, stands_in=stands_in, **tables)
+        tables, laps = dict(zip(TABLES, self._tables, strict=False)), tuple(self.laps)
+        return Trace(status, issued=issued, laps=laps, blocked=blocked, stands_in=stands_in, **tables)

@@ -129,8 +129,8 @@ def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> boo
 def step_starts(graph: Graph, hardware: Hardware, trace: Trace) -> Ints | IssuedActions:
     """Find the issue number at which each training step of a rank begins, or what finds it from what was issued.
 
-    Where a fixed plan repeats, the distance of a compute's issue number to the next step's is the length of a step.
-    What a reactive plan issued, or one that holds several steps, is recorded.
+    Where a fixed plan repeats, all steps have as many actions. What a reactive plan issued, or one that holds several
+    steps, is recorded.
 
     Parameters
     ----------
@@ -140,21 +140,11 @@ def step_starts(graph: Graph, hardware: Hardware, trace: Trace) -> Ints | Issued
     Returns
     -------
     array of int64, or IssuedActions
-        Ascending, from 0; one for each step that began (all of them if the run is complete).
+        Ascending, from 0.
     """
-    if len(trace.issued[0]):
-        return IssuedActions(graph, _homes(graph, trace), hardware.tier_names.index(hardware.compute_tier))
-    computes = pick(spans := trace.spans.whole(), spans["kind"] == COMPUTE)
-    order = np.argsort(computes["issue"])
-    issue, op = computes["issue"][order], computes["item"][order]
-    each = len(issue) // graph.steps
-    if trace.status != "ok" or not each or len(issue) % graph.steps:
-        seen, first = np.unique(op, return_index=True)
-        each = int(first.max()) + 1 if len(seen) == len(graph.ops) else len(op)
-    if graph.steps == 1 or len(issue) <= each:
-        return np.zeros(1, np.int64)
-    length = int(issue[each] - issue[0])
-    return np.arange(1 + int(issue[-1] - issue[0]) // length, dtype=np.int64) * length
+    if trace.laps[0]:
+        return np.arange(graph.steps, dtype=np.int64) * trace.laps[0]
+    return IssuedActions(graph, _homes(graph, trace), hardware.tier_names.index(hardware.compute_tier))
 
 
 def _homes(graph: Graph, trace: Trace) -> list[int]:
