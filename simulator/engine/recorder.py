@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from simulator.trace import ISSUED, SPANS, TABLES, Happened, Table, Trace, packer
 
@@ -57,5 +58,5 @@ class Recorder:
         """Close the trace; it is ``ok`` if nothing is blocked."""
         self.flush(1)
         status, issued = "blocked" if blocked else "ok", tuple(self._tables[len(TABLES) :])
-        tables, laps = dict(zip(TABLES, self._tables, strict=False)), tuple(self.laps)
-        return Trace(status, issued=issued, laps=laps, blocked=blocked, stands_in=stands_in, **tables)
+        tables: dict[str, Any] = dict(zip(TABLES, self._tables, strict=False))
+        return Trace(status, issued=issued, laps=tuple(self.laps), blocked=blocked, stands_in=stands_in, **tables)

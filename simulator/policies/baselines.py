@@ -186,7 +186,7 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     after = {gap.tensor: gap.after for gap in saved}
     persistent = (t for t in problem.visitors if problem.graph.tensors[t].persistent)
     after |= {tensor: problem.lifetimes.last_use[tensor] for tensor in persistent}
-    leave, come = (_leave_alone, _come_alone) if options.synchronous else (Writer.store, _come)
+    leave, come = (_leave_alone, _come_alone) if options.synchronous else (Writer.store, Writer.recall)
     moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
     for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
         moves += [Move(turn, Writer.sync, tensor) for turn in turns if turn > op][:1]
@@ -230,12 +230,6 @@ def _comes(problem: Problem, saved: list[Gap], backward: int, options: OffloadSa
         op = live.put(use if options.synchronous else max(op, earliest), use, sizes[tensor], problem.budget_bytes)
         comes.append((tensor, op))
     return comes
-
-
-def _come(writer: Writer, tensor: int) -> None:
-    """Copy in; what has come back is not kept in the other tier, unless that is its home."""
-    writer.fetch(tensor)
-    writer.forget(tensor)
 
 
 def _come_alone(writer: Writer, tensor: int) -> None:

@@ -213,21 +213,19 @@ class Problem:
     @cached_property
     def starts_with(self) -> tuple[bool, ...]:
         """For each tensor, whether it exists before the first op."""
-        inputs = set(self.graph.inputs)
-        return tuple(t in inputs for t in range(len(self.graph.tensors)))
+        return tuple(t in self.lifetimes.inputs for t in range(len(self.graph.tensors)))
 
     @cached_property
     def gives_homes(self) -> bool:
         """Whether some tensor that exists before the first op, and is used, must be in one tier then."""
-        known = zip(self.starts_with, self.lifetimes.uses, self.homes, strict=True)
-        return any(exists and uses and home != FREE for exists, uses, home in known)
+        used = zip(self.lifetimes.uses, self.known_homes, strict=True)
+        return any(uses and home not in {FREE, NOWHERE} for uses, home in used)
 
     @cached_property
     def visitors(self) -> tuple[int, ...]:
         """Tensors that are used and whose home, from before the first op, is another tier than the compute tier."""
-        here = (FREE, self.compute_tier)
-        used = enumerate(self.lifetimes.uses)
-        return tuple(t for t, uses in used if uses and self.starts_with[t] and self.homes[t] not in here)
+        stay, used = {FREE, NOWHERE, self.compute_tier}, zip(self.lifetimes.uses, self.known_homes, strict=True)
+        return tuple(t for t, (uses, home) in enumerate(used) if uses and home not in stay)
 
     def comes_in(self, tensor: int) -> bool:
         """Whether what a tensor holds when a step begins is read; else the first op that uses it makes it anew."""
@@ -288,9 +286,9 @@ class Problem:
     def left_away(self) -> dict[int, int | float]:
         """What each neighbour has left beside what has its home there [B], the nearest first."""
         left = {tier: self.capacities[tier] for tier in self.neighbours}
-        for tensor, home in enumerate(self.homes):
-            if home in left and self.starts_with[tensor]:
-                left[home] -= self.sizes[tensor]
+        for home, size in zip(self.known_homes, self.sizes, strict=True):
+            if home in left:
+                left[home] -= size
         return left
 
     def resolved_homes(self, chosen: Mapping[int, int] | None = None) -> tuple[int, ...]:
@@ -301,11 +299,8 @@ class Problem:
         chosen
             Tensor -> tier for tensors whose home is free; they live in the compute tier unless named here.
         """
-        chosen = chosen or {}
-        return tuple(
-            NOWHERE if not exists else chosen.get(t, self.compute_tier) if home == FREE else home
-            for t, (home, exists) in enumerate(zip(self.homes, self.starts_with, strict=True))
-        )
+        chosen, known = chosen or {}, enumerate(self.known_homes)
+        return tuple([chosen.get(t, self.compute_tier) if home == FREE else home for t, home in known])
 
     def shortfall(
         self, tier: int, demand_bytes: int, at: str, held: Collection[int], levers: Sequence[str] = (), full: str = ""

@@ -89,6 +89,11 @@ class Writer:
         """Copy the tensor into the compute tier, from where it is valid and nearest."""
         self._move(tensor, self._here)
 
+    def recall(self, tensor: int) -> None:
+        """Copy the tensor back into the compute tier, and keep no other copy but one at home."""
+        self.fetch(tensor)
+        self.forget(tensor)
+
     def back_up(self, tensor: int, tier: int | None = None) -> None:
         """Copy the tensor out, unless it is valid in another tier already.
 

@@ -7,9 +7,11 @@ In the plan each cache operator becomes steps at its program point.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from simulator.plan import FREE, NOWHERE, Plan
+from simulator.policies import writer
 from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp, issue_order
@@ -116,22 +118,12 @@ def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -
     CapacityError
         If a tier holds more than its capacity in issue order.
     """
-    writer = Writer(problem, "static", augmented.homes)
-    ops, here = len(problem.graph.ops), problem.compute_tier
-    left = {one.tensor: number for number, one in enumerate(augmented.cache_ops) if one.role is not PREFETCH}
-    point = 0
+    leaves = {one.tensor: number for number, one in enumerate(augmented.cache_ops) if one.role is not PREFETCH}
+    free, moves = partial(Writer.detach, tier=problem.compute_tier), list[writer.Move]()
     for number, one in enumerate(augmented.cache_ops):
-        for op in range(point, one.position):
-            writer.compute(op)
-        role, tensor, point = one.role, one.tensor, one.position
-        if role is STORE:
-            writer.back_up(tensor, one.target)
-        elif role is DETACH:
-            writer.detach(tensor, here)
-        else:
-            writer.fetch(tensor)
-            if left.get(tensor, -1) < number:
-                writer.forget(tensor)
-    for op in range(point, ops):
-        writer.compute(op)
-    return writer.finish(notes)
+        leaves_again = leaves.get(one.tensor, NOWHERE) > number
+        do: Callable[[Writer, int], None] = Writer.fetch if leaves_again else Writer.recall
+        if one.role is not PREFETCH:
+            do = partial(Writer.back_up, tier=one.target) if one.role is STORE else free
+        moves.append(writer.Move(one.position, do, one.tensor))
+    return writer.write(problem, "static", moves, notes, augmented.homes)
