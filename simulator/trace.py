@@ -188,8 +188,6 @@ class Trace:
     issued
         For each rank a table with the columns `ISSUED`: what its host issued, step by step; nothing of a plan that is
         repeated for each training step.
-    laps
-        For each rank, how many actions its plan has, if it is repeated for each training step; else 0.
     blocked
         If blocked: who waits for what, one sentence a line, as a cycle where there is one; of several ranks first what
         they lack themselves, then for which others they wait.
@@ -198,6 +196,8 @@ class Trace:
     stored_once
         Rows ``(rank, tier, tensor, bytes)``: of what lies at home in a tier that ranks share, and is stored there once
         for several of them, so many bytes of the rank's residencies are those of another rank, too [B].
+    laps
+        For each rank, how many actions its plan has, if it is repeated for each training step; else 0.
     until_ns
         If ranks did not begin together: until when all of them were at work, so that a step counts [ns].
     rates
@@ -211,11 +211,11 @@ class Trace:
     waits: Table
     residencies: Table
     issued: tuple[Table, ...]
-    laps: tuple[int, ...] = (0,)
     blocked: tuple[str, ...] = ()
     stands_in: tuple[int, ...] = (0,)
     until_ns: int | None = None
     stored_once: tuple[tuple[int, int, int, int], ...] = ()
+    laps: tuple[int, ...] = (0,)
     rates: Table = field(default_factory=lambda: Table(RATES))
     addresses: Table = field(default_factory=lambda: Table(ADDRESSES))
     reserved: Table = field(default_factory=lambda: Table(RESERVED))

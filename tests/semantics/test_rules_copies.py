@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from heapq import heappush
+
 import pytest
 from stories import graph, machine, play, steps, timeline, waits
 
-from simulator.engine.places import Line, TierInstance
+from simulator.engine.places import TierInstance, Turn
 from simulator.engine.rounds import Taker
 from simulator.errors import InvariantError
 from simulator.plan import Plan
@@ -155,15 +157,17 @@ def test_8_a_copy_that_fits_and_was_issued_before_who_waits_for_room_starts():
     assert timeline(t, g, h) == ["0-30 h2d z", "30-50 h2d a", "50-55 f", "55-125 read b", "125-130 g"]
 
 
-def admit_only_the_first(self: TierInstance, line: Line, head: Taker, key: int, size: int) -> bool:
+def admit_only_the_first(self: TierInstance, head: Taker, turn: Turn, size: int) -> bool:
     """Queue whoever finds a queue, and look at nobody until something is freed."""
-    if line and line[0][0] != key:
-        self._wait(line, head, key)
+    waiting = [other for other, _ in self._line if other[0] == turn[0]]
+    if waiting and min(waiting) != turn:
+        if turn not in waiting:
+            heappush(self._line, (turn, head))
         return False
-    return ADMIT(self, line, head, key, size)
+    return ADMIT(self, head, turn, size)
 
 
-ADMIT = TierInstance._admit
+ADMIT = TierInstance.admit
 
 
 @pytest.mark.parametrize("frees", [False, True], ids=["blocked", "late"])
@@ -174,7 +178,7 @@ def test_the_referee_sees_a_copy_that_could_have_started(monkeypatch: pytest.Mon
     if frees:
         g = graph(f"{TENSORS}, y 10 input", "k: y ->, 90 ns", *OPS)
         text, homes = BEHIND.replace("compute f", "compute k; detach y hbm; compute f"), f"{HOMES}, y hbm"
-    monkeypatch.setattr(TierInstance, "_admit", admit_only_the_first)
+    monkeypatch.setattr(TierInstance, "admit", admit_only_the_first)
     t = play(h, g, text, homes)
     assert t.status == ("ok" if frees else "blocked")
     places = dict(item.split() for item in homes.split(","))
