@@ -199,14 +199,17 @@ class Layout:
             must = "what a layout becomes is summed up"
             raise ConfigError("layout", must, f"partial along {', '.join(target.partial)}", "leave partial out")
         found: list[Change] = []
-        at = self
+        at, before = self, ""
         while at != target:
             change = _next(at, target)
+            grown = [len(b) - len(a) for a, b in zip(at.tensor_map, change.layout.tensor_map, strict=True)]
+            alike = f"{change.kind} {grown}" if change.kind is CollectiveKind.ALL_TO_ALL else f"{change.kind}"
             at = change.layout
-            if found and found[-1].kind == change.kind != CollectiveKind.ALL_TO_ALL:
+            if found and alike == before:
                 axes = {*found.pop().axes, *change.axes}
                 change = change._replace(axes=tuple(axis for axis in at.mesh.axis_names if axis in axes))
             found.append(change)
+            before = alike
         return found
 
     def moved(self, dimension: int, axes: Axes) -> Layout:

@@ -89,9 +89,9 @@ def layouts(workload: Workload) -> dict[str, Weight]:
     ConfigError
         If the model cannot be spread over ranks as the workload says.
     """
-    if isinstance(workload.model, LlamaModel) and workload.pools is None:
-        return lay(workload, workload.model).by_name
-    return {}
+    if workload.model is None or workload.phase in ("serve", "requests"):
+        return {}
+    return lay(workload, workload.model).by_name
 
 
 def iteration(workload: Workload, work: Iteration, room: int) -> Graph:

@@ -1,4 +1,7 @@
-"""Attention at inference: the kinds that a workload can name, each from the normed input to what ``attn.o`` takes.
+"""Attention: the kinds that a workload can name, each from the normed input to what ``attn.o`` takes.
+
+In training a whole sequence attends to itself (`at_once`; the closed forms are in `stage`); at inference new tokens do,
+to themselves and to what is cached (`attended`).
 
 Let n be the new tokens of a sequence, c those cached, and P = n * c + n * (n + 1) / 2 the pairs that attend.
 
@@ -47,9 +50,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
-from simulator.builders.layer import projected
-from simulator.builders.tape import ID_BYTES, Tape
-from simulator.builders.weights import numbered
+from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.weights import TENSOR, numbered
 from simulator.graph import Late
 from simulator.workload import Gqa, Mla, Sparse
 
@@ -80,6 +82,48 @@ class Query(NamedTuple):
     width: int
     pair_flops: int
     scores: tuple[int, int] = (0, 0)
+
+
+def projected(t: Tape, x: str) -> list[str]:
+    """Queries, keys and values of heads, with their rotary embeddings; q and k normalised if the model says so."""
+    q, k, v = (t.linear(f"attn.{name}", x) for name in "qkv")
+    t.as_one(3)
+    if "attn.q_norm" in t.weights[t.block]:
+        q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
+    q, k = (t.vector(f"rope.{name}", [x], saves=False) for name, x in (("q", q), ("k", k)))
+    t.as_one(2)
+    return [q, k, v]
+
+
+def at_once(t: Tape, x: str) -> str:
+    """Attend to a whole sequence without a cache, each rank with its heads; with gradients in training."""
+    part, sequence = t.model.attention, t.workload.sequence
+    key, value = part.key_and_value
+    if isinstance(part, Gqa):
+        of_heads, of_all = projected(t, x), list[str]()
+    else:
+        q, latent = _latent(t, part.of_one(t.mesh.size(TENSOR)), x)
+        of_heads, of_all = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
+    here = t.cut(max((t.layout(x).tensor_map[1] for x in of_heads), key=len))
+    taken = [*(t.to(x, here) for x in of_heads), *of_all]
+    context = t.tensor("attn.core.out", part.width, here)
+    statistics = [t.tensor("attn.core.lse", part.heads, here, FP32_BYTES)] if t.phase == "forward" else []
+    most = min(sequence, (part.window or sequence) + part.sinks)
+    pairs = t.elements(context) * most * (2 * sequence - most) // (sequence * value)  # twice those of all heads
+    t.op("attn.core", taken, [context, *statistics], op_class="attention", flops=pairs * (key + value))
+
+    def back(dy: str) -> None:
+        dy, *saved = (t.to(x, here) for x in (dy, *of_heads))
+        grads = [t.add(f"{x}.grad", t.spread[one]) for x, one in zip(of_heads, saved, strict=True)]
+        summed = t.cut(partial=here.tensor_map[1])
+        shared = [t.add(f"{x}.grad", t.spread[x]._replace(layout=summed)) for x in of_all]
+        reads, size_bytes = [*saved, *of_all, context, *statistics, dy], t.made_bytes(*statistics)
+        flops, writes = pairs * (3 * key + 2 * value), [*grads, *shared]
+        t.op("attn.core", reads, writes, op_class="attention", flops=flops, workspace_bytes=size_bytes)
+        whole = (t.to(grad, t.layout(x).whole) for grad, x in zip(grads, of_heads, strict=True))
+        t.give([*of_heads, *of_all], [*whole, *shared])
+
+    return t.record(context, back)
 
 
 def attended(t: Tape, cache: Cache, x: str) -> str:
@@ -116,7 +160,7 @@ def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows) for name in ("k_b", "v_b"))
     seen_bytes, pair_flops = (
         t.made_bytes(k, v) + part.qk_rope * latents_bytes,
-        2 * part.heads * (part.qk_nope + part.qk_rope + part.v_head),
+        2 * part.heads * sum(part.key_and_value),
     )
     return Query([q], t.made_bytes(q), [latent, k, v], seen_bytes, part.width, pair_flops)
 
@@ -139,15 +183,9 @@ def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
     else:
         q = t.linear("attn.q", x)
     kv = t.to(t.linear("attn.kv_a", x), t.cut())  # each rank attends to all latents
-    weight = t.weight("attn.kv_a_norm")
-    latent = t.tensor("attn.latent", part.views * part.kv_elements)
-    t.op("attn.kv_a_norm", [kv, weight.name], [latent])
-    for name, tensor, width in (
-        ("rope.q", q, part.heads * part.qk_rope),
-        ("rope.k", latent, part.views * part.qk_rope),
-    ):
-        turned_bytes = t.own_tokens * width * t.element_bytes
-        t.op(name, [tensor], [tensor], read_bytes=turned_bytes, write_bytes=turned_bytes)
+    latent = t.norm("attn.kv_a_norm", kv, made="attn.latent")
+    t.turned("rope.q", q, part.heads * part.qk_rope)
+    t.turned("rope.k", latent, part.views * part.qk_rope)
     return q, latent
 
 

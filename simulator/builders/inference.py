@@ -35,10 +35,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from simulator.builders.attention import attended
+from simulator.builders.attention import at_once, attended, projected
 from simulator.builders.cache import Cache, Room, Span, Store
-from simulator.builders.layer import answer, embed, forward, projected
-from simulator.builders.layer import attended as trained
+from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import ID_BYTES, Tape, starts
 from simulator.builders.weights import Laid, blocks, numbered
 from simulator.graph import CollectiveKind, Graph, Job
@@ -112,7 +111,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
     t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
     x = embed(t)
     for layer in blocks(t.model.layers):
-        x = forward(t, layer, x, partial(trained, t))
+        x = forward(t, layer, x, partial(at_once, t))
         made = [t.name("rope.k.out"), t.name("attn.v.out")]
         t.meet("send", CollectiveKind.SEND, group, t.made_bytes(*made), made, [])
     token = answer(t, x, last=t.workload.batch)

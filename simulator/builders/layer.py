@@ -16,17 +16,17 @@ many rows as its own tokens send out, and reads its share of those experts that 
 *In training.* The router is a linear on every rank. Routing is balanced: each expert gets tokens * top_k / experts
 rows. With expert ranks, experts are cut among them and rows travel to their experts and back (dispatch and combine, an
 all-to-all each, in forward and in backward). The rows of an expert rank stay cut along `data`, so that the gradient of
-an expert adds up over those replicas only.
+an expert adds up over those replicas only. Tensor ranks have a part of each expert, and route the same tokens; or, if
+they are expert ranks as well, have whole experts, and each routes its part of the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import BATCH, EXPERT, TENSOR, numbered
+from simulator.builders.weights import BATCH, TENSOR, numbered
 from simulator.errors import ConfigError
 from simulator.graph_builder import OpFields
 from simulator.layout import Layout
@@ -54,41 +54,6 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     return t.vector("add2", [r, fed(t, t.norm("norm2", r, sums="add1"))], adds=True)
 
 
-# attention
-
-
-def projected(t: Tape, x: str) -> list[str]:
-    """Queries, keys and values of heads, with their rotary embeddings; q and k normalised if the model says so."""
-    q, k, v = (t.linear(f"attn.{name}", x) for name in "qkv")
-    t.as_one(3)
-    if "attn.q_norm" in t.weights[t.block]:
-        q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
-    q, k = (t.vector(f"rope.{name}", [x], saves=False) for name, x in (("q", q), ("k", k)))
-    t.as_one(2)
-    return [q, k, v]
-
-
-def attended(t: Tape, x: str) -> str:
-    """Attend to a whole sequence in groups of heads that share keys and values, each rank with its heads."""
-    qkv = projected(t, x)
-    here = t.cut(max((t.layout(x).tensor_map[1] for x in qkv), key=len))
-    taken = [t.to(x, here) for x in qkv]
-    context = t.tensor("attn.core.out", t.spread[qkv[0]].width, here)
-    heads = t.model.attention.heads
-    statistics = [t.tensor("attn.core.lse", heads, here, FP32_BYTES)] if t.phase == "forward" else []
-    flops = 2 * t.workload.sequence * t.elements(context)
-    t.op("attn.core", taken, [context, *statistics], op_class="attention", flops=flops)
-
-    def back(dy: str) -> None:
-        dy, *saved = (t.to(x, here) for x in (dy, *qkv))
-        grads = [t.add(f"{x}.grad", t.spread[saved[i]]) for i, x in enumerate(qkv)]
-        reads, size_bytes = [*saved, context, *statistics, dy], t.made_bytes(*statistics)
-        t.op("attn.core", reads, grads, op_class="attention", flops=5 * flops // 2, workspace_bytes=size_bytes)
-        t.give(qkv, [t.to(grad, t.layout(x).whole) for grad, x in zip(grads, qkv, strict=True)])
-
-    return t.record(context, back)
-
-
 # feed-forward
 
 
@@ -103,29 +68,75 @@ def fed(t: Tape, x: str) -> str:
     part = t.model.feed_forward
     if not isinstance(part, Experts) or "ffn.router" not in t.weights[t.block]:
         return gated(t, "ffn", x)
-    return (_balanced if t.phase == "forward" else _routed)(t, part, x)
+    return _by_experts(t, part, x)
 
 
-def _routed(t: Tape, part: Experts, x: str) -> str:
-    """Experts at inference, and those that all tokens go through."""
-    if t.weights[t.block]["ffn.gate"].layout.tensor_map[-1]:  # each tensor rank has a part of all experts
-        x = t.to(x, t.cut())
-    logits, rows = t.linear("ffn.router", x), t.elements(x) // t.model.hidden * part.top_k
-    bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
-    sent, shares = _route(t, [x, logits, *bias], part.top_k, t.layout(x), Layout(t.mesh, ((), BATCH, ())), (1, rows))
-    if part.buffers == "apart":
-        sent = _copied(t, "ffn.dispatch", sent)
-    made = gated(t, "ffn", sent) if t.workload.experts == "together" else ""
+def _by_experts(t: Tape, part: Experts, x: str) -> str:
+    """Experts, beside those that all tokens go through."""
+    number, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
+    own = x
+    if TENSOR[0] in number:  # each tensor rank has experts of its own, and sends a part of the tokens
+        own = t.to(x, t.cut((), (*BATCH, *TENSOR)))
+    elif number or features:  # each has a part of all experts
+        own = t.to(x, t.cut())
+    sent, shares = _sent(t, part, own)
+    tokens = t.layout(sent).tensor_map[1]
+    taken = _copied(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
+    taken = t.to(taken, Layout(t.mesh, (number, tuple(axis for axis in tokens if axis not in number), ())))
+    made = gated(t, "ffn", taken) if t.workload.experts == "together" else ""
     shared = [gated(t, "ffn.shared", x)] if part.shared else []
-    made = made or _grouped(t, part, sent)  # behind the shared expert, beside which what is chosen can come in
+    made = made or _grouped(t, part, taken)  # behind the shared expert, beside which what is chosen can come in
     if part.buffers == "apart":
         made = _copied(t, "ffn.return", made)
-    if any(t.layout(one).partial != t.layout(made).partial for one in shared):
-        shared = [t.to(one, t.layout(x)) for one in shared]
-    tokens, features = t.layout(x).tensor_map
-    out = t.tensor("ffn.combine.out", t.model.hidden, t.cut(features, tokens, t.layout(made).partial))
-    t.op("ffn.combine", [made, shares, *shared], [out])
-    return out
+    partial = t.layout(made).partial
+    if any(t.layout(one) != t.cut((), tokens, partial) for one in shared):
+        shared = [t.to(one, t.layout(own)) for one in shared]
+    back = t.to(made, replace(t.layout(sent), partial=partial))
+    out = t.tensor("ffn.combine.out", t.model.hidden, t.cut((), tokens, partial))
+    t.op("ffn.combine", [back, shares, *shared], [out])
+
+    def combine_back(dy: str) -> None:
+        d_back = t.add(t.name("ffn.combine.in.grad"), t.spread[sent])
+        d_shares = t.tensor("ffn.route.shares.grad", part.top_k, t.cut((), tokens, partial), FP32_BYTES)
+        t.op("ffn.combine", [t.to(dy, t.layout(own)), back, shares], [d_back, d_shares])
+        t.give([made, shares, *shared], [d_back, d_shares, *(dy for _ in shared)])
+
+    return t.record(out, combine_back)
+
+
+def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
+    """Rows that go to experts, and the shares of each token's experts in what comes out.
+
+    Raises
+    ------
+    ConfigError
+        If in training the tokens of a rank do not divide over the experts.
+    """
+    own, tokens, experts = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], 1
+    logits = t.linear("ffn.router", x)
+    bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
+    if t.phase == "forward":
+        experts = part.routed
+        if own * part.top_k % experts:
+            must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
+            found, do = f"{own} x {part.top_k} for {experts} experts", "make batch * sequence * top_k"
+            raise ConfigError(t.where, must, found, f"{do} a multiple of {experts}")
+    rows, here = (experts, own * part.top_k // experts * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
+    sent = t.tensor("ffn.route.out", t.model.hidden, here, rows=rows)
+    shares = t.tensor("ffn.route.shares", part.top_k, t.layout(x), FP32_BYTES)
+    t.op("ffn.route", [x, logits, *bias], [sent, shares])
+
+    def back(_: str) -> None:
+        d_shares, d_sent = t.to(t.grads.pop(shares), t.layout(shares)), t.grads.pop(sent)
+        partial = t.layout(d_sent).partial
+        d_sent = t.to(d_sent, replace(here, partial=partial))
+        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.layout(logits))
+        dx = t.tensor("ffn.route.in.grad", t.model.hidden, t.cut((), tokens, partial))
+        t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
+        t.give([x, logits], [dx, d_logits], "ffn.route")
+
+    t.record("", back)
+    return sent, shares
 
 
 def _copied(t: Tape, name: str, x: str) -> str:
@@ -135,22 +146,12 @@ def _copied(t: Tape, name: str, x: str) -> str:
     return out
 
 
-def _route(
-    t: Tape, reads: list[str], top_k: int, here: Layout, layout: Layout, rows: tuple[int, int]
-) -> tuple[str, str]:
-    """Send tokens to their experts, each with its shares; `layout` and `rows` are those of what is sent."""
-    sent = t.tensor("ffn.route.out", t.model.hidden, layout, rows=rows)
-    shares = t.tensor("ffn.route.shares", top_k, here, FP32_BYTES)
-    t.op("ffn.route", reads, [sent, shares])
-    return sent, shares
-
-
 def _grouped(t: Tape, part: Experts, x: str) -> str:
     """Take each row through all of its expert in one op, which holds what is between.
 
     Its experts are all there; or each is a tensor, read dynamically if it is chosen.
     """
-    is_each, rows = t.workload.experts == "each", prod(t.spread[x].rows)
+    is_each, rows = t.workload.experts == "each", t.elements(x) // t.model.hidden
     stacks = [
         (t.weights[t.block].__getitem__ if is_each else t.weight)(f"ffn.{name}") for name in ("gate", "up", "down")
     ]
@@ -168,50 +169,6 @@ def _grouped(t: Tape, part: Experts, x: str) -> str:
         more["late"] = t.late("ffn.experts", "ffn.route", names, samples=t.own_tokens, each=part.top_k)
     t.op("ffn.experts", [x, *names], [out], **more)
     return out
-
-
-def _balanced(t: Tape, part: Experts, x: str) -> str:
-    """Experts in training, each of which gets as many rows.
-
-    Raises
-    ------
-    ConfigError
-        If the tokens of a rank do not divide over the experts.
-    """
-    each, left = divmod(t.own_tokens * part.top_k, part.routed)
-    if left:
-        must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
-        found, do = f"{t.own_tokens} x {part.top_k} for {part.routed} experts", "make batch * sequence * top_k"
-        raise ConfigError(t.where, must, found, f"{do} a multiple of {part.routed}")
-    rows, here = (part.routed, each * t.mesh.size(BATCH)), Layout(t.mesh, ((), BATCH, ()))
-    taken = t.to(x, t.cut())
-    logits = t.linear("ffn.router", taken)
-    sent, shares = _route(t, [taken, logits], part.top_k, t.cut(), here, rows)
-
-    def route_back(_: str) -> None:
-        d_shares, d_sent = t.to(t.grads.pop(shares), t.cut()), t.grads.pop(sent)
-        partial = t.layout(d_sent).partial
-        d_sent = t.to(d_sent, replace(here, partial=partial))
-        d_logits = t.tensor("ffn.router.out.grad", part.routed)
-        dx = t.tensor("ffn.route.in.grad", t.model.hidden, t.cut((), BATCH, partial))
-        t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
-        t.give([x, logits], [dx, d_logits])
-
-    t.record("", route_back)
-    made = gated(t, "ffn", t.to(sent, Layout(t.mesh, (EXPERT, ("data",), ()))))
-    partial = t.layout(made).partial
-    back = t.to(made, replace(here, partial=partial))
-    out = t.tensor("ffn.combine.out", t.model.hidden, t.cut((), BATCH, partial))
-    t.op("ffn.combine", [back, shares], [out])
-
-    def combine_back(dy: str) -> None:
-        dy = t.to(dy, t.cut())
-        d_back = t.tensor("ffn.combine.in.grad", t.model.hidden, here, rows=rows)
-        d_shares = t.tensor("ffn.route.shares.grad", part.top_k, t.cut((), BATCH, partial), FP32_BYTES)
-        t.op("ffn.combine", [dy, back, shares], [d_back, d_shares])
-        t.give([made, shares], [d_back, d_shares])
-
-    return t.record(out, combine_back)
 
 
 # before the first layer and after the last

@@ -18,8 +18,25 @@ for LLaMA3-8B, plus the attention's row statistics (fp32, heads * T * 4 bytes). 
 tensor dies at its true last use.
 
 Work: a linear of i inputs and o outputs takes 2*T*i*o FLOP in forward, and as much again in each of its two backward
-ops. Causal attention takes 2*T*sequence*h (half of the square) and 2.5 times that in backward. Other ops only move
-bytes: their arithmetic is below 0.1 % of the whole, runs on other units, and is not counted (0 FLOP).
+ops. Causal attention takes 2*T*sequence*h (half of the square) and 2.5 times that in backward; within a window of w
+tokens the part w*(2*sequence - w) / sequence^2 of it. Other ops only move bytes: their arithmetic is below 0.1 % of the
+whole, runs on other units, and is not counted (0 FLOP).
+
+*Latent attention* runs expanded (`attention`): heads of keys of k = qk_nope + qk_rope elements and values of v. ::
+
+    norm1   attn.q_a attn.q_a_norm attn.q_b   attn.kv_a attn.kv_a_norm   rope.q rope.k   attn.k_b attn.v_b   attn.core
+
+Causal attention takes T*sequence*heads*(k + v) FLOP, and T*sequence*heads*(3*k + 2*v) in backward, which makes the
+scores again. Saved are, in elements a token: both norms' inputs and outputs (2 * q_lora_rank, 2 * l + 2 * qk_rope for
+a latent of l), q (heads * k), keys without their rotary part, values and the attention's output (heads * (qk_nope + 2 *
+v_head)), beside the residual's four; and the row statistics. Rotary embeddings are turned in place, forward and
+backward, and the kernel takes the rotary part of the key from the latent, once for all heads. All of it but the
+latents is cut by heads; ``q_a`` and ``kv_a`` are whole on every tensor rank, and gradients of both latents add up over
+these.
+
+*Experts* (`layer`) save of each token, in elements: top_k rows in and out (2 * top_k * h), four of each expert's width
+for each of top_k and of the shared experts, and the shares (fp32, top_k * 4 bytes). The bias of a router has no
+gradient, no optimizer state and no update: what moves it is outside of the step.
 
 The loss holds ``logits_copies_fp32`` fp32 copies of the logits as its workspace, each written and read once; its
 backward holds one of them (if there is any) while it writes the gradient of the logits.
@@ -51,7 +68,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate, pairwise
 
-from simulator.builders.layer import attended, embed, forward, loss
+from simulator.builders.attention import at_once
+from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import Tape, starts
 from simulator.builders.weights import BATCH, Laid, blocks, stage_layers
 from simulator.graph import CollectiveKind, Graph, Job
@@ -160,7 +178,7 @@ def _add_up(t: Tape, block: str) -> None:
     t.block = block
     in_place = CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE
     graded = [weight for weight in t.weights[block].values() if weight.name in t.graded]
-    # ranks that saw other tokens of the same samples, with sequence parallelism
+    # ranks that saw other tokens of the same samples, or other heads
     seen = _grouped(graded, lambda weight: tuple(a for a in t.summands[weight.name] if a not in BATCH))
     sums = [(CollectiveKind.ALL_REDUCE, whose) for whose in seen]
     sums += [(in_place, whose) for whose in _sharing(t, block) if t.zero_stage < 2]
@@ -192,6 +210,8 @@ def _update(t: Tape) -> None:
         t.block = block
         for module, weight in weights.items():
             name, shard = weight.name, _shard(t, weight)
+            if name not in t.graded and name not in t.shards:
+                continue  # the bias of a router, which no gradient moves
             state = t.declare(f"{name}.state", shard * state_bytes, "optimizer_state")
             reads = [t.shards.get(name) or t.graded[name], state, name]
             read_bytes, write_bytes = (shard * (state_bytes + moved * t.element_bytes) for moved in (2, 1))
@@ -252,7 +272,7 @@ class Stage:
         made = self.made[t.micro] = {"": x}
         for block in self.layers:
             _gather_before(t, block, [x])
-            made[block] = x = forward(t, block, x, partial(attended, t))
+            made[block] = x = forward(t, block, x, partial(at_once, t))
         if self.is_last:
             _gather_before(t, "head", [x])
             loss(t, x)

@@ -275,23 +275,40 @@ class Tape:
 
         return self.record(out, back)
 
-    def norm(self, name: str, x: str, sums: str = "") -> str:
-        """Normalise rows; the layout stays. Gradients of what it took add up in an op that is named after `sums`."""
+    def norm(self, name: str, x: str, sums: str = "", made: str = "") -> str:
+        """Normalise rows, whole or head by head, into a tensor with its own name or this one; the layout stays.
+
+        Gradients of what it took add up in an op that is named after `sums`.
+        """
         weight, layout = self.weight(name), self.layout(x)
-        out = self.tensor(f"{name}.out", self.spread[x].width, layout, rows=self.spread[x].rows)
+        out = self.tensor(made or f"{name}.out", self.spread[x].width, layout, rows=self.spread[x].rows)
         self.op(name, [x, self.held[weight.name]], [out])
 
         def back(dy: str) -> None:
             dy = self.to(dy, layout)
             dx = self.tensor(f"{name}.in.grad", self.spread[x].width, layout)
-            old, new = self.grad(weight, layout.tensor_map[0])
+            old, new = self.grad(weight, layout.cut)
             self.op(name, [x, dy, self.held[weight.name], *old], [dx, *new])
             self.give([x], [dx], sums or name)
 
         return self.record(out, back)
 
+    def turned(self, name: str, x: str, width: int) -> None:
+        """Give so many elements of each row their rotary embedding in place; the gradient is turned back in place."""
+        turned_bytes = self.own_tokens * width * self.element_bytes
+
+        def turn(y: str) -> None:
+            self.op(name, [y], [y], read_bytes=turned_bytes, write_bytes=turned_bytes)
+
+        def back(dy: str) -> None:
+            turn(dy)
+            self.give([x], [dy])
+
+        turn(x)
+        self.record(x, back)
+
     def linear(self, name: str, x: str, weight: Weight | None = None) -> str:
-        """Multiply rows by a weight; what comes out is cut, or a summand, as the weight is.
+        """Multiply rows, or the first elements of them, by a weight; what comes out is cut, or a summand, as that is.
 
         So is the gradient of what it took. At inference as many experts are read as are expected to be chosen.
         """
@@ -303,9 +320,10 @@ class Tape:
         tokens = tuple(axis for axis in self.layout(x).tensor_map[-2] if axis not in weight.layout.cut)
         taken, made = (_layout(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
         inside = self.to(x, taken)
-        rows, flops = self.spread[x].rows, 2 * self.elements(inside) * (outputs // self.mesh.size(outer))
+        rows, used = self.spread[x].rows, self.elements(inside) * inputs // self.spread[x].width
+        flops = 2 * used * (outputs // self.mesh.size(outer))
         out = self.tensor(f"{name}.out", outputs, _layout(self.mesh, made.tensor_map, inner), rows=rows)
-        read_bytes = self.made_bytes(inside) + self.read_bytes(weight)
+        read_bytes = used * self.element_bytes + self.read_bytes(weight)
         self.op(name, [inside, self.held[weight.name]], [out], flops=flops, read_bytes=read_bytes)
 
         def back(dy: str) -> None:

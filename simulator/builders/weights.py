@@ -178,6 +178,8 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
     for block, part in specs(laid.model):
         for module, spec in part.items():
             name, tensor_map = f"{block}/{module}.weight", spec.tensor_map
+            if spec.kind == "expert" and parallel.expert > parallel.data:
+                tensor_map = ((*TENSOR, *EXPERT), (), ())
             for pattern, cut in parallel.layouts.items():
                 if fnmatchcase(name, pattern):
                     where_cut = f"{where}, parallel.layouts.{pattern}, {name}"
@@ -187,7 +189,7 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
                     tensor_map = _tensor_map(cut, spec, where_cut)
                     unused.pop(pattern, None)
             layout = Layout(mesh, tensor_map)
-            replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut])
+            replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
             parameters = layout.local_elements(spec.shape, f"{where}, {name}")
             laid.weights.setdefault(block, {})[module] = Weight(
                 name, spec.shape, layout, spec.kind, parameters, replicas

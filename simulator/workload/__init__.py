@@ -38,7 +38,7 @@ _PHASES: dict[str, tuple[str, ...]] = {
 }
 """Key -> the phases that it is for."""
 _FAMILIES = {
-    "train": (LlamaModel,),
+    "train": (LlamaModel, DecoderModel),
     "serve": (LlamaModel,),
     "prefill": (LlamaModel, DecoderModel),
     "decode": (LlamaModel, DecoderModel),
@@ -153,18 +153,27 @@ class Workload(Document):
         require(isinstance(model, families), must, model.family, "phase", do="set phase, or change the family")
         if self.requests is not None:
             self.requests.check(model)
+        decoder = model.decoder
+        attention, part = decoder.attention, decoder.feed_forward
+        if self.phase == "train":
+            check_attention(attention, self.sequence)
+            must, at = "training is built without what only inference has", ("model", "attention", "sparse")
+            found = "backward of sparse attention is not built"
+            require(attention.sparse is None, must, found, *at, do="remove sparse")
+            for key in ("ranks", "buffers"):
+                do = "remove it; parallel.expert says how experts lie on ranks"
+                usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default
+                require(usual, must, key, "model", "feed_forward", key, do=do)
         if self.phase not in _INFERENCE:
             return
-        for key in ("data", "pipeline", "zero_stage", "micro_batches"):
+        for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
-        decoder = model.decoder
-        check_attention(decoder.attention, self.sequence)
+        check_attention(attention, self.sequence)
         if self.kv is not None:
             tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
-            self.kv.check(decoder.attention, self.chunk)
+            self.kv.check(attention, self.chunk)
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
-        part = decoder.feed_forward
         held = self.experts != "each" or (isinstance(part, Experts) and part.ranks == 1)
         require(held, "a rank that reads experts each for itself has all of them", "none of its own", "experts")

@@ -152,6 +152,11 @@ class Gqa(_Attention):
         return self.kv_heads
 
     @property
+    def key_and_value(self) -> tuple[int, int]:
+        """Elements of a key and of a value of a head."""
+        return self.head_size, self.head_size
+
+    @property
     def width(self) -> int:
         """Elements of a token that all heads put out, and that all take as queries."""
         return self.heads * self.head_size
@@ -203,6 +208,11 @@ class Mla(_Attention):
     def groups(self) -> int:
         """Groups of heads that choose blocks together: all share the latent."""
         return 1
+
+    @property
+    def key_and_value(self) -> tuple[int, int]:
+        """Elements of a key and of a value of a head."""
+        return self.qk_nope + self.qk_rope, self.v_head
 
     @property
     def width(self) -> int:

@@ -88,7 +88,7 @@ FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
 
 
 class DecoderModel(Part):
-    """The dimensions of a decoder, whose attention and feed-forward are parts; for inference.
+    """The dimensions of a decoder, whose attention and feed-forward are parts.
 
     Attributes
     ----------

@@ -176,7 +176,8 @@ class Parallel(Part):
     pipeline
         Stages, each with some of the layers.
     expert
-        Ranks that share the experts of a layer; divides `data`.
+        Ranks that share the experts of a layer; divides `data`, and tensor ranks have a part of each expert; or is data
+        * tensor, and each of all these ranks has whole experts of its own, and sends its part of the tokens.
     sequence
         Whether what the tensor ranks would all hold is cut among them along the tokens, as in Megatron.
     zero_stage
@@ -214,7 +215,9 @@ class Parallel(Part):
         names = list(self.axis_names)
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
-        return {name: self.data // self.expert if name == "data" else getattr(self, name) for name in names}
+        expert = min(self.expert, self.data)
+        sizes = {"data": self.data // expert, "expert": expert, "tensor": self.tensor, "pipeline": self.pipeline}
+        return {name: sizes[name] for name in names}
 
     def _check(self) -> None:
         needed = [axis for axis in AXES if axis != "expert" or "expert" in self.axis_names or self.expert > 1]
@@ -229,7 +232,8 @@ class Parallel(Part):
             must = "one rank's slice knows data, zero_stage 0 or 1, and micro_batches"
             fits = self.ranks == "all" or getattr(self, key) == value
             require(fits, must, key, key, do="add 'ranks: all' for all ranks and their collectives")
-        self._divides("expert", "data")
+        if self.expert != self.data * self.tensor:
+            self._divides("expert", "data")
         stages = self.pipeline if self.layers is None else len(self.layers)
         found = f"{stages} for {self.pipeline} stages"
         require(stages == self.pipeline, "layers says how many each stage has", found, "layers")

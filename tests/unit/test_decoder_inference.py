@@ -152,7 +152,8 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(phase="decode", chunk=4).startswith("chunk is for phase prefill, found it with phase decode")
     assert refusal(phase="prefill", new_tokens=4).startswith("new_tokens is for phase decode")
     assert refusal(phase="prefill", chunk=13).startswith("a chunk is a part of the prompt, found 13 of 12 tokens")
-    assert refusal(phase="train").startswith("phase train is built for models of family llama, found decoder")
+    pools = {"prefill": 1, "decode": 1, "new_tokens": 1}
+    assert refusal(phase="serve", pools=pools).startswith("phase serve is built for models of family llama, found")
     spread = {"ranks": "all", "data": 2}
     assert refusal(phase="decode", parallel=spread).startswith(
         "inference is spread over tensor ranks alone, found data"

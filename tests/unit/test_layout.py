@@ -78,6 +78,10 @@ def test_the_usual_changes() -> None:
     both = Layout(MESH, (("data", "tensor"), ()))
     assert kinds(both, whole) == [("all_gather", ("data", "tensor"))]
     assert kinds(both, columns) == [("all_to_all", ("tensor",)), ("all_gather", ("data",))]
+    turned = Layout(MESH, ((), ("tensor", "data")))
+    assert kinds(both, turned) == [("all_to_all", ("data", "tensor"))], "one exchange of all, not one after another"
+    apart = (Layout(MESH, maps) for maps in ((("data",), ("tensor",), ()), ((), ("data",), ("tensor",))))
+    assert kinds(*apart) == [("all_to_all", ("tensor",)), ("all_to_all", ("data",))], "between other dimensions"
     assert kinds(Layout(MESH, ((), ()), ("data", "tensor")), both) == [("reduce_scatter", ("data", "tensor"))]
 
 

@@ -1,0 +1,293 @@
+"""Training of decoders with latent attention and experts against closed forms that know nothing of the builder."""
+
+import re
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+from building import build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parameters import count
+from pydantic import ValidationError
+
+from simulator import catalog
+from simulator.builders import build_job, check
+from simulator.errors import ConfigError
+from simulator.graph import Graph, Job
+from simulator.lifetime import Lifetimes
+from simulator.workload import DecoderModel, LlamaModel, Workload
+
+GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6}
+MLA = {"kind": "mla", "heads": 4, "q_lora_rank": 10, "kv_lora_rank": 11, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
+DENSE = {"kind": "dense", "width": 24}
+EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 10, "shared": 1, "router_bias": True}
+EXPERTS |= {"dense_layers": 1, "dense_width": 24}
+H, V, LAYERS, BATCH, SEQUENCE = 16, 40, 3, 2, 8
+T = BATCH * SEQUENCE
+
+
+def workload(attention: dict[str, Any] = MLA, feed_forward: dict[str, Any] = EXPERTS, /, **parallel: Any) -> Workload:
+    model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
+    model |= {"attention": attention, "feed_forward": feed_forward}
+    spread = {"ranks": "all", **parallel} if parallel else {}
+    data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, "parallel": spread}
+    return Workload.model_validate(data)
+
+
+def job(*parts: dict[str, Any], **parallel: Any) -> Job:
+    return build_job(workload(*parts, **parallel))
+
+
+def model_of(found: Workload) -> DecoderModel:
+    assert found.model is not None
+    return found.model.decoder
+
+
+def flops(graph: Graph, phase: str, op_class: str) -> int:
+    return sum(op.flops for op in graph.ops if op.phase == phase and op.op_class == op_class)
+
+
+def sizes(graph: Graph, *kinds: str) -> dict[str, int]:
+    return {t.name: t.size_bytes for t in graph.tensors if t.kind in kinds}
+
+
+def saved_bytes(graph: Graph, block: str) -> int:
+    """Sizes of what a forward op of `block` writes and an op of another phase reads, by walking the ops."""
+    written = {t for op in graph.ops if op.phase == "forward" and op.name.startswith(block) for t in op.writes}
+    read = {t for op in graph.ops if op.phase != "forward" for t in op.reads}
+    return sum(graph.tensors[t].size_bytes for t in written & read)
+
+
+def expected_saved(model: DecoderModel, layer: int, tokens: int) -> int:
+    """What a layer saves for backward [B], bf16, by the sums of the papers' dimensions."""
+    part, fed = model.attention, model.feed_forward
+    if part.kind == "mla":
+        norms, heads = 2 * (part.q_lora_rank or 0) + 2 * (part.kv_lora_rank + part.qk_rope), part.heads
+        attention = norms + heads * (part.qk_nope + part.qk_rope) + heads * (part.qk_nope + 2 * part.v_head)
+    else:  # q, k, v and what comes out; q and k before their norms as well
+        q, kv = part.heads * part.head_size, part.kv_heads * part.head_size
+        attention = 2 * q + 2 * kv + (q + kv if part.qk_norms else 0)
+    fp32 = part.heads
+    if fed.kind == "dense":
+        wide = 4 * fed.width
+    elif layer < fed.dense_layers:
+        wide = 4 * fed.dense_width
+    else:
+        wide, fp32 = 2 * fed.top_k * model.hidden + 4 * fed.width * (fed.top_k + fed.shared), fp32 + fed.top_k
+    return tokens * (2 * (4 * model.hidden + attention + wide) + 4 * fp32)
+
+
+def linear_parameters(model: DecoderModel) -> int:
+    """Parameters of the linears that a token goes through: all that are active but norms, router biases, the table."""
+    found, part, fed = count(model), model.attention, model.feed_forward
+    norms = (part.q_lora_rank or 0) + part.kv_lora_rank if part.kind == "mla" else 2 * part.head_size * part.qk_norms
+    biases = (model.layers - fed.dense_layers) * fed.routed if getattr(fed, "router_bias", False) else 0
+    norms = model.layers * (norms + 2 * model.hidden) + model.hidden
+    return found.active - norms - biases - (0 if model.tied_embeddings else found.table)
+
+
+def check_one(found: Workload) -> Graph:
+    """Parameters, gradients, work and saved bytes of a graph of one rank."""
+    graph, model = build(found), model_of(found)
+    weights, tokens = sizes(graph, "weight", "expert"), found.batch * found.sequence
+    assert sum(weights.values()) == 2 * count(model).total
+    trained = {name: size for name, size in weights.items() if "router_bias" not in name}
+    assert sizes(graph, "gradient") == {f"{name}.grad": size for name, size in trained.items()}
+    assert sizes(graph, "optimizer_state") == {f"{name}.state": 6 * size for name, size in trained.items()}
+    linear = 2 * tokens * linear_parameters(model)
+    part, seen = model.attention, found.sequence
+    key, value = (part.qk_nope + part.qk_rope, part.v_head) if part.kind == "mla" else (part.head_size,) * 2
+    if part.window:  # the half square of the sequence without that of what no token sees
+        seen = (seen * seen - (seen - part.window - part.sinks) ** 2) / seen
+    pairs = model.layers * tokens * part.heads * seen
+    assert flops(graph, "forward", "matmul") == linear
+    assert flops(graph, "backward", "matmul") == 2 * linear
+    assert flops(graph, "forward", "attention") == pairs * (key + value)
+    assert flops(graph, "backward", "attention") == pairs * (3 * key + 2 * value)
+    for layer in range(model.layers):
+        assert saved_bytes(graph, f"L{layer:02d}/") == expected_saved(model, layer, tokens)
+    check_lives(graph)
+    return graph
+
+
+def check_lives(graph: Graph) -> None:
+    """Every gradient is used up by its update, and nothing outlives the step."""
+    life = Lifetimes(graph)
+    dead = Counter(t for ts in life.dead_after for t in ts)
+    for t, tensor in enumerate(graph.tensors):
+        assert dead[t] == (not tensor.persistent), tensor.name
+        if tensor.kind == "gradient" and not re.search(r"^mb\d/|\.part$", tensor.name):
+            assert graph.ops[life.last_use[t]].phase in {"update", "backward"}
+
+
+KINDS = [GQA, GQA | {"qk_norms": True}, GQA | {"window": 4, "sinks": 2}, MLA, MLA | {"window": 5}]
+KINDS += [{key: value for key, value in MLA.items() if key != "q_lora_rank"}]
+
+
+@pytest.mark.parametrize("attention", KINDS)
+@pytest.mark.parametrize("feed_forward", [DENSE, EXPERTS, EXPERTS | {"shared": 0, "router_bias": False}])
+def test_small_sizes(attention: dict[str, Any], feed_forward: dict[str, Any]) -> None:
+    check_one(workload(attention, feed_forward))
+
+
+def published(name: str, **changes: Any) -> Workload:
+    model = catalog.read_workload(name).model
+    assert isinstance(model, DecoderModel)
+    return Workload(name="w", model=model.model_copy(update=changes), sequence=4096)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_decode", "qwen3_30b_decode"])
+def test_published_sizes(name: str) -> None:
+    check_one(published(name))
+
+
+def test_deepseek_v3_has_671_billion_parameters_and_a_token_goes_through_37() -> None:
+    """arXiv 2412.19437, abstract; 36.6 without the table by README_WEIGHTS.md of the model card."""
+    graph = build(published("deepseek_v3_decode"))
+    assert sum(sizes(graph, "weight", "expert").values()) / 2e9 == pytest.approx(671, rel=0.005)
+    assert flops(graph, "forward", "matmul") / (2 * 4096 * 1e9) == pytest.approx(36.6, rel=0.005)
+
+
+def test_a_layer_of_deepseek_v3_in_the_order_of_its_ops() -> None:
+    graph = build(published("deepseek_v3_decode", layers=4))
+    found = {way: [op.name[8:] for op in graph.ops if op.name.startswith(f"L03/{way}/")] for way in ("fwd", "bwd")}
+    core = "norm1 attn.q_a attn.q_a_norm attn.q_b attn.kv_a attn.kv_a_norm rope.q rope.k attn.k_b attn.v_b attn.core"
+    gated = "ffn{0}.gate ffn{0}.up ffn{0}.silu ffn{0}.mul ffn{0}.down"
+    fed = f"norm2 ffn.router ffn.route {gated.format('')} {gated.format('.shared')} ffn.combine add2"
+    assert found["fwd"] == f"{core} attn.o add1 {fed}".split()
+    assert saved_bytes(graph, "L03/") == 4096 * (2 * 295_040 + 4 * (128 + 8)), "2.4 GB for 4,096 tokens"
+    shared = found["bwd"].index("ffn.shared.down.dgrad")
+    assert shared < found["bwd"].index("ffn.down.dgrad") < found["bwd"].index("ffn.route.acc")
+
+
+def test_a_flat_llama_is_trained_as_the_same_in_parts() -> None:
+    flat = LlamaModel(layers=2, hidden=24, heads=4, kv_heads=2, ffn=9, vocabulary=V)
+    for model in (flat, flat.model_copy(update={"experts": 4, "top_k": 2})):
+        both = [build(Workload(name="w", model=one, batch=2, sequence=6)) for one in (model, model.decoder)]
+        assert both[0] == both[1]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Workload:
+    heads, small = draw(st.integers(1, 4)), st.integers(1, 6)
+    attention = {"kind": "gqa", "heads": heads, "kv_heads": heads, "head_size": draw(small)}
+    attention |= {"qk_norms": draw(st.booleans())}
+    if draw(st.booleans()):
+        widths = {key: draw(small) for key in ("kv_lora_rank", "qk_nope", "qk_rope", "v_head")}
+        attention = {"kind": "mla", "heads": heads, **widths}
+        attention |= {"q_lora_rank": draw(small)} if draw(st.booleans()) else {}
+    fed = {"kind": "dense", "width": draw(small)}
+    if draw(st.booleans()):
+        fed = {"kind": "experts", "routed": 4, "top_k": draw(st.integers(1, 4)), "width": draw(small)}
+        fed |= {"shared": draw(st.integers(0, 2)), "router_bias": draw(st.booleans())}
+    return workload(attention, fed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(models())
+def test_any_dimensions(found: Workload) -> None:
+    check_one(found)
+
+
+# over ranks
+
+LAYOUTS = [
+    {"data": d, "expert": e, "tensor": t, "pipeline": p, "sequence": bool(s), "micro_batches": m}
+    for d, e, t, p, s, m in [
+        (2, 1, 1, 1, 0, 1), (4, 2, 1, 1, 0, 2), (1, 1, 2, 1, 0, 1), (1, 1, 2, 3, 1, 2), (2, 2, 2, 1, 1, 1),
+        (2, 4, 2, 1, 0, 1), (2, 4, 2, 3, 1, 2), (1, 2, 2, 1, 0, 1), (4, 4, 1, 1, 0, 1),
+    ]
+]  # fmt: skip
+ALONE = ("attn.q_a", "attn.kv_a", "ffn.router")
+"""Linears whose weights every tensor rank has as a whole."""
+
+
+def by_op(graphs: list[Graph], phase: str) -> Counter[str]:
+    """Work by linear, whatever the layer, the micro-batch and the gradient."""
+    total: Counter[str] = Counter()
+    for op in (op for graph in graphs for op in graph.ops if op.phase == phase):
+        total[re.sub(r"^(mb\d/)?\w+/(fwd|bwd)/|\.[dw]grad$", "", op.name)] += op.flops
+    return Counter({name: number for name, number in total.items() if number})
+
+
+@pytest.mark.parametrize(("layout", "zero_stage"), list(product(LAYOUTS, (0, 1, 2, 3))))
+def test_all_ranks_do_the_work_of_one_on_the_same_weights(layout: dict[str, Any], zero_stage: int) -> None:
+    """But for what each tensor rank does alike, unless the tokens between are cut or it has experts of its own."""
+    alone, found = build(workload()), job(**layout, zero_stage=zero_stage)
+    graphs = [found.graph(rank) for rank in range(found.ranks)]
+    data, tensor, expert = layout["data"], layout["tensor"], layout["expert"]
+    for phase in ("forward", "backward"):
+        total, once = by_op(graphs, phase), by_op([alone], phase)
+        assert total.keys() == once.keys()
+        for name, number in once.items():
+            own = expert > data if name == "ffn.router" else layout["sequence"]
+            times = 1 if own or name not in ALONE else tensor
+            assert total[name] == data * layout["micro_batches"] * times * number, name
+    held: Counter[str] = Counter()
+    for graph in graphs:
+        held.update({t.name: t.size_bytes for t in graph.tensors if t.persistent and t.kind in ("weight", "expert")})
+        check_lives(graph)
+    for name, size in sizes(alone, "weight", "expert").items():
+        is_whole = "norm" in name or any(part in name for part in ALONE)
+        copies = data * (tensor if is_whole else 1)
+        if sizes(alone, "expert").get(name):
+            copies = data * tensor // (expert if expert > data else expert * tensor)
+        if zero_stage < 3:
+            assert held[name] == copies * size, name
+
+
+def meetings(graph: Graph) -> Counter[tuple[str, str, int]]:
+    met = (op.collective for op in graph.ops if op.collective)
+    return Counter((about.group, str(about.kind), about.size_bytes) for about in met)
+
+
+def test_tensor_ranks_that_are_expert_ranks_send_their_part_of_the_tokens() -> None:
+    """One all-to-all over all of them each way, of half of the rows that two tensor ranks would send alike."""
+    graph = job(data=2, tensor=2, expert=4).graphs[0]
+    members = {group.name: group.members for group in graph.groups}
+    assert members["expert.tensor"] == ((0, 1, 2, 3),)
+    assert meetings(graph)["expert.tensor", "all_to_all", T // 2 * 2 * H * 2] == 4 * (LAYERS - 1)
+    assert sizes(graph, "expert")["L01/ffn.gate.weight"] == 2 * H * 10 * 2, "two whole experts of eight"
+    usual = job(data=2, tensor=2, expert=2).graphs[0]
+    assert meetings(usual)["expert", "all_to_all", T * 2 * H * 2] == 4 * (LAYERS - 1)
+    assert sizes(usual, "expert")["L01/ffn.gate.weight"] == 4 * H * 5 * 2, "half of each of four"
+
+
+def test_gradients_of_latents_and_of_norms_of_heads_add_up_over_tensor_ranks() -> None:
+    found = meetings(job(tensor=2).graphs[0])
+    for width in (10, 11 + 4):
+        assert found["tensor", "all_reduce", T * width * 2] == LAYERS, "the latents' gradients, in a layer"
+    graph = job(GQA | {"qk_norms": True}, DENSE, tensor=2).graphs[0]
+    assert meetings(graph)["tensor", "all_reduce", 2 * 6 * 2] == LAYERS, "the norms of q and k, together"
+
+
+def refusal(*parts: dict[str, Any]) -> str:
+    with pytest.raises(ValidationError) as caught:
+        workload(*parts)
+    return str(caught.value.errors()[0]["ctx"]["error"])
+
+
+def test_what_is_not_built_is_refused() -> None:
+    sparse = {"compress": {"block": 2, "stride": 1}, "select": {"block": 2, "top": 4}, "window": 2}
+    must = "training is built without what only inference has"
+    assert refusal(MLA | {"sparse": sparse | {"select": {"block": 1, "top": 4, "last": 1}}})
+    found = refusal(
+        MLA | {"sparse": {"compress": {"block": 2, "stride": 1}, "select": {"block": 2, "top": 4}, "window": 2}}
+    )
+    assert found.startswith(f"{must}, found backward of sparse attention is not built; remove sparse")
+    assert refusal(MLA, EXPERTS | {"ranks": 2}).startswith(f"{must}, found ranks; remove it; parallel.expert says how")
+    assert refusal(MLA, EXPERTS | {"buffers": "apart"}).startswith(f"{must}, found buffers")
+    assert refusal(MLA | {"window": 9}).startswith("what attention sees at a time is at most the sequence")
+
+
+def test_what_does_not_divide_is_refused_before_it_is_built() -> None:
+    with pytest.raises(ConfigError, match=r"tensor divides heads, ffn, vocabulary, found 3, and 4 heads"):
+        check(workload(tensor=3))
+    with pytest.raises(ConfigError, match="found 16 x 1 for 5 experts; make batch"):
+        check(workload(MLA, EXPERTS | {"routed": 5, "top_k": 1}))
+    with pytest.raises(ValidationError, match="expert divides data, found 8 and 2"):
+        workload(data=2, tensor=2, expert=8)
+    with pytest.raises(ConfigError, match="expert divides experts, found 16, and 8 experts"):
+        check(workload(data=16, expert=16))
