@@ -7,6 +7,8 @@ from pages import PAGES
 
 import simulator as hosim
 from simulator.report import tables
+from simulator.report.rows import quantity
+from simulator.units import parse
 
 pytestmark = pytest.mark.slow
 
@@ -65,5 +67,50 @@ def test_where_the_time_of_the_runtime_goes(runtime):
     fixed = runtime.loc["static at fixed offsets"]
     assert fixed["compactions"] == 0
     assert f"`static at fixed offsets` takes {seconds(fixed['step_ns'])} (" in " ".join(PAGES.split())
+    assert runtime.loc["at once 58 GB", "compactions"] == 0
+    assert f"(`at once 58 GB`) takes {seconds(runtime.loc['at once 58 GB', 'step_ns'])}." in " ".join(PAGES.split())
+    assert (
+        f"makes the step {runtime.loc['nothing hidden', 'step_ns'] / runtime.loc['compiled', 'step_ns']:.2f} times"
+        in (" ".join(PAGES.split()))
+    )
     assert re.search(r"\b13 of them\b", PAGES)
     assert 6.7e9 / (row["wait_compaction_ns"] / row["compactions"]) == pytest.approx(13, abs=1)
+
+
+MOVED = {"allocator.compaction": {"per_page": "20.9 us", "pages": "moved"}}
+
+
+def test_what_is_selected_of_all_settings_explains_nothing_else():
+    """The page shows rows of a sweep of minutes: one of them, and what refutes it, are run here."""
+    setting = MOVED | {"tiers.hbm.capacity": "64 GiB"}
+    row = hosim.run("llama3_8b_runtime_910c", set=setting, policies=["lru 64 GB"]).summary.loc["lru 64 GB"]
+    management, rest = row["wait_compaction_ns"] + row["wait_host_ns"], row["compute_ns"] + row["wait_transfer_ns"]
+    (shown,) = re.findall(r"^activations +lru +at need +best fit +64 GiB +waits .*", PAGES, re.MULTILINE)
+    slowdown = f"{row['step_ns'] / 5.5e9:.2f}x"
+    obtained = [*(quantity(ns, "ns") for ns in (rest, 5.372e9, management, row["step_ns"])), slowdown]
+    assert re.split(r"  +", shown)[-5:] == obtained
+    text = " ".join(PAGES.split())
+    no1 = hosim.run("llama3_8b_no1_910c", set=setting, policies=["recompute"]).summary.loc["recompute"]
+    assert no1["compactions"] == 0
+    assert f"No.1 takes {seconds(no1['step_ns'])} and compacts nothing" in text
+    long = hosim.run("kv_fragmentation", set=MOVED, policies=["best fit"]).summary.loc["best fit"]
+    assert f"Best fit compacts {long['compactions']} times in the long prefill of table 4" in text
+    assert f"a compaction takes {seconds(long['wait_compaction_ns'] / long['compactions'])} and not the 0.525 s" in text
+
+
+def test_what_else_a_runtime_pays(results):
+    found = results["llama3_8b_runtime_910c"]["runtime 58 GB"]
+    step = found.spans[found.spans["step"] == 1]
+    out, ops = step[step["track"] == "d2h"], len(found.graph.ops)
+    copies = (step["kind"] == "transfer").sum()
+    counts = {"for each op and copy in": ops + copies - len(out), "op and copy": ops + copies, "each copy": copies}
+    counts |= {"each op": ops, "whole op": ops, "each GB": round(out["size_bytes"].sum() / 1e9, 1)}
+    (table,) = re.findall(r"^\| what \| price \| calls of a step .*\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
+    for line in table.splitlines():
+        what, price, calls, total, enough = (cell.strip() for cell in line.strip("|").split("|"))
+        count = next(number for words, number in counts.items() if words in what)
+        cost = parse(price, "ns") if "." not in price else float(price.split()[0]) * {"us": 1e3, "ms": 1e6}[price[-2:]]
+        assert float(calls.replace(",", "")) == count, what
+        assert total == quantity(cost * count, "ns"), what
+        assert float(enough.replace(",", "")) == pytest.approx(6.7e9 / cost, abs=0.5 if count != 79.9 else 0.05), what
+    assert round(7956.8 / (33.38 * 1.073741824)) == 222
