@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
 from io import RawIOBase, TextIOWrapper
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
@@ -40,16 +40,24 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for number in interrupts.INTERRUPTS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    if wanted := os.environ.get("_HOSIM_COMPLETE"):
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(hosim, {}, "hosim", "_HOSIM_COMPLETE", wanted))
     code: int | str
     try:
-        code = hosim.main(arguments, prog_name="hosim", standalone_mode=False) or 0
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        with hosim.make_context("hosim", given) as context:
+            code = hosim.invoke(context) or 0
         sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        code = done.exit_code
     except click.ClickException as error:
         error.show()
         code = _USAGE
-    except (KeyboardInterrupt, click.Abort, _StoppedError):
+    except (KeyboardInterrupt, click.Abort):
         code = _stopped()
-    except (BrokenPipeError, _UnreadError):
+    except BrokenPipeError:
         code = _BROKEN_PIPE
     except Exception as error:
         code = _stopped() if _Interrupt.came else _explained(error)
@@ -144,25 +152,7 @@ def _explained(error: Exception) -> str:
 _LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --no-trace, --workers 1"
 
 
-class _StoppedError(Exception):
-    """An interrupt that click does not know: it would print an empty line."""
-
-
-class _UnreadError(Exception):
-    """A pipe that nobody reads: click would make it an ordinary failure."""
-
-
-class _Commands(click.Group):
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise _StoppedError from None
-        except BrokenPipeError:
-            raise _UnreadError from None
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(message="hosim %(version)s", version=__version__)
 def hosim() -> None:
     """Replay an LLM operator graph on a memory hierarchy, and explain every stall.

@@ -136,7 +136,7 @@ def layout(workload: str, as_json: bool) -> None:
     click.echo(spread(workload, as_json=as_json))
 
 
-_SAME, _MOVED, _TROUBLE = 0, 1, 2
+_TROUBLE = 2
 
 
 @common.command("Say what moved between two results, and why.", "json")
@@ -172,4 +172,4 @@ def diff(old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bo
         click.echo(f"hosim: {error}", err=True)
         return _TROUBLE
     click.echo(found.json() if as_json else found.markdown() if markdown else f"{found}\n", nl=False)
-    return _MOVED if (found.moved if fail_on == "moved" else found.worse) else _SAME
+    return int(found.moved if fail_on == "moved" else found.worse)

@@ -172,26 +172,20 @@ def largest(scenario: str, **more: Any) -> int:
     return common.judged(common.told(sweep, scenario, out=None, **more).rows)
 
 
-_PERTURBED = (
-    ("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%"),
-    ("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%"),
-    ("--inspect", "a runtime's look at the state before each compute takes this long", "100ns,500ns,1us,2us,5us"),
-    ("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%"),
-)
-
-
-def _perturbations(command: Callable[..., Any]) -> Callable[..., Any]:
-    for name, what, levels in reversed(_PERTURBED):
-        about = f"Levels, or none: {what}. [default: {levels}]"
-        command = click.option(name, callback=common.levels, metavar="LEVELS", help=about)(command)
-    return command
+def _levels(name: str, what: str, default: str) -> Callable[..., Any]:
+    """An option for the levels of a perturbation."""
+    about = f"Levels, or none: {what}. [default: {default}]"
+    return click.option(name, callback=common.levels, metavar="LEVELS", help=about)
 
 
 @common.command("Replay a plan under jitter, slower links and longer sequences.", "set", "workers", "out")
 @click.argument("scenario")
 @click.option("--policy", default="static", show_default=True, help="Row or policy whose plan is tested.")
 @click.option("--against", default="reactive", show_default=True, help="Row or policy that it is compared with.")
-@_perturbations
+@_levels("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%")
+@_levels("--slower-links", "every link has this much less bandwidth", "10%,20%,30%,50%")
+@_levels("--inspect", "a runtime's look at the state before each compute takes this long", "100ns,500ns,1us,2us,5us")
+@_levels("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%")
 @click.option("--headroom", callback=common.levels, default="0", help="Share of the budget that the plan leaves free.")
 @click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What the draws begin with.")

@@ -69,7 +69,7 @@ def slots(explanation: Explanation) -> list[Line]:
 
 
 def write(explanation: Explanation, folder: Path) -> None:
-    """Write ``decisions.csv``, ``cache_ops.csv``, ``ledger.csv`` and ``plan.png``.
+    """Write ``decisions.csv``, ``cache_ops.csv`` and ``ledger.csv``.
 
     Parameters
     ----------
@@ -78,12 +78,9 @@ def write(explanation: Explanation, folder: Path) -> None:
     folder
         An existing folder.
     """
-    from simulator.report.pictures import planned  # noqa: PLC0415 - drawing takes time to import, and text needs none
-
     for name, lines in (("decisions", decisions), ("cache_ops", cache_ops), ("ledger", slots)):
         rows = ({c: f"{v:.6g}" if isinstance(v, float) else v for c, v in line.items()} for line in lines(explanation))
         write_csv(folder / f"{name}.csv", list(rows))
-    (folder / "plan.png").write_bytes(planned(explanation).png())
 
 
 def _sum(*columns: str) -> Callable[[Group], int]:

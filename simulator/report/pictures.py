@@ -14,12 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-from simulator.lifetime import live_bytes
-from simulator.policies.static.augmented import Role
-from simulator.policies.static.explanation import Explanation
 from simulator.report import drawing
 from simulator.report.drawing import FAINT, LIMIT, SPENT, Picture, curve_styles, label, name_lanes, styled, units
-from simulator.report.rows import Row, grouped, held_to, of_ranks, percent, present, quantity
+from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity
 from simulator.report.views import Panel, by
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
@@ -39,9 +36,6 @@ _DECADES = 100
 """Heights that differ by more are drawn on a logarithmic axis."""
 _LABELS = 8
 """Values on an axis that all have a label; more would lie on each other."""
-_BUSY, _WANTED = "#bbccdd", "#4477aa"
-_CUT = 200
-"""Per cent of what a link can serve at which what is wanted of it is cut."""
 
 
 @styled()
@@ -244,73 +238,3 @@ def _places(ax: Axes, values: Sequence[Any]) -> dict[Any, float]:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xticklabels([f"{value:,}" if isinstance(value, int) else f"{value}" for value in places])
     return places
-
-
-@styled()
-def planned(explanation: Explanation) -> Picture:
-    """Draw what is live against the budget and each trip, over compute time; below, each link over time, with stalls.
-
-    Parameters
-    ----------
-    explanation
-        The plan.
-    """
-    links, problem = grouped(explanation.slots, lambda slot: slot.link), explanation.problem
-    heights = [1.8, 2.4, *[1.1] * len(links)]
-    picture = Picture(sum(heights))
-    live, trips, *below = picture.subplots(len(heights), height_ratios=heights)
-    trips.sharex(live)
-    unit, ns = units(int(problem.clock[-1]))
-    clock = np.array(problem.clock) / ns
-    marks = _draw_live(live, explanation, clock) | _draw_trips(trips, explanation, clock)
-    label(trips, x=f"compute time, without stalls [{unit}]", y="trips")
-    for ax, (link, own) in zip(below, links.items(), strict=True):
-        unit, ns = units(own[-1].end_ns)
-        edges = np.array([own[0].start_ns, *(slot.end_ns for slot in own)])
-        served = np.diff(edges) * [slot.servers for slot in own] / 100
-        wanted = (np.array([slot.wanted_ns for slot in own]) / served).clip(max=_CUT)
-        ax.stairs(np.array([slot.busy_ns for slot in own]) / served, edges / ns, fill=True, color=_BUSY)
-        ax.stairs(wanted, edges / ns, baseline=None, color=_WANTED)
-        ax.axhline(100, color=FAINT, linewidth=0.8)
-        label(ax, y=f"{link} [%]", x=f"time of a step, with its stalls [{unit}]" if ax is below[-1] else "")
-    of_links: dict[str, Any] = {"link is busy": _BUSY, f"wanted (cut at {_CUT} %)": {"color": _WANTED}}
-    title = f"what the plan of {explanation.plan.policy!r} decides ({problem.graph.name})"
-    picture.head(title, marks | (of_links if links else {}))
-    return picture
-
-
-def _draw_live(ax: Axes, explanation: Explanation, clock: NDArray[np.float64]) -> dict[str, Any]:
-    """What is live at each op, and the room for it."""
-    problem = explanation.problem
-    resident, selected = live_bytes(problem.graph, problem.lifetimes), explanation.candidate.selection.live_bytes
-    unit, size = units(int(resident.max(initial=1)), "B")
-    looks: dict[str, Any] = {"live, if nothing moves": {"color": "#bbbbbb"}, "live, as selected": {"color": "#009988"}}
-    for look, amount in zip(looks.values(), (resident, selected), strict=True):
-        ax.step(clock[:-1], amount / size, where="post", **look)
-    if np.isfinite(problem.budget_bytes):
-        ax.axhline(problem.budget_bytes / size, **LIMIT)
-        looks["room"] = LIMIT
-    ax.set_ylim(bottom=0)
-    label(ax, y=f"live [{unit}]")
-    return looks
-
-
-def _draw_trips(ax: Axes, explanation: Explanation, clock: NDArray[np.float64]) -> dict[str, Any]:
-    """One line a trip: from the store to the detach, away, and from the prefetch to the use."""
-    augmented = explanation.candidate.augmented
-    away = [(trip, gap.after + 1, gap.before) for trip, gap in enumerate(augmented.gaps) if not gap.wraps]
-    comes = [(one.trip, one.position, one.before) for one in augmented.cache_ops if one.role is Role.PREFETCH]
-    stores = [(one.trip, one.position, 0) for one in augmented.cache_ops if one.role is Role.STORE]
-    issued = {"color": "#ee7733", "linestyle": "", "marker": ">", "markersize": 3}
-    looks: dict[str, tuple[list[tuple[int, int, int]], dict[str, Any]]] = {
-        "away": (away, {"color": "#cccccc", "linewidth": 0.7}),
-        "prefetch issued ... use": (comes, {"color": "#0077bb", "linewidth": 1.5}),
-        "store issued": (stores, issued),
-    }
-    for trips, look in looks.values():
-        number, start, end = np.array(trips, int).reshape(-1, 3).T
-        if look is issued:
-            ax.plot(clock[start], number, **look)
-        else:
-            ax.hlines(number, clock[start], clock[end], **look)
-    return {name: look for name, (trips, look) in looks.items() if trips}

@@ -86,7 +86,7 @@ class Planned:
         return "plan.jsonl" if len(self.result.case.tasks) == 1 else "*/plan.jsonl"
 
     def write(self, out: Path) -> None:
-        """Write the plan, the augmented graph, its reasons as tables and text, a drawing and a picture.
+        """Write the plan, the augmented graph, its reasons as tables and text, and the timeline of its replay.
 
         Parameters
         ----------
@@ -105,6 +105,7 @@ class Planned:
                         why.problem, why.candidate.augmented, why.candidate.plan, inner / "augmented.json"
                     )
                     decisions.write(why, inner)
+            (folder / "plan.png").write_bytes(self.result.timeline().png())
             (folder / "explanation.txt").write_text(self.text() + "\n", encoding="utf-8")
             files.write_summary(folder, [self.result.summary], {})
 

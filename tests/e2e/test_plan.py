@@ -59,6 +59,8 @@ def test_a_written_plan_replays_to_the_same_bytes(hosim, scenario, tmp_path):
         assert one == other
     one, other = ((tmp_path / "ran" / row / "plan.jsonl").read_bytes() for row in ("static", "plan"))
     assert one == other
+    drawn = (tmp_path / "planned" / "plan.png").read_bytes()
+    assert drawn == (tmp_path / "ran" / "static" / "timeline.png").read_bytes()
     plan = tmp_path / "planned" / "plan.jsonl"
     (tmp_path / "wrong.jsonl").write_text(
         plan.read_text().replace('{"copy":"a0"', '{"copy":"nope"', 1), encoding="utf-8"
@@ -73,6 +75,7 @@ def test_another_policy_is_planned_without_reasons(hosim, scenario, tmp_path):
     assert done.code == 0
     assert "Only 'static' says why" in done.out
     assert (tmp_path / "out" / "plan.jsonl").exists()
+    assert (tmp_path / "out" / "plan.png").exists()
     assert hosim("plan", scenario, "--policy", "reactive", "--tensor", "a0").code == 1
 
 

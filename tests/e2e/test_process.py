@@ -45,6 +45,12 @@ def test_same_input_gives_the_same_bytes_under_any_hash_seed(scenario, tmp_path)
         assert trees[0][name] == trees[1][name], name
 
 
+def test_a_shell_completes_commands():
+    asked = {"_HOSIM_COMPLETE": "bash_complete", "COMP_WORDS": "hosim ru", "COMP_CWORD": "1"}
+    done = _run(env={**os.environ, **asked})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "plain,run\n", "")
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_while_writing_leaves_nothing(sent, tmp_path):
     out = tmp_path / "out"

@@ -23,7 +23,7 @@ from simulator.policies.static.insert import insert, write
 from simulator.policies.static.ledger import ledger
 from simulator.policies.static.room import assign
 from simulator.policies.static.select import ranked, select
-from simulator.report import decisions, pictures
+from simulator.report import decisions
 
 
 def augmented_of(p, limit):
@@ -229,25 +229,6 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
     rows = csv.DictReader((tmp_path / "decisions.csv").read_text().splitlines())
     names = {p.graph.tensors[t].name: ("", "ddr", "ssd")[tier] for t, tier in went.items()}
     assert {row["tensor"]: row["tier"] for row in rows if row["decision"] == "move"} == names
-
-
-def test_what_is_planned_by_compute_time_and_what_links_do_have_axes_of_their_own():
-    p = problem(train(4), budget=37, hardware=machine(h2d={"bandwidth": "0.1 GB/s"}))
-    found = explained(p, Options())
-    compute, step = found.problem.clock[-1], max(slot.end_ns for slot in found.slots)
-    assert step > compute, "there are stalls"
-    live, trips, *links = pictures.planned(found).axes
-    assert trips.get_xlim() == live.get_xlim()
-    assert live.get_xlim()[1] < 1.1 * compute
-    assert trips.get_xlabel() == "compute time, without stalls [ns]"
-    assert [ax.get_ylabel() for ax in links] == ["d2h [%]", "h2d [%]"]
-    for ax in links:
-        own = [slot for slot in found.slots if slot.link in ax.get_ylabel()]
-        heights, edges, _ = ax.patches[0].get_data()
-        assert edges[1:].tolist() == [slot.end_ns for slot in own]
-        shares = [100 * slot.busy_ns / (slot.end_ns - slot.start_ns) for slot in own]
-        assert heights.tolist() == pytest.approx(shares)
-    assert links[-1].get_xlabel() == "time of a step, with its stalls [ns]"
 
 
 def test_all_stays_in_ddr_where_it_fits():
