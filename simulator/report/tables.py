@@ -110,8 +110,9 @@ def table(items: Iterable[T], heads: Heads[T]) -> list[Column]:
 
 
 def figures(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
-    """Return the columns of some figures, under their own headings."""
-    return [Column.figure(summaries, column) for column in columns]
+    """Return the columns of some figures, under their own headings, or under those that a mapping gives them."""
+    heads = columns if isinstance(columns, Mapping) else {}
+    return [Column.figure(summaries, column, heads.get(column, "")) for column in columns]
 
 
 def sections(rows: Sequence[Row]) -> list[list[Column]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from simulator.report.rows import ABSENT, listed, percent, present, quantity
-from simulator.report.tables import Column
+from simulator.report.tables import figures
 from simulator.report.views import Panel, Section, View, texts
 from simulator.serving.story import Story, quantile
 from simulator.trace import CAUSES
@@ -37,29 +38,22 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
     latency = {f"{key}_p{p}_ns": f"{short} p{p}" for short, key in (("first token", "ttft"), ("next", "tpot"))
                for p in (50, 95)}  # fmt: skip
     hits = {f"hit_{tier}_fraction": f"hit in {tier}" for tier in _between(rows, "hit_", "_fraction")}
-    moved = [f"moved_{link}_bytes" for link in _between(rows, "moved_", "_bytes")]
-    shares = [
-        share for share in _between(rows, "read_", "_hit_p50_ns") if any(present(row[_read(share)]) for row in rows)
-    ]
-    reading = {_read(share): f"read at {share} %" for share in (shares if len(shares) > 1 else ())}
+    columns = (f"moved_{link}_bytes" for link in _between(rows, "moved_", "_bytes"))
+    moved = [column for column in columns if any(row[column] for row in rows)]
+    reading = {_read(share): f"read at {share} %" for share in _read_shares(rows)}
     blocks = [
         [
             texts("status", rows, lambda row: row["status"]),
             texts("finished", rows, lambda row: f"{row['finished']:,} of {row['requests']:,}", left=False),
-            *_figures(rows, latency),
+            *figures(rows, latency),
             texts("tokens/s", rows, lambda row: _rate(row["tokens_per_s"]), left=False),
-            *_figures(rows, {"stall_fraction": "stall"}),
+            *figures(rows, {"stall_fraction": "stall"}),
         ],
-        _figures(rows, {"computed_fraction": "computed", **hits})
-        + _figures(rows, dict.fromkeys((key for key in moved if any(row[key] for row in rows)), "")),
-        _figures(rows, reading | dict.fromkeys(("most_waiting", "iterations", "replayed"), "")),
+        [*figures(rows, {"computed_fraction": "computed", **hits}), *figures(rows, moved)],
+        [*figures(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
     ]
     name = texts("policy", rows, lambda row: row["policy"])
     return View(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
-
-
-def _figures(rows: Rows, heads: Mapping[str, str]) -> list[Column]:
-    return [Column.figure(rows, column, head) for column, head in heads.items()]
 
 
 def _between(rows: Rows, start: str, end: str) -> list[str]:
@@ -68,6 +62,13 @@ def _between(rows: Rows, start: str, end: str) -> list[str]:
 
 def _read(share: str) -> str:
     return f"read_{share}_hit_p50_ns"
+
+
+def _read_shares(rows: Rows) -> list[str]:
+    """How much of prompts was found, in per cent, where times to read them can be told apart by that."""
+    shares = _between(rows, "read_", "_hit_p50_ns")
+    told = [share for share in shares if any(present(row[_read(share)]) for row in rows)]
+    return told if len(told) > 1 else []
 
 
 def _rate(value: float | None) -> str:
@@ -82,18 +83,15 @@ def sentences(rows: Rows) -> list[str]:
     rows
         See `simulator.serving.story.summary`.
     """
-    found = [said for row in rows for said in _told(row)]
-    if rows[0]["unanswered"]:
-        found.insert(
-            0, f"{counted(rows[0]['unanswered'], 'request')} of the file have no output token, and are left out."
-        )
-    ran = sorted(
-        (row for row in rows if row["status"] == "ok" and row["finished"]), key=lambda row: row["ttft_mean_ns"]
-    )
+    left_out = counted(rows[0]["unanswered"], "request")
+    said = [f"{left_out} of the file have no output token, and are left out."] if rows[0]["unanswered"] else []
+    said += [text for row in rows for text in _told(row)]
+    ran = [row for row in rows if row["status"] == "ok" and row["finished"]]
     if len(ran) > 1:
-        means = [f"{quantity(row['ttft_mean_ns'], 'ns')} under {row['policy']}" for row in ran]
-        found.append(f"On average, first tokens come after {listed(means)}.")
-    return found
+        ordered = sorted(ran, key=itemgetter("ttft_mean_ns"))
+        means = [f"{quantity(row['ttft_mean_ns'], 'ns')} under {row['policy']}" for row in ordered]
+        said.append(f"On average, first tokens come after {listed(means)}.")
+    return said
 
 
 def _told(row: Row) -> Iterator[str]:
@@ -110,8 +108,7 @@ def _told(row: Row) -> Iterator[str]:
     tiers = {tier: row[f"hit_{tier}_fraction"] for tier in _between([row], "hit_", "_fraction")}
     there = listed([f"{percent(share)} in {tier}" for tier, share in tiers.items() if share]) or "nothing"
     yield f"{policy} finds of all prompt tokens {there}; {percent(row['computed_fraction'])} are computed."
-    shares = [share for share in _between([row], "read_", "_hit_p50_ns") if present(row[_read(share)])]
-    if len(shares) > 1:
+    if shares := _read_shares([row]):
         times = listed([f"{quantity(row[_read(share)], 'ns')} if {share} % of it was found" for share in shares])
         even = quantity(row["even_bytes_per_s"] and round(row["even_bytes_per_s"]), "B/s")
         yield f"{policy} reads a prompt in {times}; at {even} copying takes as long as computing."

@@ -100,11 +100,8 @@ class Replays:
         if trace.status != "ok":
             return {"status": trace.status, "why": "; ".join(trace.blocked[:1])}
         row = metrics.summarise(case.job, case.hardware, trace, ran=ran)
-        waits, moved = (
-            (f"wait_{cause}_ns" for cause in CAUSES),
-            (f"moved_{link}_bytes" for link in case.hardware.link_names),
-        )
-        columns = ("stall_ns", "drain_ns", *waits, *moved)
+        columns = ["stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)]
+        columns += [f"moved_{link}_bytes" for link in case.hardware.links]
         return {"status": "ok", "why": "", "took_ns": row["step_ns"], **{column: row[column] for column in columns}}
 
 

@@ -187,34 +187,9 @@ class Served:
     blocks: list[Block] = field(default_factory=list)
 
     @property
-    def waited_ns(self) -> int | None:
-        """From arrival to admission [ns]."""
-        return _apart(self.request.arrival_ns, self.admitted_ns)
-
-    @property
-    def reading_ns(self) -> int | None:
-        """From admission to the first token [ns]."""
-        return _apart(self.admitted_ns, self.first_ns)
-
-    @property
-    def ttft_ns(self) -> int | None:
-        """From arrival to the first token [ns]."""
-        return _apart(self.request.arrival_ns, self.first_ns)
-
-    @property
-    def tpot_ns(self) -> int | None:
-        """Whole nanoseconds for each token after the first."""
-        took, more = _apart(self.first_ns, self.end_ns), self.request.output - 1
-        return round(took / more) if took is not None and more > 0 else None
-
-    @property
     def is_reading(self) -> bool:
         """Whether some of its prompt is left."""
         return self.cached < self.request.prompt
-
-
-def _apart(start_ns: int | None, end_ns: int | None) -> int | None:
-    return None if start_ns is None or end_ns is None else end_ns - start_ns
 
 
 class Work(NamedTuple):

@@ -54,22 +54,17 @@ class Story:
     @property
     def requests(self) -> list[dict[str, Any]]:
         """One line per request; times are from the first arrival on [ns]."""
-        return [
-            {
-                "policy": self.policy,
-                "request": one.number,
-                "arrival_ns": one.request.arrival_ns,
-                "admitted_ns": one.admitted_ns,
-                "first_token_ns": one.first_ns,
-                "end_ns": one.end_ns,
-                "prompt_tokens": one.request.prompt,
-                "output_tokens": one.request.output,
-                **{f"hit_{name}_tokens": one.hit[tier] if one.hit else None for tier, name in enumerate(self.tiers)},
-                "ttft_ns": one.ttft_ns,
-                "tpot_ns": one.tpot_ns,
-            }
-            for one in self.served
-        ]
+        return [{"policy": self.policy, **self._request(served)} for served in self.served]
+
+    def _request(self, served: Served) -> dict[str, Any]:
+        about, first, last, more = served.request, served.first_ns, served.end_ns, served.request.output - 1
+        adding_ns = None if first is None or last is None else last - first
+        line = {"request": served.number, "arrival_ns": about.arrival_ns, "admitted_ns": served.admitted_ns}
+        line |= {"first_token_ns": first, "end_ns": last, "prompt_tokens": about.prompt, "output_tokens": about.output}
+        hit: Sequence[int | None] = served.hit or [None] * len(self.tiers)
+        line |= {f"hit_{name}_tokens": tokens for name, tokens in zip(self.tiers, hit, strict=True)}
+        line |= {"ttft_ns": None if first is None else first - about.arrival_ns}
+        return line | {"tpot_ns": None if adding_ns is None or not more else round(adding_ns / more)}
 
 
 def serve_row(
@@ -139,9 +134,7 @@ def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) 
         "held_blocks": tiers.held,
         **{f"used_{name}_blocks": tiers.used(tier) for tier, name in enumerate(story.tiers)},
     }
-    story.iterations.append(
-        about | {column: value for column, value in took.items() if column not in ("status", "why")}
-    )
+    story.iterations.append(about | {column: took[column] for column in took if column not in ("status", "why")})
     story.end_ns += took["took_ns"]
     return True
 
@@ -202,9 +195,8 @@ def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> d
             Requests of the file that add no token, and are left out.
     """
     ran = [one for one in story.iterations if one["held_blocks"]]
-    spent = {
-        column: sum(one[column] for one in ran) for column in (*(f"wait_{cause}_ns" for cause in CAUSES), "drain_ns")
-    }
+    waits = [f"wait_{cause}_ns" for cause in CAUSES]
+    spent = {column: sum(one[column] for one in ran) for column in (*waits, "drain_ns")}
     moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
     busy, left = sum(one["took_ns"] for one in ran), [one for one in story.served if one.end_ns is not None]
     return {
@@ -213,7 +205,7 @@ def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> d
         "why": story.why,
         "requests": len(story.served),
         "finished": len(left),
-        **_latencies(story.served),
+        **_latencies(story.requests),
         "tokens_per_s": _ratio(sum(one.made for one in story.served) * 10**9, story.end_ns),
         **_hits(story, token_bytes),
         **{column: sum(one[column] for one in story.iterations) for column in moved},
@@ -241,13 +233,12 @@ def _ratio(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
-def _latencies(served: Sequence[Served]) -> dict[str, Any]:
-    times = {
-        name: [ns for one in served if (ns := getattr(one, f"{name}_ns")) is not None] for name in ("ttft", "tpot")
-    }
+def _latencies(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    times = {name: [ns for one in requests if (ns := one[f"{name}_ns"]) is not None] for name in ("ttft", "tpot")}
+    waited = [one["admitted_ns"] - one["arrival_ns"] for one in requests if one["admitted_ns"] is not None]
     found = {f"{name}_p{percent}_ns": quantile(ns, percent) for name, ns in times.items() for percent in (50, 95)}
     found |= {f"{name}_mean_ns": round(sum(ns) / len(ns)) if ns else None for name, ns in times.items()}
-    return found | {"waited_p50_ns": quantile((one.waited_ns for one in served if one.waited_ns is not None), 50)}
+    return found | {"waited_p50_ns": quantile(waited, 50)}
 
 
 def _hits(story: Story, token_bytes: int) -> dict[str, Any]:
@@ -258,10 +249,11 @@ def _hits(story: Story, token_bytes: int) -> dict[str, Any]:
     reading: list[list[int]] = [[] for _ in range(_SHARES + 1)]
     computed_bytes = computed_ns = 0
     for one in admitted:
-        if one.reading_ns is not None:
-            reading[round(sum(one.hit) * _SHARES / one.request.prompt)].append(one.reading_ns)
+        if one.first_ns is not None:
+            took_ns = one.first_ns - (one.admitted_ns or 0)
+            reading[round(sum(one.hit) * _SHARES / one.request.prompt)].append(took_ns)
             computed_bytes += 0 if any(one.hit) else one.request.prompt * token_bytes
-            computed_ns += 0 if any(one.hit) else one.reading_ns
+            computed_ns += 0 if any(one.hit) else took_ns
     return {
         "prompt_tokens": prompts,
         "computed_fraction": _ratio(prompts - sum(hits), prompts),
