@@ -165,8 +165,7 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (
-    *(run, plan, largest, scaling, robust, serve, diff, validate, sensitivity),
-    *(list_, check, graph, layout, schema),
-):
+for command in (run, plan, largest, scaling, robust, serve, diff, validate, sensitivity):
+    hosim.add_command(command)
+for command in (list_, check, graph, layout, schema):
     hosim.add_command(command)

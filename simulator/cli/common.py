@@ -16,14 +16,36 @@ if TYPE_CHECKING:
 FAILED = 1
 _PATH, _FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
 _WORKERS = "Processes; the result does not depend on it. [default: cores]"
+
+
+def _changes(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
+    """Read what ``--set`` says."""
+    from simulator import catalog
+
+    return dict(catalog.setting(text) for text in texts)
+
+
+def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a folder, or a file, that cannot be written."""
+    from simulator.report.files import check_file, check_target
+
+    if path is not None and parameter.name == "out":
+        check_target(path)
+    elif path is not None:
+        check_file(parameter.opts[0], path)
+    return path
+
+
+_OUT = "Write all of it here: tables, pictures and a page."
+_JUNIT = "Write what is expected as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
-    "out": click.option("--out", type=_PATH, help="Write all of it here: tables, pictures and a page."),
-    "set": click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change the hardware."),
+    "out": click.option("--out", type=_PATH, callback=_writable, help=_OUT),
+    "set": click.option("--set", multiple=True, callback=_changes, metavar="KEY=VALUE", help="Change the hardware."),
     "policy": click.option(
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
     ),
     "json": click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else."),
-    "junit": click.option("--junit", type=_FILE, help="Write what is expected as JUnit XML into this file."),
+    "junit": click.option("--junit", type=_FILE, callback=_writable, help=_JUNIT),
     "workers": click.option("--workers", type=click.IntRange(1), default=lambda: os.cpu_count() or 1, help=_WORKERS),
 }
 
@@ -54,38 +76,16 @@ def levels(context: click.Context, parameter: click.Parameter, text: str | None)
         raise click.BadParameter(f"{text!r} is no list such as 5%,0.1 (of times, 100ns,5us)") from None
 
 
-def settings(changes: Sequence[str]) -> dict[str, Any]:
-    """Read what ``--set`` says."""
-    from simulator import catalog
-
-    return dict(catalog.setting(change) for change in changes)
-
-
-def check(out: Path | None, junit: Path | None = None) -> None:
-    """Refuse a folder, or a file, that cannot be written."""
-    from simulator.report.files import check_file, check_target
-
-    if out is not None:
-        check_target(out)
-    if junit is not None:
-        check_file("--junit", junit)
-
-
-def ran(do: Callable[..., Any], *arguments: Any, out: Path | None = None, **options: Any) -> Any:
+def ran(do: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Run something with progress, and return what came of it.
 
     Parameters
     ----------
     do, arguments, options
-        What is run; options that were not given are as `do` has them, and changes are what it shall set.
-    out
-        Where what comes of it will be written, if anywhere.
+        What is run; options that were not given are as `do` has them.
     """
     from simulator.report.tables import Shown
 
-    check(out)
-    if "changes" in options:
-        options["set"] = settings(options.pop("changes"))
     given = {name: value for name, value in options.items() if value not in (None, ())}
     with Shown() as progress:
         return do(*arguments, progress=progress, **given)
@@ -93,7 +93,7 @@ def ran(do: Callable[..., Any], *arguments: Any, out: Path | None = None, **opti
 
 def told(do: Callable[..., Any], *arguments: Any, out: Path | None, as_json: bool = False, **options: Any) -> Any:
     """Run something with progress, print what came of it, write it if asked, and return it."""
-    found = ran(do, *arguments, out=out, **options)
+    found = ran(do, *arguments, **options)
     if out is not None:
         found.write(out)
     click.echo(found.json() if as_json else f"{found}\n", nl=False)

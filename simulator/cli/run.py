@@ -41,8 +41,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     from simulator.run import read, run_case
     from simulator.run.results import writing
 
-    common.check(out, junit)
-    case = read(scenario, set=common.settings(more["changes"]), trace="none" if more["no_trace"] else None)
+    case = read(scenario, set=more["set"], trace="none" if more["no_trace"] else None)
     with nullcontext() if out is None else writing(out) as pages:  # each row is written while the next ones run
         with Shown() as progress:
             results = run_case(case, more["policies"] or None, progress, None if pages is None else pages.add)
@@ -120,7 +119,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.stories import plan as plan_scenario
 
-    found = common.ran(plan_scenario, scenario, policy, out=out, **more)
+    found = common.ran(plan_scenario, scenario, policy, **more)
     click.echo(found.text(tensor))
     if out is not None:
         found.write(out)
@@ -260,7 +259,6 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path |
     from simulator import catalog
     from simulator.claims import validate as sweep
 
-    common.check(None, junit)
     found = common.told(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **more)
     common.write_junit(found.checks, junit)
     return common.FAILED if found.is_broken else 0
