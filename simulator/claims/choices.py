@@ -2,13 +2,14 @@
 
 Nothing continuous is fitted. What is chosen is listed before the run, in the scenario; a figure then holds for so many
 of so many settings. Where the claim says which figures select (``selects``), the settings that reproduce all of these
-are shown with what they give for the other figures, which were not used.
+are shown with what they give for the other figures, which were not used. Other scenarios (``predicts``) are run with
+these settings alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from simulator.report.tables import Column
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
 from simulator.report.views import Section, View, by, texts
-from simulator.run.sweep import Point, Progress, Study, Sweep, sweep
+from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Claim
 from simulator.units import counted
 
@@ -59,23 +60,34 @@ def enumerate_choices(
     """
     must = "a scenario whose claim lists choices is named"
     loaded = read(scenarios, must, lambda one: one.claim and one.claim.choices)
-    studies, unbuilt = zip(*map(_study, loaded), strict=True)
-    found = sweep(studies, workers, progress)
-    points = [row for row in found if "figure" in row]
-    refused = [*chain(*unbuilt), *(row["notes"] for row in found if "figure" not in row)]
+    ahead = [[_other(one, name) for name in _claim(one).predicts] for one in loaded]
+    bases = [_study(one, *_choices(one)) for one in loaded]
+    if refused := [errors[0] for base, errors in bases if not base.points]:
+        raise refused[0]
+    points, unbuilt = _measured(bases, workers, progress)
     selections = [_selection(one, points) for one in loaded if _claim(one).selects]
     for row in points:
         row["selected"] = bool(selections) and all(any(_agree(row, one) for one in own) for own in selections)
+    taken = [_selected(base, points) for base, _ in bases]
+    pairs = [(base, own, other) for (base, _), own, some in zip(bases, taken, ahead, strict=True) for other in some]
+    more, unlike = _measured([_study(other, base.axes, own) for base, own, other in pairs], workers, progress)
+    points += [row | {"selected": True} for row in more]
     rows = distributions(points)
     sections = [section for one in loaded for section in _sections(one, points)]
+    sections += [section for _, _, other in pairs for section in _spread(other, points)]
     told = _sentences(loaded, rows)
-    if refused:
-        told.append(f"{counted(len(refused), 'combination')} of choices cannot be built, such as: {refused[0]}.")
+    if unbuilt := unbuilt + unlike:
+        told.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
     return Sweep("choices", loaded, rows, View("Claims over all choices", sections, told), {"points": points})
 
 
 def _claim(loaded: Loaded) -> Claim:
     return loaded.scenario.claim or Claim(sentence="", source="")
+
+
+def _other(loaded: Loaded, name: str) -> Loaded:
+    """A scenario that is run with the settings that another one selects."""
+    return catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
 
 
 def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
@@ -94,8 +106,14 @@ def _agree(row: ShownRow, setting: ShownRow) -> bool:
     return all(row[choice] == value for choice, value in setting.items() if choice in row)
 
 
-def _study(loaded: Loaded) -> tuple[Study, list[str]]:
-    """All combinations of choices that a document can state, and why others are no settings."""
+def _selected(base: Study, points: ShownRows) -> list[Point]:
+    """The settings of a scenario that are selected."""
+    own = (row for row in points if row["selected"] and row["scenario"] == base.loaded.scenario.name)
+    return list(by(own, *(axis.name for axis in base.axes)))
+
+
+def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
+    """What may be chosen, and all combinations of it."""
     choices = _claim(loaded).choices
     if not choices or not any(one.printed is not None for one in loaded.scenario.expect):
         must = "a claim lists choices, and prints numbers that ours are held against"
@@ -109,6 +127,11 @@ def _study(loaded: Loaded) -> tuple[Study, list[str]]:
     if len(settings) > MOST_SETTINGS:
         must, do = f"choices have at most {MOST_SETTINGS:,} combinations", "list fewer values"
         raise ConfigError(loaded.place("claim", "choices"), must, f"{len(settings):,}", do)
+    return axes, settings
+
+
+def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> tuple[Study, list[ConfigError]]:
+    """The settings that a document can state, and why others are none."""
     points, refused = list[Point](), list[ConfigError]()
     for setting in settings:
         try:
@@ -116,9 +139,19 @@ def _study(loaded: Loaded) -> tuple[Study, list[str]]:
             points.append(setting)
         except ConfigError as error:
             refused.append(error)
-    if not points:
-        raise refused[0]
-    return Study(loaded, figures, axes, points), list(map(str, refused))
+    return Study(loaded, figures, axes, points), refused
+
+
+def _measured(
+    studies: Sequence[tuple[Study, list[ConfigError]]], workers: int, progress: Progress | None
+) -> tuple[Rows, list[str]]:
+    """Rows about printed figures, and why settings cannot be built, before they run or while."""
+    found = sweep([study for study, _ in studies], workers, progress)
+    failed = (row["notes"] for row in found if "figure" not in row)
+    return [row for row in found if "figure" in row], [
+        *(str(error) for _, refused in studies for error in refused),
+        *failed,
+    ]
 
 
 def distributions(points: ShownRows) -> list[dict[str, Any]]:
@@ -136,19 +169,17 @@ def distributions(points: ShownRows) -> list[dict[str, Any]]:
         ``scenario``, ``claim``, ``figure``, ``printed``, ``tolerance``; ``settings``, how many there are, ``ran``, how
         many gave a number, ``held``, how many are within the tolerance, ``selected`` and ``held_selected``, the same of
         those that are selected; ``least``, ``median``, ``most``, for people, and ``error_least``, ``error_median``,
-        ``error_most``, as shares of what is printed.
+        ``error_most``, as shares of what is printed; ``selected_least`` and so on, of those that are selected.
     """
     rows = []
     for own in by(points, "scenario", "asks").values():
-        ran = sorted((row for row in own if present(row["error"])), key=lambda row: row["error"])
-        ends = {"least": 0, "median": len(ran) // 2, "most": -1} if ran else {}
         selected = [row for row in own if row["selected"]]
         rows.append(
             {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed")}
-            | {"settings": len(own), "ran": len(ran), "held": _held(own)}
+            | {"settings": len(own), "ran": sum(present(row["error"]) for row in own), "held": _held(own)}
             | {"selected": len(selected), "held_selected": _held(selected)}
-            | {name: ran[at]["obtained"] for name, at in ends.items()}
-            | {f"error_{name}": ran[at]["error"] for name, at in ends.items()}
+            | _ends(own)
+            | {f"selected_{name}": value for name, value in _ends(selected).items()}
         )
     return rows
 
@@ -157,49 +188,74 @@ def _held(rows: ShownRows) -> int:
     return sum(row["holds"] for row in rows)
 
 
+def _ends(rows: ShownRows) -> dict[str, Any]:
+    """The least, the median and the most, for people and as shares of what is printed; nothing if none ran."""
+    ran = sorted((row for row in rows if present(row["error"])), key=lambda row: row["error"])
+    ends = {"least": 0, "median": len(ran) // 2, "most": -1} if ran else {}
+    obtained = {name: ran[at]["obtained"] for name, at in ends.items()}
+    return obtained | {f"error_{name}": ran[at]["error"] for name, at in ends.items()}
+
+
 def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
     """What is chosen, what each figure becomes, and the settings that are selected."""
-    choices, own = _claim(loaded).choices, [row for row in points if row["scenario"] == loaded.scenario.name]
-    rows = distributions(own)
+    choices, selects = _claim(loaded).choices, _claim(loaded).selects
+    own = [row for row in points if row["scenario"] == loaded.scenario.name]
     chosen = [
         Column.texts("  choice", (f"  {one.choice}" for one in choices), left=True),
         Column.texts("values", (", ".join(one.options) for one in choices), left=True),
     ]
-    spread = [
-        texts("  figure", rows, lambda row: f"  {row['claim']}"),
-        *(_column(head, rows) for head in ("printed", "least", "median", "most")),
-        texts("holds for", rows, lambda row: f"{row['held']} of {row['ran']}", left=False),
-    ]
-    settings = [*by((row for row in own if row["selected"]), *(one.choice for one in choices)).values()][:_SHOWN]
-    sections = [Section(f"{loaded.scenario.name}: {loaded.scenario.title}", chosen), Section("", spread)]
-    if settings:
-        firsts, heads = [rows[0] for rows in settings], [row["claim"] for row in settings[0]]
+    sections = [Section(f"{loaded.scenario.name}: {loaded.scenario.title}", chosen), *_spread(loaded, points, "")]
+    if settings := [*by((row for row in own if row["selected"]), *(one.choice for one in choices)).values()][:_SHOWN]:
+        firsts = [rows[0] for rows in settings]
         columns = [_column(one.choice, firsts, left=True) for one in choices]
-        columns += [_column("obtained", [rows[at] for rows in settings], head) for at, head in enumerate(heads)]
+        columns += [
+            _column("obtained", [rows[at] for rows in settings], row["claim"])
+            for at, row in enumerate(settings[0])
+            if row["figure"] in selects
+        ]
         sections.append(Section("Selected settings", columns))
     return sections
+
+
+def _spread(loaded: Loaded, points: ShownRows, head: str | None = None) -> list[Section]:
+    """What each figure of a scenario becomes over all settings, and over those that are selected."""
+    rows = distributions([row for row in points if row["scenario"] == loaded.scenario.name])
+    columns = [
+        texts("  figure", rows, lambda row: f"  {row['claim']}"),
+        *(_column(name, rows) for name in ("printed", "least", "median", "most")),
+        texts("holds for", rows, lambda row: _of(row["held"], row["ran"]), left=False),
+    ]
+    if any(row["selected"] for row in rows):
+        columns.append(texts("selected", rows, lambda row: _of(row["held_selected"], row["selected"]), left=False))
+        columns += [_column(f"selected_{name}", rows, name) for name in ("least", "median", "most")]
+    title = f"{loaded.scenario.name}: {loaded.scenario.title}, with the selected settings"
+    return [Section(title if head is None else head, columns)] if rows else []
 
 
 def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) -> Column:
     return texts(head or key, rows, lambda row: row.get(key, ABSENT), left=left)
 
 
+def _of(held: int, total: int) -> str:
+    return f"{held} of {total}"
+
+
 def _sentences(loaded: Sequence[Loaded], rows: ShownRows) -> list[str]:
     """Say how many settings reproduce what selects, and what these give for the other figures."""
-    selects = [figure for one in loaded for figure in _claim(one).selects]
-    names = listed([row["claim"] for row in rows if row["figure"] in selects])
+    selects, bases = [figure for one in loaded for figure in _claim(one).selects], [one.scenario.name for one in loaded]
+    names = listed([row["claim"] for row in rows if row["figure"] in selects and row["scenario"] in bases])
     told = []
     for (scenario,), own in by(rows, "scenario").items():
         total, selected = own[0]["settings"], own[0]["selected"]
-        if not selects:
-            told.append(f"{scenario}: {counted(total, 'setting')}.")
-            continue
-        share = f"{selected} of {counted(total, 'setting')} ({percent(selected / total)})"
-        told.append(f"{scenario}: {share} reproduce {names} together.")
-        told += [
-            f"{row['claim']}, {row['printed']} printed: {row['held_selected']} of these {selected} hold, "
-            f"and {row['held']} of all {row['ran']} that ran."
-            for row in own
-            if selected and row["figure"] not in selects
-        ]
+        if selects and scenario in bases:
+            share = f"{selected} of {counted(total, 'setting')} ({percent(selected / total)})"
+            told.append(f"{scenario}: {share} reproduce {names} together.")
+        else:
+            told.append(f"{scenario}: {counted(total, 'setting')}{'' if scenario in bases else ' that are selected'}.")
+        for row in own:
+            if selected and (row["figure"] not in selects or scenario not in bases):
+                held = f"holds for {row['held_selected']} of {counted(selected, 'selected setting')}"
+                chance = f"; of all, for {row['held']} of {row['ran']} ({percent(row['held'] / row['ran'])})"
+                by_chance = chance if scenario in bases and row["ran"] else ""
+                told.append(f"{row['claim']}, {row['printed']} printed: {held}{by_chance}.")
     return told

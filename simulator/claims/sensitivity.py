@@ -103,6 +103,7 @@ def figures(loaded: Loaded, point: Point) -> Rows:
     ours: dict[str, object] = {**dict.fromkeys(LIMITS, None), "faster_than": None, "kind": "predicted"}
     compared = _compared(loaded)
     held = [one.model_copy(update=ours) if one.kind == "shown" else one for one in compared]
+    asked = {column for one in held for column in one.columns}
     return [
         Judged(loaded.scenario.name, verdict).row
         | {
@@ -111,7 +112,7 @@ def figures(loaded: Loaded, point: Point) -> Rows:
             "holds": verdict.holds,
             "verdict": "shown" if one.kind == "shown" else verdict.word,
         }
-        for verdict, one in zip(judged(loaded, held), compared, strict=True)
+        for verdict, one in zip(judged(loaded, held, asked=asked), compared, strict=True)
     ]
 
 

@@ -112,7 +112,7 @@ FIGURES = (
     Figure("compactions", "count", "compactions", "Compactions that were asked for in the measured step.",
            of="addresses", is_compared=True),
     Figure("least_peak_bytes", "B", "least peak", "No plan with a step as short has a lower peak in the compute tier.",
-           of="table"),
+           of="bound"),
     Figure("slowdown_vs_fastest", "times", "vs fastest", "`step_ns` by that of the fastest row.", of="table"),
     Figure("slowdown_vs_compute", "times", "vs compute", "`step_ns` by the time of all computes.", of="table"),
     Figure("short_bytes", "B", "short by", "What is missing where the row does not fit.", of="table", is_compared=True),

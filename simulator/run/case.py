@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from simulator import bounds, engine, formats, metrics, referee
@@ -46,6 +46,8 @@ class Case:
         Tries plans for them.
     is_changed
         Whether the machine was changed for this run; what the scenario expects is then not checked.
+    asked
+        Columns that are asked for; None: all. Bounds are found only if one of theirs is among them.
     """
 
     loaded: Loaded
@@ -53,6 +55,12 @@ class Case:
     tasks: tuple[Task, ...]
     trials: Trials
     is_changed: bool = False
+    asked: Collection[str] | None = None
+
+    @property
+    def asks_bounds(self) -> bool:
+        """Whether a column about bounds is asked for."""
+        return self.asked is None or not set(self.asked).isdisjoint(metrics.columns(self.hardware, ("bound",)))
 
     @property
     def problem(self) -> Problem:
@@ -101,15 +109,18 @@ class Case:
 
     @cached_property
     def of(self) -> Callable[[str], Case]:
-        """The same on the machine that a row sets for itself."""
+        """The same on the machine that a row sets for itself; rows that set the same share it, and its bounds."""
+        known = {repr({}): self}
 
         def of(row: str) -> Case:
             choice = self.choice(row)
-            if not choice.set_:
-                return self
-            return prepare(self.loaded.for_row(choice), self.job, is_changed=self.is_changed)
+            change = repr(choice.set_)
+            if change not in known:
+                loaded = self.loaded.for_row(choice)
+                known[change] = prepare(loaded, self.job, is_changed=self.is_changed, asked=self.asked)
+            return known[change]
 
-        return cache(of)
+        return of
 
     @cached_property
     def enough(self) -> dict[str, dict[str, int]]:
@@ -231,7 +242,9 @@ def _check_keeps(scenario: Scenario, job: Job, where: str) -> None:
         raise ConfigError(where, must, found, "write trace: kept")
 
 
-def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False) -> Case:
+def prepare(
+    loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, asked: Collection[str] | None = None
+) -> Case:
     """Build everything that the rows of a scenario share; nothing runs.
 
     Parameters
@@ -242,6 +255,8 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False)
         What all ranks run, if it was built before; of the workload only its name counts then.
     is_changed
         Whether the machine was changed for this run.
+    asked
+        Columns that are asked for; default: all.
 
     Raises
     ------
@@ -281,7 +296,7 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False)
             popularity=popularity(graph, draws.origin, scenario.seed) if graph.has_late else {},
         )
         tasks.append(Task(problem, number, team, draws))
-    return Case(loaded, job, tuple(tasks), trials, is_changed)
+    return Case(loaded, job, tuple(tasks), trials, is_changed, asked)
 
 
 def _times(loaded: Loaded, job: Job) -> list[list[int]]:

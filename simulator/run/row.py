@@ -226,13 +226,14 @@ def replayed(
         "may_repeat": ran.repeats if ran else metrics.repeats(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
     }
-    is_bounded = trace.status != "ok" or _keep_program(case, plans, trace, ran)
+    is_kept = trace.status != "ok" or _keep_program(case, plans, trace, ran)
+    is_bounded = is_kept and case.asks_bounds
     bound = case.bound(**kind) if is_bounded else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
     summary = {"policy": label, **counts}
-    if not is_bounded:
+    if not is_kept:
         summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
-    elif trace.status == "ok":
+    elif is_bounded and trace.status == "ok":
         summary["least_peak_bytes"] = case.least_peak_bytes(summary["step_ns"], **kind)
         summary |= _against_laps(case.tasks[0], plans[0], summary) if len(case.tasks) == 1 else {}
         _check_bound(label, summary)

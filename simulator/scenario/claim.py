@@ -335,6 +335,8 @@ class Claim(Part):
         Discrete choices that it does not state, for `hosim sensitivity --choices`.
     selects
         Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
+    predicts
+        Other scenarios, by name or path, that are run with the settings that are selected.
     """
 
     sentence: str
@@ -345,6 +347,7 @@ class Claim(Part):
     unstated: tuple[Unstated, ...] = ()
     choices: tuple[Choice, ...] = ()
     selects: tuple[Key, ...] = ()
+    predicts: tuple[str, ...] = ()
 
 
 def _ratio(stated: str | float) -> float:

@@ -6,6 +6,8 @@ import chain
 import pytest
 
 import simulator as hosim_api
+from simulator import catalog
+from simulator.run import prepare, run_case
 
 CHOICES = """\
   selects: [step]
@@ -69,7 +71,75 @@ def test_a_scenario_with_the_same_choice_is_held_to_what_another_one_selects(tmp
     found = hosim_api.enumerate_choices(paths)
     points = [row for row in found.tables["points"] if row["scenario"] == "other"]
     assert {row["link"]: row["selected"] for row in points} == {"2 GB/s": False, "4 GB/s": True, "8 GB/s": False}
-    assert "another step, 1.5 ms printed: 1 of these 1 hold, and 1 of all 3 that ran." in found.sentences
+    said = "another step, 1.5 ms printed: holds for 1 of 1 selected setting; of all, for 1 of 3 (33 %)."
+    assert said in found.sentences
+
+
+def predicting(tmp_path, other):
+    """A scenario whose selected settings are to predict another one, beside it."""
+    (tmp_path / "other.yaml").write_text(other)
+    return chain.write(tmp_path, scenario=claim(choices=CHOICES + "  predicts: [other.yaml]\n"))
+
+
+STEP = "  - {row: reactive, column: stall_ns, printed: 0.69 ms, within: 0.01, figure: stall, why: its stall}\n"
+
+
+def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_path):
+    found = hosim_api.enumerate_choices([predicting(tmp_path, claim("other", "", STEP))])
+    points = [row for row in found.tables["points"] if row["scenario"] == "other"]
+    assert {(row["link"], row["who leaves first"]) for row in points} == {
+        ("4 GB/s", "least recent"),
+        ("4 GB/s", "oldest"),
+    }
+    for row in points:
+        evict = {"least recent": "lru", "oldest": "fifo"}[row["who leaves first"]]
+        (tmp_path / evict).mkdir()
+        path = chain.write(tmp_path / evict, scenario=chain.SCENARIO.replace("evict: lru", f"evict: {evict}"))
+        alone = hosim_api.run(path, policies=["reactive"])["reactive"].summary
+        assert row["error"] == pytest.approx(alone["stall_ns"] / 690_000 - 1)
+    told = found.rows[-1]
+    assert (told["scenario"], told["settings"], told["selected"]) == ("other", 2, 2)
+    held = sum(row["holds"] for row in points)
+    assert f"its stall, 0.69 ms printed: holds for {held} of 2 selected settings." in found.sentences
+    assert "other: 2 settings that are selected." in found.sentences
+    assert "with the selected settings" in str(found)
+
+
+def test_settings_that_another_scenario_cannot_state_are_told(tmp_path):
+    other = claim("other", "", STEP).replace("  - {policy: reactive, options: {evict: lru, look_ahead: 0}}\n", "")
+    found = hosim_api.enumerate_choices([predicting(tmp_path, other.replace("row: reactive", "row: static"))])
+    assert {row["scenario"] for row in found.tables["points"]} == {"chain"}
+    assert found.sentences[-1].startswith("2 combinations of choices cannot be built, such as: ")
+
+
+def test_a_scenario_that_is_to_be_predicted_is_read_before_anything_runs(hosim, tmp_path):
+    path = chain.write(tmp_path, scenario=claim(choices=CHOICES + "  predicts: [deepseek_v3_nsa_decoed]\n"))
+    done = hosim("sensitivity", path, "--choices")
+    assert done.code == 1
+    assert "did you mean 'deepseek_v3_nsa_decode'?" in done.err
+
+
+def test_what_is_not_asked_for_is_not_computed_and_changes_nothing(tmp_path):
+    loaded = catalog.resolve(chain.write(tmp_path))
+    whole, step = (run_case(prepare(loaded, asked=asked))["reactive"].summary for asked in (None, {"step_ns"}))
+    assert whole["gap_fraction"] > 0
+    assert whole["least_peak_bytes"] > 0
+    assert not {"bound_ns", "bound_kind", "gap_fraction", "least_peak_bytes"} & set(step)
+    assert step == {column: whole[column] for column in step}
+    gap = run_case(prepare(loaded, asked={"gap_fraction"}))["reactive"].summary
+    assert gap == whole
+
+
+def test_rows_that_set_the_same_share_a_machine_and_its_bounds(tmp_path):
+    rows = "policies:\n" + "".join(
+        f"  - {{policy: resident, label: {name}, set: {{links.*.bandwidth: {rate} GB/s}}}}\n"
+        for name, rate in (("a", 2), ("b", 2), ("c", 8))
+    )
+    text = chain.SCENARIO.split("policies:")[0] + rows + "assumed:\n  budget: a test\n  links.*.bandwidth: a test\n"
+    case = prepare(catalog.resolve(chain.write(tmp_path, scenario=text)))
+    assert case.of("a") is case.of("b")
+    assert case.of("c") is not case.of("a")
+    assert case.of("static") is case
 
 
 def test_the_command_prints_the_table_and_writes_the_points(hosim, tmp_path):
