@@ -87,7 +87,15 @@ def _claim(loaded: Loaded) -> Claim:
 
 def _other(loaded: Loaded, name: str) -> Loaded:
     """A scenario that is run with the settings that another one selects."""
-    return catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
+    other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
+    if not _prints(other):
+        must, do = "what is predicted prints numbers that ours are held against", "add printed to an expectation of it"
+        raise ConfigError(loaded.place("claim", "predicts"), must, repr(name), do)
+    return other
+
+
+def _prints(loaded: Loaded) -> bool:
+    return any(one.printed is not None for one in loaded.scenario.expect)
 
 
 def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
@@ -115,7 +123,7 @@ def _selected(base: Study, points: ShownRows) -> list[Point]:
 def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
     """What may be chosen, and all combinations of it."""
     choices = _claim(loaded).choices
-    if not choices or not any(one.printed is not None for one in loaded.scenario.expect):
+    if not choices or not _prints(loaded):
         must = "a claim lists choices, and prints numbers that ours are held against"
         do = "list them under claim: choices, with their values, and add printed to an expectation"
         raise ConfigError(loaded.place("claim"), must, "none", do)
@@ -176,7 +184,8 @@ def distributions(points: ShownRows) -> list[dict[str, Any]]:
         selected = [row for row in own if row["selected"]]
         rows.append(
             {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed")}
-            | {"settings": len(own), "ran": sum(present(row["error"]) for row in own), "held": _held(own)}
+            | {"settings": len(own), "held": _held(own)}
+            | {"ran": sum(present(row["error"]) or row["holds"] for row in own)}
             | {"selected": len(selected), "held_selected": _held(selected)}
             | _ends(own)
             | {f"selected_{name}": value for name, value in _ends(selected).items()}

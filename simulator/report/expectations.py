@@ -145,7 +145,8 @@ def _in_full(one: Expectation, status: str, told: tuple[object, str, str]) -> st
     value, found, must = told
     if not present(value) and status != "ok":
         return f"none, as the row is {status}"
-    if found not in must or not isinstance(value, int | float) or one.faster_than is not None:
+    is_number = isinstance(value, int | float) and found != f"{value:,}"
+    if found not in must or not is_number or one.faster_than is not None:
         return found
     return f"{found} ({value:,}{f' {one.unit}' if one.unit and one.over is None else ''} to be exact)"
 

@@ -17,6 +17,8 @@ RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_16_replicas", "llama3_8b_trai
 """`test_many_ranks`, `test_experts` and `test_readme` run them once, for expectations and for what the PAGES says."""
 SLOW = {
     "deepseek_v3_nsa_decode",
+    "deepseek_v3_nsa_deployments_chunked",
+    "deepseek_v3_nsa_deployments_decode",
     "deepseek_v3_nsa_kv_offload",
     "deepseek_v3_nsa_longest",
     "deepseek_v3_nsa_peak",

@@ -98,7 +98,26 @@ def test_answers_slow_down_where_the_readme_says():
 
 
 def test_123k_tokens_fill_with_the_cache_offloaded_what_the_page_says():
-    longer = Axis("prompt", ("workload.sequence",), "a test")
-    loaded = catalog.at(catalog.resolve("deepseek_v3_nsa_deployments"), {longer: 123_008})
-    (row,) = run_case(prepare(loaded), ["offloaded"]).summaries.values()
+    loaded = catalog.resolve("deepseek_v3_nsa_deployments_123k")
+    (row,) = run_case(prepare(loaded, asked={"peak_hbm_bytes"})).summaries.values()
     assert f"123,008 tokens fill {human(row['peak_hbm_bytes'], 'B')} there" in " ".join(PAGES.split())
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3_nsa_deployments", "deepseek_v3_nsa_deployments_chunked"])
+def test_choices_of_deployments_can_be_stated_and_so_can_those_that_they_predict(name):
+    """The whole enumeration takes half an hour; its first and its last setting stand for it here."""
+    base = catalog.resolve(name)
+    for scenario in (name, *base.scenario.claim.predicts):
+        other, choices = catalog.resolve(scenario), base.scenario.claim.choices
+        for end in (0, -1):
+            axes = {Axis(one.choice, one.fields, "a test", values=one.options): [*one.options][end] for one in choices}
+            if scenario.endswith("_decode"):  # one token is not cut into sixteen
+                axes = {axis: value for axis, value in axes.items() if axis.name != "all other weights"}
+            assert catalog.at(other, axes).workload != other.workload
+
+
+def test_what_a_deployment_predicts_was_not_used_to_select_it():
+    claim = catalog.read_scenario("deepseek_v3_nsa_deployments").claim
+    figures = {one.figure for name in claim.predicts for one in catalog.read_scenario(name).expect if one.printed}
+    assert figures
+    assert figures.isdisjoint(claim.selects)

@@ -7,6 +7,7 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.errors import ConfigError
 from simulator.run import prepare, run_case
 
 CHOICES = """\
@@ -117,6 +118,18 @@ def test_a_scenario_that_is_to_be_predicted_is_read_before_anything_runs(hosim, 
     done = hosim("sensitivity", path, "--choices")
     assert done.code == 1
     assert "did you mean 'deepseek_v3_nsa_decode'?" in done.err
+
+
+def test_a_scenario_that_is_to_be_predicted_prints_something(tmp_path):
+    with pytest.raises(ConfigError, match=r"what is predicted prints numbers .* 'other.yaml'"):
+        hosim_api.enumerate_choices([predicting(tmp_path, chain.SCENARIO.replace("name: chain", "name: other"))])
+
+
+def test_what_is_printed_as_nothing_holds_where_there_is_nothing(tmp_path):
+    none = "  - {row: static, column: recompute_ns, printed: 0 s, figure: again, why: what runs again}\n"
+    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + none))])
+    again = found.rows[-1]
+    assert (again["figure"], again["held"], again["ran"]) == ("again", 6, 6)
 
 
 def test_what_is_not_asked_for_is_not_computed_and_changes_nothing(tmp_path):
