@@ -154,7 +154,7 @@ def tell(given: Problem, plan: Plan) -> list[str]:
 def check_augmented(augmented: Augmented) -> None:
     """Each operator lies in its window, the window between producer and consumer and within barriers; a trip's follow
     one another; and no op reads a tensor while it is away."""
-    ops = augmented.graph.ops
+    ops = augmented.problem.graph.ops
     for one in augmented.cache_ops:
         assert 0 <= one.first <= one.position <= one.last <= len(ops), "in its window"
         assert one.after < one.first, "behind what it follows"

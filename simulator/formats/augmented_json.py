@@ -29,30 +29,27 @@ from typing import Any
 import orjson
 
 from simulator.plan import NOWHERE, Plan
-from simulator.policies.problem import Problem
 from simulator.policies.static.augmented import Augmented, CacheOp
 
 SCHEMA = "hosim-augmented/1"
 
 
-def write(problem: Problem, augmented: Augmented, plan: Plan, path: Path) -> None:
+def write(augmented: Augmented, plan: Plan, path: Path) -> None:
     """Write an augmented graph.
 
     Parameters
     ----------
-    problem, plan
-        What it was made for, and the plan that came of it.
-    augmented
-        The graph with its cache operators.
+    augmented, plan
+        The graph with its cache operators, and the plan that came of it.
     path
         The file.
     """
-    path.write_bytes(orjson.dumps(content(problem, augmented, plan), option=orjson.OPT_INDENT_2) + b"\n")
+    path.write_bytes(orjson.dumps(content(augmented, plan), option=orjson.OPT_INDENT_2) + b"\n")
 
 
-def content(problem: Problem, augmented: Augmented, plan: Plan) -> dict[str, Any]:
+def content(augmented: Augmented, plan: Plan) -> dict[str, Any]:
     """Return the object that `write` writes."""
-    graph, tiers = augmented.graph, augmented.tiers
+    problem, graph, tiers = augmented.problem, augmented.problem.graph, augmented.problem.tiers
     names = [tensor.name for tensor in graph.tensors]
     tensors = [
         _fields(about, "name size_bytes kind persistent") | {"home": None if home == NOWHERE else tiers[home]}
@@ -71,7 +68,7 @@ def content(problem: Problem, augmented: Augmented, plan: Plan) -> dict[str, Any
     return {
         "schema": SCHEMA,
         "graph": graph.name,
-        "compute_tier": tiers[augmented.compute_tier],
+        "compute_tier": tiers[problem.compute_tier],
         "tensors": tensors,
         "ops": ops,
         "cache_ops": [_cache_op(augmented, one) for one in augmented.cache_ops],
@@ -84,11 +81,11 @@ def _fields(one: object, names: str) -> dict[str, Any]:
 
 
 def _cache_op(augmented: Augmented, one: CacheOp) -> dict[str, Any]:
-    ops, tiers = augmented.graph.ops, augmented.tiers
+    ops, tiers = augmented.problem.graph.ops, augmented.problem.tiers
     return {
         "name": augmented.name(one),
         **_fields(one, "role trip"),
-        "tensor": augmented.graph.tensors[one.tensor].name,
+        "tensor": augmented.problem.graph.tensors[one.tensor].name,
         "source": tiers[one.source],
         "target": None if one.target == NOWHERE else tiers[one.target],
         **_fields(one, "size_bytes alone_ns"),

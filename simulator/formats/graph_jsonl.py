@@ -62,11 +62,8 @@ from pathlib import Path
 from sys import intern
 from typing import Any, Required
 
-from pydantic import with_config
-from typing_extensions import TypedDict
-
 from simulator.formats import jsonl
-from simulator.formats.jsonl import STRICT, Names, Whole
+from simulator.formats.jsonl import Names, Record, Whole
 from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor
 from simulator.graph_builder import GraphBuilder, OpNumbers
 from simulator.units import counted
@@ -74,8 +71,7 @@ from simulator.units import counted
 SCHEMA = "hosim-graph/1"
 
 
-@with_config(STRICT)
-class _Header(TypedDict, total=False):
+class _Header(Record, total=False):
     schema: Required[str]
     name: str
     steps: Whole
@@ -84,8 +80,7 @@ class _Header(TypedDict, total=False):
     ops: Whole
 
 
-@with_config(STRICT)
-class _Tensor(TypedDict, total=False):
+class _Tensor(Record, total=False):
     tensor: Required[str]
     size_bytes: Required[int]
     kind: str
@@ -93,30 +88,26 @@ class _Tensor(TypedDict, total=False):
     shared: str
 
 
-@with_config(STRICT)
-class _Group(TypedDict):
+class _Group(Record):
     group: str
     ranks: list[list[int]]
 
 
-@with_config(STRICT)
-class _Late(TypedDict, total=False):
+class _Late(Record, total=False):
     revealed_by: Required[str]
     candidates: Required[Names]
     samples: int
     each: int
 
 
-@with_config(STRICT)
-class _Collective(TypedDict, total=False):
+class _Collective(Record, total=False):
     does: Required[str]
     group: Required[str]
     size_bytes: Required[int]
     algorithm: str
 
 
-@with_config(STRICT)
-class _Op(OpNumbers, total=False):
+class _Op(Record, OpNumbers, total=False):
     op: Required[str]
     kind: str
     reads: Names

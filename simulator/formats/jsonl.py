@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import orjson
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from typing_extensions import TypedDict
 
 from simulator import inputs
 from simulator.document import faults
@@ -26,8 +27,11 @@ from simulator.errors import ConfigError
 from simulator.graph import LARGEST
 from simulator.units import FieldError
 
-STRICT = ConfigDict(strict=True, extra="forbid")
-"""How records are read: each value has its type, and each key is known."""
+
+@with_config(ConfigDict(strict=True, extra="forbid"))
+class Record(TypedDict):
+    """The object in a line: each value has its type, and each key is known."""
+
 
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 """A whole number."""

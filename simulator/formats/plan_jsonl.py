@@ -47,13 +47,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Required
 
-from pydantic import Field, with_config
-from typing_extensions import TypedDict
+from pydantic import Field
 
 from simulator import document
 from simulator.errors import ConfigError
 from simulator.formats import jsonl
-from simulator.formats.jsonl import STRICT, Names, Whole
+from simulator.formats.jsonl import Names, Record, Whole
 from simulator.graph import LARGEST, Graph
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Actions, Plan
 from simulator.units import FieldError, counted, require, suggestion
@@ -61,8 +60,7 @@ from simulator.units import FieldError, counted, require, suggestion
 SCHEMA = "hosim-plan/1"
 
 
-@with_config(STRICT)
-class _Header(TypedDict, total=False):
+class _Header(Record, total=False):
     schema: Required[str]
     policy: document.Line
     tiers: Names
@@ -73,33 +71,28 @@ class _Header(TypedDict, total=False):
     actions: Whole
 
 
-@with_config(STRICT)
-class _Compute(TypedDict, total=False):
+class _Compute(Record, total=False):
     compute: Required[str]
     stream: Annotated[int, Field(ge=0, lt=1000)]
 
 
-@with_config(STRICT)
-class _Copy(TypedDict):
+class _Copy(Record):
     copy: str
     source: Annotated[str, Field(alias="from")]
     target: Annotated[str, Field(alias="to")]
 
 
-@with_config(STRICT)
-class _Detach(TypedDict):
+class _Detach(Record):
     detach: str
     tier: str
 
 
-@with_config(STRICT)
-class _Home(TypedDict):
+class _Home(Record):
     home: str
     tier: document.Line
 
 
-@with_config(STRICT)
-class _Sync(TypedDict):
+class _Sync(Record):
     sync: str
 
 

@@ -37,25 +37,26 @@ def decisions(explanation: Explanation) -> list[Line]:
     lines = []
     for choice in explanation.choices:
         gap, about = choice.gap, problem.graph.tensors[choice.gap.tensor]
+        is_made_again = choice.decision is Decision.RECOMPUTE
         line: Line = {"tensor": about.name, "kind": str(about.kind), "size_bytes": about.size_bytes}
         line |= {"after": ops[gap.after].name, "before": ops[gap.before].name if gap.before < len(ops) else ""}
         line |= {"wraps": int(gap.wraps), "idle_ns": gap.lead_ns + gap.trail_ns, "out_ns": gap.out_ns}
         line |= {"in_ns": gap.in_ns, "remake_ns": choice.remake_ns, "decision": str(choice.decision)}
-        line |= {"tier": "" if choice.decision is Decision.RECOMPUTE else problem.tiers[gap.away]}
+        line |= {"tier": "" if is_made_again else problem.tiers[gap.away]}
         line |= {"score": choice.score.total}
         line |= {f"term_{term}": value for term, value in zip(TERMS, choice.score.terms, strict=True)}
-        line |= {"reason": choice.reason, "made_by": ops[choice.remade.by].name if choice.remade else ""}
+        line |= {"reason": choice.reason, "made_by": ops[gap.before].name if is_made_again else ""}
         lines.append(line)
     return lines
 
 
 def cache_ops(explanation: Explanation) -> list[Line]:
     """Make a table of the cache operators in the order of issue, with their windows and costs."""
-    augmented, lines = explanation.candidate.augmented, []
+    augmented, problem, lines = explanation.candidate.augmented, explanation.problem, []
     for one in augmented.cache_ops:
-        line: Line = {"role": str(one.role), "trip": one.trip, "tensor": augmented.graph.tensors[one.tensor].name}
-        line |= {"source": augmented.tiers[one.source]}
-        line |= {"target": "" if one.target == NOWHERE else augmented.tiers[one.target], "size_bytes": one.size_bytes}
+        line: Line = {"role": str(one.role), "trip": one.trip, "tensor": problem.graph.tensors[one.tensor].name}
+        line |= {"source": problem.tiers[one.source]}
+        line |= {"target": "" if one.target == NOWHERE else problem.tiers[one.target], "size_bytes": one.size_bytes}
         line |= {"alone_ns": one.alone_ns, "first_point": one.first, "position": one.position, "last_point": one.last}
         line |= {"issued": augmented.point(one.position), "stall_ns": one.stall_ns, "residency_ns": one.residency_ns}
         line |= {"waited_ns": explanation.waited_ns(one) if one.role is Role.PREFETCH else 0}

@@ -101,9 +101,7 @@ class Planned:
                 inner.mkdir(exist_ok=True)
                 formats.plan_jsonl.write(self.result.recordings[number], tasks[number].graph, inner / "plan.jsonl")
                 for why in self.explanations[number : number + 1]:
-                    augmented_json.write(
-                        why.problem, why.candidate.augmented, why.candidate.plan, inner / "augmented.json"
-                    )
+                    augmented_json.write(why.candidate.augmented, why.candidate.plan, inner / "augmented.json")
                     decisions.write(why, inner)
             (folder / "plan.png").write_bytes(self.result.timeline().png())
             (folder / "explanation.txt").write_text(self.text() + "\n", encoding="utf-8")

@@ -95,14 +95,15 @@ def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
     p, found = mixed
     again = found.decided(Decision.RECOMPUTE)
     ops, tensors = found.problem.graph.ops, found.problem.graph.tensors
-    assert [ops[one.remade.by].name for one in again] == [op.name for op in ops if "#" in op.name]
+    assert [ops[one.gap.before].name for one in again] == [op.name for op in ops if "#" in op.name]
     for one in again:
-        gap, made = one.gap, one.remade
-        before, after = tensors[gap.tensor].name, tensors[made.tensor].name
-        assert (before.split("#")[0], ops[made.by].writes) == (after.split("#")[0], (made.tensor,))
-        assert (one.remake_ns, made.time_ns, gap.out_ns, gap.in_ns, gap.size_bytes) == (6, 6, 10, 10, 10)
-        assert gap.before == made.by == min(found.problem.lifetimes.uses[made.tensor])
-        assert gap.lead_ns == 6 * (made.by - gap.after - 1)
+        gap = one.gap
+        (made,) = ops[gap.before].writes
+        before, after = tensors[gap.tensor].name, tensors[made].name
+        assert before.split("#")[0] == after.split("#")[0]
+        assert (one.remake_ns, gap.out_ns, gap.in_ns, gap.size_bytes) == (6, 10, 10, 10)
+        assert gap.before == min(found.problem.lifetimes.uses[made])
+        assert gap.lead_ns == 6 * (gap.before - gap.after - 1)
         assert one.reason in {CHEAPER, IN_PASSING}
         assert one.score == Scorer(found.problem)(gap, 6)
     done = replay(p, found.plan)
@@ -116,8 +117,8 @@ def test_what_was_dead_is_made_again_in_passing():
     passing = [one for one in found.decided(Decision.RECOMPUTE) if one.reason == IN_PASSING]
     assert passing
     for one in passing:
-        new = found.problem.graph.tensors[one.remade.tensor].name
-        assert "#" in found.problem.graph.ops[last[new]].name
+        (made,) = found.problem.graph.ops[one.gap.before].writes
+        assert "#" in found.problem.graph.ops[last[found.problem.graph.tensors[made].name]].name
 
 
 def test_what_is_kept_or_moved_says_what_making_it_again_would_take(mixed):

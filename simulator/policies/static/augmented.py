@@ -14,13 +14,13 @@ places them from lifetimes alone. No window reaches across a barrier.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from simulator.graph import Graph
+from simulator.policies.problem import Problem
 from simulator.policies.static.analyse import Idle
 
 
@@ -96,12 +96,8 @@ class Augmented:
 
     Attributes
     ----------
-    graph
-        The ops.
-    tiers
-        Tier names; ids index them.
-    compute_tier
-        Id of the compute tier.
+    problem
+        With the ops, and the tiers.
     homes
         Tensor -> tier for tensors whose home the planner chose away from the compute tier.
     gaps
@@ -110,9 +106,7 @@ class Augmented:
         The cache operators in the order of their issue.
     """
 
-    graph: Graph
-    tiers: tuple[str, ...]
-    compute_tier: int
+    problem: Problem
     homes: Mapping[int, int]
     gaps: tuple[Idle, ...]
     cache_ops: tuple[CacheOp, ...]
@@ -126,7 +120,7 @@ class Augmented:
             Old -> new.
         """
         new = sorted((changed.get(one, one) for one in self.cache_ops), key=issue_order)
-        return Augmented(self.graph, self.tiers, self.compute_tier, self.homes, self.gaps, tuple(new))
+        return replace(self, cache_ops=tuple(new))
 
     @cached_property
     def chains(self) -> tuple[dict[Role, CacheOp], ...]:
@@ -138,16 +132,16 @@ class Augmented:
 
     def name(self, one: CacheOp) -> str:
         """Name a cache operator: ``store L00/ctx #3``."""
-        return f"{one.role} {self.graph.tensors[one.tensor].name} #{one.trip}"
+        return f"{one.role} {self.problem.graph.tensors[one.tensor].name} #{one.trip}"
 
     def point(self, position: int) -> str:
         """Name a program point."""
-        ops = self.graph.ops
+        ops = self.problem.graph.ops
         return f"before {ops[position].name}" if position < len(ops) else "at the end of the step"
 
     def edges(self) -> Iterator[Edge]:
         """Yield the dependencies of the cache operators, trip by trip."""
-        ops = self.graph.ops
+        ops = self.problem.graph.ops
         for chain in self.chains:
             order = [chain[role] for role in Role if role in chain]
             for one in order:

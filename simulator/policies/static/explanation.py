@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import NamedTuple
 
 from simulator.lifetime import Gap
 from simulator.plan import COMPUTE, NOWHERE, Plan
@@ -41,24 +40,6 @@ class Decision(StrEnum):
     RECOMPUTE = "recompute"
 
 
-class Remade(NamedTuple):
-    """How a tensor that was given up is made again.
-
-    Attributes
-    ----------
-    tensor
-        The tensor that holds its value from then on.
-    by
-        The op that makes it: one that ran before.
-    time_ns
-        How long that takes [ns]; what the op reads may have been made again as well, which is told there.
-    """
-
-    tensor: int
-    by: int
-    time_ns: int
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A decision about one gap, with its reason.
@@ -66,7 +47,7 @@ class Choice:
     Attributes
     ----------
     gap
-        The gap.
+        The gap; if the tensor is made again, up to the run that makes it.
     decision
         Keep, move or recompute.
     score
@@ -75,9 +56,8 @@ class Choice:
         Why, as a phrase.
     remake_ns
         What making the tensor again takes, or would take if all else that is live then were there [ns]; None if it
-        cannot be, or may not.
-    remade
-        How it is made again, if that was decided.
+        cannot be, or may not. If that was decided, what the op reads may have been made again as well, which is told
+        there.
     """
 
     gap: Idle
@@ -85,7 +65,6 @@ class Choice:
     score: Score
     reason: str
     remake_ns: int | None = None
-    remade: Remade | None = None
 
 
 @dataclass(frozen=True)
@@ -228,4 +207,4 @@ def _remade(rewritten: Rewritten, below: Room, score: Scorer) -> Iterator[Choice
         is_cheaper = not may_move or made_ns < gap.out_ns + gap.in_ns
         in_passing = all(first[op_of[op]] != op for op in lifetimes.uses[tensor][1:])
         why = IN_PASSING if in_passing else CHEAPER if is_cheaper else DEARER
-        yield Choice(gap, Decision.RECOMPUTE, score(gap, made_ns), why, made_ns, Remade(tensor, by, made_ns))
+        yield Choice(gap, Decision.RECOMPUTE, score(gap, made_ns), why, made_ns)

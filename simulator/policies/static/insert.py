@@ -41,7 +41,7 @@ def insert(
     inserter = _Inserter(problem, homes)
     nodes = [one for trip, gap in enumerate(gaps) for one in inserter.nodes(trip, gap)]
     nodes.sort(key=issue_order)
-    return Augmented(problem.graph, problem.tiers, problem.compute_tier, homes, gaps, tuple(nodes))
+    return Augmented(problem, homes, gaps, tuple(nodes))
 
 
 class _Inserter:
