@@ -161,20 +161,6 @@ class Limits:
         self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 
-    @classmethod
-    def alone(
-        cls,
-        graph: Graph,
-        hardware: Hardware,
-        durations_ns: Sequence[int],
-        homes: Sequence[int],
-        *,
-        may_repeat: bool = False,
-    ) -> Limits:
-        """Find those of one rank, whatever other ranks do; with the time of each op alone [ns]."""
-        timing = Timing.alone(Precedence.of(graph), durations_ns, may_repeat=may_repeat)
-        return cls(timing, hardware, homes, may_repeat=may_repeat)
-
     @cached_property
     def step(self) -> Callable[[int | float], Bound]:
         """What no step takes less than within a budget [B]: the largest of all bounds, see the module's proof."""

@@ -18,7 +18,6 @@ import simpy
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Program
-from simulator.engine.recorder import Recorder
 from simulator.engine.rounds import Recurring, Wanted
 from simulator.engine.spaces import BestFit, Pools, Ranges, Space
 from simulator.engine.stream import Stream
@@ -26,10 +25,8 @@ from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.graph import Graph
 from simulator.hardware.device import Allocator
 from simulator.offsets import Offsets, offsets, without_stream
-from simulator.trace import COMPACTIONS, packer
 from simulator.units import human
 
-_row = packer(COMPACTIONS)
 _LARGEST = 3
 _ENDLESS = 1 << 62
 """Size of an address space without a limit [B]."""
@@ -81,8 +78,6 @@ class Compactor:
         What that costs.
     streams, links
         Those that work in the tier.
-    recorder
-        Takes the rows of the trace.
 
     Attributes
     ----------
@@ -93,14 +88,9 @@ class Compactor:
     """
 
     def __init__(
-        self,
-        tier: AddressedTier,
-        allocator: Allocator,
-        streams: Sequence[Stream],
-        links: Sequence[LinkQueue],
-        recorder: Recorder,
+        self, tier: AddressedTier, allocator: Allocator, streams: Sequence[Stream], links: Sequence[LinkQueue]
     ) -> None:
-        self._tier, self._figures, self._rows = tier, allocator, recorder.compactions
+        self._tier, self._figures = tier, allocator
         self._streams, self._links, self._rounds = streams, links, streams[0].places.rounds
         self.considered = self.is_open = self._is_remap = False
         self._wanted: Wanted = []
@@ -144,11 +134,8 @@ class Compactor:
 
     def _finish(self, event: simpy.Event) -> None:
         """Move the places, and let everything go on that was stopped."""
-        times = (self._asked_ns, self._start_ns, self._rounds.clock.now)
-        rank, tier = self._streams[0].rank, self._tier.number
-        self._rows += _row(rank, tier, *times, self._pages, int(self._is_remap))
         self.is_open = False
-        self._tier.compact(moves=self._is_remap)
+        self._tier.compact((self._asked_ns, self._start_ns), self._pages, is_remap=self._is_remap)
         for head in self._heads:
             head.look_again()
         self._rounds.restless += [stream.waiting for stream in self._streams]

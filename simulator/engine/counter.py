@@ -32,7 +32,7 @@ from typing import Any
 from simulator.draws import Draws
 from simulator.engine.link import Copy, LinkQueue
 from simulator.engine.places import Places
-from simulator.engine.program import Columns
+from simulator.engine.program import Columns, Program
 from simulator.engine.stream import NEVER, Compute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.graph import Graph
@@ -144,23 +144,18 @@ class Counter:
 
     Parameters
     ----------
-    places, columns
-        The rank's places, and its compiled graph.
-    streams, routes
-        Its streams and links.
-    late
-        What dynamic reads choose, if there are some.
+    program, columns
+        What the rank runs, and its compiled graph.
+    places, streams, routes
+        Its places, streams and links.
     """
 
     def __init__(
-        self,
-        places: Places,
-        columns: Columns,
-        streams: list[Stream],
-        routes: Routes,
-        late: LateReads | None,
+        self, program: Program, columns: Columns, places: Places, streams: list[Stream], routes: Routes
     ) -> None:
-        tensors = len(columns.size_bytes)
+        tensors, late = len(columns.size_bytes), None
+        if program.draws is not None:
+            late = LateReads(program.graph, program.draws, columns)
         self._places, self._columns, self._streams, self._routes, self._late = places, columns, streams, routes, late
         self._ends = [stream.ended for stream in streams]
         self._reads = columns.reads if late is None else late.certain

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-import simpy
-
 from simulator.cost.service import ceil_div
 from simulator.engine.counter import Counted, Exclusive
 from simulator.engine.places import Places
@@ -66,7 +64,7 @@ class Host:
         self._next_checkpoint = self._key + _STEPS_PER_CHECKPOINT
         self._credit = self._asked = 0
         self._pending: Counted | None = None
-        self._caught_up = Recurring(self._clock, self._go_on)
+        self._caught_up = Recurring(self._clock, lambda _: self.advance())
         self.now, self.looks = 0, False
         self.awaited, self.finished = -1, False
         self.watchers: Watchers = []
@@ -75,9 +73,6 @@ class Host:
     def is_ahead(self) -> bool:
         """Whether the clock has not reached the host's time: until then it pays."""
         return self.now > self._clock.now
-
-    def _go_on(self, event: simpy.Event) -> None:
-        self.advance()
 
     def advance(self) -> None:
         """Issue actions until one has to wait for the device."""

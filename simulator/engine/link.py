@@ -68,10 +68,6 @@ class Channel(Recurring):
         copy: Copy = self.transfer[1]
         return self.link.places.size_bytes[copy.tensor]
 
-    def end(self) -> None:
-        """The transfer's bytes are across."""
-        self.link.end(self)
-
 
 class Shared:
     """Service beside others: latency (and fill) first, then a flow whose rate depends on theirs.
@@ -93,7 +89,7 @@ class Shared:
             channel.callbacks = [self._join_late]
 
     def begin(self, channel: Channel) -> None:
-        """Begin now; the channel's `end` is called when it is over."""
+        """Begin now; the link is told when it is over."""
         if lead := self._lead_ns(channel.size_bytes):
             channel.link.clock.at(channel.start_ns + lead, channel)
         else:
@@ -104,11 +100,13 @@ class Shared:
         if self._work(channel.size_bytes):
             self._join(channel)
         else:
-            channel.end()
+            channel.link.end(channel)
 
     def _join(self, channel: Channel) -> None:
         size = channel.size_bytes
-        self._network.join(self._path, self._cap(size), self._work(size), channel.transfer[0], channel.end)
+        self._network.join(
+            self._path, self._cap(size), self._work(size), channel.transfer[0], partial(channel.link.end, channel)
+        )
 
 
 class LinkQueue:

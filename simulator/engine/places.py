@@ -16,10 +16,10 @@ from simulator.engine.rounds import Rounds, Taker, Wanted
 from simulator.engine.spaces import Space
 from simulator.errors import CapacityError, Shortfall
 from simulator.offsets import without_stream
-from simulator.trace import ADDRESSES, RESERVED, RESIDENCIES, packer
+from simulator.trace import ADDRESSES, COMPACTIONS, RESERVED, RESIDENCIES, packer
 from simulator.units import human
 
-_address_row, _reserved_row = packer(ADDRESSES), packer(RESERVED)
+_address_row, _reserved_row, _compaction_row = packer(ADDRESSES), packer(RESERVED), packer(COMPACTIONS)
 
 Turn = tuple[bool, int]
 """Whether the first action of a head is a copy, and its key: computes go first, each in (rank, issue) order."""
@@ -168,10 +168,20 @@ class AddressedTier(TierInstance):
         self._note_reserved()
         super().release(size, item)
 
-    def compact(self, *, moves: bool) -> None:
-        """Go on after a compaction; where it made one hole of all, all places move at once."""
-        before = self.space.in_order() if moves else []
-        if moves:
+    def compact(self, since_ns: tuple[int, int], pages: int, *, is_remap: bool) -> None:
+        """Go on after a compaction; where it made one hole of all, all places move at once.
+
+        Parameters
+        ----------
+        since_ns
+            When it was asked for, and when it started [ns].
+        pages, is_remap
+            How many pages it counts, and whether it made one hole of all.
+        """
+        times = (*since_ns, self._clock.now)
+        self._recorder.compactions += _compaction_row(self._rank, self.number, *times, pages, int(is_remap))
+        before = self.space.in_order() if is_remap else []
+        if is_remap:
             self.space.compact()
         moved = [(item, *old) for item, old in before if old != self.space.places[item]]
         for item, offset, size in moved:

@@ -8,7 +8,7 @@ from itertools import chain, compress, count
 
 from simulator.engine.blocked import Explainer
 from simulator.engine.compaction import Compactor
-from simulator.engine.counter import Counted, Counter, LateReads, Routes
+from simulator.engine.counter import Counted, Counter, Routes
 from simulator.engine.host import Host
 from simulator.engine.kernels import ContendedKernels, with_meetings
 from simulator.engine.ledger import Waiting
@@ -94,7 +94,7 @@ class Rank:
         can = allocator == "caching" or (allocator == "best_fit" and figures.compaction is not None)
         if isinstance(tier, AddressedTier) and can:
             links = [link for link in self._links if here in (link.source, link.target)]
-            Compactor(tier, figures, self._streams, links, self._machine.recorder)
+            Compactor(tier, figures, self._streams, links)
 
     def _laps(self) -> Iterator[Iterable[Counted]]:
         """What the host issues, each counted when it is asked for, or once where a fixed plan is repeated."""
@@ -102,17 +102,17 @@ class Rank:
         routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
         for link in reversed(self._links):
             routes[link.source][link.target] = link
-        late = None if program.draws is None else LateReads(program.graph, program.draws, columns)
+        known = program, columns, places, self._streams, routes
         costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._number]
         if callable(plan.actions):
-            issued = Issued(places, columns, self._streams, routes, late, program)
+            issued = Issued(*known)
             return iter([issued.decided(plan.actions(issued), costs, rows)])
         if plan.repeats == program.graph.steps:
             self._machine.recorder.laps[self._number] = len(plan.actions)
         else:
             rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
-        counter, price_ns = Counter(places, columns, self._streams, routes, late), costs.fixed.step_ns
-        if plan.repeats > 1 and late is None:
+        counter, price_ns = Counter(*known), costs.fixed.step_ns
+        if plan.repeats > 1 and program.draws is None:
             return counter.laps(plan.actions.codes(), plan.repeats, price_ns)
         return iter([counter.actions(chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats)), price_ns)])
 

@@ -211,14 +211,11 @@ class Alarm:
     """
 
     def __init__(self, rounds: Rounds, head: Head) -> None:
-        self._rounds, self._head, self._at_ns = rounds, head, -1
-        self._event = Recurring(rounds.clock, self._ring)
+        self._clock, self._at_ns = rounds.clock, -1
+        self._event = Recurring(rounds.clock, lambda _: head.look_again())
 
     def set(self, time_ns: int) -> None:
         """Ring at this time; once is enough."""
         if self._at_ns != time_ns:
             self._at_ns = time_ns
-            self._rounds.clock.at(time_ns, self._event)
-
-    def _ring(self, event: simpy.Event) -> None:
-        self._head.look_again()
+            self._clock.at(time_ns, self._event)

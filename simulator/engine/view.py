@@ -28,22 +28,15 @@ class Issued(Counter):
 
     Parameters
     ----------
-    places, columns, streams, routes, late
-        See `Counter`; places also for what has happened on the device.
-    program
-        Names for messages; where tensors are at time 0, and whether the plan looks at the machine.
+    program, columns, places, streams, routes
+        See `Counter`; the program also for names in messages and for whether its plan looks at the machine, and places
+        for what has happened on the device.
     """
 
     def __init__(
-        self,
-        places: Places,
-        columns: Columns,
-        streams: list[Stream],
-        routes: Routes,
-        late: LateReads | None,
-        program: Program,
+        self, program: Program, columns: Columns, places: Places, streams: list[Stream], routes: Routes
     ) -> None:
-        super().__init__(places, columns, streams, routes, late)
+        super().__init__(program, columns, places, streams, routes)
         self._graph, self._plan, self._here = program.graph, program.plan, columns.compute_tier
         self._candidates = program.graph.candidates
         self._select_ns = self._owed_ns = 0

@@ -152,13 +152,10 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> t
 def _check_apart(dynamic: DynamicReads) -> None:
     """Refuse what one op reads dynamically and another for certain: static part and cache would both move it."""
     graph = dynamic.problem.graph
-    both = ((op, t) for op in graph.certain.ops for t in op.reads if t in dynamic.candidates)
-    for op, tensor in both:
-        must, found = (
-            "what is read dynamically is read by no op for certain",
-            f"{graph.tensors[tensor].name!r} by {op.name!r}",
-        )
-        raise ScopeError("policy 'hybrid'", must, found, "use reactive with late: on_demand")
+    for op in graph.certain.ops:
+        for tensor in (t for t in op.reads if t in dynamic.candidates):
+            must, read = "what is read dynamically is read by no op for certain", graph.tensors[tensor].name
+            raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", "use reactive with late: on_demand")
 
 
 def _check_links(dynamic: DynamicReads) -> None:

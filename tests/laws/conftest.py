@@ -19,4 +19,4 @@ settings.load_profile(PROFILE)
 @pytest.fixture
 def no_improvement(monkeypatch):
     """`static` without its local search."""
-    monkeypatch.setattr("simulator.policies.static.validate.IMPROVE", 0)
+    monkeypatch.setattr("simulator.policies.static.improve.REPLAYS", 0)

@@ -11,6 +11,7 @@ replay takes what the program says*), and every run is a solution (*a run is a s
 from __future__ import annotations
 
 import pytest
+from bounding import limits_alone
 from examples import examples
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from observed import Observed, hold, observe
 from policy_problems import problem, replay, train
 from strategies import DDR, HBM, graphs, machines
 
-from simulator.bounds import Limits, infeasible
+from simulator.bounds import infeasible
 from simulator.errors import CapacityError
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import FREE, POLICIES, Problem
@@ -79,7 +80,7 @@ def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
     found = replay(p, search.plan)
     event("stalls" if found.step_ns > p.clock[-1] else "as fast as compute")
     assert found.step_ns == search.step_ns == search.least_ns
-    limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
+    limits = limits_alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
     assert limits.step(p.budget_bytes).ns <= found.step_ns
     assert limits.peak_bytes(found.step_ns) <= found.peak_bytes["hbm"]
     assert {name: other.step_ns for name, other in others.items() if other.step_ns < found.step_ns} == {}
@@ -133,7 +134,7 @@ def test_of_several_steps_none_is_shorter_than_the_least(p):
     event(f"proved: {search.is_proved}; stalls: {found.step_ns > p.clock[-1]}")
     assert search.least_ns <= found.step_ns == search.step_ns
     assert found.step_ns <= min((other.step_ns for other in others.values()), default=found.step_ns)
-    limits = Limits.alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
+    limits = limits_alone(p.graph, p.hardware, p.durations_ns, facts(p)[0])
     assert limits.step(p.budget_bytes).ns <= found.step_ns
 
 

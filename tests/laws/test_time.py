@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import replace
 from random import Random
 
+from bounding import limits_alone
 from hypothesis import event, given
 from hypothesis import strategies as st
 from replays import computes, issued, makespan_ns, reactive, recorded, rows, run, same, transfers, union_ns
 from stories import peak_bytes
 from strategies import Case, cases, with_host
 
-from simulator.bounds import Limits
 from simulator.cost import durations_ns
 from simulator.cost.service import transfer_ns
 from simulator.hardware import ReactiveHost
@@ -116,7 +116,7 @@ def test_a_run_takes_at_least_its_compute_each_links_busy_time_and_the_bound(cas
     repeats = len(computes(trace)) > case.graph.steps * len(case.graph.ops)
     event("repeats" if repeats else "runs each op once")
     step_ns, peak = summarise(case.graph, case.hardware, trace)["step_ns"], peak_bytes(trace, 0)
-    limits = Limits.alone(case.graph, case.hardware, alone, homes, may_repeat=repeats)
+    limits = limits_alone(case.graph, case.hardware, alone, homes, may_repeat=repeats)
     assert step_ns >= limits.step(peak).ns
     assert peak >= limits.peak_bytes(step_ns)
 

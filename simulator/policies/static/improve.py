@@ -20,6 +20,10 @@ from simulator.policies.static.insert import insert
 from simulator.policies.static.room import Room, chooses
 from simulator.policies.static.select import Selection, in_order
 
+REPLAYS = 250
+"""So many may be used: about a second of planning."""
+
+Offer = Callable[[Selection, Augmented], Replay | None]
 Place = tuple[Idle, Role]
 """Which cache operator, whatever else is chosen."""
 
@@ -68,19 +72,11 @@ class Improver:
         What to plan for.
     offer
         Replays a candidate and keeps the fastest; None if it does not fit.
-    replays
-        How many replays it may use.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        analysis: Analysis,
-        offer: Callable[[Selection, Augmented], Replay | None],
-        replays: int,
-    ) -> None:
+    def __init__(self, problem: Problem, analysis: Analysis, offer: Offer) -> None:
         self._problem, self._analysis, self._offer = problem, analysis, offer
-        self._enough_ns, self.left = problem.bound_ns, replays
+        self._enough_ns, self.left = problem.bound_ns, REPLAYS
         self._seen: dict[tuple[object, ...], Found | None] = {}
         self._random = Random(0)
 

@@ -38,9 +38,6 @@ tie. A large graph with few candidates begins with early."""
 TRIES = 6
 """Candidates that are replayed at most: beyond these none was ever the fastest of a shipped scenario."""
 
-IMPROVE = 250
-"""Replays that single changes may take on a small graph: about a second of planning."""
-
 SMALL = 128
 """Ops of a run up to which single changes are tried."""
 
@@ -192,7 +189,7 @@ class Validator:
         start, problem = self.best.candidate, self._problem
         if start is None or len(problem.graph.ops) > SMALL or self._is_met():
             return
-        Improver(problem, self.analysis, self._offer, IMPROVE).run(start.selection, start.augmented)
+        Improver(problem, self.analysis, self._offer).run(start.selection, start.augmented)
 
 
 def _returning(selection: Selection) -> Counter[int]:
