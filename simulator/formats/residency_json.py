@@ -40,7 +40,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from simulator import inputs
 from simulator.document import faults
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST, Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Lifetimes
@@ -156,9 +156,8 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
     -----
     A schedule that reads what is absent or old makes a plan that the referee refuses.
     """
-    if len(tiers) != 2:
-        must = "a schedule of a residency trace is for a machine of two tiers, the compute tier first"
-        raise ConfigError(str(path), must, ", ".join(tiers), "choose another machine")
+    must = "a schedule of a residency trace is for a machine of two tiers, the compute tier first"
+    insist(len(tiers) == 2, str(path), must, ", ".join(tiers), "choose another machine")
     return Plan(path.name, tiers, (NOWHERE,) * len(graph.tensors), _steps(path, _load(path), graph), graph.steps)
 
 
@@ -182,8 +181,8 @@ def _load(path: Path) -> _Trace:
         where = ".".join(fault.at)
         must = f"the file is a {SCHEMA}: {fault.must}"
         raise ConfigError(f"{path}: {where}" if where else str(path), must, fault.found, fault.do) from None
-    if len({op.id for op in trace.ops}) < len(trace.ops):
-        raise ConfigError(f"{path}: ops", "each op has its own id", "one twice", "number them anew")
+    are_apart = len({op.id for op in trace.ops}) == len(trace.ops)
+    insist(are_apart, f"{path}: ops", "each op has its own id", "one twice", "number them anew")
     return trace
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph.collective import PAIRED
 from simulator.graph.ops import Graph
 from simulator.units import counted
@@ -51,9 +51,11 @@ class Job:
             must = f"ranks run the {counted(graphs, 'graph')} of a job, numbered from 0, and each is run by some"
             found = ", ".join(map(str, sorted(set(self.graph_of)))) or "no rank"
             raise ConfigError(f"{where}, graph_of", must, found, "say for each rank which graph it runs")
-        if len(self.labels) != graphs:
-            found = f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}"
-            raise ConfigError(f"{where}, labels", "each graph has a label", found, "say what its ranks are called")
+        found, do = (
+            f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}",
+            "say what its ranks are called",
+        )
+        insist(len(self.labels) == graphs, f"{where}, labels", "each graph has a label", found, do)
 
     @classmethod
     def of(cls, graph: Graph, ranks: int = 1) -> Self:

@@ -10,7 +10,7 @@ from fnmatch import translate
 from functools import cache
 from typing import Self
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph.collective import Collective, Group
 from simulator.units import counted
 
@@ -276,8 +276,8 @@ class Graph:
             tensor that is not persistent is read before it is written: the second step would not find it.
         """
         where = where or self.name
-        if type(steps) is not int or steps < 1:
-            raise ConfigError(where, "a graph runs a whole number of steps, at least 1", repr(steps), "correct steps")
+        is_right, must = type(steps) is int and steps > 0, "a graph runs a whole number of steps, at least 1"
+        insist(is_right, where, must, repr(steps), "correct steps")
         check_run(len(self.ops), steps, where)
         new = [self.tensors[t].name for t in self.inputs if not self.tensors[t].persistent]
         if steps > 1 and new:
@@ -303,10 +303,11 @@ def check_run(ops: int, steps: int, where: str, tensors: int = 0) -> None:
     ConfigError
         If there were more than `LARGEST_RUN` ops to compute, or tensors.
     """
-    if tensors > LARGEST_RUN:
-        must, do = f"a graph has at most {LARGEST_RUN:,} tensors", "lower the number of layers or of experts"
-        raise ConfigError(where, must, f"about {tensors:,}", do)
-    if ops * steps > LARGEST_RUN:
-        must = f"a run computes at most {LARGEST_RUN:,} ops, all steps together"
-        found = f"{counted(ops, 'op')} in each of {counted(steps, 'step')}"
-        raise ConfigError(where, must, found, "lower the number of layers or of steps")
+    must, do = f"a graph has at most {LARGEST_RUN:,} tensors", "lower the number of layers or of experts"
+    insist(tensors <= LARGEST_RUN, where, must, f"about {tensors:,}", do)
+    must, do = (
+        f"a run computes at most {LARGEST_RUN:,} ops, all steps together",
+        "lower the number of layers or of steps",
+    )
+    found = f"{counted(ops, 'op')} in each of {counted(steps, 'step')}"
+    insist(ops * steps <= LARGEST_RUN, where, must, found, do)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise, zip_longest
 
-from simulator.errors import ConfigError, PlanError
+from simulator.errors import ConfigError, PlanError, insist
 from simulator.graph import Call, Group, Job, Members, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, Plan
@@ -40,10 +40,9 @@ def check_job(job: Job, hardware: Hardware) -> None:
         it is no member; or members disagree on the kind, the size, the algorithm or the number of their collectives.
     """
     devices = hardware.topology.devices
-    if job.ranks > devices:
-        must, found = "each rank has a device of its own", f"{counted(job.ranks, 'rank')} for {devices:,}"
-        do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
-        raise ConfigError(f"hardware {hardware.name!r}, topology", must, found, do)
+    must, found = "each rank has a device of its own", f"{counted(job.ranks, 'rank')} for {devices:,}"
+    do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
+    insist(job.ranks <= devices, f"hardware {hardware.name!r}, topology", must, found, do)
     roles = [Roles(graph) for graph in job.graphs]
     for about in roles:
         for group in about.graph.groups:
@@ -71,19 +70,18 @@ def _where(job: Job, group: str) -> str:
 def _check_group(job: Job, group: Group, roles: set[str]) -> None:
     where, ranks = _where(job, group.name), range(job.ranks)
     for members in group.members:
-        if not all(rank in ranks for rank in members) or len(set(members)) < len(members):
-            must = f"members are different ranks of the job (0 to {job.ranks - 1:,})"
-            raise ConfigError(where, must, str(list(members)), "correct its members")
-        if roles - {""} and ("" in roles or len(members) != 2):
-            must = "a group is for collectives of all its members, or for messages (send, recv) of pairs (from, to)"
-            raise ConfigError(where, must, f"{list(members)} for {_listed(roles)}", "give messages a group of pairs")
+        are_ranks, shown = len({*members}.intersection(ranks)) == len(members), str(list(members))
+        must = f"members are different ranks of the job (0 to {job.ranks - 1:,})"
+        insist(are_ranks, where, must, shown, "correct its members")
+        must = "a group is for collectives of all its members, or for messages (send, recv) of pairs (from, to)"
+        is_of_one_kind = not roles - {""} or ("" not in roles and len(members) == 2)
+        insist(is_of_one_kind, where, must, f"{shown} for {_listed(roles)}", "give messages a group of pairs")
     for role in sorted(roles):
         ends = {"send": slice(0, 1), "recv": slice(1, 2), "": slice(None)}[role]
         often = Counter(rank for members in group.members for rank in members[ends])
         rank, times = max(often.items(), key=lambda item: item[1], default=(0, 0))
-        if times > 1:
-            must, found = f"a rank is there once for {role or 'a collective'}", f"rank {rank} {times} times"
-            raise ConfigError(where, must, found, "correct its members")
+        must, found = f"a rank is there once for {role or 'a collective'}", f"rank {rank} {times} times"
+        insist(times <= 1, where, must, found, "correct its members")
 
 
 def _listed(roles: set[str]) -> str:
@@ -114,12 +112,9 @@ def _check_alike(job: Job, call: Call, mine: tuple[int, Roles], other: tuple[int
             must = "members meet as often as one another, and agree on kind, size and algorithm"
             do = "make them agree, or give one another group"
             raise ConfigError(_where(job, call.group), must, found, do)
-    if one.graph.steps != two.graph.steps:
-        found = (
-            f"{counted(one.graph.steps, 'step')} of rank {rank} and {counted(two.graph.steps, 'step')} of rank {peer}"
-        )
-        do = "give all graphs the same steps"
-        raise ConfigError(_where(job, call.group), "members run as many steps", found, do)
+    steps = (f"{counted(about.graph.steps, 'step')} of rank {at}" for at, about in (mine, other))
+    found, do = " and ".join(steps), "give all graphs the same steps"
+    insist(one.graph.steps == two.graph.steps, _where(job, call.group), "members run as many steps", found, do)
 
 
 def _op(rank: int, roles: Roles, op: int | None) -> str:

@@ -8,16 +8,13 @@ from typing import Required
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import with_config
-from typing_extensions import TypedDict
 
 from simulator import formats
 from simulator.errors import ConfigError
 from simulator.formats import jsonl
 
 
-@with_config(jsonl.STRICT)
-class Header(TypedDict, total=False):
+class Header(jsonl.Record, total=False):
     schema: Required[str]
     n: jsonl.Whole
     names: list[str]

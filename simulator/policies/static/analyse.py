@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import log2
 from typing import NamedTuple, TypeVar
 
@@ -139,7 +140,7 @@ def analyse(problem: Problem) -> Analysis:
     live = live_bytes(problem.graph, problem.lifetimes)
     forced: list[Idle] = []
     leaving = moving_homes(problem)
-    candidates, unused = [*_inner(problem, leaving), *_outputs(problem)], []
+    candidates, unused = [*_inner(problem, leaving)], []
     for tensor, uses in enumerate(problem.lifetimes.uses):
         if not problem.starts_with[tensor] or problem.pinned(tensor):
             continue
@@ -178,9 +179,11 @@ def moving_homes(problem: Problem) -> frozenset[int]:
 
 
 def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
-    """Gaps between two uses in a step."""
-    clock, lifetimes = problem.clock, problem.lifetimes
-    for gap in idle_gaps(problem.graph, lifetimes):
+    """Gaps between two uses in a step, and at last those in which an output only waits for the end of the step."""
+    graph, lifetimes, ops = problem.graph, problem.lifetimes, len(problem.graph.ops)
+    waiting = (t for t in graph.outputs if not graph.tensors[t].persistent and lifetimes.last_use[t] < ops - 1)
+    gaps = chain(idle_gaps(graph, lifetimes), (Gap(t, lifetimes.last_use[t], ops) for t in waiting))
+    for gap in gaps:
         tensor, after, before, wraps = gap
         if wraps or problem.pinned(tensor):
             continue
@@ -189,50 +192,33 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
         clean = lives_away and (not writes or writes[0] > after)
         clean = clean or tensor in moving_homes
         is_read = lifetimes.is_read(tensor, before)
-        yield idle(problem, gap, (gap.idle_ns(clock), 0), goes_out=is_read and not clean, returns=is_read)
-
-
-def _outputs(problem: Problem) -> Iterator[Idle]:
-    """Stretches in which an output only waits for the end of the step."""
-    clock, ops = problem.clock, len(problem.graph.ops)
-    for tensor in problem.graph.outputs:
-        last = problem.lifetimes.last_use[tensor]
-        if not problem.graph.tensors[tensor].persistent and not problem.pinned(tensor) and last < ops - 1:
-            lead_ns = clock[-1] - clock[last + 1]
-            yield idle(problem, Gap(tensor, last, ops), (lead_ns, 0), goes_out=True, returns=False)
+        yield idle(problem, gap, goes_out=before == ops or (is_read and not clean), returns=is_read)
 
 
 def _around(problem: Problem, tensor: int) -> Idle:
     """The gap over the step boundary of a tensor that exists from the start."""
-    clock, lifetimes = problem.clock, problem.lifetimes
-    first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor]
-    stays = problem.graph.tensors[tensor].persistent
-    return idle(
-        problem,
-        Gap(tensor, last if stays else len(problem.graph.ops) - 1, first, wraps=True),
-        (clock[first], clock[-1] - clock[last + 1] if stays else 0),
-        goes_out=stays and lifetimes.first_write[tensor] != NEVER,
-        returns=lifetimes.is_read(tensor, first),
-    )
+    lifetimes, stays = problem.lifetimes, problem.graph.tensors[tensor].persistent
+    first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor] if stays else len(problem.graph.ops) - 1
+    is_stored, is_read = stays and lifetimes.first_write[tensor] != NEVER, lifetimes.is_read(tensor, first)
+    return idle(problem, Gap(tensor, last, first, wraps=True), goes_out=is_stored, returns=is_read)
 
 
-def idle(problem: Problem, gap: Gap, times_ns: tuple[int, int], *, goes_out: bool, returns: bool) -> Idle:
+def idle(problem: Problem, gap: Gap, *, goes_out: bool, returns: bool) -> Idle:
     """Add to a gap what it is worth and what its copies take in the best tier; nothing for what may not move.
 
     Parameters
     ----------
     problem, gap
         What is planned for, and which gap.
-    times_ns
-        Its idle times: `lead_ns` and `trail_ns` [ns].
     goes_out, returns
         Whether a copy out begins it, and whether a copy in ends it.
     """
     here, away = problem.compute_tier, next(iter(problem.away(gap.tensor)), NOWHERE)
-    may_move = away != NOWHERE
+    may_move, trail_ns = away != NOWHERE, problem.clock[-1] - problem.clock[gap.after + 1] if gap.wraps else 0
+    lead_ns = gap.idle_ns(problem.clock) - trail_ns
     out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out and may_move else 0
     in_ns = problem.copy_ns(gap.tensor, away, here) if returns and may_move else 0
-    return Idle(*gap, returns, problem.sizes[gap.tensor], *times_ns, out_ns, in_ns, away)
+    return Idle(*gap, returns, problem.sizes[gap.tensor], lead_ns, trail_ns, out_ns, in_ns, away)
 
 
 Alike = TypeVar("Alike")

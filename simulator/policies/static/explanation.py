@@ -191,7 +191,7 @@ def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> s
 def _remade(rewritten: Rewritten, below: Room, score: Scorer) -> Iterator[Choice]:
     """Say of each tensor that is made again what it costs and saves, in the order in which they are."""
     problem, op_of = rewritten.problem, rewritten.op_of
-    lifetimes, clock = problem.lifetimes, problem.clock
+    lifetimes = problem.lifetimes
     first = {op: run for run, op in reversed([*enumerate(op_of)])}
     holds: dict[int, int] = {}
     for tensor, original in enumerate(rewritten.tensor_of):
@@ -201,7 +201,7 @@ def _remade(rewritten: Rewritten, below: Room, score: Scorer) -> Iterator[Choice
             continue
         by, after = lifetimes.writes[tensor][0], lifetimes.last_use[before]
         made_ns = problem.durations_ns[by]
-        gap = idle(problem, Gap(before, after, by), (clock[by] - clock[after + 1], 0), goes_out=True, returns=True)
+        gap = idle(problem, Gap(before, after, by), goes_out=True, returns=True)
         if may_move := not problem.pinned(before):
             gap = gap.spent_in(problem, below.nearest(gap))
         is_cheaper = not may_move or made_ns < gap.out_ns + gap.in_ns
