@@ -184,14 +184,10 @@ class Network:
         starts, rests = self._window(kind) if precedence.graph.steps > 1 else self._whole
         nodes = [self._node[self._at(kind, op)] for op in range(len(durations_ns))]
         tails = [rests[at] - self._took_ns[at] for at in nodes]
-        if precedence.graph.steps == 1:
-            path = max(rests, default=0)
-        else:
-            path = (
-                max(0, starts[nodes[precedence.last]] + self._took_ns[nodes[precedence.last]])
-                if precedence.last >= 0
-                else 0
-            )
+        path = max(rests, default=0) if precedence.graph.steps == 1 else 0
+        if precedence.graph.steps > 1 and precedence.last >= 0:
+            last = nodes[precedence.last]
+            path = max(0, starts[last] + self._took_ns[last])
         return Timing(precedence, durations_ns, [starts[at] for at in nodes], tails, path)
 
     @cached_property
@@ -287,11 +283,8 @@ class Team:
     def _timed(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
         graph_of, leads, found = self.job.graph_of, sorted(set(self.first_alike)), dict[int, Timing]()
         kinds = [(self.precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
-        network = (
-            Network(kinds, self._meetings(leads), may_repeat=may_repeat)
-            if any(graph.meets for graph in self.job.graphs)
-            else None
-        )
+        meets = any(graph.meets for graph in self.job.graphs)
+        network = Network(kinds, self._meetings(leads), may_repeat=may_repeat) if meets else None
         for number, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
             timing = network.timing(number) if network else Timing.alone(*kind, may_repeat=may_repeat)
             found[graph_of[lead]] = _either(found.get(graph_of[lead], timing), timing)
@@ -341,9 +334,6 @@ class Team:
 
 def _either(one: Timing, other: Timing) -> Timing:
     """What holds of the ranks of both; the path is the longer one."""
-    heads, tails = (
-        [min(pair) for pair in zip(*both, strict=True)]
-        for both in ((one.heads_ns, other.heads_ns), (one.tails_ns, other.tails_ns))
-    )
-    durations = [min(pair) for pair in zip(one.durations_ns, other.durations_ns, strict=True)]
+    times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (one, other))
+    durations, heads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
     return Timing(one.precedence, durations, heads, tails, max(one.path_ns, other.path_ns))

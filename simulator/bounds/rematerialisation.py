@@ -60,9 +60,8 @@ class Rematerialisation:
         self._repeatable = np.array([op.repeatable for op in graph.ops], bool)
         self._held, self._needed = demand.held, demand.held + self._moving.over(len(graph.ops))
         sizes = sorted({tensor.size_bytes for tensor in graph.tensors} - {0})
-        self._in_ns, self._out_ns = (
-            ns_per_byte(rate_of(names, demand.hardware, sizes)) for names in (cut.into, cut.out_of)
-        )
+        rates = (rate_of(names, demand.hardware, sizes) for names in (cut.into, cut.out_of))
+        self._in_ns, self._out_ns = map(ns_per_byte, rates)
 
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
         """What a step takes at least at the op at which a budget [B] costs most [ns], and what to call it."""

@@ -87,9 +87,8 @@ class Traffic:
 
     def exchange_ns(self, budget_bytes: int | float) -> int:
         """What persistent tensors take that have no room together within a budget [B]; 0 if they have [ns]."""
-        into, out_of = (
-            rate_of(names, self.hardware) for names in (self.demand.cuts[0].into, self.demand.cuts[0].out_of)
-        )
+        cut = self.demand.cuts[0]
+        into, out_of = (rate_of(names, self.hardware) for names in (cut.into, cut.out_of))
         held_bytes, longest_ns = self._pinned_bytes, 0
         for size, count in self._kept:
             held_bytes += size * count
@@ -135,12 +134,9 @@ def _moves(timing: Timing, demand: Demand) -> list[Move]:
     """Whole tensors that must get home, or from there to the compute tier."""
     graph, homes, hardware = timing.precedence.graph, demand.homes, demand.hardware
     here, moves = hardware.tier_names.index(hardware.compute_tier), dict[tuple[int, int], list[int]]()
-    come = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
-    ends = [
-        *((homes[t], here, t) for t in come if t not in timing.staying),
-        *((here, homes[t], t) for t in demand.leaves),
-    ]
-    for source, target, t in ends:
+    awaited = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
+    come = ((homes[t], here, t) for t in awaited if t not in timing.staying)
+    for source, target, t in (*come, *((here, homes[t], t) for t in demand.leaves)):
         if source != target:
             moves.setdefault((source, target), []).append(graph.tensors[t].size_bytes)
     return [(*ends, sizes) for ends, sizes in moves.items()]

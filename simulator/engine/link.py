@@ -103,10 +103,8 @@ class Shared:
             channel.link.end(channel)
 
     def _join(self, channel: Channel) -> None:
-        size = channel.size_bytes
-        self._network.join(
-            self._path, self._cap(size), self._work(size), channel.transfer[0], partial(channel.link.end, channel)
-        )
+        size, end = channel.size_bytes, partial(channel.link.end, channel)
+        self._network.join(self._path, self._cap(size), self._work(size), channel.transfer[0], end)
 
 
 class LinkQueue:

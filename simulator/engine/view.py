@@ -155,9 +155,8 @@ class Issued(Counter):
         late, what = self._late, self._graph.ops[op]
         where = f"action {self._number} (what op {what.name!r} reads)"
         if late is None or op not in late or what.late is None:
-            raise PlanError(
-                where, "what is chosen is asked of an op with dynamic reads", repr(what.name), "ask for another"
-            )
+            must = "what is chosen is asked of an op with dynamic reads"
+            raise PlanError(where, must, repr(what.name), "ask for another")
         if not is_known(late, op):
             by = self._graph.ops[what.late.revealed_by].name
             must = f"what is chosen is known once the op that reveals it ({by!r}) has ended"

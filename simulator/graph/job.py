@@ -51,11 +51,8 @@ class Job:
             must = f"ranks run the {counted(graphs, 'graph')} of a job, numbered from 0, and each is run by some"
             found = ", ".join(map(str, sorted(set(self.graph_of)))) or "no rank"
             raise ConfigError(f"{where}, graph_of", must, found, "say for each rank which graph it runs")
-        found, do = (
-            f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}",
-            "say what its ranks are called",
-        )
-        insist(len(self.labels) == graphs, f"{where}, labels", "each graph has a label", found, do)
+        must, found = "each graph has a label", f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}"
+        insist(len(self.labels) == graphs, f"{where}, labels", must, found, "say what its ranks are called")
 
     @classmethod
     def of(cls, graph: Graph, ranks: int = 1) -> Self:

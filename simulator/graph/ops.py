@@ -305,9 +305,6 @@ def check_run(ops: int, steps: int, where: str, tensors: int = 0) -> None:
     """
     must, do = f"a graph has at most {LARGEST_RUN:,} tensors", "lower the number of layers or of experts"
     insist(tensors <= LARGEST_RUN, where, must, f"about {tensors:,}", do)
-    must, do = (
-        f"a run computes at most {LARGEST_RUN:,} ops, all steps together",
-        "lower the number of layers or of steps",
-    )
+    must = f"a run computes at most {LARGEST_RUN:,} ops, all steps together"
     found = f"{counted(ops, 'op')} in each of {counted(steps, 'step')}"
-    insist(ops * steps <= LARGEST_RUN, where, must, found, do)
+    insist(ops * steps <= LARGEST_RUN, where, must, found, "lower the number of layers or of steps")

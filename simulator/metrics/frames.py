@@ -138,13 +138,9 @@ class Frames:
         return make[table]()
 
     def _ranks(self) -> Columns:
-        job = self.job
-        rows = [
-            {"rank": rank, "stands_in": by, "program": job.labels[number], **row}
-            for rank, (by, number, row) in enumerate(
-                zip(self.trace.stands_in, job.graph_of, by_rank(job, self.hardware, self.trace), strict=True)
-            )
-        ]
+        job, rows = self.job, by_rank(self.job, self.hardware, self.trace)
+        for rank, (by, number) in enumerate(zip(self.trace.stands_in, job.graph_of, strict=True)):
+            rows[rank] = {"rank": rank, "stands_in": by, "program": job.labels[number], **rows[rank]}
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 

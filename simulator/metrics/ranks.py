@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from simulator.bounds import Bound
+from simulator.bounds.cuts import reached
 from simulator.cost.service import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
@@ -72,20 +74,12 @@ def summarise(
 
 def _in_step_with(job: Job, rank: int) -> list[int]:
     """Ranks that this one meets, directly or over others, and that run as many steps; itself among them."""
-    met: dict[int, list[tuple[int, ...]]] = {}
+    met = set[tuple[int, ...]]()
     for graph in job.graphs:
         used = {op.collective.group for op in graph.ops if op.collective is not None}
-        for members in (members for group in graph.groups if group.name in used for members in group.members):
-            for member in members:
-                met.setdefault(member, []).append(members)
-    found, frontier, known = {rank}, [rank], set[int]()
-    while frontier:
-        for members in met.get(frontier.pop(), ()):
-            if id(members) not in known:
-                known.add(id(members))
-                frontier += [member for member in members if member not in found]
-                found.update(members)
-    return sorted(one for one in found if job.graph(one).steps == job.graph(rank).steps)
+        met.update(*(group.members for group in graph.groups if group.name in used))
+    pairs = [pair for members in sorted(met) for pair in (*pairwise(members), *pairwise(members[::-1]))]
+    return sorted(one for one in reached(rank, pairs) if job.graph(one).steps == job.graph(rank).steps)
 
 
 def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:
@@ -209,9 +203,7 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
         ends = np.arange(len(time)) >= len(mine["rank"])
         order = np.lexsort((~ends, time, instance))
         count = times[mine["rank"]]
-        transfers, demand = (
-            float(np.cumsum(np.append(size, -size)[order]).max(initial=0))
-            for size in (count, count * rate[mine["track"]])
-        )
+        changes = (np.append(size, -size)[order] for size in (count, count * rate[mine["track"]]))
+        transfers, demand = (float(np.cumsum(change).max(initial=0)) for change in changes)
         found[name] = Crowd(int(transfers), demand / bus.bandwidth_bytes_per_s)
     return found

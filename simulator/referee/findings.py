@@ -48,10 +48,8 @@ class Findings:
         said = []
         if self.worst:
             name, tier, size, ns = self.worst
-            said.append(
-                f"{tier} holds dead tensors, most of all {name!r} ({human(size, 'B')} for {human(ns, 'ns')} in all): "
-                "detach them after their last use"
-            )
+            most = f"most of all {name!r} ({human(size, 'B')} for {human(ns, 'ns')} in all)"
+            said.append(f"{tier} holds dead tensors, {most}: detach them after their last use")
         if self.unread_copies:
             what = "copy is" if self.unread_copies == 1 else "copies are"
             said.append(f"{self.unread_copies:,} {what} never used ({human(self.unread_bytes, 'B')}): drop them")
@@ -106,9 +104,8 @@ class Look:
         next_use = np.empty(len(order), np.int64)
         next_use[order] = np.where(tensor[following] == tensor[order], following, NONE)
         freed = facts.start[rows.issue]
-        dead = np.flatnonzero(
-            ~is_use & self._mortal[tensor] & (used != NONE) & (freed != facts.never) & (freed != NONE)
-        )
+        has_acted = (freed != facts.never) & (freed != NONE)
+        dead = np.flatnonzero(~is_use & has_acted & self._mortal[tensor] & (used != NONE))
         dead = dead[(next_use[dead] == NONE) | ~rows.reads[next_use[dead]]]
         place, freed, next_use = rows.place[dead], freed[dead], next_use[dead]
         stretch = np.searchsorted(held.place * facts.stride + held.freed, place * facts.stride + freed)

@@ -139,10 +139,8 @@ def check_workspace(facts: Facts) -> None:
         right &= rows["delta_bytes"][mine] == sign * size[np.minimum(op, len(size) - 1)]
         shown = ("time_ns", "tier", "tensor", "delta_bytes")
         facts.check(right, law, "residencies", pick(rows, mine), *shown)
-        key, first, last = (
-            op * facts.stride + rows["at"][mine],
-            *(np.sort(facts.a[ran] * facts.stride + when[ran]) for when in (low, high)),
-        )
+        key = op * facts.stride + rows["at"][mine]
+        first, last = (np.sort(facts.a[ran] * facts.stride + when[ran]) for when in (low, high))
         if not facts.is_last:
             is_of_part = np.searchsorted(last, key) + turns(key) < np.searchsorted(last, key, "right")
             mine, key = mine[is_of_part], key[is_of_part]

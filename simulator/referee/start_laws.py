@@ -275,9 +275,7 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
     came = facts.arrived[made.issue]
     new = np.isin(made.place * stride + came, held.place * stride + held.taken)
     still = np.isin(made.place, held.place[held.freed == facts.never])
-    size = np.where(
-        np.where(came == facts.never, ~still, new), facts.program.sizes[made.place // facts.program.tiers], 0
-    )
+    size = facts.program.sizes[made.place // facts.program.tiers] * np.where(came == facts.never, ~still, new)
     taken = np.zeros(len(facts.kind), np.int64)
     np.add.at(taken, made.issue, size)
     taken[facts.steps(COMPUTE)] += workspace[facts.a[facts.steps(COMPUTE)]]

@@ -204,10 +204,8 @@ def check_peers(found: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int
         there = found.meeting[row] * n + by[on]
         at = np.searchsorted(known[:-1], there)
         arrived_ns = np.where(known[at] == there, np.append(found.arrived_ns, NONE)[at], NONE)
-        law, shown = (
-            "a wait for a peer ends when that rank comes, or before",
-            (("rank", on), ("there at ns", arrived_ns)),
-        )
+        law = "a wait for a peer ends when that rank comes, or before"
+        shown = ("rank", on), ("there at ns", arrived_ns)
         holds = is_hasty[by[on]] | (arrived_ns >= waits["end_ns"])
         facts.check_steps(waits["issue"], holds, law, ("end_ns", waits["end_ns"]), *shown)
 
@@ -294,10 +292,8 @@ class Bandwidth:
             has_traffic = [op.duration_ns is None and op.collective is None for op in ops]
             traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * has_traffic
             kernels = np.full(len(computes), self._names[_KERNELS])
-            for issues, name, size in (
-                (copies, facts.track[copies], facts.program.sizes),
-                (computes, kernels, traffic),
-            ):
+            links = copies, facts.track[copies], facts.program.sizes
+            for issues, name, size in (links, (computes, kernels, traffic)):
                 rank = np.full(len(issues), facts.rank)
                 yield np.stack((name, rank, size[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
 

@@ -90,18 +90,15 @@ def _check_transfers(facts: Facts) -> None:
 def _check_meetings(facts: Facts) -> None:
     """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
     ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
-    waited, under_way = (
-        (waits["blocker"], waits["start"], waits["end"]),
-        (facts.a[ran], facts.start[ran], facts.end[ran]),
-    )
+    waited = waits["blocker"], waits["start"], waits["end"]
+    under_way = facts.a[ran], facts.start[ran], facts.end[ran]
     holds = covered(waited, under_way, facts.stride, joined=True)
     law = "a wait for a collective lasts while that collective is under way"
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
     waits = pick(facts.waits, facts.waits["cause"] == PEER)
     is_direct = facts.program.meets[waits["op"]]
-    direct, indirect = (
-        (waits["on"][some], waits["start"][some], waits["end"][some]) for some in (is_direct, ~is_direct)
-    )
+    peers = (pick(waits, some) for some in (is_direct, ~is_direct))
+    direct, indirect = ((rows["on"], rows["start"], rows["end"]) for rows in peers)
     holds = covered(indirect, direct, facts.stride, joined=True)
     law = "an op waits for a peer while a collective of its rank waits for that peer"
     facts.check(holds, law, "waits", pick(waits, ~is_direct), "start_ns", "end_ns", "on")

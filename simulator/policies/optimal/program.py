@@ -277,15 +277,12 @@ class Program:
 
     def _fit_instant(self, op: int, budget_bytes: int) -> None:
         """What is held while an op of 0 ns runs, which a reservoir does not see."""
-        start, held = (
-            self.starts[op],
-            self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op]),
-        )
+        held_bytes = self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op])
         absent: list[LinearExpr] = []
         for one in (one for one in self.idle if one.after < op < one.before):
-            later = () if one.back is None else (one.back.start >= start,)
-            absent.append(self._sizes[one.tensor] * self._when(one.left <= start, *later, given=one.away))
-        self.model.add(sum(absent, start=self._zero) >= held - budget_bytes)
+            later = () if one.back is None else (one.back.start >= self.starts[op],)
+            absent.append(self._sizes[one.tensor] * self._when(one.left <= self.starts[op], *later, given=one.away))
+        self.model.add(sum(absent, start=self._zero) >= held_bytes - budget_bytes)
 
     def _when(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
         """A new variable that is true only if these facts and another variable are."""

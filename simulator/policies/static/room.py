@@ -136,9 +136,8 @@ class Room:
 
     def passes(self, one: CacheOp) -> bool:
         """Whether a copy passes a scarce tier on its way."""
-        return self.is_scarce and any(
-            tier in self._profiles for tier in self._problem.path(one.source, one.target)[1:-1]
-        )
+        passed = self._problem.path(one.source, one.target)[1:-1] if self.is_scarce else ()
+        return any(tier in self._profiles for tier in passed)
 
     def earliest(self, one: CacheOp, point: int, latest: int) -> int:
         """The first point from a wanted one on at which a copy fits into the tiers that it comes to.

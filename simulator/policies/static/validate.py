@@ -167,9 +167,9 @@ class Validator:
     def _is_met(self, share: float = 1.0) -> bool:
         """Whether the fastest plan is as short as what no plan beats, times a share; the bound takes long to find."""
         step_ns = self.best.step_ns
-        return step_ns <= self._problem.clock[-1] * share or (
-            step_ns < math.inf and step_ns <= self._problem.bound_ns * share
-        )
+        if step_ns <= self._problem.clock[-1] * share:
+            return True
+        return step_ns < math.inf and step_ns <= self._problem.bound_ns * share
 
     def _is_enough(self, selection: Selection) -> bool:
         """Whether another candidate would take more effort than is given, or hardly be faster."""
