@@ -147,7 +147,7 @@ def _meeting_ns(op: str, collective: Collective, group: Group, hardware: Hardwar
     """Time of a collective among those whom a rank meets, or else among those whom it takes longest [ns]."""
     if rank is None:
         return group_ns(collective, group, hardware)
-    members = group.of(rank, collective.kind)
+    members = group.by_rank(collective.kind).get(rank)
     if members is None:
         must = f"who runs {collective.kind} is one of the ranks that the group names for it"
         raise ConfigError(f"group {group.name!r}", must, f"rank {rank} in op {op!r}", "name it among the members")

@@ -64,11 +64,10 @@ class Explainer:
 
     def _meeting(self, stream: Stream) -> str:
         meeting, running = stream.meeting, stream.running
-        collective = self._graph.ops[running[1]].collective if running is not None else None
-        if meeting is None or running is None or collective is None:
+        if meeting is None or running is None:
             return ""
-        who = f"waits for rank {meeting.peer} to come to the collective of group {collective.group!r}"
-        return f"{self._op(running)} {who}"
+        group = stream.columns.roles.calls[running[1]].group
+        return f"{self._op(running)} waits for rank {meeting.peer} to come to the collective of group {group!r}"
 
     def _compute(self, stream: Stream) -> Iterator[str]:
         """Why the head cannot start; nothing if that is for a compute of another stream, which tells on its own."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 from simulator.engine.program import Program
-from simulator.graph import PAIRED
+from simulator.graph import Roles
 from simulator.hardware import Hardware
 from simulator.plan import COPY
 from simulator.stored import repeated
@@ -105,15 +105,13 @@ def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
         return sorted(nodes.values()), Counter(stands_in[rank] for rank in members)
 
     for graph in {id(program.graph): program.graph for program in programs}.values():
-        groups = {group.name: group for group in graph.groups}
         ranks = [rank for rank, program in enumerate(programs) if program.graph is graph]
-        for name, kind in dict.fromkeys((op.collective.group, op.collective.kind) for op in graph.ops if op.collective):
-            members = groups[name].by_rank(kind)
+        for call, members in Roles(graph).members.items():
             for rank in ranks:
                 first, own = stands_in[rank], members.get(rank, ())
                 if company(own) != company(members.get(first, ())):
-                    yield f"ranks {first} and {rank} run the same, but meet others in group {name!r}"
+                    yield f"ranks {first} and {rank} run the same, but meet others in group {call.group!r}"
                     return
-                if kind in PAIRED and own and stands_in[own[0]] == stands_in[own[1]]:
+                if call.role and own and stands_in[own[0]] == stands_in[own[1]]:
                     yield f"ranks {own[0]} and {own[1]} run the same, and one sends to the other"
                     return

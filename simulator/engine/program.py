@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from simulator.draws import Draws
-from simulator.graph import Graph, OpKind
+from simulator.graph import Graph, OpKind, Roles
 from simulator.plan import COMPUTE, Plan
 from simulator.scenario import AllocatorKind
 
@@ -63,6 +63,8 @@ class Columns:
         Id of the tier that kernels work in.
     outputs
         What a step puts out, beside what is persistent.
+    roles
+        Its collectives.
     """
 
     def __init__(self, program: Program, compute_tier: int) -> None:
@@ -77,6 +79,7 @@ class Columns:
         self.written = frozenset(chain.from_iterable(op.writes for op in graph.ops))
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
         self.home = plan.home
+        self.roles = Roles(graph)
         self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
 
 

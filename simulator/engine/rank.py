@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, compress, count
+from itertools import chain
 
 from simulator.engine.blocked import Explainer
 from simulator.engine.compaction import Compactor
@@ -118,17 +118,16 @@ class Rank:
 
     def _set_kernels(self) -> None:
         """Let kernels depend on others: on copies that take bandwidth from them, and on the ranks that they meet."""
-        machine, graph = self._machine, self._program.graph
+        machine, graph, roles = self._machine, self._program.graph, self._columns.roles
         kernel = None
         if machine.switches.hbm_contention:
             bandwidth = machine.compute_bandwidth(self._number)
             path = machine.path(bandwidth[0].bandwidth, (bandwidth,), even=False)
             kernel = ContendedKernels(graph, machine.hardware, path, machine.network).begin
         meets = {}
-        for op in compress(count(), self._columns.is_collective):
-            collective = graph.ops[op].collective
-            if collective is not None:
-                meets[op] = (machine.communicator(graph, collective, self._number), collective)
+        for op, call in roles.calls.items():
+            if (collective := graph.ops[op].collective) is not None:
+                meets[op] = machine.communicator(call, roles.members[call][self._number]), collective
         for stream in self._streams:
             stream.kernel = with_meetings(meets, kernel) if meets else kernel
 

@@ -14,7 +14,7 @@ from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource
-from simulator.graph import PAIRED, Collective, CollectiveKind, Graph
+from simulator.graph import Call, Members
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
 from simulator.stored import repeated
@@ -63,7 +63,6 @@ class Machine:
         self.recorder = Recorder(len(stands_in), forward)
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
         self._columns: dict[int, Columns] = {}
-        self._members: dict[tuple[int, str, CollectiveKind], dict[int, tuple[int, ...]]] = {}
         self._communicators: dict[tuple[str, tuple[int, ...]], Communicator] = {}
         self._instances: dict[tuple[str, str, int], Any] = {}
         self.stored: set[tuple[int, int, int]] = set()
@@ -159,16 +158,11 @@ class Machine:
         bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
         return self._use("bandwidth", "", tier.scope, rank, bandwidth)
 
-    def communicator(self, graph: Graph, collective: Collective, rank: int) -> Communicator:
-        """The ranks with which a rank meets for a collective of its graph."""
-        known = (id(graph), collective.group, collective.kind)
-        if known not in self._members:
-            group = next(group for group in graph.groups if group.name == collective.group)
-            self._members[known] = group.by_rank(collective.kind)
-        ranks = self._members[known][rank]
+    def communicator(self, call: Call, ranks: Members) -> Communicator:
+        """Some ranks that meet at a call."""
         members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
-        if (collective.group, members) not in self._communicators:
-            source, target = members if collective.kind in PAIRED else (-1, -1)
+        if (call.group, members) not in self._communicators:
+            source, target = members if call.role else (-1, -1)
 
             def path(fabric: str, rank: int) -> Path | None:
                 """A member sends and receives; of a message the sender brings all, the receiver nothing."""
@@ -177,8 +171,8 @@ class Machine:
                 return self._ports_path(fabric, source, target) if rank == source else None
 
             communicator = Communicator(members, ranks, self.hardware, path, self.network)
-            self._communicators[collective.group, members] = communicator
-        return self._communicators[collective.group, members]
+            self._communicators[call.group, members] = communicator
+        return self._communicators[call.group, members]
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
         """From a rank's port out of a fabric to a rank's port in, and the buses that cap them.

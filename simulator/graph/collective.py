@@ -74,7 +74,3 @@ class Group:
         if kind == CollectiveKind.RECV:
             return {members[-1]: members for members in self.members}
         return {rank: members for members in self.members for rank in members}
-
-    def of(self, rank: int, kind: CollectiveKind) -> tuple[int, ...] | None:
-        """Who meets when this rank issues a collective of this kind; None if it is in no members."""
-        return self.by_rank(kind).get(rank)

@@ -272,7 +272,7 @@ def waiting(found: Job, at: list[int], rank: int) -> tuple[tuple[int, ...], Coll
     about = graph.ops[at[rank]].collective if at[rank] < len(graph.ops) else None
     if about is None:
         return None
-    members = next(group for group in graph.groups if group.name == about.group).of(rank, about.kind)
+    members = next(group for group in graph.groups if group.name == about.group).by_rank(about.kind).get(rank)
     assert members is not None
     return members, about
 
