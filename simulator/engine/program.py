@@ -93,13 +93,10 @@ def _streams(graph: Graph, plan: Plan) -> int:
 
 def _tracked(plan: Plan, compute_tier: int, streams: int) -> list[bool]:
     """Flag the tensors whose place or order has to be watched."""
-    steps = plan.fixed
+    steps, untouched = plan.fixed, plan.untouched
     if streams > 1:
         return [True] * len(plan.home)
-    if steps is None:
-        return [home != compute_tier or tensor not in plan.untouched for tensor, home in enumerate(plan.home)]
-    flags = [home != compute_tier for home in plan.home]
-    for kind, tensor in zip(steps.kind, steps.a, strict=True):
-        if kind != COMPUTE:
-            flags[tensor] = True
-    return flags
+    if steps is not None:
+        named = (tensor for kind, tensor in zip(steps.kind, steps.a, strict=True) if kind != COMPUTE)
+        untouched = frozenset(range(len(plan.home))).difference(named)
+    return [home != compute_tier or tensor not in untouched for tensor, home in enumerate(plan.home)]

@@ -133,13 +133,9 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
         ``utilisation``, ``bubble_fraction``
             Compute, and what was waited for peers, as shares of the step.
     """
-    known: dict[int, dict[str, Any]] = {}
-    rows = []
-    for rank, alone in enumerate(trace.by_rank()):
-        if id(alone) not in known:
-            known[id(alone)] = _counted(job.graph(rank), hardware, alone)
-        rows.append(known[id(alone)])
-    return rows
+    alone = trace.by_rank()
+    known = {rank: _counted(job.graph(rank), hardware, alone[rank]) for rank in set(trace.stands_in)}
+    return [known[rank] for rank in trace.stands_in]
 
 
 def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:

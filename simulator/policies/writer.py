@@ -42,9 +42,7 @@ class Writer:
         self._here, self._width = problem.compute_tier, len(problem.tiers)
         self._others = tuple(tier for tier in range(self._width) if tier != self._here)
         self._places = [bytearray(self._width) for _ in problem.sizes]
-        self._reads = [op.reads for op in problem.graph.ops]
-        self._writes = [op.writes for op in problem.graph.ops]
-        self._workspace = [op.workspace_bytes for op in problem.graph.ops]
+        self._ops = problem.graph.ops
         self._dead_after, self._sizes = problem.lifetimes.dead_after, problem.sizes
         self._live = [0] * self._width
         self.peak_bytes = [0] * self._width
@@ -68,18 +66,18 @@ class Writer:
 
     def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and then free what is dead after it, unless the op runs again: then the policy frees."""
-        places, here, others = self._places, self._here, self._others
-        for tensor in self._reads[op]:
+        what, places, here, others = self._ops[op], self._places, self._here, self._others
+        for tensor in what.reads:
             if places[tensor][here] != VALID:
                 self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", tensor)
-        for tensor in self._writes[op]:
+        for tensor in what.writes:
             there = places[tensor]
             if there[here] == ABSENT:
                 self._take(tensor, here)
             for tier in others:
                 if there[tier] == VALID:
                     there[tier] = STALE
-        self._note_peak(here, self._workspace[op])
+        self._note_peak(here, what.workspace_bytes)
         self.steps.append(COMPUTE, op, self._streams[op])
         self._last_op = op
         for tensor in () if again else self._dead_after[op]:
@@ -159,7 +157,7 @@ class Writer:
     def drain(self) -> None:
         """Let the host wait until the last op so far has ended (if it names any tensor)."""
         op = self._last_op
-        named = () if op is None else (*self._writes[op], *self._reads[op])
+        named = () if op is None else (*self._ops[op].writes, *self._ops[op].reads)
         if named:
             self.sync(named[0])
 
