@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -94,6 +95,7 @@ def infeasible(
     return Shortfall(tier, demand, capacity, at, fit.largest(worst), levers, fit.rooms(), full)
 
 
+@dataclass(eq=False)
 class Fit:
     """The needs of one graph on one machine.
 
@@ -120,22 +122,19 @@ class Fit:
         The needs that are not met.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        hardware: Hardware,
-        homes: Sequence[int],
-        budget_bytes: int | float,
-        *,
-        may_repeat: bool = False,
-    ) -> None:
-        self.graph, self.hardware, self.homes, self.budget_bytes = graph, hardware, homes, budget_bytes
-        self.sizes, self.may_repeat = [tensor.size_bytes for tensor in graph.tensors], may_repeat
-        self.demand = Demand(Precedence.of(graph), hardware, homes, may_repeat=may_repeat)
-        names, tiers = hardware.tier_names, hardware.tiers.values()
+    graph: Graph
+    hardware: Hardware
+    homes: Sequence[int]
+    budget_bytes: int | float
+    may_repeat: bool = False
+
+    def __post_init__(self) -> None:
+        hardware, homes, names = self.hardware, self.homes, self.hardware.tier_names
+        self.sizes = [tensor.size_bytes for tensor in self.graph.tensors]
+        self.demand = Demand(Precedence.of(self.graph), hardware, homes, may_repeat=self.may_repeat)
         self.here = names.index(hardware.compute_tier)
-        self.usable = [tier.usable_bytes for tier in tiers]
-        self.usable[self.here] = budget_bytes
+        self.usable = [tier.usable_bytes for tier in hardware.tiers.values()]
+        self.usable[self.here] = self.budget_bytes
         self.at_home = [[tensor for tensor, home in enumerate(homes) if home == tier] for tier in range(len(names))]
         home_bytes = [sum(self.sizes[tensor] for tensor in tensors) for tensors in self.at_home]
         links = [(names.index(link.source), names.index(link.target)) for link in hardware.links.values()]
@@ -148,7 +147,7 @@ class Fit:
         needs = [Need(tier, size, self.usable[tier]) for tier, size in enumerate(home_bytes)]
         for counts_idle in (False, True):
             needed = self.by_op[counts_idle]
-            needs.append(Need(self.here, int(needed.max()), budget_bytes, int(needed.argmax()), counts_idle))
+            needs.append(Need(self.here, int(needed.max()), self.budget_bytes, int(needed.argmax()), counts_idle))
         self.short = [need for need in needs if need.gap_bytes > 0]
 
     def largest(self, need: Need) -> tuple[tuple[str, int], ...]:
@@ -199,7 +198,7 @@ class Fit:
             freed[kind] = size_bytes
             free = {t for t in there if tensors[t].kind in freed}
             homes = [FREE if t in free else home for t, home in enumerate(self.homes)]
-            if not Fit(self.graph, self.hardware, homes, self.budget_bytes, may_repeat=self.may_repeat).short:
+            if not replace(self, homes=homes).short:
                 what, where = " and of ".join(map(str, freed)), " and ".join(names[tier] for tier in tiers)
                 size = human(sum(freed.values()), "B")
                 yield f"leave the homes of {what} tensors free: {size} of them stay in {where}"

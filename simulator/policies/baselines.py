@@ -10,7 +10,7 @@ from bisect import bisect_right
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -102,9 +102,9 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     """Plan with these two distances."""
     lifetimes, ops, fences = problem.lifetimes, len(problem.graph.ops), problem.fences
     live, visitors = Profile(live_bytes(problem.graph, lifetimes)), set(problem.visitors)
-    made = [t for t in _by_first_use(problem) if not problem.starts_with[t] and not problem.pinned(t)]
+    made = (t for t, uses in enumerate(lifetimes.uses) if uses and not problem.starts_with[t] and not problem.pinned(t))
     away, moved = list[tuple[Gap, int]](), 0
-    for tensor in (*problem.visitors, *sorted(made, key=lambda t: (lifetimes.first_use[t], t))):
+    for tensor in (*problem.visitors, *sorted(made, key=lifetimes.first_use.__getitem__)):
         if tensor not in visitors and live.peak(0, ops - 1) <= problem.budget_bytes:
             break
         gaps = _far_apart(problem, tensor, select_distance)
@@ -263,21 +263,6 @@ class UpstreamGreedy(Part):
     lead: Annotated[int, Field(ge=0, strict=True)] = 0
 
 
-class Choice(NamedTuple):
-    """What the planner decides.
-
-    Attributes
-    ----------
-    gaps
-        Those in which a tensor leaves, in the order in which they were taken.
-    peak_bytes
-        The most that it expects to hold [B]; above the limit if no gap was left that would have helped.
-    """
-
-    gaps: tuple[Gap, ...]
-    peak_bytes: int
-
-
 def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     """Copy out right after the last write before the gap, free at the gap's start, copy in before its end.
 
@@ -314,7 +299,7 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     return write(problem, "upstream_greedy", [*moves, *leaves, *comes], tuple(notes))
 
 
-def choose(problem: Problem, limit_bytes: int | float) -> Choice:
+def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[Gap, ...], int]:
     """Take gaps, the longest in ops first, until the peak is within the limit or none is left.
 
     Of equally long gaps the largest tensor comes first, then the earlier gap, then the tensor that was used first. A
@@ -327,6 +312,12 @@ def choose(problem: Problem, limit_bytes: int | float) -> Choice:
         With the graph and the tensors that may move.
     limit_bytes
         What may be held [B].
+
+    Returns
+    -------
+    (gaps, peak_bytes)
+        Those in which a tensor leaves, in the order in which they were taken; and the most that the planner expects to
+        hold [B], above the limit if no gap was left that would have helped.
     """
     last, sizes, uses = len(problem.graph.ops) - 1, problem.sizes, problem.lifetimes.uses
     held, order = Profile([0] * (last + 1)), dict[int, int]()
@@ -342,7 +333,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> Choice:
         if held.exceeds(gap.after + 1, gap.before - 1, limit_bytes):
             held.add(gap.after + 1, gap.before - 1, -sizes[gap.tensor])
             taken.append(gap)
-    return Choice(tuple(taken), held.peak(0, last))
+    return tuple(taken), held.peak(0, last)
 
 
 def _by_first_use(problem: Problem) -> dict[int, None]:

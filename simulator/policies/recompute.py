@@ -77,12 +77,17 @@ class Walker:
     ----------
     problem
         What to plan for.
+
+    Attributes
+    ----------
+    problem, remaker
+        What to plan for, and how to make things again.
     """
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._remaker = Remaker(problem.graph, problem.lifetimes)
-        self._least_bytes = least_peak_bytes(problem, self._remaker)
+        self.problem = problem
+        self.remaker = Remaker(problem.graph, problem.lifetimes)
+        self._least_bytes = least_peak_bytes(problem, self.remaker)
         self._walks: dict[tuple[int | float, float, bool], Walk] = {}
 
     def keeping(self, limit_bytes: int | float) -> tuple[bool, ...]:
@@ -105,7 +110,7 @@ class Walker:
         key = max(limit_bytes, self._least_bytes), weight, keeps
         if key not in self._walks:
             kept = self.walk(limit_bytes, weight).made_in_passing if keeps else {}
-            self._walks[key] = Walk(self._problem, self._remaker, weight, key[0], kept)
+            self._walks[key] = Walk(self, weight, key[0], kept)
         return self._walks[key]
 
 
@@ -131,8 +136,8 @@ class Walk:
 
     Parameters
     ----------
-    problem, remaker
-        What to plan for, and how to make things again.
+    walker
+        Who goes, for what.
     weight
         How much idle time counts.
     limit_bytes
@@ -149,14 +154,10 @@ class Walk:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        remaker: Remaker,
-        weight: float,
-        limit_bytes: int | float,
-        kept: Mapping[int, Sequence[int]],
+        self, walker: Walker, weight: float, limit_bytes: int | float, kept: Mapping[int, Sequence[int]]
     ) -> None:
-        self._problem, self._remaker, self._weight, self._limit = problem, remaker, weight, limit_bytes
+        problem, self._remaker, self._weight, self._limit = walker.problem, walker.remaker, weight, limit_bytes
+        self._problem = problem
         self._ops, self._here = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
         uses, self._dies = list(problem.lifetimes.uses), list(problem.lifetimes.dies)
