@@ -60,6 +60,8 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
 def gated(t: Tape, name: str, x: str) -> str:
     """All tokens through one gated feed-forward."""
     gate, up = t.linear(f"{name}.gate", x), t.linear(f"{name}.up", x)
+    if t.workload.swiglu == "fused":
+        return t.linear(f"{name}.down", t.vector(f"{name}.swiglu", [gate, up]))
     return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
 
 

@@ -73,8 +73,8 @@ def resolve(
     _add_files(loaded)
     if not changes and hardware is None and workload is None:
         for one in left_open(loaded):  # that can be varied, before anything runs
-            for end in (one.parameter.values[0], one.parameter.values[-1]):
-                at(loaded, {one.axis: end})
+            for value in one.parameter.options or one.parameter.tried[:: len(one.parameter.tried) - 1]:
+                at(loaded, {one.axis: value})
     return loaded
 
 
@@ -141,12 +141,12 @@ class LeftOpen(NamedTuple):
     parameter, axis
         What the claim says of it, and what is varied.
     taken
-        What the scenario takes for it, as a number of the parameter's unit.
+        What the scenario takes for it, as a number of the parameter's unit, or by its name.
     """
 
     parameter: Unstated
     axis: Axis
-    taken: float
+    taken: float | str
 
 
 def left_open(loaded: Loaded) -> Iterator[LeftOpen]:
@@ -160,23 +160,23 @@ def left_open(loaded: Loaded) -> Iterator[LeftOpen]:
     Raises
     ------
     ConfigError
-        If a path names no field, the fields have several values, or one outside of the range; or if a row sets one.
+        If a path names no field, the fields have several values, or one that may not be; or if a row sets one.
     """
     for number, one in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
-        axis = Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit)
+        axis = Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit, one.options)
         yield LeftOpen(one, axis, _taken(loaded, one, axis))
 
 
-def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float:
+def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float | str:
     set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
-    found: dict[float, str] = {}
+    found: dict[float | str, str] = {}
     with told_at(axis.where):
         for field in one.fields:
             in_workload = field.startswith(WORKLOAD)
             document = loaded.workload if in_workload else loaded.hardware
             for keys, value in fields(document, field.removeprefix(WORKLOAD)):
                 path = ".".join(keys)
-                found[1.0 if one.is_factor else one.number(value)] = path
+                found[1.0 if one.is_factor else one.read(value)] = path
                 is_own = not in_workload and not one.is_factor
                 if is_own and any(fnmatchcase(path, key) for key in set_by_rows):  # another value would not reach it
                     must = "what a row sets is stated, and no parameter that is left open"
@@ -187,7 +187,7 @@ def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float:
     insist(len(found) == 1, axis.where, must, values, do)
     (value,) = found
     must, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
-    is_inside = one.number(one.low) <= value <= one.number(one.high)
+    is_inside = isinstance(value, str) or one.read(one.low) <= value <= one.read(one.high)
     insist(is_inside, axis.where, must, f"{axis.written(value)} {outside}", "widen the range")
     return value
 

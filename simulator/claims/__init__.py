@@ -1,13 +1,13 @@
 """The sweep of `hosim validate`: run every claim, and hold what came out against what is printed.
 
-A line is told per printed figure, and how many free parameters explain how many.
+A line is told per printed figure, and how many stand on what was fitted and chosen.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from simulator.catalog import Axis, Loaded
 from simulator.document import Fit
 from simulator.errors import ConfigError
 from simulator.report.expectations import Check, Verdict, check, untested, verdicts
-from simulator.report.rows import ABSENT, listed
+from simulator.report.rows import ABSENT, grouped, listed, percent
 from simulator.report.tables import Column
 from simulator.report.views import Section, View, by
 from simulator.run import run_case
@@ -28,7 +28,7 @@ from simulator.units import counted
 
 
 class Judged(NamedTuple):
-    """A verdict on what a scenario expects, and the free parameters that its row stands on.
+    """A verdict on what a scenario expects, and what was fitted and chosen that its row stands on.
 
     Attributes
     ----------
@@ -36,11 +36,14 @@ class Judged(NamedTuple):
         What was expected where, and whether it holds.
     fits
         What was fitted, each with the paths of the fields where it stands.
+    chosen
+        What was chosen because it explains, each with the reason.
     """
 
     scenario: str
     verdict: Verdict
     fits: Mapping[Fit, Sequence[str]] = {}
+    chosen: Mapping[str, str] = {}
 
     @property
     def row(self) -> dict[str, Any]:
@@ -61,17 +64,18 @@ class Judged(NamedTuple):
             "verdict": one.word,
             "kind": one.kind,
             "fitted": ", ".join(fit.parameter for fit in self.fits),
+            "chosen": ", ".join(self.chosen),
             "missed": one.missed,
         }
 
     @property
     def is_shown(self) -> bool:
-        """Whether it has a line: if it is about a printed figure, or fails."""
-        return bool(self.verdict.printed) or self.verdict.is_broken
+        """Whether it has a line: if it is about a printed figure, stands for a headline, or fails."""
+        return bool(self.verdict.printed) or self.verdict.headline or self.verdict.is_broken
 
 
 def claims_view(judged: Sequence[Judged]) -> View:
-    """Show verdicts: a line for each printed figure, and for each other expectation that fails.
+    """Show verdicts: a line for each printed figure, and for what else stands for a headline, or fails.
 
     Parameters
     ----------
@@ -92,18 +96,21 @@ def claims_view(judged: Sequence[Judged]) -> View:
     ]
     free = {(fit.parameter, fit.figure): (fit, fields) for one in judged for fit, fields in one.fits.items()}
     fitted = [(fit.parameter, f"{', '.join(fields)}, to {fit.figure}: {fit.why}") for fit, fields in free.values()]
+    chosen = list({name: why for one in judged for name, why in one.chosen.items()}.items())
     missed = by((row for row in rows if row["verdict"] == "missed"), "missed")
     why = [("", f"{'; '.join(row['claim'] for row in own)}: {reason}") for (reason,), own in missed.items()]
-    notes = [Section(head, notes=lines) for head, lines in (("Fitted", fitted), ("Missed", why)) if lines]
+    notes = [
+        Section(head, notes=lines) for head, lines in (("Fitted", fitted), ("Chosen", chosen), ("Missed", why)) if lines
+    ]
     return View(title, [*sections, *notes], sentences(judged))
 
 
-_WORST_FIRST = ("BROKEN", "missed", "fitted", "holds", "shown")
+_WORST_FIRST = ("BROKEN", "missed", "fitted", "by construction", "holds", "shown")
 """Words for verdicts; to be shown in one place says nothing against a figure that another place holds."""
 
 
 def sentences(judged: Sequence[Judged]) -> list[str]:
-    """Say how many free parameters explain how many printed figures, and what is missed or broken.
+    """Say how many printed figures hold, with what fitted and chosen, and what is missed or broken.
 
     Parameters
     ----------
@@ -111,22 +118,21 @@ def sentences(judged: Sequence[Judged]) -> list[str]:
         All that was expected. A printed figure that several of them are about counts once, by its worst verdict.
     """
     words: dict[str, str] = {}
-    fits: dict[str, list[str]] = {}
+    about: dict[str, list[Judged]] = {}
     for one in judged:
         if one.verdict.printed:
             figure, word = one.verdict.figure or one.verdict.why or str(one.verdict), one.verdict.word
             words[figure] = min(word, words.get(figure, word), key=_WORST_FIRST.index)
-            fits.setdefault(figure, []).extend(fit.parameter for fit in one.fits if word == "holds")
+            about.setdefault(figure, []).extend([one] if word == "holds" else [])
     count = Counter(words.values())
-    held = [fits[figure] for figure, word in words.items() if word == "holds"]
-    free = list(dict.fromkeys(parameter for parameters in held for parameter in parameters))
-    fitted = sum(map(bool, held))
-    kinds = {"nothing fitted": len(held) - fitted, f"{counted(len(free), 'free parameter')} ({listed(free)})": fitted}
-    by_kind = listed([f"{number} with {kind}" for kind, number in kinds.items() if number])
-    told = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if by_kind else ''}{by_kind}."]
-    if rest := [f"{count[word]} {word}" for word in ("fitted", "shown", "missed", "BROKEN") if count[word]]:
+    held = [about[figure] for figure, word in words.items() if word == "holds"]
+    kinds = [f"{len(own)} {kind}{_off(own)}" for kind, own in grouped(held, _stand_on).items()]
+    told = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if kinds else ''}{'; '.join(kinds)}."]
+    if rest := [f"{count[word]} {word}" for word in reversed(_WORST_FIRST) if count[word] and word != "holds"]:
         told.append(f"Of {counted(len(words), 'printed figure')} {listed(rest)}.")
-    for scenario, verdict, _ in judged:
+    if headlines := [not one.verdict.is_broken for one in judged if one.verdict.headline]:
+        told.append(f"{sum(headlines)} of {counted(len(headlines), 'headline expectation')} hold.")
+    for scenario, verdict, *_ in judged:
         if verdict.is_broken:
             told.append(f"BROKEN: {scenario}: {verdict}")
         elif verdict.missed and verdict.holds:
@@ -134,9 +140,25 @@ def sentences(judged: Sequence[Judged]) -> list[str]:
     return told
 
 
+def _stand_on(own: Sequence[Judged]) -> str:
+    """Say what was fitted and chosen that a figure stands on."""
+    fitted = list(dict.fromkeys(fit.parameter for one in own for fit in one.fits))
+    chosen = list(dict.fromkeys(name for one in own for name in one.chosen))
+    told = [f"{counted(len(fitted), 'number')} fitted ({', '.join(fitted)})"] if fitted else []
+    explain = "choice that explains" if len(chosen) == 1 else "choices that explain"
+    told += [f"{len(chosen)} {explain} ({', '.join(chosen)})"] if chosen else []
+    return f"with {listed(told) or 'nothing fitted or chosen'}"
+
+
+def _off(held: Sequence[Sequence[Judged]]) -> str:
+    """Say how far those are off that hold, which a wide tolerance does not tell."""
+    errors = [abs(one.verdict.error) for own in held for one in own if one.verdict.error is not None]
+    return f", off by at most {percent(max(errors))}" if errors else ""
+
+
 @dataclass(frozen=True, eq=False)
 class Validation(Sweep):
-    """What came of it; one row per printed figure, and per other expectation that fails.
+    """What came of it; one row per printed figure, and per other expectation that stands for a headline or fails.
 
     Attributes
     ----------
@@ -200,6 +222,7 @@ def validate(
     scenarios: Sequence[str | Path] | None = None,
     *,
     scale: Mapping[str, float] | None = None,
+    headline: bool = False,
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Validation:
@@ -212,6 +235,8 @@ def validate(
     scale
         Dotted path of figures of the machines -> what they are multiplied by, to see which claims depend on them:
         ``{"links.*.bandwidth": 0.5}``. A scenario whose machine has no such figure runs as it is.
+    headline
+        Whether only that is checked which stands for a claim that its source leads with.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
@@ -225,7 +250,10 @@ def validate(
     ConfigError
         If there is nothing to validate, or no machine has a figure that is to be multiplied.
     """
-    loaded = read(scenarios, "a claim is named to be validated")
+    has = _headlines if headline else lambda one: one.expect
+    loaded = read(scenarios, "a claim is named to be validated", has)
+    if headline:
+        loaded = [replace(one, scenario=_headlines(one.scenario) or one.scenario) for one in loaded]
     axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
     own = [{axis: factor for axis, factor in axes.items() if _has(one, axis, factor)} for one in loaded]
     for axis in axes.keys() - {axis for scaled in own for axis in scaled}:
@@ -237,6 +265,13 @@ def validate(
     judged = [row["judged"] for row in sweep(studies, workers, progress)]
     rows, more = [one.row for one in judged if one.is_shown], {"broken": any(one.verdict.is_broken for one in judged)}
     return Validation("validate", loaded, rows, claims_view(judged), more=more, judged=judged)
+
+
+def _headlines(scenario: Scenario) -> Scenario | None:
+    """The same, of which only that is expected which stands for a headline; None if nothing does."""
+    expect = tuple(one for one in scenario.expect if one.headline)
+    claim = scenario.claim and scenario.claim.model_copy(update={"untested": ()})
+    return scenario.model_copy(update={"expect": expect, "claim": claim}) if expect else None
 
 
 def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
@@ -262,7 +297,8 @@ def checked(loaded: Loaded, point: Point) -> Rows:
                 if choice.allocator != "ideal" or not path.startswith("allocator."):
                     fields = fits[choice.row].setdefault(fit, [])
                     fields += [] if path in fields else [path]
-    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}))} for verdict in found]
+    chosen = claim.chosen if claim else {}
+    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), chosen)} for verdict in found]
 
 
 def judged(

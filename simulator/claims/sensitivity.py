@@ -67,16 +67,20 @@ def sensitivity(
 
 
 def _studies(loaded: Loaded) -> list[Study]:
-    """How each parameter is varied: a few values over its range, then between those where a figure turns."""
+    """How each parameter is varied: all that is listed; or a few values, then between those where a figure turns."""
     studies = []
     for one, axis, taken in catalog.left_open(loaded):
-        last = len(one.values) - 1
-        points = [(taken,), *((one.values[part * last // _PARTS],) for part in range(_PARTS + 1))]
+        first = one.options or (
+            taken,
+            *(one.tried[part * (len(one.tried) - 1) // _PARTS] for part in range(_PARTS + 1)),
+        )
         about = {"parameter": one.parameter, "unit": one.unit or "", "taken": taken}
-        studies.append(Study(loaded, figures, (axis,), points, one.values, _turned, about, is_strict=True))
+        turned = None if one.options else _turned  # between two names there is nothing
+        points = [(value,) for value in first]
+        studies.append(Study(loaded, figures, (axis,), points, one.tried, turned, about, is_strict=True))
     if not studies or not _compared(loaded):
         must = "a claim leaves parameters open, and prints numbers that ours are held against"
-        do = "list parameters under claim: unstated, with a range each, and add printed to an expectation"
+        do = "list parameters under claim: unstated, with a range or values each, and add printed to an expectation"
         raise ConfigError(loaded.place("claim"), must, "no number" if studies else "no parameter", do)
     return studies
 
@@ -132,11 +136,11 @@ def dependences(points: ShownRows) -> list[dict[str, Any]]:
         ``obtained_high``, for people, and ``error``, ``error_low``, ``error_high``, as shares of what is printed, with
         what is taken and at the ends; ``swing``, from the least error to the largest, None if no step ends with some
         value; ``holds``, a list of stretches (of what is only shown: where it is near); ``tried``, with how many
-        values.
+        values; ``named``, what these are called if they were listed, which ``taken``, ``low`` and ``high`` then say.
     """
     rows = []
     for group in by(points, "scenario", "asks", "parameter").values():
-        own = sorted(group, key=lambda row: row["value"])
+        own = sorted(group, key=_by_value)
         nominal, low, high = next(row for row in own if row["value"] == row["taken"]), own[0], own[-1]
         errors = [row["error"] for row in own if present(row["error"])]
         stretches = [list(run) for holds, run in groupby(own, lambda row: row["holds"]) if holds]
@@ -144,6 +148,7 @@ def dependences(points: ShownRows) -> list[dict[str, Any]]:
             {key: value for key, value in nominal.items() if key not in ("value", "holds")}
             | {f"{key}_{end}": row[key] for end, row in (("low", low), ("high", high)) for key in ("obtained", "error")}
             | {"low": low["value"], "high": high["value"], "tried": len(own)}
+            | {"named": [row["value"] for row in own if isinstance(row["value"], str)]}
             | {"swing": max(errors) - min(errors) if len(errors) == len(own) else None}
             | {"holds": [[stretch[0]["value"], stretch[-1]["value"]] for stretch in stretches]}
         )
@@ -173,6 +178,8 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
         sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []
     for (scenario, parameter), own in by(points, "scenario", "parameter").items():
+        if isinstance(own[0]["value"], str):  # names have no distance that could be drawn
+            continue
         unit = f" [{own[0]['unit']}]" if own[0]["unit"] else ""
         axis, drawn = f"{parameter}{unit}, difference from what is printed; dots: holds", sorted(own, key=_by_value)
         panels.append(Panel(scenario, axis, "%", drawn, "value", "error", of="claim", scale=100))
@@ -180,16 +187,21 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
 
 
 def _by_value(row: ShownRow) -> Any:
-    return row["value"]
+    """Numbers ascend; what is named stays as it is listed."""
+    return 0 if isinstance(row["value"], str) else row["value"]
 
 
-def _value(row: ShownRow, value: float) -> str:
+def _value(row: ShownRow, value: float | str) -> str:
+    if isinstance(value, str):
+        return value
     if row["unit"] not in ("", "x"):
         return human(value, row["unit"])
     return f"{value:,}" if isinstance(value, int) else f"{value:.3g}{row['unit']}"
 
 
-def _stretch(row: ShownRow, low: float, high: float) -> str:
+def _stretch(row: ShownRow, low: float | str, high: float | str) -> str:
+    if row["named"]:
+        return ", ".join(row["named"][row["named"].index(low) : row["named"].index(high) + 1])
     return " to ".join(dict.fromkeys(_value(row, end) for end in (low, high)))
 
 

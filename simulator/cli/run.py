@@ -221,8 +221,8 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: 
       hosim sensitivity --all --out results/sensitivity
       hosim sensitivity llama3_8b_runtime_910c --choices
 
-    The key `claim: unstated:` lists parameters with the ranges in which they may lie. Each is varied alone,
-    over a few values first; where a figure turns from holding to failing, the place is searched by
+    The key `claim: unstated:` lists parameters with the ranges in which they may lie, or their values. Each is
+    varied alone, over a few values first; where a figure turns from holding to failing, the place is searched by
     halving. Nothing is fitted again.
 
     The key `claim: choices:` lists what else may be chosen, value by value. With --choices all combinations
@@ -241,6 +241,7 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: 
 @common.command("Recompute published figures, and say which are reproduced.", "workers", "json", "junit", "out")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--scale", "factors", multiple=True, metavar="KEY=FACTOR", help="Multiply a figure of the machine.")
+@click.option("--headline", is_flag=True, help="Only what stands for the headline claims, in seconds.")
 def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path | None, **more: Any) -> int:
     """Recompute the printed figures of all claims in the catalogue, or of each SCENARIO, one line per figure.
 
@@ -249,10 +250,12 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path |
       hosim validate
       hosim validate llama3_8b_2x2x2 mine.yaml
       hosim validate --scale "links.*.bandwidth=0.5"
+      hosim validate --headline
       hosim validate --out results/claims
 
-    A figure `holds` if it was predicted and ours is within the tolerance that its scenario states; something
-    was `fitted` to it; it is only `shown` beside ours; it is `missed`, for the reason below the table; or it is BROKEN.
+    A figure `holds` if it was predicted and ours is within the tolerance that its scenario states; nothing
+    else can come out `by construction`; something was `fitted` to it; it is only `shown` beside ours; it is
+    `missed`, for the reason below the table; or it is BROKEN.
     --scale shows which claims depend on a figure of the machine; a machine without it runs as it is.
 
     The exit code is 1 if one is BROKEN.

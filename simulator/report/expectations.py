@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
 from simulator.scenario import Claim, Expectation, Kind
 
-Word = Literal["holds", "fitted", "shown", "missed", "BROKEN"]
+Word = Literal["holds", "by construction", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
 
 
@@ -37,13 +37,15 @@ class Verdict:
         The sentence or printed figure behind it.
     asks
         What is expected, in words that do not change with what came out.
-    printed, difference, source
-        The figure as its source prints it, how far ours is from it, and the source; empty if none is printed.
+    source
+        Of the claim, or of the figure.
+    printed, difference
+        The figure as its source prints it, and how far ours is from it; empty if none is printed.
     error
         The same difference as a share of what is printed; None if none is printed, or nothing was found.
     tolerance
         What is accepted of a printed figure, for people.
-    kind, figure, missed
+    kind, figure, missed, headline
         As the expectation says.
     """
 
@@ -62,6 +64,7 @@ class Verdict:
     kind: Kind = "predicted"
     figure: str = ""
     missed: str = ""
+    headline: bool = False
 
     def __str__(self) -> str:
         return f"{self.row}: {self.column} must be {self.must}, found {self.found}"
@@ -73,7 +76,7 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """``holds``, ``fitted`` or ``shown`` if it holds; else ``missed`` if that is known, or ``BROKEN``."""
+        """``holds``, or another kind than predicted, if it holds; else ``missed`` if that is known, or ``BROKEN``."""
         if not self.holds:
             return "missed" if self.missed else "BROKEN"
         return "holds" if self.kind == "predicted" else self.kind
@@ -121,11 +124,17 @@ def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
     if not holds:
         found = _in_full(one, str(rows[one.row]["status"]), (value, found, must))
     must = must or "anything: the printed figure is only shown"
-    more = {"kind": one.kind, "figure": one.figure or "", "missed": one.missed} | _printed(one, value, must, source)
+    more: dict[str, Any] = {
+        "kind": one.kind,
+        "figure": one.figure or "",
+        "missed": one.missed,
+        "headline": one.headline,
+    }
+    more |= {"source": one.source or source} | _printed(one, value, must)
     return Verdict(one.row, one.column, must, found, holds, one.why, asks(one), **more)
 
 
-def _printed(one: Expectation, value: object, must: str, source: str) -> dict[str, Any]:
+def _printed(one: Expectation, value: object, must: str) -> dict[str, Any]:
     """What a verdict says of the printed figure; nothing if there is none."""
     if one.printed is None:
         return {}
@@ -136,8 +145,7 @@ def _printed(one: Expectation, value: object, must: str, source: str) -> dict[st
     tolerance = must if one.kind != "shown" else ABSENT
     if one.is_close_to_printed:
         tolerance = percent(one.within) if len(ends) == 1 else "within"
-    about = {"printed": _said_range(one), "difference": signed(error), "source": one.source or source}
-    return {**about, "error": error, "tolerance": tolerance}
+    return {"printed": _said_range(one), "difference": signed(error), "error": error, "tolerance": tolerance}
 
 
 def _in_full(one: Expectation, status: str, told: tuple[object, str, str]) -> str:
@@ -251,7 +259,7 @@ def check(verdict: Verdict) -> Check:
     """
     if not verdict.is_broken:
         return Check(verdict.asks, skipped="" if verdict.holds else f"known to be missed, {verdict}: {verdict.missed}")
-    printed = f"{verdict.printed} ({verdict.source})" if verdict.source else verdict.printed
+    printed = f"{verdict.printed} ({verdict.source})" if verdict.printed and verdict.source else verdict.printed
     lines = {"must be": verdict.must, "found": verdict.found, "why": verdict.why, "printed": printed}
     return Check(verdict.asks, str(verdict), "\n".join(f"{what}: {said}" for what, said in lines.items() if said))
 

@@ -7,9 +7,9 @@ import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StrictBool
 
-from simulator.document import Count, Key, Line, Part, flaw
+from simulator.document import Count, Key, Line, Part, Reason, flaw
 from simulator.units import FieldError, in_field, in_yaml, parse, require, unit_of
 
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -23,34 +23,68 @@ MOST_VALUES = 100_000
 """Most multiples in a range."""
 
 
-class Unstated(Part):
-    """A parameter that the source of a claim does not state.
+Values = Annotated[tuple[Any, ...] | dict[Line, Any], Field(min_length=2, max_length=64)]
+"""Values as a document states them: a list, or a mapping from a name for people to the value."""
+
+
+class Open(Part):
+    """What the source of a claim does not state.
+
+    Attributes
+    ----------
+    fields
+        Where it stands: field paths of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or,
+        of a choice, of the scenario (``scenario.policies.0.allocator``). All have one value.
+    values
+        What may be chosen, as a document states it: a list, or a mapping from a name for people to the value.
+    why
+        Where the values, or the range, come from.
+    """
+
+    fields: Annotated[tuple[str, ...], Field(min_length=1)]
+    values: Values | None = None
+    why: Reason
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What each value is called, and the value; nothing of a range."""
+        return self.values if isinstance(self.values, dict) else {in_yaml(x).strip("'"): x for x in self.values or ()}
+
+
+class Choice(Open):
+    """A discrete choice that the source of a claim does not state.
+
+    Attributes
+    ----------
+    choice
+        What it is called.
+    """
+
+    choice: Annotated[Line, Field(min_length=1)]
+    values: Values
+
+
+class Unstated(Open):
+    """A parameter that the source of a claim does not state: a range, or values.
 
     Attributes
     ----------
     parameter
         What it is called.
-    fields
-        Where it stands: field paths of the machine (``links.h2d.bandwidth``), or of the workload
-        (``workload.sequence``). All have one value.
     low
         The least value of the range in which it may lie: a quantity, or a number without a unit; or a factor
         (``0.5x``) by which figures of the machine are multiplied, which reaches also what rows set for
-        themselves. What the scenario takes lies in the range.
+        themselves. What the scenario takes lies in the range, or is one of the values.
     high
         The largest value of that range.
     multiple_of
         Of which whole number the values are multiples; for fields that are whole numbers.
-    why
-        Where the range comes from.
     """
 
     parameter: Annotated[Line, Field(min_length=1)]
-    fields: Annotated[tuple[str, ...], Field(min_length=1)]
-    low: End = Field(alias="from")
-    high: End = Field(alias="to")
+    low: End | None = Field(None, alias="from")
+    high: End | None = Field(None, alias="to")
     multiple_of: Count | None = None
-    why: Annotated[str, Field(min_length=1)]
 
     @cached_property
     def unit(self) -> str | None:
@@ -59,8 +93,8 @@ class Unstated(Part):
             return None
         return "x" if self.low.endswith("x") else unit_of(self.low)
 
-    def number(self, value: object) -> float:
-        """Read a value of one of its fields, as a number of its unit.
+    def read(self, value: object) -> Any:
+        """Read an end of the range, or a value of a field: as a number of its unit; if values are listed, by its name.
 
         Parameters
         ----------
@@ -70,8 +104,12 @@ class Unstated(Part):
         Raises
         ------
         FieldError
-            If it has another unit.
+            If it has another unit, or is not listed.
         """
+        if self.values is not None:
+            name = next((name for name, option in self.options.items() if option == value), "")
+            require(name, "what the scenario takes is one of the values", in_yaml(value), "values", do="list it")
+            return name
         if self.unit not in (None, "x"):
             return parse(value, str(self.unit))
         if self.unit is None and isinstance(value, int | float) and not isinstance(value, bool):
@@ -82,14 +120,21 @@ class Unstated(Part):
         return float(str(value)[:-1])
 
     @property
+    def said(self) -> str:
+        """The values, or the range, for people."""
+        return ", ".join(self.options) or f"{self.low} to {self.high}"
+
+    @property
     def is_factor(self) -> bool:
         """Whether figures are multiplied, and not replaced."""
         return self.unit == "x"
 
     @cached_property
-    def values(self) -> tuple[float, ...]:
-        """The values that may be tried, ascending: multiples, or both ends and what lies between in equal parts."""
-        low, high = self.number(self.low), self.number(self.high)
+    def tried(self) -> tuple[Any, ...]:
+        """What may be tried: names of values that are listed; or of a range, ascending, multiples, or equal parts."""
+        if self.values is not None:
+            return tuple(self.options)
+        low, high = self.read(self.low), self.read(self.high)
         if self.multiple_of:
             first, last = math.ceil(low / self.multiple_of), math.floor(high / self.multiple_of)
             return tuple(self.multiple_of * number for number in range(first, min(last, first + MOST_VALUES) + 1))
@@ -98,12 +143,20 @@ class Unstated(Part):
         return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.6g}") for one in points))
 
     def _check(self) -> None:
+        ends, must = (
+            (self.low, self.high, self.multiple_of),
+            "what is open has a range (from, to), or values that are listed",
+        )
+        if self.values is not None:
+            require(ends == (None, None, None), must, "both", do="state one of the two")
+            return
+        require(None not in ends[:2], must, "no whole range", do="state one of the two")
         is_of_machine = not any(field.startswith(WORKLOAD) for field in self.fields)
         must, found = "figures of the machine are multiplied", "a field of the workload"
         require(is_of_machine or not self.is_factor, must, found, "from", do="state values")
-        is_range = self.number(self.low) < self.number(self.high) < math.inf
+        is_range = self.read(self.low) < self.read(self.high) < math.inf
         must = f"a range goes from a value to a higher one, with 2 to {MOST_VALUES:,} values in it"
-        fits, found = is_range and 2 <= len(self.values) <= MOST_VALUES, f"{self.low} to {self.high}"
+        fits, found = is_range and 2 <= len(self.tried) <= MOST_VALUES, f"{self.low} to {self.high}"
         require(fits, must, found, "to", do="widen or narrow it")
 
 
@@ -123,8 +176,8 @@ Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Printed = Bound | Annotated[tuple[Bound, Bound], Field(description="a range")]
 """A printed figure, or the ends of a printed range."""
 
-Kind = Literal["predicted", "fitted", "shown"]
-"""Whether nothing was fitted to a printed figure, something was, or it is only put beside ours."""
+Kind = Literal["predicted", "fitted", "shown", "by construction"]
+"""Whether nothing was fitted to a printed figure, something was, it is put beside ours, or ours cannot differ."""
 
 Limit = Literal["about", "at_most", "at_least", "equals"]
 LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
@@ -169,8 +222,11 @@ class Expectation(Part):
     kind
         ``predicted``: nothing was fitted to it. ``fitted``: something was, and this holds the fit. ``shown``: the
         source's setting or its figure is too vague to be held against; what else is said of it must still hold.
+        ``by construction``: nothing else can come out, whatever the machine does.
     missed
         Why hosim is known not to reproduce the printed figure: it stays in the table, and fails nothing.
+    headline
+        Whether `hosim validate --headline` checks it: it stands for a claim that the source leads with.
     """
 
     row: Label
@@ -188,6 +244,7 @@ class Expectation(Part):
     figure: Key | None = None
     kind: Kind = "predicted"
     missed: str = ""
+    headline: StrictBool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -286,33 +343,6 @@ class Untested(Part):
     missed: str = Field(min_length=1)
 
 
-class Choice(Part):
-    """A discrete choice that the source of a claim does not state.
-
-    Attributes
-    ----------
-    choice
-        What it is called.
-    fields
-        Where it stands: field paths of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or of
-        the scenario (``scenario.policies.0.allocator``). All get the same value.
-    values
-        What may be chosen, as a document states it: a list, or a mapping from a name for people to the value.
-    why
-        Where the values come from.
-    """
-
-    choice: Annotated[Line, Field(min_length=1)]
-    fields: Annotated[tuple[str, ...], Field(min_length=1)]
-    values: Annotated[tuple[Any, ...], Field(min_length=2, max_length=64)] | dict[Line, Any]
-    why: Annotated[str, Field(min_length=1)]
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What each value is called, and the value."""
-        return self.values if isinstance(self.values, dict) else {in_yaml(one).strip("'"): one for one in self.values}
-
-
 class Claim(Part):
     """A published sentence that the scenario puts to the test.
 
@@ -325,6 +355,9 @@ class Claim(Part):
     fitted
         Which printed figures the scenario was fitted to, in words; `figure` and `kind` of its expectations, and
         its table `fitted`, say the same for `hosim validate`.
+    chosen
+        What is not printed and was chosen because it explains printed figures, which do not come out without it: name
+        -> why.
     predicted
         Which printed figures it predicts, in words.
     untested
@@ -342,6 +375,7 @@ class Claim(Part):
     sentence: str
     source: str
     fitted: str = ""
+    chosen: dict[Line, Reason] = {}
     predicted: str = ""
     untested: tuple[Untested, ...] = ()
     unstated: tuple[Unstated, ...] = ()

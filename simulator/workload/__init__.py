@@ -29,6 +29,7 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "new_tokens": ("decode",),
     "kv": _INFERENCE,
     "experts": _INFERENCE,
+    "swiglu": (*_OF_A_LENGTH, "requests"),
     "parallel": ("train", *_INFERENCE),
     "pools": ("serve",),
     "requests": ("requests",),
@@ -77,6 +78,9 @@ class Workload(Document):
         With phases ``prefill`` and ``decode``, of a model with experts: whether those of a layer are ``together``, a
         tensor and a kernel for each matrix of all of them; or ``grouped``, the same in one kernel, which holds what is
         between; or ``each`` is a tensor, read dynamically: only if the router chooses it.
+    swiglu
+        Whether a gated feed-forward activates the gate and multiplies it in two ops (``apart``); or in one (``fused``),
+        which keeps the activated gate nowhere, so that backward computes it again.
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools
@@ -104,6 +108,7 @@ class Workload(Document):
     dtypes: Dtypes = Dtypes()
     kv: KvBlocks | None = None
     experts: Literal["together", "grouped", "each"] = "together"
+    swiglu: Literal["apart", "fused"] = "apart"
     parallel: Parallel = Parallel()
     pools: Pools | None = None
     requests: Requests | None = None

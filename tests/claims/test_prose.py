@@ -71,10 +71,15 @@ def test_the_figures_of_the_first_machine_are_counted_as_hosim_list_does(capsys)
 @pytest.mark.slow
 def test_the_fitted_parameters_are_those_that_validate_lists():
     calibrated = ("kv_peak_calibrated", "kv_longest_calibrated", "kv_fragmentation")
-    said = str(hosim.validate(["llama3_8b_2x2x2", "llama3_8b_runtime_910c", *calibrated]))
-    fitted = [re.findall(r"free parameters? \((.*?)\)", said), re.findall(r"; \d+ \((.*?)\) explain", said)]
-    listed = ", ".join(part for found in fitted for part in found).replace(" and ", ", ")
-    assert f"as `hosim validate` lists: {listed}." in " ".join(PAGES.split())
+    training = ("llama3_8b_2x2x2", "llama3_8b_runtime_910c", "llama3_8b_offload_fused")
+    judged = hosim.validate([*training, *calibrated]).judged
+    fitted = dict.fromkeys(fit.parameter for one in judged for fit in one.fits)
+    held = [one for one in judged if one.verdict.printed and one.verdict.word == "holds"]
+    chosen = dict.fromkeys(name for one in held for name in one.chosen)
+    pages = " ".join(PAGES.split())
+    assert f"**Six parameters are fitted**, as `hosim validate` lists: {', '.join(fitted)}. Only" in pages
+    assert {fit.parameter for one in held for fit in one.fits} == {"rate of arithmetic"}
+    assert f"**Three choices explain** what holds of training, and count like it: {', '.join(chosen)}." in pages
 
 
 @pytest.mark.slow

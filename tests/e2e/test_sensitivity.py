@@ -119,6 +119,30 @@ def test_what_is_only_shown_is_near_where_it_would_hold(found, tmp_path):
     assert "near for" in text
 
 
+def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(hosim, tmp_path):
+    rates = "{slow: 2 GB/s, medium: 3 GB/s, as measured: 4 GB/s, fast: 8 GB/s}"
+    listed = f'    - {{parameter: the links, fields: ["links.*.bandwidth"], values: {rates}, why: a test}}\n'
+    path = chain.write(tmp_path, scenario=claim(unstated=listed))
+    text = hosim("sensitivity", path, "--out", tmp_path / "out").out
+    head, line = text.splitlines()[1:3]
+    assert re.split(" {2,}", head.strip()) == ["what is not stated", "taken", "tried", "error at the ends", "holds for"]
+    parameter, taken, tried, errors, holds = re.split(" {2,}", line.strip())
+    assert (parameter, taken, tried) == ("the links", "as measured", "slow, medium, as measured, fast")
+    assert (errors[0], " to -" in errors, holds) == ("+", True, "as measured")
+    (row,) = json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
+    assert (row["low"], row["high"], row["tried"], row["holds"]) == ("slow", "fast", 4, [["as measured"] * 2])
+    assert "sensitivity.png" not in {p.name for p in (tmp_path / "out").iterdir()}, "names have no distance"
+    named = listed.replace("the links", "rates with names")
+    both = hosim_api.sensitivity([chain.write(tmp_path, scenario=claim(unstated=UNSTATED + named))])
+    assert {row["parameter"]: row["named"] for row in both.rows} == {
+        "the links": [], "links by a factor": [], "room": [], "rates with names": row["named"]
+    }  # fmt: skip
+    assert len([ax for ax in both.figure().axes if ax.lines]) == 3, "names have no distance"
+    assert hosim("run", path, "--policy", "reactive", "--out", tmp_path / "run").code == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<li>rates with names, slow, medium, as measured, fast: a test</li>" in page
+
+
 def test_a_figure_that_fails_as_taken_may_hold_elsewhere(tmp_path):
     slow = claim().replace("printed: 1.9 ms", "printed: 2.8 ms, missed: it is not known why")
     found = hosim_api.sensitivity([chain.write(tmp_path, scenario=slow)])
@@ -182,6 +206,14 @@ def test_a_value_with_which_nothing_fits_does_not_hold(tmp_path):
         ("fields: [workload.nosuch], from: 1, to: 8", "a change names a field of the workload, found 'nosuch'"),
         ("fields: [nosuch.x], from: 1, to: 8", "a change names a field of the hardware, found 'nosuch.x'"),
         ("fields: [tiers.hbm.capacity], from: 1 MB, to: 110 MB", "(it: 1 MB): a budget is at most what hbm has"),
+        ("fields: [workload.steps], values: [1, 3]", "what the scenario takes is one of the values, found 2; list it"),
+        ("fields: [workload.steps], values: [2, 3, 0]", "(it: 0): input should be greater than or equal to 1, found 0"),
+        (
+            "fields: [workload.steps], values: [2, 3], from: 2",
+            "has a range (from, to), or values that are listed, found both",
+        ),
+        ("fields: [workload.steps], values: [2, 3], multiple_of: 1", "or values that are listed, found both"),
+        ("fields: [workload.steps], from: 2", "or values that are listed, found no whole range; state one of the two"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "run", "sensitivity"])
@@ -220,9 +252,9 @@ def test_every_open_parameter_of_a_shipped_claim_can_be_varied():
     assert len(claims) >= 3
     for loaded in claims:
         for one, axis, taken in catalog.left_open(loaded):
-            assert one.values[0] <= taken <= one.values[-1]
-            for end in (one.values[0], one.values[-1]):
-                catalog.at(loaded, {axis: end})
+            assert taken in one.options or one.tried[0] <= taken <= one.tried[-1]
+            for value in one.options or (one.tried[0], one.tried[-1]):
+                catalog.at(loaded, {axis: value})
 
 
 def test_help_is_there(capsys):

@@ -10,6 +10,8 @@ import simulator as hosim_api
 from simulator.errors import ConfigError
 
 CLAIM = "claim: {sentence: a step takes 1.5 ms, source: a paper}\n"
+CLAIM_LONG = "claim:\n  sentence: a step takes 1.5 ms\n  source: a paper"
+HELD = "1 printed figure predicted and held: 1"
 STEP = "expect:\n  - {row: static, printed: 1.5 ms, within: 0.01, figure: step, why: the step}\n"
 FIT = (
     "set:\n  compute.achieved_fraction.default: 1.0\nfitted:\n  compute.achieved_fraction.default: "
@@ -29,7 +31,7 @@ def test_a_figure_that_holds(hosim, tmp_path):
     assert head.split() == ["claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted"]
     assert line.strip().split("  ")[0] == "the step"
     assert line.split()[1:] == ["step", "1.5", "ms", "1.50", "ms", "0", "%", "1.0", "%", "holds", "-"]
-    assert done.out.endswith("\n1 printed figure predicted and held: 1 with nothing fitted.\n")
+    assert done.out.endswith(f"\n{HELD} with nothing fitted or chosen, off by at most 0 %.\n")
 
 
 def test_half_the_bandwidth_breaks_it(hosim, tmp_path):
@@ -68,7 +70,7 @@ def test_a_fit_is_held_and_named(hosim, tmp_path):
 def test_free_parameters_are_counted_by_the_figures_that_hold_and_need_them(hosim, tmp_path):
     fit = FIT.replace("FIGURE", "other")
     done = hosim("validate", write(tmp_path, STEP, fit))
-    assert done.out.endswith("\n1 printed figure predicted and held: 1 with 1 free parameter (rate).\n")
+    assert done.out.endswith(f"\n{HELD} with 1 number fitted (rate), off by at most 0 %.\n")
     done = hosim("validate", write(tmp_path, STEP.replace("figure:", "kind: shown, figure:"), fit))
     assert "\n0 printed figures predicted and held.\n" in done.out
 
@@ -77,7 +79,28 @@ def test_a_figure_that_is_shown_once_more_still_holds(hosim, tmp_path):
     again = "  - {row: reactive, kind: shown, printed: 1.5 ms, figure: step, why: the same of a runtime}\n"
     done = hosim("validate", write(tmp_path, STEP, again))
     assert re.search(r"^ *the same of a runtime +1\.5 ms .* shown +-$", done.out, re.MULTILINE)
-    assert done.out.endswith("\n1 printed figure predicted and held: 1 with nothing fitted.\n")
+    assert done.out.endswith(f"\n{HELD} with nothing fitted or chosen, off by at most 0 %.\n")
+
+
+def test_only_what_stands_for_a_headline_is_run(hosim, tmp_path):
+    more = "  - {row: reactive, faster_than: static, why: a runtime beats a plan}\n"
+    path = write(tmp_path, STEP.replace("figure:", "headline: true, figure:"), more)
+    assert hosim("validate", path).code == 1
+    done = hosim("validate", path, "--headline")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "1 of 1 headline expectation hold.")
+    done = hosim("validate", path, "--headline", "--scale", "links.*.bandwidth=0.5")
+    assert (done.code, "0 of 1 headline expectation hold." in done.out) == (1, True)
+
+
+def test_what_was_chosen_to_explain_is_told_and_written(hosim, tmp_path):
+    path = write(tmp_path, "  chosen: {two steps: no other number explains it}\n", STEP)
+    path.write_text(path.read_text().replace("claim: {sentence: a step takes 1.5 ms, source: a paper}", CLAIM_LONG))
+    done = hosim("validate", path, "--out", tmp_path / "out")
+    assert done.out.endswith(
+        f"\nChosen\n  two steps  no other number explains it\n\n{HELD} with 1 choice that explains (two steps), "
+        "off by at most 0 %.\n"
+    )
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["rows"][0]["chosen"] == "two steps"
 
 
 def test_the_page_has_the_count_the_table_and_its_notes(hosim, tmp_path):
@@ -90,7 +113,7 @@ def test_the_page_has_the_count_the_table_and_its_notes(hosim, tmp_path):
     files = {p.name for p in (tmp_path / "out").iterdir()}
     assert files > {"report.html", "summary.csv", "summary.json", "scenario.yaml"}
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "<p>1 printed figure predicted and held: 1 with 1 free parameter (rate).</p>" in page
+    assert f"<p>{HELD} with 1 number fitted (rate), off by at most 0 %.</p>" in page
     assert "<p>Of 2 printed figures 1 missed.</p>" in page
     assert '<td class="left">the &lt;peak&gt;</td>' in page
     assert all(f"<h2>{head}</h2>" in page for head in ("a paper", "Fitted", "Missed"))

@@ -16,6 +16,7 @@ ROWS = {
     "fast": {"status": "ok", "step_ns": 6_000_000_000, "wait_host_ns": 0, "wait_compaction_ns": None},
     "none": {"status": "infeasible"},
 }
+WITH_NOTHING, EXACT = "with nothing fitted or chosen", "off by at most 0 %"
 
 
 def verdict(**said):
@@ -105,12 +106,12 @@ def test_a_figure_counts_once_by_its_worst_verdict():
         *judged("three", verdict(printed="15 s", figure="apart", why="apart")),
     ]
     assert sentences(checked) == [
-        "2 printed figures predicted and held: 1 with nothing fitted and 1 with 1 free parameter (rate).",
+        f"2 printed figures predicted and held: 1 with 1 number fitted (rate), {EXACT}; 1 {WITH_NOTHING}, {EXACT}.",
         "Of 4 printed figures 1 fitted and 1 missed.",
     ]
     broken = judged("four", verdict(printed="10 s", figure="step", why="the step"), fits={"slow": rate})
     assert sentences([*checked, *broken]) == [
-        "1 printed figure predicted and held: 1 with nothing fitted.",
+        f"1 printed figure predicted and held: 1 {WITH_NOTHING}, {EXACT}.",
         "Of 4 printed figures 1 fitted, 1 missed and 1 BROKEN.",
         "BROKEN: four: slow: step_ns must be about 10.0 s (within 5.0 %), found 15.0 s",
     ]
@@ -122,15 +123,54 @@ def test_free_parameters_are_counted_that_held_figures_stand_on():
     rate, price = fit("rate", "rate_step"), fit("price", "price_step")
     held = [replace(verdict(printed="15 s", figure=row), row=row) for row in ("a", "b", "c", "d")]
     fits = {"a": rate, "b": rate, "c": {**rate, **price}}
-    assert sentences(judged("one", *held, fits=fits)) == [
-        "4 printed figures predicted and held: 1 with nothing fitted and 3 with 2 free parameters (rate and price)."
+    (told,) = sentences(judged("one", *held, fits=fits))
+    assert told.startswith(f"4 printed figures predicted and held: 2 with 1 number fitted (rate), {EXACT}; 1 with 2 ")
+    assert told.endswith(f" 1 with 2 numbers fitted (rate, price), {EXACT}; 1 {WITH_NOTHING}, {EXACT}.")
+
+
+def test_what_was_chosen_to_explain_is_counted_and_listed_beside_what_was_fitted():
+    chosen = {"length 8": "no other length explains it", "fused": "the recipe has it"}
+    held = [verdict(printed=f"{seconds} s", figure=f"at-{number}") for number, seconds in enumerate((15.3, 14.9))]
+    checked = [
+        Judged("one", held[0], fit("rate", "top"), chosen),
+        Judged("two", held[1], {}, {"fused": "the recipe has it"}),
+        Judged("three", verdict(printed="15 s", figure="shown", kind="shown"), {}, {"slow": "it is shown"}),
     ]
+    assert sentences(checked)[0] == (
+        "2 printed figures predicted and held: 1 with 1 number fitted (rate) "
+        "and 2 choices that explain (length 8, fused), "
+        "off by at most 2.0 %; 1 with 1 choice that explains (fused), off by at most 0.7 %."
+    )
+    assert [one.row["chosen"] for one in checked] == ["length 8, fused", "fused", "slow"]
+    (section,) = (section for section in claims_view(checked).sections if section.head == "Chosen")
+    assert section.notes == [*chosen.items(), ("slow", "it is shown")]
+
+
+def test_what_cannot_come_out_otherwise_is_no_prediction():
+    found = verdict(printed="15 s", equals="15 s", kind="by construction", figure="step")
+    assert (found.word, found.tolerance) == ("by construction", "15.0 s")
+    assert sentences(judged("one", found)) == [
+        "0 printed figures predicted and held.", "Of 1 printed figure 1 by construction."
+    ]  # fmt: skip
+    assert sentences(judged("one", found, verdict(printed="15 s", figure="step")))[1:] == [
+        "Of 1 printed figure 1 by construction."
+    ]
+    assert verdict(printed="15 s", equals="14 s", kind="by construction", figure="step").word == "BROKEN"
+
+
+def test_what_stands_for_a_headline_has_a_line_without_a_printed_figure():
+    held, broken = (verdict(at_most=most, headline=True, why="no slower") for most in ("16 s", "14 s"))
+    assert [one.is_shown for one in judged("one", held, verdict(at_most="16 s"))] == [True, False]
+    view = claims_view(judged("one", held))
+    assert view.sections[0].head == "a paper"
+    assert view.sentences == ["0 printed figures predicted and held.", "1 of 1 headline expectation hold."]
+    assert "1 of 2 headline expectations hold." in sentences(judged("one", held, broken))
 
 
 def test_a_figure_that_is_held_in_one_place_and_shown_in_another_is_held():
     shown = verdict(printed="15 s", figure="step", kind="shown")
     assert sentences(judged("one", shown, verdict(printed="15 s", figure="step"), shown)) == [
-        "1 printed figure predicted and held: 1 with nothing fitted."
+        f"1 printed figure predicted and held: 1 {WITH_NOTHING}, {EXACT}."
     ]
 
 

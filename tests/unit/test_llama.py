@@ -89,6 +89,19 @@ def test_saved_for_backward_is_20_and_a_half_units_a_layer(paper: Graph) -> None
     assert sum(saved_bytes(paper, f"L{i:02d}/") for i in range(32)) == 88_046_829_568 + 32 * statistics_bytes
 
 
+def test_fused_swiglu_saves_17_units_a_layer_and_runs_as_much_arithmetic(paper: Graph) -> None:
+    shape = {"batch": 2, "sequence": 8192, "parallel": Parallel(data=8, zero_stage=1)}
+    fused = build(train(LLAMA3_8B, **shape, swiglu="fused"))
+    unit_bytes, statistics_bytes = 2 * 8192 * 4096 * 2, 2 * 8192 * 32 * 4
+    assert saved_bytes(fused, "L07/") == 17 * unit_bytes + statistics_bytes
+    assert flops(fused, "forward", "backward") == flops(paper, "forward", "backward")
+    forward, backward = (next(op for op in fused.ops if op.name == f"L07/{way}/ffn.swiglu") for way in ("fwd", "bwd"))
+    gate, up, made = ("L07/ffn.gate.out", "L07/ffn.up.out", "L07/ffn.swiglu.out")
+    names = [{fused.tensors[t].name for t in some} for op in (forward, backward) for some in (op.reads, op.writes)]
+    assert names == [{gate, up}, {made}, {gate, up, "L07/ffn.down.in.grad"}, {f"{gate}.grad", f"{up}.grad"}]
+    assert len(paper.ops) - len(fused.ops) == 32 * 2, "one op less a layer, forward and backward"
+
+
 def test_gradients_equal_weights_and_the_optimizer_is_sharded(paper: Graph) -> None:
     assert size_bytes(paper, "gradient") == size_bytes(paper, "weight")
     assert size_bytes(paper, "optimizer_state") == 12 * 8_030_261_248 // 8

@@ -64,13 +64,13 @@ def test_the_picture_has_a_curve_for_each_figure_and_large_dots_where_it_holds()
 
 
 def test_values_are_multiples_or_equal_parts_with_both_ends():
-    assert LENGTH.values == (2, 4, 6, 8)
+    assert LENGTH.tried == (2, 4, 6, 8)
     rate = Unstated(parameter="r", fields=("x",), low="1 GB/s", high="2 GB/s", why="a test")
-    assert (rate.values[0], rate.values[-1], len(rate.values)) == (10**9, 2 * 10**9, 65)
+    assert (rate.tried[0], rate.tried[-1], len(rate.tried)) == (10**9, 2 * 10**9, 65)
     factor = Unstated(parameter="f", fields=("x",), low="0.5x", high="2x", why="a test")
-    assert (factor.values[0], factor.values[-1]) == (0.5, 2.0)
+    assert (factor.tried[0], factor.tried[-1]) == (0.5, 2.0)
     with pytest.raises(FieldError, match="both ends of a range"):
-        factor.number("2 GB/s")
+        factor.read("2 GB/s")
 
 
 @pytest.mark.parametrize("end", [2.0**62, "inf", "2x"])
