@@ -154,5 +154,5 @@ def test_a_free_parameter_has_one_value():
     for name in catalog.names("scenario"):
         scenario = catalog.read_scenario(name)
         for path, fit in scenario.fitted.items():
-            values.setdefault((fit.parameter, fit.figure), set()).add(scenario.set_[path])
+            values.setdefault((fit.parameter, fit.figure), set()).add(str(scenario.set_[path]))
     assert all(len(found) == 1 for found in values.values())
