@@ -29,7 +29,7 @@ _NAMES = {
     "run": "run",
     "run.results": "Result Results",
     "run.robustness": "robustness",
-    "run.studies": "largest scaling",
+    "run.studies": "largest least scaling",
     "run.sweep": "Sweep",
     "scenario": "Scenario",
     "serving": "Serving serve",

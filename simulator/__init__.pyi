@@ -63,6 +63,7 @@ from simulator.run.results import Result as Result
 from simulator.run.results import Results as Results
 from simulator.run.robustness import robustness as robustness
 from simulator.run.studies import largest as largest
+from simulator.run.studies import least as least
 from simulator.run.studies import scaling as scaling
 from simulator.run.sweep import Sweep as Sweep
 from simulator.scenario import Scenario as Scenario

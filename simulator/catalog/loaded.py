@@ -97,7 +97,7 @@ class Loaded:
 
     def asking_nothing(self) -> Loaded:
         """The same, of which nothing is expected and no largest value is searched."""
-        return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "expect": ()}))
+        return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "least": None, "expect": ()}))
 
     def documents(self, named: Mapping[str, str] | None = None, **changes: Any) -> dict[str, str]:
         """File name -> YAML of the three documents as they were run; in one folder they read back equal.

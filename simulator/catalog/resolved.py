@@ -15,6 +15,7 @@ from simulator import inputs
 from simulator.catalog.loaded import Axis, Loaded, at, check_budget, outside, own_change, recorded
 from simulator.catalog.settings import apply, fields
 from simulator.catalog.shelf import Entry, load, path_of, to_error, told_at
+from simulator.catalog.text import scalar
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
@@ -192,13 +193,15 @@ def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float | str:
     return value
 
 
-def question(loaded: Loaded, given: Mapping[str, Any]) -> Largest:
-    """What is asked of a scenario: up to which value of a field of its workload rows fit.
+def question(loaded: Loaded, kind: type[Largest], given: Mapping[str, Any]) -> Largest:
+    """What is asked of a scenario: up, or down, to which value of a field its rows fit.
 
     Parameters
     ----------
     loaded
         The scenario, with what it asks already.
+    kind
+        The question.
     given
         What is asked instead; where that is None, the scenario's word holds.
 
@@ -207,9 +210,10 @@ def question(loaded: Loaded, given: Mapping[str, Any]) -> Largest:
     ConfigError
         If nothing says what is searched, or how far.
     """
-    stated = loaded.scenario.largest.model_dump(exclude_unset=True) if loaded.scenario.largest else {}
-    asked = {**stated, **{key: value for key, value in given.items() if value is not None}}
+    at, stated = kind.direction, getattr(loaded.scenario, kind.direction)
+    new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
+    asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
     try:
-        return Largest.model_validate(asked)
+        return kind.model_validate(asked)
     except ValidationError as error:
-        raise to_error(faults(error, asked), "largest", lambda keys: loaded.place("largest", *keys)) from None
+        raise to_error(faults(error, asked), at, lambda keys: loaded.place(at, *keys)) from None

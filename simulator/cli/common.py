@@ -50,12 +50,12 @@ _SHARED: dict[str, Callable[..., Any]] = {
 }
 
 
-def command(short_help: str, *shared: str, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function, with some of the options that commands share."""
+def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function, with options: those that commands share by name."""
 
     def made(function: Callable[..., Any]) -> click.Command:
         for option in reversed(shared):
-            function = _SHARED[option](function)
+            function = _SHARED.get(option, option)(function)
         return click.command(name, short_help=short_help)(function)
 
     return made

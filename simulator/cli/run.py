@@ -147,11 +147,18 @@ def scaling(scenario: str, **more: Any) -> int:
     return common.judged(common.told(sweep, scenario, **more).rows)
 
 
-@common.command("Search the largest batch, or the longest sequence, that fits.", "policy", "set")
+_ASKED = (
+    click.option("--field", metavar="NAME", help="What is searched: sequence, batch; least: tiers.hbm.capacity."),
+    click.option("--at-most", metavar="VALUE", help="The largest value that is tried."),
+    click.option("--at-least", metavar="VALUE", help="The least value that is tried."),
+    click.option("--multiple-of", metavar="VALUE", help="Try only multiples of this."),
+    click.option("--over", metavar="ROW", help="Hold steps against those of this row."),
+    click.option("--slowdown", multiple=True, metavar="RATIO", help="Only with a step at most so many times as long."),
+)
+
+
+@common.command("Search the largest batch, or the longest sequence, that fits.", "policy", "set", *_ASKED)
 @click.argument("scenario")
-@click.option("--field", metavar="NAME", help="The field of the workload, such as sequence or batch.")
-@click.option("--at-most", type=click.IntRange(1), help="The largest value that is tried.")
-@click.option("--multiple-of", type=click.IntRange(1), help="Try only multiples of this.")
 def largest(scenario: str, **more: Any) -> int:
     """Search, for each row of SCENARIO, the largest value of a field of the workload with which it still fits.
 
@@ -167,6 +174,24 @@ def largest(scenario: str, **more: Any) -> int:
     The exit code is 1 if no row fits with any value.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.studies import largest as sweep
+
+    return common.judged(common.told(sweep, scenario, out=None, **more).rows)
+
+
+@common.command("Search the least memory with which a step is hardly longer.", "policy", "set", *_ASKED)
+@click.argument("scenario")
+def least(scenario: str, **more: Any) -> int:
+    """Search, for each row of SCENARIO, the least value of a field of the machine with which it still fits.
+
+    \b
+    Examples:
+      hosim least deepseek_v3_nsa_peak --field tiers.hbm.capacity --at-least "60 GB" --at-most "80 GB"
+        --multiple-of "100 MB" --over resident --slowdown 1.01x --slowdown 1.25x
+
+    What is not given here is as the scenario says under `least:`. What rows set for themselves of the field
+    does not count. All else is as of hosim largest, with less in place of more.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.run.studies import least as sweep
 
     return common.judged(common.told(sweep, scenario, out=None, **more).rows)
 

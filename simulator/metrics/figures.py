@@ -116,6 +116,8 @@ FIGURES = (
     Figure("slowdown_vs_fastest", "times", "vs fastest", "`step_ns` by that of the fastest row.", of="table"),
     Figure("slowdown_vs_compute", "times", "vs compute", "`step_ns` by the time of all computes.", of="table"),
     Figure("short_bytes", "B", "short by", "What is missing where the row does not fit.", of="table", is_compared=True),
+    Figure("at_<>_slowdown", "times", "slowdown at <>", "`step_ns` there by that of the row that it is held against.",
+           of="table", over="field", is_compared=True),
     Figure("largest_<>", "count", "largest <>", "The largest value of the field with which the row fits.",
            of="table", over="field", is_compared=True),
 )  # fmt: skip

@@ -116,7 +116,7 @@ def untested(claim: Claim) -> list[Verdict]:
 
 def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
     value, own = _value(one, rows), rows[one.row].get("step_ns")
-    limits, found = _limits(one, value), _said(one, value)
+    limits, found = _limits(one, value), f"{rows[one.row].get(f'{one.column}_is', '')} {_said(one, value)}".strip()
     if one.faster_than is not None:
         other, found = rows[one.faster_than].get("step_ns"), _shown("step_ns", own)
         limits.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))

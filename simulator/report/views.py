@@ -150,40 +150,51 @@ def largest_view(rows: Rows, question: Largest, tier: str, title: str) -> View:
     title
         What was swept.
     """
+    more, less = ("more", "less")[:: question.sign]
 
     def value(row: Row) -> str:
-        fits = row[question.column]
-        if fits is None:
+        if row[question.column] is None:
             return "none" if "tried" in row else ABSENT
-        return f"{fits:,}" if "next" in row else f"{fits:,} or more"
+        return question.written(row[question.column]) + ("" if "next" in row else f" or {more}")
 
     columns = [
         texts("policy", rows, lambda row: row["policy"]),
-        texts(f"largest {question.field}", rows, value, left=False),
-        Column.figure(rows, question.bound, "no plan beyond"),
-        *figures(rows, ("step_ns", f"peak_{tier}_bytes", "least_peak_bytes")),
+        *([texts("within", rows, lambda row: question.within(row["within"]))] if question.slowdown else []),
+        texts(f"{question.direction} {question.field}", rows, value, left=False),
+        texts("no plan beyond", rows, lambda row: question.written(row.get(question.bound)) or ABSENT, left=False),
+        *figures(rows, ("step_ns",)),
+        texts("slowdown", rows, lambda row: ratio(row.get("slowdown")), left=False),
+        *figures(rows, (f"peak_{tier}_bytes", "least_peak_bytes")),
         texts("limited by", rows, lambda row: row.get("limit") or ABSENT),
-        texts("at", rows, lambda row: row.get("limit_at") or ABSENT),
+        texts("at", rows, lambda row: row.get("limit_at") or ratio(row.get("next_slowdown"))),
     ]
-    size = f"multiples of {question.multiple_of:,}" if question.multiple_of > 1 else "whole numbers"
-    tried = f"Tried were {size} from {question.values[0]:,} to {question.values[-1]:,}, halving the distance between "
-    premise = f"{tried}one that fits and one that does not: what fits is taken to fit with less, too."
+    step, first, last = map(question.written, (question.values.step, question.values[0], question.values[-1]))
+    size = "whole numbers" if step == "1" else f"multiples of {step}"
+    tried = f"Tried were {size} from {first} to {last}, halving the distance between one that fits and one that does"
+    premise = f"{tried} not: what fits is taken to fit with {less}, too."
     return View(title, [Section(columns=columns)], [*(_limit(row, question) for row in rows), premise])
 
 
 def _limit(row: Row, question: Largest) -> str:
-    """Say how far a row fits, and what is in the way of the next value."""
-    value = row[question.column]
-    fits = f"no {question.field} that was tried" if value is None else f"{question.field} {value:,}"
+    """Say how far a row fits, what that costs, and what is in the way of the next value."""
+    value, who = question.written(row[question.column]), row["policy"]
     if "tried" not in row:
-        return f"{row['policy']} was not searched: {row['notes']}."
+        return f"{who} was not searched: {row['notes']}."
+    within = f" within {question.within(row['within'])}" if question.slowdown else ""
+    told = f"{who} fits{within} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
+    told += f", in {ratio(row['slowdown'])} {question.pace}" if row.get("slowdown") else ""
+    if row["holes"]:
+        told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
     if "next" not in row:
-        return f"{row['policy']} fits with {fits}, the largest that was tried; raise at_most to go on."
+        do = "raise at_most" if question.sign > 0 else "lower at_least"
+        return f"{told}, the {question.direction} that was tried; {do} to go on."
     lack = f"its plan is {row['limit']}"
+    if row["limit"] == "step":
+        lack = f"it takes {ratio(row['next_slowdown'])} {question.pace}"
     if "limit_at" in row:
         short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
         lack = f"{row['limit']} is short by {short} at {row['limit_at']}"
-    return f"{row['policy']} fits with {fits}: with {row['next']:,} {lack}."
+    return f"{told}: with {question.written(row['next'])} {lack}."
 
 
 def quantiles(outcomes: Rows) -> list[dict[str, Any]]:

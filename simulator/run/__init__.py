@@ -100,11 +100,15 @@ def run_case(
         Called with each row when it is there; only how it compares with others is added to it later.
     """
     progress = progress or silent
-    results, question = rows_of(case, policies, progress, each), case.loaded.scenario.largest
+    results, question = rows_of(case, policies, progress, each), case.loaded.scenario.question
     if question is None:
         return Results(case, results)
     found = searched(case.loaded, question, policies, progress)
-    values = {row["policy"]: row[question.column] for row in found.rows}
+    answers = {(answer["policy"], answer["within"]): answer for answer in found.rows}
     for row in results:
-        row.summary[question.column] = values.get(row.label)
+        for column, (limit, own) in question.columns(case.hardware.compute_tier).items():
+            answer = answers[row.label, limit]
+            row.summary[column] = answer.get(own)
+            if {"tried", "next"} & answer.keys() == {"tried"} and own not in ("step_ns", "slowdown"):
+                row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
     return Results(case, results, found)

@@ -219,7 +219,8 @@ def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
 
 
 def _check_expectations(loaded: Loaded) -> None:
-    asked = (loaded.scenario.largest.column,) if loaded.scenario.largest else ()
+    question = loaded.scenario.question
+    asked = question.columns(loaded.hardware.compute_tier) if question else ()
     known = (*metrics.columns(loaded.hardware), *asked)
     for number, one in enumerate(loaded.scenario.expect):
         for column in one.columns:

@@ -56,7 +56,7 @@ def rows_of(
     return results
 
 
-def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result:
+def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool = True) -> Result:
     """Run one row; at once told, if no plan of its kind can fit.
 
     Parameters
@@ -65,6 +65,8 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result
         What runs, what the row is called, and what decides.
     progress
         Called now and then.
+    advice
+        Whether levers are looked for if it does not fit.
     """
     case = case.of(label)
     try:
@@ -76,7 +78,7 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress) -> Result
         short = error.report
         summary = {"policy": label, "status": "infeasible", "short_bytes": short.gap_bytes, "short_at": short.at}
         tell = partial(progress, f"{label}, how much room is enough")
-        return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell))
+        return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
     except ScopeError as error:
         return Result.of(case, label, {"policy": label, "status": "refused", "notes": error.reason})
 

@@ -1,27 +1,31 @@
-"""The sweeps of `hosim scaling` and `hosim largest`.
+"""The sweeps of `hosim scaling`, `hosim largest` and `hosim least`.
 
-*Scaling*: the same step at each point of a curve, from a few ranks to many or over a field. *Largest*: up to which
-value of a field of the workload each row still fits.
+*Scaling*: the same step at each point of a curve, from a few ranks to many or over a field. *Largest* and *least*: up
+to which value of a field of the workload, or down to which value of one of the machine, each row still fits, and what
+its step is there.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
-from simulator.errors import CapacityError, ConfigError, ScopeError, Shortfall
+from simulator.errors import ConfigError
 from simulator.policies.decide import Policy
 from simulator.report.views import largest_view, scaling_view
-from simulator.run.case import Case, Policies, execute, prepare
-from simulator.run.row import plans_of, row_of, rows_of, silent
+from simulator.run.case import Policies, prepare
+from simulator.run.row import row_of, rows_of, silent
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
-from simulator.scenario import Largest, Scenario
+from simulator.scenario import Largest, Least, Scenario
+from simulator.scenario.claim import WORKLOAD
 
 _KEPT = 4
 """Workloads that are kept built: rows are tried with the same values first."""
@@ -119,12 +123,13 @@ def largest(
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     progress: Progress | None = None,
-    **asked: str | int | None,
+    kind: type[Largest] = Largest,
+    **asked: str | int | Sequence[str] | None,
 ) -> Sweep:
     """Search the largest value of a field of the workload with which each row still fits.
 
     Values are halved between one that fits and one that does not, so it is taken for granted that what fits also fits
-    with less.
+    with less. Where a value that was tried shows that it does not, that is told.
 
     Parameters
     ----------
@@ -134,23 +139,33 @@ def largest(
         As in `simulator.run`.
     progress
         Called when a value was tried.
+    kind
+        The question; see `least`.
     asked
-        What is searched, how far, and in which multiples: ``field``, ``at_most``, ``multiple_of``, as in a scenario
-        under ``largest``; default: as this one says.
+        What is searched, how far, in which multiples, and how slow a step may be: ``field``, ``at_most``, ``at_least``,
+        ``multiple_of``, ``over``, ``slowdown``, as in a scenario under ``largest``; default: as this one says.
 
     Returns
     -------
     Sweep
-        One row per policy: the columns of `simulator.run`'s summary with the largest value, and
+        One row per policy and slowdown: the columns of `simulator.run`'s summary with the largest value, and
 
+        ``within``
+            How many times as long as that of the row ``over`` a step may be; ``inf`` if it may be any.
         ``largest_<field>``
             That value; None if the row fits with none of those that may be tried.
+        ``slowdown``
+            How many times as long a step is with it.
         ``bound_<field>``
-            No plan of the row's kind fits with more; None if nothing is known to be in the way of what may be tried.
+            No plan of the row's kind fits with more; None if nothing is known to be in the way of what may be tried, or
+            if a step may not be any.
         ``tried``
             With how many values it was tried.
-        ``next``
-            The least value with which it was found not to fit; None if it fits with the largest one that may be tried.
+        ``next``, ``next_slowdown``
+            The least value beyond with which it was found not to fit, and how slow it is if it only is too slow; None
+            if it fits with the largest one that may be tried.
+        ``holes``
+            Values before that with which it was found not to fit.
         ``limit``, ``limit_at``, ``limit_demand_bytes``, ``limit_capacity_bytes``
             What is in the way of that: the tier and the moment, what must be there at once, and what there is room for.
             If the plan blocks itself, only ``limit`` says so.
@@ -161,7 +176,31 @@ def largest(
         If a document is wrong, nothing says what is searched, or the workload is not valid with a value.
     """
     loaded = catalog.resolve(scenario, set)
-    return searched(loaded, catalog.question(loaded, asked), policies, progress)
+    return searched(loaded, catalog.question(loaded, kind, asked), policies, progress)
+
+
+def least(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
+    """Search the least capacity of a tier with which each row still fits.
+
+    What rows set for themselves of it does not count.
+
+    Parameters
+    ----------
+    scenario, asked
+        As for `largest`, ``set``, ``policies`` and ``progress`` among it; in a scenario the question stands under
+        ``least``.
+
+    Returns
+    -------
+    Sweep
+        As of `largest`, with ``least_<field>`` in place of ``largest_<field>``, and less in place of more.
+
+    Raises
+    ------
+    ConfigError
+        As for `largest`.
+    """
+    return largest(scenario, kind=Least, **asked)
 
 
 def searched(loaded: Loaded, question: Largest, policies: Policies | None, progress: Progress | None) -> Sweep:
@@ -174,66 +213,79 @@ def searched(loaded: Loaded, question: Largest, policies: Policies | None, progr
     policies, progress
         As for `largest`.
     """
-    axis = Axis(question.field, (f"workload.{question.field}",), loaded.place("largest", "field"))
-    base = loaded.asking_nothing()
-    built = lru_cache(_KEPT)(lambda value: prepare(catalog.at(base, {axis: value})))
-    ends = [(question.values[-1],), (question.values[0],)]
-    decide = built(question.values[-1]).rows(policies)
-    studies = [
-        Study(base, partial(_tried, built, *one), (axis,), ends, question.values, _differ, is_strict=True)
-        for one in decide.items()
-    ]
-    rows = sweep(studies, progress=progress)
-    found = [
-        _answer([row for row in rows if row["policy"] == label], question, built, decide[label]) for label in decide
-    ]
-    title = loaded.scenario.title or loaded.scenario.name
-    return Sweep("largest", [loaded], found, largest_view(found, question, loaded.hardware.compute_tier, title))
+    search, values = _Search(loaded.asking_nothing(), question), question.values
+    rows = search.built(values[-1]).rows(policies)
+    about = (search.axis,), [(values[-1],), (values[0],)], values, search.differ
+    studies = [Study(search.base, partial(search.tried, *one), *about, is_strict=True) for one in rows.items()]
+    tried = sweep(studies, progress=progress)
+    own = {label: [row for row in tried if row["policy"] == label] for label in rows}
+    found = [search.answer(own[label], limit) for label in rows for limit in question.limits]
+    view = largest_view(found, question, loaded.hardware.compute_tier, loaded.scenario.title or loaded.scenario.name)
+    return Sweep(question.direction, [loaded], found, view)
 
 
-def _differ(fewer: Rows, more: Rows) -> bool:
-    """Whether the boundary lies between two values."""
-    return fewer[0]["status"] == "ok" and more[0]["status"] not in ("ok", "refused")
+class _Search:
+    """Tries rows with values of a field."""
+
+    def __init__(self, loaded: Loaded, question: Largest) -> None:
+        path, rows = question.field if question.unit else WORKLOAD + question.field, loaded.scenario.policies
+        kept = [{key: one.set_[key] for key in one.set_ if not fnmatchcase(path, key)} for one in rows]
+        free = tuple(one.model_copy(update={"set_": own}) for one, own in zip(rows, kept, strict=True))
+        self.base = replace(loaded, scenario=loaded.scenario.model_copy(update={"policies": free}))
+        self.axis = Axis(question.field, (path,), loaded.place(question.direction, "field"), question.unit)
+        self.built = lru_cache(_KEPT)(lambda value: prepare(catalog.at(self.base, {self.axis: value})))
+        self.question, self.pace_ns = question, cache(self._pace_ns)
+
+    def _pace_ns(self, value: int) -> int | None:
+        """Step that others are held against [ns]; None if it does not run."""
+        case, over = self.built(value), self.question.over
+        return self._run(over, case.rows([over])[over], value).get("step_ns") if over else case.compute_ns
+
+    def differ(self, fewer: Rows, more: Rows) -> bool:
+        """Whether a boundary lies between two values."""
+        return any(_met(fewer[0], limit) != _met(more[0], limit) for limit in self.question.limits)
+
+    def tried(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
+        """Try whether a row fits with a value, and how slow it is: what is in the way, if something is."""
+        found, most = self._run(label, decide, point[0]), self.question.values[-1]
+        if found["status"] != "ok":
+            return [found | {"slowdown": None}]
+        pace_ns = self.pace_ns(most if self.question.unit else point[0])
+        return [found | {"slowdown": pace_ns and found["step_ns"] / pace_ns}]
+
+    def _run(self, label: str, decide: Policy, value: int) -> Row:
+        case = self.built(value)
+        if case.choice(label).is_file:
+            why = "a plan from a file is of one graph; name a policy"
+            return {"policy": label, "status": "refused", "notes": why}
+        ran = row_of(case, label, decide, silent, advice=False)
+        if short := ran.shortfall:
+            sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
+            return ran.summary | {"limit": short.tier, "limit_at": short.at, **sizes}
+        return ran.summary if ran.is_ok else ran.summary | {"limit": ran.status}
+
+    def answer(self, rows: Rows, within: float) -> Row:
+        """Sum up the search for one row, and steps of some length."""
+        question, label = self.question, rows[0]["policy"]
+        rows = sorted(rows, key=lambda row: question.sign * row[question.field])  # the hardest to fit is the last
+        last = max((at for at, row in enumerate(rows) if _met(row, within)), default=-1)
+        ran = {**rows[last], question.column: rows[last][question.field]} if last >= 0 else {"status": "infeasible"}
+        found = {"policy": label, question.column: None, **ran, "within": within}
+        if refused := [row for row in rows if row["status"] == "refused"]:
+            return found | {"status": "refused", "notes": refused[0]["notes"]}
+        holes = [row[question.field] for row in rows[: last + 1] if not _met(row, within)]
+        found |= {question.bound: None, "tried": len(rows), "holes": holes}
+        if last + 1 == len(rows):
+            return found
+        limit, order = rows[last + 1], question.values[:: question.sign]
+        lacks = {key: value for key, value in limit.items() if key.startswith("limit")} or {"limit": "step"}
+        if within == math.inf:
+            start = order.index(limit[question.field])
+            first = bisect_left(order, True, start, key=lambda at: self.built(at).of(label).unfit(label) is not None)
+            found[question.bound] = order[first - 1] if 0 < first < len(order) else None
+        return found | {"next": limit[question.field], "next_slowdown": limit["slowdown"], **lacks}
 
 
-def _tried(built: Callable[[int], Case], label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
-    """Try whether a row fits with a value: what is in the way, if something is."""
-    case, found = built(point[0]).of(label), {"policy": label}
-    if case.choice(label).is_file:
-        return [found | {"status": "refused", "notes": "a plan from a file is of one graph; name a policy"}]
-    unfit: Shortfall | None = case.unfit(label)
-    try:
-        if unfit is not None:
-            raise CapacityError(unfit)
-        trace = execute(case, plans_of(case, label, decide, silent), allocator=case.choice(label).allocator)
-    except CapacityError as error:
-        short = error.report
-        sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
-        return [found | {"status": "infeasible", "limit": short.tier, "limit_at": short.at, **sizes}]
-    except ScopeError as error:
-        return [found | {"status": "refused", "notes": error.reason}]
-    return [found | {"status": trace.status} | ({} if trace.status == "ok" else {"limit": trace.status})]
-
-
-def _answer(rows: Rows, question: Largest, built: Callable[[int], Case], decide: Policy) -> Row:
-    """Sum up the search for one row."""
-    label, column, values = rows[0]["policy"], question.column, question.values
-    if refused := [row for row in rows if row["status"] == "refused"]:
-        return {"policy": label, column: None, "status": "refused", "notes": refused[0]["notes"]}
-    fits = max((row[question.field] for row in rows if row["status"] == "ok"), default=None)
-    limit = min((row for row in rows if row["status"] != "ok"), key=lambda row: int(row[question.field]), default=None)
-    ran: Row = {"policy": label, "status": "infeasible"}
-    if fits is not None:
-        ran = row_of(built(fits), label, decide, silent).summary
-    found = {**ran, column: fits, question.bound: None, "tried": len(rows)}
-    if limit is None:
-        return found
-
-    def is_unfit(value: int) -> bool:
-        case = built(value).of(label)
-        return case.unfit(label) is not None
-
-    first = bisect_left(values, True, values.index(limit[question.field]), key=is_unfit)
-    found[question.bound] = values[first - 1] if 0 < first < len(values) else None
-    lacks = {key: value for key, value in limit.items() if key.startswith("limit")}
-    return found | {"next": limit[question.field], **lacks}
+def _met(row: Row, within: float) -> bool:
+    """Whether a row fits, and its step is short enough."""
+    return row["status"] == "ok" and (within == math.inf or (row["slowdown"] or math.inf) <= within)

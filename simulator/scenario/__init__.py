@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, StrictBool, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
-from simulator.units import Bytes, nearest, require
+from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Ratio, Unstated, label_of
+from simulator.units import Bytes, exact, nearest, require
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "PolicyChoice",
-    "Scenario", "Switches", "Unstated", "label_of",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
+    "PolicyChoice", "Scenario", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
 
 Keep = Literal["kept", "none"]
@@ -142,26 +143,44 @@ class Switches(Part):
 
 
 class Largest(Part):
-    """The question up to which value of a field of the workload a row still fits.
+    """The question up to which value of a field a row still fits, and is not much slower than another one.
 
     Attributes
     ----------
     field
-        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down.
+        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down. Under ``least``
+        the field path of a size of the machine, such as ``tiers.hbm.capacity``.
     at_most
-        The largest value that is tried; the smallest one is `multiple_of`.
+        The largest value that is tried; under ``least`` a size, as is all that is tried.
+    at_least
+        The smallest value that is tried, if it is a multiple.
     multiple_of
-        Only multiples of this are tried.
+        Only multiples of this are tried; under ``least``, if nothing is said, of 100 MB.
+    over
+        Label of the row whose step is what a step is held against: with the same value, or under ``least`` with the
+        largest one that is tried. Default: compute alone.
+    slowdown
+        How many times as long as that a step may be, such as ``[1.01x, 1.25x, inf]``; for each there is an answer.
+        Default: any.
     """
+
+    direction: ClassVar[str] = "largest"
+    sign: ClassVar[int] = 1
+    """Times a value: the more, the harder it is to fit."""
+    unit: ClassVar[str | None] = None
+    """Of values that are quantities."""
 
     field: Annotated[str, Field(min_length=1)]
     at_most: Count
+    at_least: Count = 1
     multiple_of: Count = 1
+    over: Label = ""
+    slowdown: tuple[Ratio, ...] = ()
 
     @property
     def column(self) -> str:
-        """The column of the summary that holds the answer."""
-        return f"largest_{self.field}"
+        """The column that holds the answer."""
+        return f"{self.direction}_{self.field}"
 
     @property
     def bound(self) -> str:
@@ -169,16 +188,59 @@ class Largest(Part):
         return f"bound_{self.field}"
 
     @property
+    def limits(self) -> tuple[float, ...]:
+        """How many times as long a step may be, for each answer; ``inf`` if it may be any."""
+        return self.slowdown or (math.inf,)
+
+    @property
+    def pace(self) -> str:
+        """What steps are held against, for people."""
+        return f"the step of {self.over}" if self.over else "compute alone"
+
+    def within(self, limit: float) -> str:
+        """Say how long a step may be: one of the `limits`."""
+        return "any step" if limit == math.inf else f"{limit:g}x {self.pace}"
+
+    def columns(self, tier: str) -> dict[str, tuple[float, str]]:
+        """Columns that the summary of a row gets -> of which answer they are, and the column there.
+
+        Parameters
+        ----------
+        tier
+            The compute tier.
+        """
+        found = {}
+        for limit in self.limits:
+            at = f"at_{limit:g}x" if limit < math.inf else f"at_{self.direction}"
+            found[self.column if limit == math.inf else f"{at}_{self.column}"] = (limit, self.column)
+            found |= {f"{at}_{own}": (limit, own) for own in ("step_ns", "slowdown", f"peak_{tier}_bytes")}
+        return found
+
+    @property
     def values(self) -> range:
         """All values that may be tried, in order."""
-        return range(self.multiple_of, self.at_most + 1, self.multiple_of)
+        step = self.multiple_of
+        return range(-(-self.at_least // step) * step, self.at_most + 1, step)
+
+    def written(self, value: int | None) -> str:
+        """Write a value for people; nothing for none."""
+        return "" if value is None else exact(value, self.unit) if self.unit else f"{value:,}"
 
     def _check(self) -> None:
-        must, do = (
-            f"at_most is at least {self.multiple_of:,}, the least multiple that is tried",
-            "raise at_most, or lower",
-        )
-        require(self.values, must, f"{self.at_most:,}", "at_most", do=f"{do} multiple_of")
+        must = f"at_most is at least {self.written(self.values.start)}, the least multiple that is tried"
+        do = "raise at_most, or lower multiple_of"
+        require(self.values, must, self.written(self.at_most), "at_most", do=do)
+
+
+class Least(Largest):
+    """The question down to which capacity of a tier a row still fits, asked like `Largest`."""
+
+    direction: ClassVar[str] = "least"
+    sign: ClassVar[int] = -1
+    unit: ClassVar[str | None] = "B"
+    at_most: Bytes
+    at_least: Bytes = 1
+    multiple_of: Annotated[Bytes, Field(ge=1)] = 10**8
 
 
 class Scenario(Document):
@@ -212,6 +274,8 @@ class Scenario(Document):
         one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
     largest
         Up to which value of a field of the workload each row still fits is searched: column ``largest_<field>``.
+    least
+        Down to which value of a field of the machine it does: with ``tiers.hbm.capacity``, what memory is enough.
     draws
         What is chosen of dynamic reads, step by step: a distribution, or a file. Policies may know how likely a
         candidate is, and not what is chosen before it is revealed.
@@ -240,12 +304,18 @@ class Scenario(Document):
     trace: Keep = "kept"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
+    least: Least | None = None
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     kv_tiers: dict[str, Bytes | None] = {}
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None
+
+    @property
+    def question(self) -> Largest | None:
+        """What is searched, if anything."""
+        return self.least or self.largest
 
     def figures(self) -> Iterator[str]:
         """Field paths of the hardware that the scenario or one of its rows sets."""
@@ -268,6 +338,8 @@ class Scenario(Document):
                 f"{len(values)} here and {points} at {first}",
             )
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
+        must, do = "a scenario searches one thing", "leave one of the two out"
+        require(not (self.largest and self.least), must, "largest and least", "least", do=do)
         rows = [choice.row for choice in self.policies]
         for index, row in enumerate(rows):
             must, do = "each row of the table has a label of its own", "give one of them another label"

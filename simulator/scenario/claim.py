@@ -7,7 +7,7 @@ import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, StrictBool
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StrictBool, WithJsonSchema
 
 from simulator.document import Count, Key, Line, Part, Reason, flaw
 from simulator.units import FieldError, in_field, in_yaml, parse, require, unit_of
@@ -292,7 +292,7 @@ class Expectation(Part):
 
     def _read(self, stated: str | float) -> int | float | str:
         if self.over is not None:
-            return _ratio(stated)
+            return ratio(stated)
         return parse(stated, self.unit) if self.unit else math.inf if stated == "inf" else stated
 
     def _check(self) -> None:
@@ -384,8 +384,14 @@ class Claim(Part):
     predicts: tuple[str, ...] = ()
 
 
-def _ratio(stated: str | float) -> float:
-    """Read ``2.7x``, ``-26 %`` or a number."""
+def ratio(stated: str | float) -> float:
+    """Read ``2.7x``, ``-26 %`` or a number.
+
+    Raises
+    ------
+    FieldError
+        If it is another text.
+    """
     if not isinstance(stated, str):
         return stated
     if stated.strip() == "inf":
@@ -395,3 +401,12 @@ def _ratio(stated: str | float) -> float:
     if found is None:
         raise FieldError(must, repr(stated), "write it so")
     return float(found["times"]) if found["times"] else 1 + float(found["change"]) / 100
+
+
+Ratio = Annotated[
+    float,
+    BeforeValidator(ratio),
+    PlainSerializer(lambda value: f"{value}x" if value < math.inf else "inf", return_type=str),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]}),
+]
+"""How many times as long, or as much; written as `ratio` reads it."""

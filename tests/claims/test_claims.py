@@ -17,9 +17,11 @@ RUN_ELSEWHERE = {"cloudmatrix384_pool", "llama3_8b_16_replicas", "llama3_8b_trai
 """`test_many_ranks`, `test_experts` and `test_readme` run them once, for expectations and for what the PAGES says."""
 SLOW = {
     "deepseek_v3_nsa_decode",
+    "deepseek_v3_nsa_deployment_least_peak",
     "deepseek_v3_nsa_deployments_chunked",
     "deepseek_v3_nsa_deployments_decode",
     "deepseek_v3_nsa_kv_offload",
+    "deepseek_v3_nsa_least_peak",
     "deepseek_v3_nsa_longest",
     "deepseek_v3_nsa_peak",
     "deepseek_v3_nsa_prefill",
@@ -29,6 +31,7 @@ SLOW = {
     "llama3_8b_2x2x2",
     "llama3_8b_8x1x1",
     "llama3_8b_fragmentation_910c",
+    "llama3_8b_least_peak",
     "llama3_8b_no1_910c",
     "llama3_8b_offload_bandwidths",
     "llama3_8b_runtime_910c",

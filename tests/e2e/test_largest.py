@@ -1,4 +1,4 @@
-"""`hosim largest`, `hosim.largest` and the key `largest:`: how far a row fits."""
+"""`hosim largest`, `least` and the keys `largest:` and `least:`: how far a row fits, and what its step is there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.report.views import largest_view
 from simulator.run.case import prepare
+from simulator.run.studies import _Search
 
 MACHINE = """\
 schema: hosim/hardware/1
@@ -117,15 +119,19 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     assert head.split()[:7] == ["policy", "largest", "sequence", "no", "plan", "beyond", "step"]
     (value,) = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
     assert row.split()[:2] == ["resident", f"{value:,}"]
-    assert why.startswith(f"resident fits with sequence {value:,}: ")
-    assert f": with {value + 256:,} hbm is short by " in why
+    assert why.startswith(
+        f"resident fits with sequence {value:,}, in 1.00x compute alone: with {value + 256:,} hbm is short"
+    )
     assert "what fits is taken to fit with less, too" in premise
 
 
 def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
     done = hosim("largest", longest(), "--policy", "resident", "--at-most", 768)
     assert "768 or more" in done.out
-    assert "resident fits with sequence 768, the largest that was tried; raise at_most to go on." in done.out
+    assert (
+        "resident fits with sequence 768, in 1.00x compute alone, the largest that was tried; raise at_most to go on."
+        in done.out
+    )
     done = hosim("largest", longest(), "--policy", "resident", "--set", "tiers.hbm.capacity=1 MB")
     assert done.code == 1
     assert "resident fits with no sequence that was tried: with 256 hbm is short by" in done.out
@@ -160,6 +166,140 @@ def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
     assert "was not searched: a plan from a file is of one graph" in done.out
 
 
+LEAST = """\
+least:
+  field: tiers.hbm.capacity
+  at_least: 5 MB
+  at_most: 12 MB
+  multiple_of: 100 kB
+  over: resident
+  slowdown: [1.01x, 2x, inf]
+"""
+LIMITS = (1.01, 2, float("inf"))
+
+
+@pytest.fixture(scope="module")
+def least(tmp_path_factory):
+    """The least memory for the same: the scenario, and what is answered."""
+    path = write(tmp_path_factory.mktemp("least"), "bandwidth: 4 GB/s", "bandwidth: 100 GB/s")
+    largest = "largest: {field: sequence, at_most: 8192, multiple_of: 256}\n"
+    path.write_text(path.read_text().replace(largest, LEAST).replace("static", "reactive"))
+    return path, hosim_api.least(path)
+
+
+def answers(found, policy):
+    return {row["within"]: row for row in found.rows if row["policy"] == policy}
+
+
+def test_the_least_memory_is_where_a_step_is_short_enough_and_with_less_it_is_not(least):
+    path, found = least
+    plain = path.parent / "plain.yaml"
+    plain.write_text(path.read_text().replace(LEAST, ""))
+
+    def step_ns(policy, room_bytes):
+        found = hosim_api.run(plain, set={"tiers.hbm.capacity": f"{room_bytes} B"}, policies=[policy])[policy]
+        return found.summary["step_ns"] if found.is_ok else None
+
+    pace_ns = step_ns("resident", 12_000_000)
+    for limit, row in answers(found, "reactive").items():
+        value = row["least_tiers.hbm.capacity"]
+        assert row["next"] == value - 100_000
+        assert step_ns("reactive", value) == row["step_ns"] == row["slowdown"] * pace_ns <= limit * pace_ns
+        next_ns = step_ns("reactive", row["next"])
+        assert next_ns == (row["next_slowdown"] and row["next_slowdown"] * pace_ns)
+        assert next_ns is None or next_ns > limit * pace_ns
+        assert row["peak_hbm_bytes"] <= value
+
+
+def test_the_longer_a_step_may_be_the_less_memory_is_enough(least):
+    _, found = least
+    reactive = answers(found, "reactive")
+    assert tuple(reactive) == LIMITS
+    rooms = [row["least_tiers.hbm.capacity"] for row in reactive.values()]
+    assert rooms == sorted(rooms, reverse=True)
+    assert rooms[0] > rooms[-1]
+    assert {row["limit"] for row in reactive.values()} == {"step", "hbm"}
+    for row in answers(found, "resident").values():
+        peak = row["peak_hbm_bytes"]
+        assert row["slowdown"] == 1
+        assert peak <= row["least_tiers.hbm.capacity"] < peak + 100_000
+    assert reactive[LIMITS[-1]]["bound_tiers.hbm.capacity"] <= rooms[-1]
+
+
+def test_a_run_adds_columns_for_each_slowdown_which_may_be_expected(least, hosim):
+    path, found = least
+    expect = "expect:\n  - {row: reactive, column: at_1.01x_peak_hbm_bytes, over: resident, at_most: 1.0}\n"
+    expect += "  - {row: reactive, column: at_2x_slowdown, at_most: 2.0}\nassumed: {}"
+    one = path.parent / "expected.yaml"
+    one.write_text(path.read_text().replace("assumed: {}", expect))
+    done = hosim("run", one)
+    assert done.code == 0, done.err
+    assert "Expectations of the scenario: 2 of 2 hold." in done.out
+    summary = hosim_api.run(path)["reactive"].summary
+    for limit, row in answers(found, "reactive").items():
+        at = "at_least" if limit == LIMITS[-1] else f"at_{limit:g}x"
+        named = {column: summary[f"{at}_{column}"] for column in ("step_ns", "slowdown", "peak_hbm_bytes")}
+        assert named == {column: row[column] for column in named}
+    assert summary["least_tiers.hbm.capacity"] == answers(found, "reactive")[LIMITS[-1]]["least_tiers.hbm.capacity"]
+
+
+def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, longest):
+    own = "{policy: resident, set: {tiers.hbm.capacity: 11 MB}}"
+    path = (
+        longest("[resident, static]", f"[{own}, static]").read_text().replace("assumed: {}", "assumed: {tiers: a test}")
+    )
+    (one := longest().parent / "own.yaml").write_text(path)
+    asked = ("--field", "tiers.hbm.capacity", "--at-least", "9 MB", "--at-most", "12 MB", "--multiple-of", "1 MB")
+    done = hosim("least", one, *asked, "--over", "resident", "--slowdown", "+1 %", "--policy", "resident")
+    assert done.code == 0, done.err
+    head, row, why, premise = filter(None, done.out.splitlines())
+    assert "within" in head
+    assert row.startswith("resident  1.01x the step of resident")
+    assert "9 MB or less" in row
+    assert why.endswith("the least that was tried; lower at_least to go on.")
+    assert "from 9 MB to 12 MB" in premise
+    assert "what fits is taken to fit with more, too" in premise
+
+
+def test_where_a_search_ends_is_no_answer(hosim, longest):
+    expect = "expect: [{row: resident, column: largest_sequence, equals: 5}]\nassumed: {}"
+    path = longest("assumed: {}", expect)
+    path.write_text(path.read_text().replace("at_most: 8192", "at_most: 512"))
+    done = hosim("run", path, "--policy", "resident")
+    assert done.code == 1
+    assert "largest_sequence must be 5, found at least 512" in done.err
+
+
+def test_what_fits_with_more_and_not_with_less_is_told(longest):
+    """Halving sees it by chance only: of rows as they may turn out, the hardest that fits counts; the gap is told."""
+    loaded = catalog.resolve(longest())
+    question = loaded.scenario.largest
+    search = _Search(loaded.asking_nothing(), question)
+    lacks = {
+        "status": "infeasible",
+        "limit": "hbm",
+        "limit_at": "op 'x'",
+        "limit_demand_bytes": 2,
+        "limit_capacity_bytes": 1,
+    }
+    states = {256: {"status": "ok"}, 512: lacks, 768: {"status": "ok"}, 1024: lacks}
+    rows = [{"policy": "resident", "sequence": at, "slowdown": None, **state} for at, state in states.items()]
+    answer = search.answer(rows, float("inf"))
+    assert (answer["largest_sequence"], answer["next"], answer["holes"]) == (768, 1024, [512])
+    (said, _) = largest_view([answer], question, "hbm", "a test").sentences
+    assert "with sequence 768; not with 512, so that it may with what was not tried: with 1,024 hbm is short" in said
+
+
+def test_a_row_that_others_are_held_against_must_run(longest):
+    """At lengths at which all does not stay there is no step to hold others against, so that none is short enough."""
+    found = hosim_api.largest(longest(), policies=["reactive"], over="resident", slowdown=["1.5x", "inf"])
+    held, free = found.rows
+    resident = hosim_api.largest(longest(), policies=["resident"]).rows[0]["largest_sequence"]
+    assert held["largest_sequence"] == resident < free["largest_sequence"]
+    assert held["next_slowdown"] is None
+    assert free["slowdown"] is None
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -170,6 +310,10 @@ def test_a_plan_from_a_file_is_not_searched(hosim, longest, tmp_path):
         ("at_most: 8192", "at_most: 32", "at_most is at least 256, the least multiple that is tried, found 32"),
         ("at_most: 8192", "at_most: 64000000", "a KV cache has at most 500,000 blocks"),
         ("at_most: 8192", "at_mots: 8192", "at_mots"),
+        ("at_most: 8192", "at_most: 8 kB", "largest.at_most"),
+        ("at_most: 8192", "at_most: 8192, slowdown: [fast]", "largest.slowdown.0: a ratio is written as"),
+        ("at_most: 8192", "at_most: 8192, over: nobody, slowdown: [1.1x]", "nobody"),
+        ("homes:", "least: {field: tiers.hbm.capacity, at_most: 1 GB}\nhomes:", "a scenario searches one thing"),
     ],
 )
 def test_a_wrong_question_is_one_message(old, new, said, hosim, longest):

@@ -94,6 +94,7 @@ def test_diff_in_markdown(golden, diff):
         "hosim diff",
         "hosim validate",
         "hosim largest",
+        "hosim least",
     ],
 )
 def test_help(command, golden, capsys, monkeypatch):
