@@ -12,8 +12,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Ratio, Unstated, label_of
-from simulator.units import Bytes, exact, nearest, require
+from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of, ratio
+from simulator.units import Bytes, exact, in_field, nearest, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
@@ -175,7 +175,7 @@ class Largest(Part):
     at_least: Count = 1
     multiple_of: Count = 1
     over: Label = ""
-    slowdown: tuple[Ratio, ...] = ()
+    slowdown: tuple[Bound, ...] = ()
 
     @property
     def column(self) -> str:
@@ -190,7 +190,7 @@ class Largest(Part):
     @property
     def limits(self) -> tuple[float, ...]:
         """How many times as long a step may be, for each answer; ``inf`` if it may be any."""
-        return self.slowdown or (math.inf,)
+        return tuple(map(ratio, self.slowdown)) or (math.inf,)
 
     @property
     def pace(self) -> str:
@@ -230,6 +230,8 @@ class Largest(Part):
         must = f"at_most is at least {self.written(self.values.start)}, the least multiple that is tried"
         do = "raise at_most, or lower multiple_of"
         require(self.values, must, self.written(self.at_most), "at_most", do=do)
+        with in_field("slowdown"):
+            _ = self.limits
 
 
 class Least(Largest):

@@ -7,7 +7,7 @@ import re
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, StrictBool, WithJsonSchema
+from pydantic import AfterValidator, Field, StrictBool
 
 from simulator.document import Count, Key, Line, Part, Reason, flaw
 from simulator.units import FieldError, in_field, in_yaml, parse, require, unit_of
@@ -385,13 +385,7 @@ class Claim(Part):
 
 
 def ratio(stated: str | float) -> float:
-    """Read ``2.7x``, ``-26 %`` or a number.
-
-    Raises
-    ------
-    FieldError
-        If it is another text.
-    """
+    """Read ``2.7x``, ``-26 %`` or a number."""
     if not isinstance(stated, str):
         return stated
     if stated.strip() == "inf":
@@ -401,12 +395,3 @@ def ratio(stated: str | float) -> float:
     if found is None:
         raise FieldError(must, repr(stated), "write it so")
     return float(found["times"]) if found["times"] else 1 + float(found["change"]) / 100
-
-
-Ratio = Annotated[
-    float,
-    BeforeValidator(ratio),
-    PlainSerializer(lambda value: f"{value}x" if value < math.inf else "inf", return_type=str),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]}),
-]
-"""How many times as long, or as much; written as `ratio` reads it."""

@@ -36,7 +36,11 @@ def has_price(one, expected):
     return any(other.row == one.row and (other.column in steps or other.faster_than) for other in expected)
 
 
-@pytest.mark.parametrize("name", claims())
+NO_PRICE = {"deepseek_v3_nsa_deployments_chunked"}
+"""It asks what peaks all deployments have; a step is none of it."""
+
+
+@pytest.mark.parametrize("name", sorted({*claims()} - NO_PRICE))
 def test_whoever_needs_less_memory_says_with_which_step(name):
     expected = catalog.read_scenario(name).expect
     assert [one.why for one in expected if is_of_memory(one) and not has_price(one, expected)] == []
