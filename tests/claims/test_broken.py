@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from pages import PAGES
 
 import simulator as hosim
+from simulator import catalog, claims
+from simulator.catalog import Axis
+from simulator.policies.writer import Writer
 
-pytestmark = pytest.mark.slow
-
+slow = pytest.mark.slow
 TRAINING = ["llama3_8b_2x2x2", "llama3_8b_no1_910c", "llama3_8b_offload_bandwidths", "llama3_8b_runtime_910c"]
+PEAK = "our own peak of the deployment"
+OFFLOADED = "our own peak of the deployment, offloaded"
+SAVING = "peak, offloaded over resident, a deployment"
+NO_SLOWER = "the deployment is no slower than with everything resident"
+NOT_HIDDEN = "step with nothing hidden, over the compiled one"
+COMPACTIONS = "our own compactions"
+HEADLINES = {PEAK, OFFLOADED, SAVING, NO_SLOWER, NOT_HIDDEN, COMPACTIONS}
 BY_BANDWIDTH = {
     "step at 33.6 GB/s, comparable to No.2",
     "step at 40 GB/s",
@@ -20,23 +32,76 @@ BY_BANDWIDTH = {
     "our own compute and transfers under the runtime",
     "our own compiled step",
     "our own step under the runtime",
-    "transfer that is not hidden makes the step 1.65 to 1.75 times as long as the compiled one",
+    NOT_HIDDEN,
 }
-BY_COMPACTION = {
-    "our own step of No.1",
-    "our own step under the runtime",
-    "our own compactions",
-}
+BY_COMPACTION = {"our own step of No.1", "our own step under the runtime", COMPACTIONS}
 
 
+def broken(found):
+    """What fails of what is told."""
+    assert found.is_broken
+    return {row["claim"] for row in found.rows if row["verdict"] == "BROKEN"}
+
+
+@slow
 @pytest.mark.parametrize(
-    ("scale", "broken"),
+    ("scale", "expected"),
     [
         ({"links.*.bandwidth": 0.5}, BY_BANDWIDTH),
         ({"allocator.compaction.per_page": 0}, BY_COMPACTION),
     ],
 )
-def test_a_broken_model_turns_the_right_rows_red_and_no_others(scale, broken):
-    found = hosim.validate(TRAINING, scale=scale)
-    assert {row["claim"] for row in found.rows if row["verdict"] == "BROKEN"} == broken
-    assert found.is_broken
+def test_a_broken_model_turns_the_right_rows_red_and_no_others(scale, expected):
+    assert broken(hosim.validate(TRAINING, scale=scale)) == expected
+
+
+def test_the_headlines_hold():
+    found = hosim.validate(headline=True)
+    assert not found.is_broken
+    assert {row["scenario"] for row in found.rows} == {"deepseek_v3_nsa_deployments", "llama3_8b_runtime_910c"}
+    others = {row["claim"] for row in found.rows} - HEADLINES
+    assert others == {
+        "waits of the runtime for all but transfers, compaction, host",
+        "compactions with offsets that are fixed before the run",
+    }, "what nothing below breaks"
+    assert found.view.sentences[-1] == "8 of 8 headline expectations hold."
+    (shown,) = re.findall(r"<!-- output of: hosim validate --headline -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+    assert f"{found}\n" == shown
+
+
+@pytest.mark.parametrize(
+    ("names", "scale", "expected"),
+    [
+        pytest.param(None, {"links.*.bandwidth": 0.5}, {NOT_HIDDEN}, marks=slow),
+        pytest.param(None, {"links.*.bandwidth": 0.01}, {OFFLOADED, SAVING, NO_SLOWER, NOT_HIDDEN}, marks=slow),
+        pytest.param(None, {"allocator.compaction.per_page": 0}, {COMPACTIONS}, marks=slow),
+        (TRAINING[-1:], {"allocator.compaction.per_page": 0}, {COMPACTIONS}),
+    ],
+)
+def test_headlines_turn_red_with_the_machine_that_they_stand_on(names, scale, expected):
+    assert broken(hosim.validate(names, headline=True, scale=scale)) == expected
+
+
+@slow
+def test_headlines_turn_red_if_plans_do_not_look_ahead(monkeypatch):
+    """Every copy of a plan begins when the op before it has ended, and the host waits for it."""
+    copy = Writer.copy
+
+    def alone(writer: Writer, tensor: int, source: int, target: int) -> None:
+        writer.drain()
+        copy(writer, tensor, source, target)
+        writer.sync(tensor)
+
+    monkeypatch.setattr(Writer, "copy", alone)
+    assert broken(hosim.validate(headline=True)) == {NO_SLOWER, NOT_HIDDEN}
+
+
+@slow
+def test_headlines_turn_red_if_the_three_views_share_a_cache(monkeypatch):
+    read, axis = claims.read, Axis("caches", ("workload.model.attention.sparse.caches",), "a test")
+
+    def shared(*asked):
+        return [catalog.at(one, {axis: "shared"}) if "deepseek" in one.scenario.name else one for one in read(*asked)]
+
+    monkeypatch.setattr(claims, "read", shared)
+    assert broken(hosim.validate(headline=True)) == {PEAK, OFFLOADED, SAVING}

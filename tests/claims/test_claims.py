@@ -73,7 +73,7 @@ def test_every_other_expectation_of_a_shipped_scenario_holds(name):
     assert [str(e) for e in results.expectations if e.is_broken] == []
 
 
-SHOWN = re.findall(r"<!-- output of: hosim validate ([^,\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+SHOWN = re.findall(r"<!-- output of: hosim validate ([^,\n-]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
 
 
 @pytest.mark.slow
