@@ -25,6 +25,8 @@ SLOW = {
     "deepseek_v3_nsa_longest",
     "deepseek_v3_nsa_peak",
     "deepseek_v3_nsa_prefill",
+    "deepseek_v3_train_baseline",
+    "deepseek_v3_train_offload",
     "kimi_k2_on_one_node",
     "kv_longest_calibrated",
     "llama31_8b_answers_a100",
