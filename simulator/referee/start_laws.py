@@ -311,13 +311,8 @@ def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -
         is_elsewhere = is_copy & (facts.b[steps] != here) & (facts.c[steps] != here)
         steps, is_copy = steps[is_elsewhere], is_copy[is_elsewhere]
     started = start[steps] != never
-    facts.check_steps(
-        steps,
-        taken[steps] > 0,
-        "what could start has started",
-        ("could at ns", facts.times(since[steps])),
-        ("starts at ns", np.where(started, facts.arrived_ns[steps], NONE)),
-    )
+    could, starts = ("could at ns", facts.times(since[steps])), np.where(started, facts.arrived_ns[steps], NONE)
+    facts.check_steps(steps, taken[steps] > 0, "what could start has started", could, ("starts at ns", starts))
     start_ns = np.where(started, facts.times(start[steps]), NEVER_NS)
     tier = np.where(is_copy, facts.c[steps], here)
     return Requests(tier, taken[steps], facts.times(since[steps]), start_ns, is_copy.astype(int), facts.first + steps)

@@ -289,12 +289,12 @@ class Walk:
     def _refuse_read(self, tensor: int, tier: int, reader: str) -> None:
         """Blame the detach of the only valid copy, or else the reader."""
         if tensor in self._lost:
-            raise self._error(
+            must, do = (
                 "what is used later keeps a valid copy",
-                f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later",
                 "store it elsewhere first, or detach it after its last use",
-                self._step(self._lost[tensor]),
             )
+            found = f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later"
+            raise self._error(must, found, do, self._step(self._lost[tensor]))
         places = self._state[tensor * self._tiers : (tensor + 1) * self._tiers]
         valid = [name for name, state in zip(self._plan.tiers, places, strict=True) if state == VALID]
         here, elsewhere = self._plan.tiers[tier], f"valid in {' and '.join(valid)}" if valid else "not written before"

@@ -77,13 +77,8 @@ class Room:
         """Whether there is anything to count."""
         return bool(self._profiles)
 
-    def is_short(self, tier: int) -> bool:
-        """Whether a tier holds more than it can at some point."""
-        profile = self._profiles.get(tier)
-        return profile is not None and profile.exceeds(0, self._end, self._problem.capacities[tier])
-
-    def is_short_for(self, run: Run, tier: int, extra_bytes: int = 0) -> bool:
-        """Whether a tier holds more than it can while a run is away, some more bytes included."""
+    def is_short(self, tier: int, run: Run = (), extra_bytes: int = 0) -> bool:
+        """Whether a tier holds more than it can, some more bytes included: while a run is away, or at some point."""
         profile = self._profiles.get(tier)
         if profile is None:
             return False
@@ -93,16 +88,14 @@ class Room:
     def nearest(self, gap: Idle) -> int:
         """The first tier that has room for a gap, or the last of those that it may go to."""
         tiers = self._problem.neighbours if chooses(self._problem, gap.tensor) else (gap.away,)
-        return next((t for t in tiers if not self.is_short_for((gap,), t, gap.size_bytes)), tiers[-1])
+        return next((t for t in tiers if not self.is_short(t, (gap,), gap.size_bytes)), tiers[-1])
 
     def settle(self, size_bytes: int) -> int:
         """The furthest tier that has room for what is never copied, from now on taken; the first if none has."""
         for tier in reversed(self._problem.neighbours):
-            profile = self._profiles.get(tier)
-            if profile is None:
-                return tier
-            if not profile.exceeds(0, self._end, self._problem.capacities[tier] - size_bytes):
-                profile.add(0, self._end, size_bytes)
+            if not self.is_short(tier, extra_bytes=size_bytes):
+                if tier in self._profiles:
+                    self._profiles[tier].add(0, self._end, size_bytes)
                 return tier
         return self._problem.neighbours[0]
 
@@ -128,8 +121,8 @@ class Room:
                 self._profiles[tier].add(low, high, delta_bytes)
 
     def _stays(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Points at which its tier holds a run."""
-        if any(gap.wraps for gap in run):
+        """Points at which its tier holds a run; all of them if there is none."""
+        if not run or any(gap.wraps for gap in run):
             yield 0, self._end
         else:
             yield min(gap.after for gap in run) + 1, max(gap.before for gap in run)
@@ -250,12 +243,12 @@ class _Places:
         for number in self._ranked(tier, further, score) if self._room.is_short(tier) else ():
             if not self._room.is_short(tier):
                 break
-            if self._room.is_short_for(self._runs[number], tier):
+            if self._room.is_short(tier, self._runs[number]):
                 self._move(number, further)
                 gone.append(number)
         for number in reversed(gone):
             self._move(number, tier)
-            if self._room.is_short_for(self._runs[number], tier):
+            if self._room.is_short(tier, self._runs[number]):
                 self._move(number, further)
 
     def _ranked(self, tier: int, further: int, score: Scorer) -> list[int]:

@@ -172,7 +172,7 @@ class _Taker:
         heap = [(turn(pair), 0, pair[0], pair[1].queue_ns) for pair in self._order]
         while heap:
             _, nth, gap, queue_ns = heappop(heap)
-            fits = not self._room.is_short_for((gap,), tiers[nth], gap.size_bytes)
+            fits = not self._room.is_short(tiers[nth], (gap,), gap.size_bytes)
             if fits or nth + 1 == len(tiers) or not chooses(self._problem, gap.tensor):
                 yield gap
             else:

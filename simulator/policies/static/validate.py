@@ -81,7 +81,7 @@ class Validator:
         self.best: Best[Candidate] = Best(problem)
 
     def run(self) -> Candidate:
-        """Try several limits, and return the candidate whose replay is fastest.
+        """Try several limits, on a small graph also single changes, and return the candidate whose replay is fastest.
 
         Raises
         ------
@@ -97,7 +97,9 @@ class Validator:
         if self.best.candidate is None:
             for selection in self._selections():
                 self._offer(selection, insert(self._problem, self.analysis, selection))
-        self._improve()
+        start, problem = self.best.candidate, self._problem
+        if start is not None and len(problem.graph.ops) <= SMALL and not self._is_met():
+            Improver(problem, self.analysis, self._offer).run(start.selection, start.augmented)
         return self.best.chosen()
 
     def first(self) -> Candidate:
@@ -183,13 +185,6 @@ class Validator:
     def _effort(self, selection: Selection) -> int:
         """Effort of a candidate: its ops, or what moves if that is more."""
         return max(len(self._problem.graph.ops), len(selection.gaps))
-
-    def _improve(self) -> None:
-        """On a small graph, go on with single changes."""
-        start, problem = self.best.candidate, self._problem
-        if start is None or len(problem.graph.ops) > SMALL or self._is_met():
-            return
-        Improver(problem, self.analysis, self._offer).run(start.selection, start.augmented)
 
 
 def _returning(selection: Selection) -> Counter[int]:
