@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from simulator.engine.compaction import space_for
@@ -54,17 +55,13 @@ class Machine:
         forward: Forward | None = None,
     ) -> None:
         self.hardware, self.switches = hardware, switches
-        self.clock = Clock()
-        self.rounds = Rounds(self.clock)
+        self.rounds = Rounds(Clock())
         self.network = Network(self.rounds)
-        self._paths: dict[tuple[int | float, Uses], Path] = {}
         self.stands_in, self.has_ranks = stands_in, len(stands_in) > 1
         self._counts = _counts(stands_in, hardware.topology.devices_per_node)
         self.recorder = Recorder(len(stands_in), forward)
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
-        self._columns: dict[int, Columns] = {}
-        self._communicators: dict[tuple[str, tuple[int, ...]], Communicator] = {}
-        self._instances: dict[tuple[str, str, int], Any] = {}
+        self._made: dict[Hashable, Any] = {}
         self.stored: set[tuple[int, int, int]] = set()
         self.stored_once: Counter[tuple[int, int, int]] = Counter()
 
@@ -85,17 +82,15 @@ class Machine:
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
-        if id(program) not in self._columns:
-            compute_tier = self.hardware.tier_names.index(self.hardware.compute_tier)
-            self._columns[id(program)] = Columns(program, compute_tier)
-        return self._columns[id(program)]
+        compute_tier = self.hardware.tier_names.index(self.hardware.compute_tier)
+        columns: Columns = self._once(id(program), lambda: Columns(program, compute_tier))
+        return columns
 
-    def instance(self, kind: str, name: str, scope: str, rank: int, make: Callable[[], Any]) -> Any:
-        """The instance of a tier or bus that this rank uses; made at its first use."""
-        key = (kind, name, self._member(scope, rank))
-        if key not in self._instances:
-            self._instances[key] = make()
-        return self._instances[key]
+    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What ranks share; made when the first of them asks for it."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def _member(self, scope: str, rank: int) -> int:
         """Which device, node or supernode the rank is on."""
@@ -104,7 +99,7 @@ class Machine:
     def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> Use:
         """The rank's instance of a resource, and for how many flows one of the rank counts there."""
         watch = self._watch(name, scope, rank) if kind == "bus" else None
-        resource: Resource = self.instance(kind, name, scope, rank, lambda: Resource(bandwidth, watch))
+        resource: Resource = self._once((kind, name, self._member(scope, rank)), lambda: Resource(bandwidth, watch))
         return resource, self._counts.get((scope, rank), 1)
 
     def _watch(self, bus: str, scope: str, rank: int) -> Callable[[int, int], None] | None:
@@ -125,7 +120,8 @@ class Machine:
         tier, is_compute = self.hardware.tiers[name], name == self.hardware.compute_tier
         plain = (name, number, self._budget if is_compute else tier.usable_bytes, self.rounds)
         if not is_compute or program.allocator == "ideal":
-            shared: TierInstance = self.instance("tier", name, tier.scope, rank, lambda: TierInstance(*plain))
+            key = "tier", name, self._member(tier.scope, rank)
+            shared: TierInstance = self._once(key, lambda: TierInstance(*plain))
             return shared
         own = AddressedTier(*plain, rank, self.recorder)
         own.space, own.has_line = space_for(program, own, self.hardware.allocator), program.allocator != "fixed"
@@ -161,18 +157,16 @@ class Machine:
     def communicator(self, call: Call, ranks: Members) -> Communicator:
         """Some ranks that meet at a call."""
         members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
-        if (call.group, members) not in self._communicators:
-            source, target = members if call.role else (-1, -1)
 
-            def path(fabric: str, rank: int) -> Path | None:
-                """A member sends and receives; of a message the sender brings all, the receiver nothing."""
-                if source < 0:
-                    return self._ports_path(fabric, rank, rank)
-                return self._ports_path(fabric, source, target) if rank == source else None
+        def path(fabric: str, rank: int) -> Path | None:
+            """A member sends and receives; of a message the sender brings all, the receiver nothing."""
+            if not call.role:
+                return self._ports_path(fabric, rank, rank)
+            return self._ports_path(fabric, *members) if rank == members[0] else None
 
-            communicator = Communicator(members, ranks, self.hardware, path, self.network)
-            self._communicators[call.group, members] = communicator
-        return self._communicators[call.group, members]
+        make = partial(Communicator, members, ranks, self.hardware, path, self.network)
+        communicator: Communicator = self._once((call.group, members), make)
+        return communicator
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
         """From a rank's port out of a fabric to a rank's port in, and the buses that cap them.
@@ -192,13 +186,12 @@ class Machine:
 
     def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
         """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
-        found = self._paths.get((unit, uses))
-        if found is None or even:
-            shared, counts = tuple(resource for resource, _ in uses), tuple(count for _, count in uses)
-            found = Path(unit, shared, counts, even=even)
-            if not even:
-                self._paths[unit, uses] = found
-        return found
+
+        def make() -> Path:
+            return Path(unit, tuple(resource for resource, _ in uses), tuple(count for _, count in uses), even=even)
+
+        path: Path = make() if even else self._once((unit, uses), make)
+        return path
 
 
 def _counts(stands_in: tuple[int, ...], on_node: int) -> dict[tuple[str, int], int]:
