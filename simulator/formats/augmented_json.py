@@ -55,16 +55,10 @@ def content(augmented: Augmented, plan: Plan) -> dict[str, Any]:
         _fields(about, "name size_bytes kind persistent") | {"home": None if home == NOWHERE else tiers[home]}
         for about, home in zip(graph.tensors, plan.home, strict=True)
     ]
-    ops = [
-        {
-            **_fields(op, "name phase"),
-            "reads": [names[t] for t in op.reads],
-            "writes": [names[t] for t in op.writes],
-            "duration_ns": took,
-            "barrier": op.barrier,
-        }
-        for op, took in zip(graph.ops, problem.durations_ns, strict=True)
-    ]
+    ops = []
+    for op, took in zip(graph.ops, problem.durations_ns, strict=True):
+        used = {way: [names[t] for t in getattr(op, way)] for way in ("reads", "writes")}
+        ops.append({**_fields(op, "name phase"), **used, "duration_ns": took, "barrier": op.barrier})
     return {
         "schema": SCHEMA,
         "graph": graph.name,
