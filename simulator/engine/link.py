@@ -13,7 +13,7 @@ from functools import cache, partial
 from heapq import heappop, heappush
 
 from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
-from simulator.engine.places import Places, Transfer
+from simulator.engine.places import COPIES, Places, Transfer
 from simulator.engine.recorder import Recorder, span_row
 from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Recurring, Wanted, Watchers
 from simulator.engine.sharing import Network, Path
@@ -203,7 +203,7 @@ class LinkQueue:
             self._start()
         else:
             size = places.size_bytes[tensor]
-            if not size or places.tiers[target].admit(self, (True, key), size):
+            if not size or places.tiers[target].admit(self, key | COPIES, size):
                 places.hold(tensor, target)
                 self._start()
 

@@ -21,8 +21,8 @@ from simulator.units import human
 
 _address_row, _reserved_row, _compaction_row = packer(ADDRESSES), packer(RESERVED), packer(COMPACTIONS)
 
-Turn = tuple[bool, int]
-"""Whether the first action of a head is a copy, and its key: computes go first, each in (rank, issue) order."""
+COPIES = 1 << 62
+"""Who is first in line has the least turn: the key of its action, of a copy and this, so that computes go first."""
 
 
 class TierInstance:
@@ -49,10 +49,10 @@ class TierInstance:
 
     def __init__(self, name: str, number: int, capacity: int | float, rounds: Rounds) -> None:
         self.name, self.number, self.capacity, self.used = name, number, capacity, 0
-        self._line: list[tuple[Turn, Taker]] = []
+        self._line: list[tuple[int, Taker]] = []
         self.rounds = rounds
 
-    def admit(self, head: Taker, turn: Turn, size: int) -> bool:
+    def admit(self, head: Taker, turn: int, size: int) -> bool:
         """Take room for the first action of a head, or put it in line."""
         line = self._line
         if (line and turn > line[0][0] and self.has_line) or not self._take(head, size):
@@ -89,8 +89,8 @@ class TierInstance:
 
     def go_on(self) -> None:
         """Let the first in line try again; all where each waits for its own range."""
-        for (_, key), head in self._line[:1] if self.has_line else self._line:
-            self.rounds.consider(head, key)
+        for turn, head in self._line[:1] if self.has_line else self._line:
+            self.rounds.consider(head, turn & ~COPIES)
         if not self.has_line:
             self._line.clear()
 

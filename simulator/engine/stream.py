@@ -332,7 +332,7 @@ class Stream:
             room = self.room_bytes()
             if room and compute.line and is_waiting(compute.line, lap, self.look_again):
                 return False
-            if room and not self._tier.admit(self, (False, key), room):
+            if room and not self._tier.admit(self, key, room):
                 return False
             self._take_places(op, compute)
         self._lacked = None

@@ -159,7 +159,8 @@ def measure(setting: Setting) -> dict[str, object]:
     tight = case(setting, "static", budget)
     times = tight.problem.durations_ns
     homes = tight.problem.known_homes
-    limit = bounds.Limits.alone(tight.graph, tight.hardware, times, homes).step(budget)
+    timing = bounds.Timing.alone(bounds.Precedence.of(tight.graph), times)
+    limit = bounds.Limits(timing, tight.hardware, homes).step(budget)
     upstream = replay(ample, "upstream_greedy", limit, limit=f"{budget} B")
     unfit = by_force(tight)
     static = Row(unfit) if unfit else replay(tight, "static", limit)

@@ -7,7 +7,7 @@ from heapq import heappush
 import pytest
 from stories import graph, machine, play, steps, timeline, waits
 
-from simulator.engine.places import TierInstance, Turn
+from simulator.engine.places import COPIES, TierInstance
 from simulator.engine.rounds import Taker
 from simulator.errors import InvariantError
 from simulator.plan import Plan
@@ -157,9 +157,9 @@ def test_8_a_copy_that_fits_and_was_issued_before_who_waits_for_room_starts():
     assert timeline(t, g, h) == ["0-30 h2d z", "30-50 h2d a", "50-55 f", "55-125 read b", "125-130 g"]
 
 
-def admit_only_the_first(self: TierInstance, head: Taker, turn: Turn, size: int) -> bool:
+def admit_only_the_first(self: TierInstance, head: Taker, turn: int, size: int) -> bool:
     """Queue whoever finds a queue, and look at nobody until something is freed."""
-    waiting = [other for other, _ in self._line if other[0] == turn[0]]
+    waiting = [other for other, _ in self._line if (other < COPIES) == (turn < COPIES)]
     if waiting and min(waiting) != turn:
         if turn not in waiting:
             heappush(self._line, (turn, head))

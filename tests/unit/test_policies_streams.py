@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bounding import bound
+from bounding import bound, limits_alone
 from policy_problems import HBM, replay
 from rank_stories import cluster, team
 
 from simulator import engine
-from simulator.bounds import Limits, infeasible
+from simulator.bounds import infeasible
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError
 from simulator.graph import Graph
@@ -92,7 +92,7 @@ def test_room_is_bounded_by_what_an_op_uses_and_what_stays():
     homes = [HBM, NOWHERE, NOWHERE]
     assert infeasible(g, MACHINE, homes, 90) is None
     assert infeasible(g, MACHINE, homes, 89).gap_bytes == 1
-    assert Limits.alone(g, MACHINE, durations_ns(g, MACHINE, 0), homes).peak_bytes(50) == 90
+    assert limits_alone(g, MACHINE, durations_ns(g, MACHINE, 0), homes).peak_bytes(50) == 90
 
 
 def test_a_rank_outside_the_group_of_its_collective_is_named():
