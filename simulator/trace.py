@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any
@@ -82,6 +82,11 @@ Happened = Mapping[str, Block]
 def pick(block: Block, rows: NDArray[Any]) -> Block:
     """Some rows of a block: those that are flagged, or at these positions."""
     return {name: values[rows] for name, values in block.items()}
+
+
+def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
+    """Rows of a block by these columns, as plain numbers."""
+    return zip(*(block[name].tolist() for name in names), strict=True)
 
 
 def instances(scope: str, on_node: int, stands_in: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.steps import Ran
 from simulator.metrics.summary import against, counted, exposed_ns, fragmentation, is_collective
 from simulator.plan import COMPUTE, COPY
-from simulator.trace import Trace, instances, pick
+from simulator.trace import Trace, instances, pick, tuples
 
 
 def summarise(
@@ -92,8 +92,8 @@ def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | No
     """
     took, alone = Counter[str](), Counter[str]()
     spans, stands_for = trace.spans.whole(), Counter(trace.stands_in)
-    rows = (spans[name][spans["kind"] == COPY].tolist() for name in ("rank", "track", "item", "start_ns", "end_ns"))
-    for rank, track, tensor, start, end in zip(*rows, strict=True):
+    copies = pick(spans, spans["kind"] == COPY)
+    for rank, track, tensor, start, end in tuples(copies, "rank", "track", "item", "start_ns", "end_ns"):
         name, size = hardware.link_names[track], job.graph(rank).tensors[tensor].size_bytes
         took[name] += stands_for[rank] * (end - start)
         alone[name] += stands_for[rank] * transfer_ns(size, hardware.links[name])

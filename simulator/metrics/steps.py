@@ -16,7 +16,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import Peaks
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
-from simulator.trace import ISSUED, SPANS, WAITS, Block, Happened, Table, Trace, pick
+from simulator.trace import ISSUED, SPANS, WAITS, Block, Happened, Table, Trace, pick, tuples
 
 
 class IssuedActions:
@@ -51,7 +51,7 @@ class IssuedActions:
 
     def take(self, codes: Block) -> None:
         """Follow what is issued next."""
-        for kind, a, b, c in zip(*(codes[name].tolist() for name in ISSUED), strict=True):
+        for kind, a, b, c in tuples(codes, *ISSUED):
             self._issued += 1
             if kind == COMPUTE:
                 self._run(a, b)

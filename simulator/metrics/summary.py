@@ -14,7 +14,7 @@ from simulator.hardware import Hardware
 from simulator.metrics.figures import columns
 from simulator.metrics.steps import Ran, numbered
 from simulator.plan import COMPUTE, COPY
-from simulator.trace import CAUSES, Block, Trace, pick
+from simulator.trace import CAUSES, Block, Trace, pick, tuples
 
 Stretches = tuple[Ints, Ints]
 """Begin and end of some stretches of time [ns]."""
@@ -168,9 +168,8 @@ def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
     """
     found: Counter[tuple[int, int]] = Counter()
     waits = _waits(ran.trace, _measured(graph, ran))
-    lasted = (waits["end_ns"] - waits["start_ns"]).tolist()
-    for cause, on, ns in zip(waits["cause"].tolist(), waits["on"].tolist(), lasted, strict=True):
-        found[cause, on] += ns
+    for cause, on, start, end in tuples(waits, "cause", "on", "start_ns", "end_ns"):
+        found[cause, on] += end - start
     return dict(found)
 
 

@@ -10,7 +10,7 @@ from simulator.columns import Ints
 from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, covered
 from simulator.scenario import AllocatorKind
-from simulator.trace import CAUSES, Block, Trace, pick
+from simulator.trace import CAUSES, Block, Trace, pick, tuples
 
 _ENDLESS = 1 << 62
 
@@ -46,8 +46,8 @@ def check_addresses(facts: Facts, trace: Trace, allocator: AllocatorKind, budget
 def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
     """Check that each range is free when it is taken, lies in the space, and is freed as it was taken."""
     live: list[tuple[int, int, int]] = []
-    columns = (rows[name].tolist() for name in ("tensor", "offset_bytes", "delta_bytes", "time_ns"))
-    for number, (item, offset, delta, time) in enumerate(zip(*columns, strict=True)):
+    ranges = tuples(rows, "tensor", "offset_bytes", "delta_bytes", "time_ns")
+    for number, (item, offset, delta, time) in enumerate(ranges):
         where, found = f"addresses row {number:,}", f"{item} at {offset:,} B, {delta:,} B, at {time:,} ns"
         if delta > 0:
             at = bisect_left(live, (offset, 0, 0))
@@ -73,8 +73,7 @@ def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> 
     places = pick(facts.residencies, facts.residencies["tier"] == facts.program.compute_tier)
     difference: dict[tuple[int, int], list[int]] = {}
     for sign, block in ((1, rows), (-1, places)):
-        columns = (block[name].tolist() for name in ("time_ns", "tensor", "delta_bytes"))
-        for time, item, delta in zip(*columns, strict=True):
+        for time, item, delta in tuples(block, "time_ns", "tensor", "delta_bytes"):
             taken_freed_size = difference.setdefault((time, item), [0, 0, 0])
             taken_freed_size[delta < 0] += sign
             taken_freed_size[2] += sign * abs(delta)

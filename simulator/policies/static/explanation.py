@@ -26,6 +26,7 @@ from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.room import Room, held
 from simulator.policies.static.select import Selection, exceeds, turn
 from simulator.policies.static.validate import Candidate
+from simulator.trace import pick, tuples
 
 IN_PASSING = "in passing: others are made of it"
 CHEAPER = "making it again takes less time than its copies"
@@ -114,9 +115,8 @@ class Explanation:
             return found
         spans, waits = self.replay.trace.spans.whole(), self.replay.trace.waits.whole()
         begin = int(spans["end_ns"][spans["kind"] == COMPUTE].max(initial=0)) - self.replay.step_ns
-        last = waits["start_ns"] >= begin
-        columns = (waits[name][last].tolist() for name in ("op", "tensor", "start_ns", "end_ns"))
-        for op, tensor, start, end in zip(*columns, strict=True):
+        last = pick(waits, waits["start_ns"] >= begin)
+        for op, tensor, start, end in tuples(last, "op", "tensor", "start_ns", "end_ns"):
             found[op, tensor] += end - start
         return found
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simulator.plan import COMPUTE, COPY, Plan
 from simulator.policies.problem import Problem
 from simulator.policies.static.augmented import Augmented, Role
-from simulator.trace import Trace
+from simulator.trace import Trace, pick, tuples
 
 _EVER = 2**62
 SLOTS = 64
@@ -103,10 +103,9 @@ def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[Copies, int]:
     first = len(steps) * (plan.repeats - 1) if steps is not None else 0
     last = spans["issue"] >= first
     origin = int(spans["end_ns"][~last & (spans["kind"] == COMPUTE)].max(initial=0))
-    mine = last & (spans["kind"] == COPY)
+    mine = tuples(pick(spans, last & (spans["kind"] == COPY)), "track", "start_ns", "end_ns")
     hops = [problem.hops[name] for name in problem.hardware.link_names]
-    columns = (spans[key][mine].tolist() for key in ("track", "start_ns", "end_ns"))
-    copies = [(hops[track], start - origin, end - origin) for track, start, end in zip(*columns, strict=True)]
+    copies = [(hops[track], start - origin, end - origin) for track, start, end in mine]
     return copies, int(spans["end_ns"][last].max(initial=origin)) - origin
 
 
