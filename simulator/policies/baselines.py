@@ -124,16 +124,17 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
 
 
 def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[Gap]:
-    """Where the uses of a tensor are further apart than a distance; a visitor is away at both ends of the step, too.
-
-    `NEVER` and the number of ops stand for the ends.
-    """
+    """Where the uses of a tensor are further apart than a distance; a visitor is away at the ends of the step, too."""
     uses = problem.lifetimes.uses[tensor]
     gaps = [Gap(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
-    if not problem.starts_with[tensor]:
-        return gaps
-    is_persistent = problem.graph.tensors[tensor].persistent
-    return [Gap(tensor, NEVER, uses[0]), *gaps, *[Gap(tensor, uses[-1], len(problem.graph.ops))] * is_persistent]
+    return [*gaps, *_at_ends(problem, tensor)] if problem.starts_with[tensor] else gaps
+
+
+def _at_ends(problem: Problem, visitor: int) -> list[Gap]:
+    """When a visitor is away at the start of a step, and if it persists at its end: `NEVER`, and the number of ops."""
+    uses, ops = problem.lifetimes.uses[visitor], len(problem.graph.ops)
+    gaps = [Gap(visitor, NEVER, uses[0]), Gap(visitor, uses[-1], ops)]
+    return gaps if problem.graph.tensors[visitor].persistent else gaps[:1]
 
 
 def _leave(writer: Writer, tensor: int) -> None:
@@ -183,14 +184,13 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     """
     phases, saved = ["", *(op.phase for op in problem.graph.ops)], _saved(problem)
     turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
-    after = {gap.tensor: gap.after for gap in saved}
-    persistent = (t for t in problem.visitors if problem.graph.tensors[t].persistent)
-    after |= {tensor: problem.lifetimes.last_use[tensor] for tensor in persistent}
+    away = [*saved, *(gap for tensor in problem.visitors for gap in _at_ends(problem, tensor))]
+    after = {gap.tensor: gap.after for gap in away if gap.after != NEVER}
     leave, come = (_leave_alone, _come_alone) if options.synchronous else (Writer.store, Writer.recall)
     moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
     for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
         moves += [Move(turn, Writer.sync, tensor) for turn in turns if turn > op][:1]
-    moves += [Move(op, come, tensor) for tensor, op in _comes(problem, saved, min(turns, default=0), options)]
+    moves += [Move(op, come, tensor) for tensor, op in _comes(problem, away, min(turns, default=0), options)]
     return write(problem, "offload_saved", moves, (f"{counted(len(saved), 'tensor')} saved for backward and moved",))
 
 
@@ -210,21 +210,16 @@ def _saved(problem: Problem) -> list[Gap]:
     return saved
 
 
-def _comes(problem: Problem, saved: list[Gap], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
+def _comes(problem: Problem, away: list[Gap], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
     """Say which tensor comes before which op: in the order of use, as soon as there is room, behind the one before."""
-    lifetimes, sizes, fences, ops = problem.lifetimes, problem.sizes, problem.fences, len(problem.graph.ops)
+    sizes, fences, ops = problem.sizes, problem.fences, len(problem.graph.ops)
     ahead = ops if options.ahead is None else options.ahead
-    live, queue = Profile(live_bytes(problem.graph, lifetimes)), list[tuple[int, int, int]]()
-    for tensor, after, use, _ in saved:
+    live, queue = Profile(live_bytes(problem.graph, problem.lifetimes)), list[tuple[int, int, int]]()
+    for tensor, after, use, _ in away:
         live.add(after + 1, use - 1, -sizes[tensor])
-        queue.append((use, tensor, max(backward, fences[use], after + 1, use - ahead)))
-    for tensor in problem.visitors:
-        first = lifetimes.first_use[tensor]
-        live.add(0, first - 1, -sizes[tensor])
-        if problem.comes_in(tensor):
-            queue.append((first, tensor, fences[first]))
-        if problem.graph.tensors[tensor].persistent:
-            live.add(lifetimes.last_use[tensor] + 1, ops - 1, -sizes[tensor])
+        if use < ops and (after != NEVER or problem.comes_in(tensor)):
+            earliest = 0 if after == NEVER else max(backward, after + 1, use - ahead)
+            queue.append((use, tensor, max(earliest, fences[use])))
     comes, op = [], 0
     for use, tensor, earliest in sorted(queue):
         op = live.put(use if options.synchronous else max(op, earliest), use, sizes[tensor], problem.budget_bytes)
