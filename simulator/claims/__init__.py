@@ -250,10 +250,9 @@ def validate(
     ConfigError
         If there is nothing to validate, or no machine has a figure that is to be multiplied.
     """
-    has = _headlines if headline else lambda one: one.expect
-    loaded = read(scenarios, "a claim is named to be validated", has)
-    if headline:
-        loaded = [replace(one, scenario=_headlines(one.scenario) or one.scenario) for one in loaded]
+    expected: Callable[[Scenario], Scenario] = _headlines if headline else lambda one: one
+    loaded = read(scenarios, "a claim is named to be validated", lambda one: expected(one).expect)
+    loaded = [replace(one, scenario=expected(one.scenario)) for one in loaded]
     axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
     own = [{axis: factor for axis, factor in axes.items() if _has(one, axis, factor)} for one in loaded]
     for axis in axes.keys() - {axis for scaled in own for axis in scaled}:
@@ -267,11 +266,11 @@ def validate(
     return Validation("validate", loaded, rows, claims_view(judged), more=more, judged=judged)
 
 
-def _headlines(scenario: Scenario) -> Scenario | None:
-    """The same, of which only that is expected which stands for a headline; None if nothing does."""
+def _headlines(scenario: Scenario) -> Scenario:
+    """The same, of which only that is expected which stands for a headline."""
     expect = tuple(one for one in scenario.expect if one.headline)
     claim = scenario.claim and scenario.claim.model_copy(update={"untested": ()})
-    return scenario.model_copy(update={"expect": expect, "claim": claim}) if expect else None
+    return scenario.model_copy(update={"expect": expect, "claim": claim})
 
 
 def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:

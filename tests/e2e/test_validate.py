@@ -90,6 +90,8 @@ def test_only_what_stands_for_a_headline_is_run(hosim, tmp_path):
     assert (done.code, done.out.splitlines()[-1]) == (0, "1 of 1 headline expectation hold.")
     done = hosim("validate", path, "--headline", "--scale", "links.*.bandwidth=0.5")
     assert (done.code, "0 of 1 headline expectation hold." in done.out) == (1, True)
+    done = hosim("validate", write(tmp_path, STEP), "--headline")
+    assert (done.code, "expects something of a row, found nothing" in done.err) == (1, True)
 
 
 def test_what_was_chosen_to_explain_is_told_and_written(hosim, tmp_path):
