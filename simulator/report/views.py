@@ -151,17 +151,17 @@ def largest_view(rows: Rows, question: Largest, tier: str, title: str) -> View:
         What was swept.
     """
     more, less = ("more", "less")[:: question.sign]
+    bound = f"bound_{question.field}"
 
     def value(row: Row) -> str:
-        if row[question.column] is None:
-            return "none" if "tried" in row else ABSENT
-        return question.written(row[question.column]) + ("" if "next" in row else f" or {more}")
+        end = "" if "next" in row or "tried" not in row else f" or {more}"
+        return (question.written(row[question.column]) or ("none" if end or "next" in row else ABSENT)) + end
 
     columns = [
         texts("policy", rows, lambda row: row["policy"]),
         *([texts("within", rows, lambda row: question.within(row["within"]))] if question.slowdown else []),
         texts(f"{question.direction} {question.field}", rows, value, left=False),
-        texts("no plan beyond", rows, lambda row: question.written(row.get(question.bound)) or ABSENT, left=False),
+        texts("no plan beyond", rows, lambda row: question.written(row.get(bound)) or ABSENT, left=False),
         *figures(rows, ("step_ns",)),
         texts("slowdown", rows, lambda row: ratio(row.get("slowdown")), left=False),
         *figures(rows, (f"peak_{tier}_bytes", "least_peak_bytes")),
@@ -182,7 +182,7 @@ def _limit(row: Row, question: Largest) -> str:
         return f"{who} was not searched: {row['notes']}."
     within = f" within {question.within(row['within'])}" if question.slowdown else ""
     told = f"{who} fits{within} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
-    told += f", in {ratio(row['slowdown'])} {question.pace}" if row.get("slowdown") else ""
+    told += f", with a step of {ratio(row['slowdown'])} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
         told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
     if "next" not in row:
@@ -190,7 +190,7 @@ def _limit(row: Row, question: Largest) -> str:
         return f"{told}, the {question.direction} that was tried; {do} to go on."
     lack = f"its plan is {row['limit']}"
     if row["limit"] == "step":
-        lack = f"it takes {ratio(row['next_slowdown'])} {question.pace}"
+        lack = f"a step takes {ratio(row['next_slowdown'])} {question.over}"
     if "limit_at" in row:
         short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
         lack = f"{row['limit']} is short by {short} at {row['limit_at']}"

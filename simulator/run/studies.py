@@ -24,7 +24,7 @@ from simulator.report.views import largest_view, scaling_view
 from simulator.run.case import Policies, prepare
 from simulator.run.row import row_of, rows_of, silent
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
-from simulator.scenario import Largest, Least, Scenario
+from simulator.scenario import COMPUTE, Largest, Least, Scenario
 from simulator.scenario.claim import WORKLOAD
 
 _KEPT = 4
@@ -228,18 +228,19 @@ class _Search:
     """Tries rows with values of a field."""
 
     def __init__(self, loaded: Loaded, question: Largest) -> None:
-        path, rows = question.field if question.unit else WORKLOAD + question.field, loaded.scenario.policies
+        is_size, rows = question.sign < 0, loaded.scenario.policies
+        path = question.field if is_size else WORKLOAD + question.field
         kept = [{key: one.set_[key] for key in one.set_ if not fnmatchcase(path, key)} for one in rows]
         free = tuple(one.model_copy(update={"set_": own}) for one, own in zip(rows, kept, strict=True))
         self.base = replace(loaded, scenario=loaded.scenario.model_copy(update={"policies": free}))
-        self.axis = Axis(question.field, (path,), loaded.place(question.direction, "field"), question.unit)
+        self.axis = Axis(question.field, (path,), loaded.place(question.direction, "field"), "B" if is_size else None)
         self.built = lru_cache(_KEPT)(lambda value: prepare(catalog.at(self.base, {self.axis: value})))
         self.question, self.pace_ns = question, cache(self._pace_ns)
 
     def _pace_ns(self, value: int) -> int | None:
         """Step that others are held against [ns]; None if it does not run."""
         case, over = self.built(value), self.question.over
-        return self._run(over, case.rows([over])[over], value).get("step_ns") if over else case.compute_ns
+        return case.compute_ns if over == COMPUTE else self._run(over, case.rows([over])[over], value).get("step_ns")
 
     def differ(self, fewer: Rows, more: Rows) -> bool:
         """Whether a boundary lies between two values."""
@@ -247,10 +248,9 @@ class _Search:
 
     def tried(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
         """Try whether a row fits with a value, and how slow it is: what is in the way, if something is."""
-        found, most = self._run(label, decide, point[0]), self.question.values[-1]
-        if found["status"] != "ok":
-            return [found | {"slowdown": None}]
-        pace_ns = self.pace_ns(most if self.question.unit else point[0])
+        found = self._run(label, decide, point[0])
+        beside = point[0] if self.question.sign > 0 else self.question.values[-1]
+        pace_ns = self.pace_ns(beside) if found["status"] == "ok" else None
         return [found | {"slowdown": pace_ns and found["step_ns"] / pace_ns}]
 
     def _run(self, label: str, decide: Policy, value: int) -> Row:
@@ -274,7 +274,7 @@ class _Search:
         if refused := [row for row in rows if row["status"] == "refused"]:
             return found | {"status": "refused", "notes": refused[0]["notes"]}
         holes = [row[question.field] for row in rows[: last + 1] if not _met(row, within)]
-        found |= {question.bound: None, "tried": len(rows), "holes": holes}
+        found |= {f"bound_{question.field}": None, "tried": len(rows), "holes": holes}
         if last + 1 == len(rows):
             return found
         limit, order = rows[last + 1], question.values[:: question.sign]
@@ -282,7 +282,7 @@ class _Search:
         if within == math.inf:
             start = order.index(limit[question.field])
             first = bisect_left(order, True, start, key=lambda at: self.built(at).of(label).unfit(label) is not None)
-            found[question.bound] = order[first - 1] if 0 < first < len(order) else None
+            found[f"bound_{question.field}"] = order[first - 1] if 0 < first < len(order) else None
         return found | {"next": limit[question.field], "next_slowdown": limit["slowdown"], **lacks}
 
 

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of, ratio
-from simulator.units import Bytes, exact, in_field, nearest, require
+from simulator.units import Bytes, exact, nearest, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
@@ -142,6 +142,10 @@ class Switches(Part):
     collectives: Literal["own_stream", "compute_stream"] = "own_stream"
 
 
+COMPUTE = "compute"
+"""In place of a row: what all computes take."""
+
+
 class Largest(Part):
     """The question up to which value of a field a row still fits, and is not much slower than another one.
 
@@ -158,7 +162,7 @@ class Largest(Part):
         Only multiples of this are tried; under ``least``, if nothing is said, of 100 MB.
     over
         Label of the row whose step is what a step is held against: with the same value, or under ``least`` with the
-        largest one that is tried. Default: compute alone.
+        largest one that is tried; or ``compute``: the time of all computes.
     slowdown
         How many times as long as that a step may be, such as ``[1.01x, 1.25x, inf]``; for each there is an answer.
         Default: any.
@@ -167,14 +171,12 @@ class Largest(Part):
     direction: ClassVar[str] = "largest"
     sign: ClassVar[int] = 1
     """Times a value: the more, the harder it is to fit."""
-    unit: ClassVar[str | None] = None
-    """Of values that are quantities."""
 
     field: Annotated[str, Field(min_length=1)]
     at_most: Count
     at_least: Count = 1
     multiple_of: Count = 1
-    over: Label = ""
+    over: Label = COMPUTE
     slowdown: tuple[Bound, ...] = ()
 
     @property
@@ -183,23 +185,13 @@ class Largest(Part):
         return f"{self.direction}_{self.field}"
 
     @property
-    def bound(self) -> str:
-        """The column of what no plan goes beyond."""
-        return f"bound_{self.field}"
-
-    @property
     def limits(self) -> tuple[float, ...]:
         """How many times as long a step may be, for each answer; ``inf`` if it may be any."""
         return tuple(map(ratio, self.slowdown)) or (math.inf,)
 
-    @property
-    def pace(self) -> str:
-        """What steps are held against, for people."""
-        return f"the step of {self.over}" if self.over else "compute alone"
-
     def within(self, limit: float) -> str:
         """Say how long a step may be: one of the `limits`."""
-        return "any step" if limit == math.inf else f"{limit:g}x {self.pace}"
+        return "any step" if limit == math.inf else f"{limit:g}x {self.over}"
 
     def columns(self, tier: str) -> dict[str, tuple[float, str]]:
         """Columns that the summary of a row gets -> of which answer they are, and the column there.
@@ -219,19 +211,16 @@ class Largest(Part):
     @property
     def values(self) -> range:
         """All values that may be tried, in order."""
-        step = self.multiple_of
-        return range(-(-self.at_least // step) * step, self.at_most + 1, step)
+        return range(-(-self.at_least // self.multiple_of) * self.multiple_of, self.at_most + 1, self.multiple_of)
 
     def written(self, value: int | None) -> str:
         """Write a value for people; nothing for none."""
-        return "" if value is None else exact(value, self.unit) if self.unit else f"{value:,}"
+        return "" if value is None else exact(value, "B") if self.sign < 0 else f"{value:,}"
 
     def _check(self) -> None:
         must = f"at_most is at least {self.written(self.values.start)}, the least multiple that is tried"
         do = "raise at_most, or lower multiple_of"
-        require(self.values, must, self.written(self.at_most), "at_most", do=do)
-        with in_field("slowdown"):
-            _ = self.limits
+        require(self.limits and self.values, must, self.written(self.at_most), "at_most", do=do)
 
 
 class Least(Largest):
@@ -239,7 +228,6 @@ class Least(Largest):
 
     direction: ClassVar[str] = "least"
     sign: ClassVar[int] = -1
-    unit: ClassVar[str | None] = "B"
     at_most: Bytes
     at_least: Bytes = 1
     multiple_of: Annotated[Bytes, Field(ge=1)] = 10**8
