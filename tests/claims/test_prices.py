@@ -76,7 +76,7 @@ def test_no_plan_as_fast_saves_much_more_in_decode():
 
 @pytest.mark.slow
 def test_links_a_hundred_times_slower_turn_each_price_red():
-    """Of what was said before, only savings and lengths that cost nothing to tell hold, as capacities decide them."""
+    """Capacities decide what fits at any step; steps do not hold, nor what was searched within a step."""
     names = [*dict.fromkeys(name for name, _ in AT_A_PRICE), *LENGTHS]
     found = hosim.validate(names, scale={"links.*.bandwidth": 0.01}).judged
     red = [one.verdict.why for one in found if one.verdict.is_broken]
