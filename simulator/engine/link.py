@@ -54,6 +54,8 @@ class Channel(Recurring):
         Which channel this is.
     transfer, start_ns
         What is under way, and since when [ns].
+    end
+        To be called when its bytes are across.
     """
 
     transfer: Transfer
@@ -61,6 +63,7 @@ class Channel(Recurring):
     def __init__(self, link: LinkQueue, number: int) -> None:
         super().__init__(link.clock, link.end)  # type: ignore[arg-type]
         self.link, self.number, self.start_ns = link, number, -1
+        self.end = partial(link.end, self)
 
     @property
     def size_bytes(self) -> int:
@@ -89,7 +92,7 @@ class Shared:
             channel.callbacks = [self._join_late]
 
     def begin(self, channel: Channel) -> None:
-        """Begin now; the link is told when it is over."""
+        """Begin now; the channel's `end` is called when it is over."""
         if lead := self._lead_ns(channel.size_bytes):
             channel.link.clock.at(channel.start_ns + lead, channel)
         else:
@@ -100,11 +103,11 @@ class Shared:
         if self._work(channel.size_bytes):
             self._join(channel)
         else:
-            channel.link.end(channel)
+            channel.end()
 
     def _join(self, channel: Channel) -> None:
-        size, end = channel.size_bytes, partial(channel.link.end, channel)
-        self._network.join(self._path, self._cap(size), self._work(size), channel.transfer[0], end)
+        size = channel.size_bytes
+        self._network.join(self._path, self._cap(size), self._work(size), channel.transfer[0], channel.end)
 
 
 class LinkQueue:
