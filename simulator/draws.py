@@ -281,15 +281,15 @@ def _ranked(origin: DrawsOrigin, count: int, seed: int, number: int) -> Floats:
 def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
     """Shares from a file: its layers, ascending, are the choosers in program order."""
     layers, do = sorted(origin.by_layer), "correct the file, or take that of this model"
-    must, found = "there is a layer for each op that chooses, in program order", counted(len(layers), "layer")
-    insist(len(layers) == len(choosers), origin.source, must, f"{found} for {len(choosers):,}", do)
+    rule, found = "there is a layer for each op that chooses, in program order", counted(len(layers), "layer")
+    insist(len(layers) == len(choosers), origin.source, rule, f"{found} for {len(choosers):,}", do)
     by_layer = []
     for layer, late in zip(layers, choosers, strict=True):
         named, count = origin.by_layer[layer], len(late.candidates)
         likely = sum(share > 0 for share in named.values())
-        must = f"experts 0 to {count - 1} of layer {layer} have a share, at least {late.each} of them above 0"
+        rule = f"experts 0 to {count - 1} of layer {layer} have a share, at least {late.each} of them above 0"
         found = f"{len(named):,} up to expert {max(named)}, {likely:,} of them above 0"
-        insist(named.keys() == set(range(count)) and likely >= late.each, origin.source, must, found, do)
+        insist(named.keys() == set(range(count)) and likely >= late.each, origin.source, rule, found, do)
         shares = np.array([named[expert] for expert in range(count)])
         by_layer.append(shares / shares.sum())
     return by_layer
@@ -306,9 +306,9 @@ def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
         for step in range(graph.steps):
             chosen = set(origin.by_step.get((step, what.name), ()))
             if not chosen <= set(range(count)) or not least <= len(chosen) <= most:
-                must = f"{what.name!r} chooses {least} to {most} of candidates 0 to {count - 1} in step {step:,}"
+                rule = f"{what.name!r} chooses {least} to {most} of candidates 0 to {count - 1} in step {step:,}"
                 found = ", ".join(map(str, sorted(chosen)[-5:])) or "nothing"
-                raise ConfigError(origin.source, must, found, "take the file of this model and batch, or lower steps")
+                raise ConfigError(origin.source, rule, found, "take the file of this model and batch, or lower steps")
             flags[step, list(chosen)] = True
         bits[op] = np.packbits(flags, axis=1)
     return bits

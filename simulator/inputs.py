@@ -45,13 +45,15 @@ def instead(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path, *, is_packed: bool | None = None) -> Iterator[BinaryIO]:
     """Open a file, unpacked if its name ends in ``.gz``; all that goes wrong until it is closed is one error.
 
     Parameters
     ----------
     path
         The file.
+    is_packed
+        Whether it is unpacked, whatever its name is.
 
     Raises
     ------
@@ -61,7 +63,8 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     try:
         if not isfile(path):
             raise ConfigError(shown(path), "an input is a file", instead(path), "correct the path")
-        with cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+        is_packed = path.suffix == ".gz" if is_packed is None else is_packed
+        with cast(BinaryIO, gzip.open(path)) if is_packed else path.open("rb") as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         must = "a file whose name ends in .gz is compressed by gzip, and whole"
@@ -96,11 +99,8 @@ def whole(path: Path, most: int | None = None) -> bytes:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file as it lies there, packed or not; errors as of `opened`."""
-    try:
-        with path.open("rb") if isfile(path) else opened(path) as file:
-            return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(shown(path), "an input can be read", str(error.strerror), "correct its permissions") from None
+    with opened(path, is_packed=False) as file:
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 
 def blocks(path: Path) -> Iterator[list[bytes]]:

@@ -132,8 +132,8 @@ def check_budget(loaded: Loaded, where: str) -> None:
     tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
     usable = loaded.hardware.tiers[tier].usable_bytes
     if budget_bytes is not None and budget_bytes > usable:
-        must = f"a budget is at most what {tier} has ({human(usable, 'B')})"
-        raise ConfigError(where, must, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
+        rule = f"a budget is at most what {tier} has ({human(usable, 'B')})"
+        raise ConfigError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
 def outside(changes: Mapping[str, Any]) -> dict[str, Change]:

@@ -113,8 +113,8 @@ def _check_tiers(loaded: Loaded) -> None:
     homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
     for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
         known = (*tiers, "free") if keys in homes else tiers
-        must = f"what {keys[0]} names is a tier of the machine"
-        insist(tier in known, loaded.place(*keys), must, repr(tier), nearest(tier, known))
+        rule = f"what {keys[0]} names is a tier of the machine"
+        insist(tier in known, loaded.place(*keys), rule, repr(tier), nearest(tier, known))
 
 
 def _check_figures(loaded: Loaded) -> None:
@@ -125,13 +125,13 @@ def _check_figures(loaded: Loaded) -> None:
         where = loaded.place("expect", str(number), "figure")
         if one.kind == "predicted" and one.figure in fits:
             path, document = fits[one.figure]
-            must = "no scenario predicts a printed figure that something in it was fitted to"
+            rule = "no scenario predicts a printed figure that something in it was fitted to"
             found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
-            raise ConfigError(where, must, found, "set kind: fitted, or name another figure")
+            raise ConfigError(where, rule, found, "set kind: fitted, or name another figure")
         if one.kind == "fitted" and one.figure not in fits:
-            must = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
+            rule = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
             do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
-            raise ConfigError(where, must, repr(one.figure), do)
+            raise ConfigError(where, rule, repr(one.figure), do)
 
 
 class LeftOpen(NamedTuple):
@@ -180,16 +180,16 @@ def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float | str:
                 found[1.0 if one.is_factor else one.read(value)] = path
                 is_own = not in_workload and not one.is_factor
                 if is_own and any(fnmatchcase(path, key) for key in set_by_rows):  # another value would not reach it
-                    must = "what a row sets is stated, and no parameter that is left open"
+                    rule = "what a row sets is stated, and no parameter that is left open"
                     do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
-                    raise FieldError(must, path, do)
+                    raise FieldError(rule, path, do)
     values = " and ".join(f"{axis.written(value)} ({path})" for value, path in found.items())
-    must, do = "the fields of a parameter have one value", "make parameters of their own of them"
-    insist(len(found) == 1, axis.where, must, values, do)
+    rule, do = "the fields of a parameter have one value", "make parameters of their own of them"
+    insist(len(found) == 1, axis.where, rule, values, do)
     (value,) = found
-    must, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
+    rule, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
     is_inside = isinstance(value, str) or one.read(one.low) <= value <= one.read(one.high)
-    insist(is_inside, axis.where, must, f"{axis.written(value)} {outside}", "widen the range")
+    insist(is_inside, axis.where, rule, f"{axis.written(value)} {outside}", "widen the range")
     return value
 
 

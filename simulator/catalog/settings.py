@@ -54,8 +54,8 @@ def factor(text: str) -> tuple[str, float]:
     """
     key, value = setting(text)
     if isinstance(value, bool | str | None) or not 0 <= value < math.inf:
-        must = "figures are multiplied by a number from 0 on"
-        raise ConfigError("scale", must, repr(text), "write it as 'links.*.bandwidth=0.5'")
+        rule = "figures are multiplied by a number from 0 on"
+        raise ConfigError("scale", rule, repr(text), "write it as 'links.*.bandwidth=0.5'")
     return key, float(value)
 
 
@@ -143,9 +143,9 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
             ((*path, k), v) for path, node in entries for k, v in node.items() if part == k or fnmatchcase(k, part)
         ]
         if not found:
-            (path, node), must = entries[0], f"a change names a field of the {type(document).__name__.lower()}"
+            (path, node), rule = entries[0], f"a change names a field of the {type(document).__name__.lower()}"
             after = f"after {'.'.join(path)!r} " if path else ""
-            raise FieldError(must, repr(key), after + (nearest(part, tuple(node)) if node else "nothing stands"))
+            raise FieldError(rule, repr(key), after + (nearest(part, tuple(node)) if node else "nothing stands"))
     return found
 
 

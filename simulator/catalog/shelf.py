@@ -93,11 +93,11 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
         do = f"write {path.stem!r} for the one in the catalogue" if path.stem in shelf else "correct the path"
         return _file(path, f"a {kind} document is a file", do)
     if ref not in shelf:
-        must = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
+        rule = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
         close = closest(str(ref), shelf)
         other = f"`hosim list` names all; of a folder name a file, such as '{ref}/{kind}.yaml'"
         do = f"did you mean {close!r}?" if close else other
-        raise ConfigError(kind, must, repr(ref), do)
+        raise ConfigError(kind, rule, repr(ref), do)
     return shelf[ref]
 
 
@@ -202,8 +202,8 @@ def _model_of(node: Node, wanted: str | None, path: Path) -> type[Document]:
     for mark, model in models.items():
         if mark == found:
             return model
-    must = f"the key schema says that this is a {wanted or 'hardware, workload or scenario'} document"
-    raise ConfigError(_place(path, node, ("schema",)), must, in_yaml(found), nearest(str(found), tuple(models)))
+    rule = f"the key schema says that this is a {wanted or 'hardware, workload or scenario'} document"
+    raise ConfigError(_place(path, node, ("schema",)), rule, in_yaml(found), nearest(str(found), tuple(models)))
 
 
 def _validated(node: Node, model: type[Document], path: Path) -> Document:

@@ -135,8 +135,8 @@ class _Composer:
         line = self.line(event)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self.anchors:
-                must, do = "an alias repeats an anchor that ended above it", f"define '&{event.anchor}' first"
-                raise self.error(line, must, f"'*{event.anchor}'", do)
+                rule, do = "an alias repeats an anchor that ended above it", f"define '&{event.anchor}' first"
+                raise self.error(line, rule, f"'*{event.anchor}'", do)
             return self.anchors[event.anchor]
         if event.tag not in _DEFAULT_TAGS:
             raise self.error(line, "a document has no tags", repr(event.tag), "remove the tag")
@@ -174,8 +174,8 @@ class _Composer:
             raise self.error(line, "a key is a word", "a list, a mapping or an alias", "write a word")
         key = str(self.node(event, 0) and event.value)
         if len(key) > LONGEST_NAME or not key.isprintable():
-            must = f"a key is one line of at most {LONGEST_NAME:,} characters"
-            raise self.error(line, must, repr(key), "shorten it")
+            rule = f"a key is one line of at most {LONGEST_NAME:,} characters"
+            raise self.error(line, rule, repr(key), "shorten it")
         if key in node.value:
             found = f"{key!r} again, first on line {node.key_lines[key]}"
             raise self.error(line, "each key comes once", found, "remove one of them")

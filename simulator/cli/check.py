@@ -43,8 +43,8 @@ def describe(file: str, scenario: str | None = None) -> str:
     if kind is not None and not path.is_dir():
         path = catalog.path_of(file, kind)
     elif (not path.suffix and "/" not in file) or path.is_dir():
-        must, do = "a file, or a name in the catalogue, is known", "name the files in it, or see `hosim list`"
-        raise ConfigError(file, must, "a folder" if path.is_dir() else "neither", do)
+        rule, do = "a file, or a name in the catalogue, is known", "name the files in it, or see `hosim list`"
+        raise ConfigError(file, rule, "a folder" if path.is_dir() else "neither", do)
     document = catalog.load(path).document
     if isinstance(document, Scenario):
         return f"scenario, {_scenario(document, path)}"

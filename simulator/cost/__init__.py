@@ -23,17 +23,17 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
     compute = hardware.compute
     peak, fractions = compute.peak_flops.get(op.dtype), compute.achieved_fraction
     if peak is None:
-        must = f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})"
+        rule = f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})"
         do = f"add compute.peak.{op.dtype}, or change the workload's data type"
-        raise ConfigError(f"hardware {hardware.name!r}, compute.peak", must, ", ".join(compute.peak_flops), do)
+        raise ConfigError(f"hardware {hardware.name!r}, compute.peak", rule, ", ".join(compute.peak_flops), do)
     if peak == math.inf:
         return 0
     known = sorted({*OP_CLASSES, *fractions})
     if op.op_class not in known:
-        must = "the class of every op is one of hosim's or has a fraction of its own"
+        rule = "the class of every op is one of hosim's or has a fraction of its own"
         do = f"{nearest(op.op_class, tuple(known))}; or add compute.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
-        raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", must, found, do)
+        raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", rule, found, do)
     achieved = _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
     return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peak) * achieved.numerator)
 
@@ -134,8 +134,8 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
         if collective is None or op.duration_ns is not None:
             return duration_ns(expected_op(op, sizes), hardware)
         if collective.group not in groups:
-            must, found = "a collective names a group of its graph", repr(collective.group)
-            raise ConfigError(f"op {op.name!r}", must, found, nearest(collective.group, tuple(groups)))
+            rule, found = "a collective names a group of its graph", repr(collective.group)
+            raise ConfigError(f"op {op.name!r}", rule, found, nearest(collective.group, tuple(groups)))
         if collective not in known:
             known[collective] = _meeting_ns(op.name, collective, groups[collective.group], hardware, rank)
         return known[collective]
@@ -149,6 +149,6 @@ def _meeting_ns(op: str, collective: Collective, group: Group, hardware: Hardwar
         return group_ns(collective, group, hardware)
     members = group.by_rank(collective.kind).get(rank)
     if members is None:
-        must = f"who runs {collective.kind} is one of the ranks that the group names for it"
-        raise ConfigError(f"group {group.name!r}", must, f"rank {rank} in op {op!r}", "name it among the members")
+        rule = f"who runs {collective.kind} is one of the ranks that the group names for it"
+        raise ConfigError(f"group {group.name!r}", rule, f"rank {rank} in op {op!r}", "name it among the members")
     return collective_ns(collective, members, hardware)

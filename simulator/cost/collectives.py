@@ -167,9 +167,9 @@ def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -
     kind, size, algorithm = collective.kind, collective.size_bytes, collective.algorithm
     known, library = algorithms(kind, members, hardware), _library(kind, spread, hardware)
     names = [name for name in known if name in (*library, HIERARCHICAL)] if algorithm == AUTO else [algorithm]
-    must = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
+    rule = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
     do = f"choose one of {', '.join(known)} or {AUTO}"
-    insist(algorithm in (AUTO, *known), f"group {collective.group!r}", must, repr(algorithm), do)
+    insist(algorithm in (AUTO, *known), f"group {collective.group!r}", rule, repr(algorithm), do)
     forms = (_form(kind, size, name, spread, hardware) for name in names)
     return min(forms, key=lambda parts: total_ns(parts, hardware))
 
@@ -217,9 +217,9 @@ def group_ns(collective: Collective, group: Group, hardware: Hardware) -> int:
 
 def _spread(members: Sequence[int], hardware: Hardware) -> _Spread:
     devices, on_node = hardware.topology.devices, hardware.topology.devices_per_node
-    must, found = "each rank has a device of its own", f"rank {max(members)} and {counted(devices, 'device')}"
+    rule, found = "each rank has a device of its own", f"rank {max(members)} and {counted(devices, 'device')}"
     do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
-    insist(max(members) < devices, f"hardware {hardware.name!r}, topology", must, found, do)
+    insist(max(members) < devices, f"hardware {hardware.name!r}, topology", rule, found, do)
     counts = Counter(rank // on_node for rank in members).values()
     return _Spread(len(members), len(counts), max(counts) if len(set(counts)) == 1 else 0)
 
@@ -230,8 +230,8 @@ def _joining(spread: _Spread, hardware: Hardware) -> str:
     joining = [name for scope in scopes for name, fabric in hardware.fabrics.items() if fabric.scope == scope]
     if not joining:
         found = ", ".join(f"{name} (scope {fabric.scope})" for name, fabric in hardware.fabrics.items()) or "none"
-        must, do = f"a fabric joins ranks that meet (here {spread})", f"add a fabric of scope {' or '.join(scopes)}"
-        raise ConfigError(f"hardware {hardware.name!r}, fabrics", must, found, do)
+        rule, do = f"a fabric joins ranks that meet (here {spread})", f"add a fabric of scope {' or '.join(scopes)}"
+        raise ConfigError(f"hardware {hardware.name!r}, fabrics", rule, found, do)
     return joining[0]
 
 

@@ -227,8 +227,8 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     ConfigError
         If a folder is none of ours, was not written to its end, or has another version of the schema.
     """
-    must = "a tolerance is a share from 0 to below 1"
-    insist(0 <= tolerance < 1, "tolerance", must, f"{tolerance}", "write such as 0.01")
+    rule = "a tolerance is a share from 0 to below 1"
+    insist(0 <= tolerance < 1, "tolerance", rule, f"{tolerance}", "write such as 0.01")
     paths = Path(old), Path(new)
     was, now = map(read_summary, paths)
     inputs = tuple(_inputs(was["provenance"], now["provenance"]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -22,7 +21,7 @@ from simulator.policies.static.explanation import Decision, Explanation
 from simulator.report.files import write_csv
 from simulator.report.rows import grouped, listed
 from simulator.report.tables import Column, Heads, aligned, table
-from simulator.units import counted, human
+from simulator.units import closest, counted, human
 
 Line = dict[str, Any]
 """A line of a table, by column."""
@@ -177,8 +176,8 @@ def tensor_told(explanation: Explanation, name: str) -> str:
     """
     tensors = {tensor.name: tensor for tensor in explanation.problem.graph.tensors}
     if name not in tensors:
-        near = get_close_matches(name, tensors, 1)
-        do = f"did you mean {near[0]!r}?" if near else f"the first tensor is {next(iter(tensors))!r}"
+        near = closest(name, tensors)
+        do = f"did you mean {near!r}?" if near else f"the first tensor is {next(iter(tensors))!r}"
         raise ConfigError("--tensor", "the graph has the tensor", repr(name), do)
     said = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
     for gap in (line for line in decisions(explanation) if line["tensor"] == name):

@@ -57,7 +57,7 @@ def check_target(out: Path) -> None:
         If it is a file, the working directory or one above it, holds what hosim did not write, or is where nothing can
         be made: it is filled beside its place.
     """
-    where, must, found = f"--out {out}", "the results get a folder of their own", ""
+    where, rule, found = f"--out {out}", "the results get a folder of their own", ""
     do = "choose another folder, or move that away"
     if os.path.lexists(out) and not out.is_dir():
         found = "a file, or a link that leads nowhere"
@@ -66,8 +66,8 @@ def check_target(out: Path) -> None:
     elif strange := _strange(out):
         found = f"{strange[0]!r} in it, and {len(strange)} files in all that are not of an earlier run"
     if found:
-        raise ConfigError(where, must, found, do)
-    check_beside(where, out, must, do)
+        raise ConfigError(where, rule, found, do)
+    check_beside(where, out, rule, do)
 
 
 def _strange(folder: Path) -> list[str]:
@@ -245,14 +245,14 @@ def check_file(option: str, file: Path) -> None:
     ConfigError
         If it cannot be written.
     """
-    where, must, do = f"{option} {file}", "the file can be written", "choose another file"
+    where, rule, do = f"{option} {file}", "the file can be written", "choose another file"
     if not file.exists():
-        check_beside(where, file, must, do)
+        check_beside(where, file, rule, do)
         return
     try:
         file.open("ab").close()
     except OSError as error:
-        raise ConfigError(where, must, str(error.strerror), do) from error
+        raise ConfigError(where, rule, str(error.strerror), do) from error
 
 
 def check_beside(where: str, path: Path, must: str, do: str) -> None:
@@ -359,8 +359,8 @@ def read_summary(result: Path) -> dict[str, Any]:
     """
     path = result / "summary.json" if result.is_dir() else result
     if result.is_dir() and not path.exists():
-        must = "a result is a folder that `hosim run --out` wrote, or its summary.json"
-        raise ConfigError(str(result), must, f"a folder without {path.name}, which is written last", _AGAIN)
+        rule = "a result is a folder that `hosim run --out` wrote, or its summary.json"
+        raise ConfigError(str(result), rule, f"a folder without {path.name}, which is written last", _AGAIN)
     try:
         said = orjson.loads(whole(path))
         if not isinstance(said, dict) or said.get("schema") != SUMMARY:
@@ -378,8 +378,8 @@ def read_summary(result: Path) -> dict[str, Any]:
         filled_ns, label = sum(ns for _, ns in spent(row, said)), row.get("policy")
         is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
         if not is_named or (row["status"] == "ok" and row.get("step_ns") != filled_ns):
-            must = "a row has a label of its own, and compute, recompute and waits fill its step"
-            raise ConfigError(f"{path}, row {label!r}", must, f"{filled_ns:,} of {row.get('step_ns')} ns", _AGAIN)
+            rule = "a row has a label of its own, and compute, recompute and waits fill its step"
+            raise ConfigError(f"{path}, row {label!r}", rule, f"{filled_ns:,} of {row.get('step_ns')} ns", _AGAIN)
     return dict(said)
 
 

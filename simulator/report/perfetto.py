@@ -65,9 +65,8 @@ def events(row: Row) -> Iterator[Event]:
     yield _meta("process_labels", ranks[0], 0, labels=omitted(row, ranks))
     for view in of_ranks(row, ranks):
         times = f" x{view.stands_for}" if view.stands_for > 1 else ""
-        yield _meta(
-            "process_name", view.rank, 0, name=f"{', '.join(filter(None, (row.label, view.program)))}{times}, rank"
-        )
+        name = ", ".join(filter(None, (row.label, view.program)))
+        yield _meta("process_name", view.rank, 0, name=f"{name}{times}, rank")
         yield from _slices(view)
         for usage in usages(view):
             if usage.scope == "device" or not row.is_job:

@@ -23,6 +23,8 @@ T = TypeVar("T")
 PIPE_WIDTH = 100
 """Characters of a line in a pipe."""
 _GAP = "  "
+WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
+"""Columns of what compute waits for."""
 SELDOM_S = 30
 """Where there is no terminal, so long passes between two lines of progress [s]; what is done sooner says nothing."""
 
@@ -110,9 +112,18 @@ def table(items: Iterable[T], heads: Heads[T]) -> list[Column]:
 
 
 def figures(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
-    """Return the columns of some figures, under their own headings, or under those that a mapping gives them."""
-    heads = columns if isinstance(columns, Mapping) else {}
-    return [Column.figure(summaries, column, heads.get(column, "")) for column in columns]
+    """Return the columns of some figures, under their own headings."""
+    return headed(summaries, dict.fromkeys(columns, ""))
+
+
+def headed(summaries: Sequence[Mapping[str, Any]], heads: Mapping[str, str]) -> list[Column]:
+    """Return the columns of some figures, each under a heading that is given, unless that is empty."""
+    return [Column.figure(summaries, column, head) for column, head in heads.items()]
+
+
+def occurring(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[str]:
+    """Those of the columns in which some row has a number that is not 0."""
+    return [column for column in columns if any(summary.get(column) for summary in summaries)]
 
 
 def sections(rows: Sequence[Row]) -> list[list[Column]]:
@@ -125,24 +136,17 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary for row in rows], rows[0].hardware
 
-    def most(column: str) -> float:
-        return max(float(summary.get(column) or 0) for summary in summaries)
-
-    again = ["recompute_ns"] if any(row.recompute_ns for row in rows) else []
     times = figures(summaries, ("status", "step_ns", "slowdown_vs_fastest", "slowdown_vs_compute", "gap_fraction"))
-    times += [
-        Column.texts("bound", map(bound_name, rows)),
-        *figures(summaries, ("hidden_fraction", *again, "stall_ns")),
-    ]
-    occurring = {cause for row in rows for cause in row.causes}
-    waits = figures(summaries, [f"wait_{cause}_ns" for cause in CAUSES if cause in occurring])
-    used = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
-    names = [name for name in used if most(name)]
+    times.append(Column.texts("bound", map(bound_name, rows)))
+    times += figures(summaries, ("hidden_fraction", *occurring(summaries, ["recompute_ns"]), "stall_ns"))
+    columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
+    held = occurring(summaries, columns)
     if any(summary.get("compactions") is not None for summary in summaries):
-        names += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
-    names += [f"demand_{bus}" for bus in machine.buses if most(f"demand_{bus}") > 1]
-    found = (times, waits, figures(summaries, names))
-    return [[column for column in section if set(column.cells) != {ABSENT}] for section in found]
+        held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
+    demands = (f"demand_{bus}" for bus in machine.buses)
+    held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
+    parts = (times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held))
+    return [[column for column in part if set(column.cells) != {ABSENT}] for part in parts]
 
 
 def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:
@@ -191,14 +195,13 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
     ranks
         Ranks of one row.
     """
-    waits = [f"wait_{cause}_ns" for cause in CAUSES if any(rank.summary.get(f"wait_{cause}_ns") for rank in ranks)]
+    summaries, peak = [rank.summary for rank in ranks], f"peak_{ranks[0].hardware.compute_tier}_bytes"
     shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
-    peak = f"peak_{ranks[0].hardware.compute_tier}_bytes"
     found = [
         Column.texts("rank", (rank.rank for rank in ranks), left=False),
         Column.texts("runs", (rank.program for rank in ranks)),
         Column.texts("stands for", (rank.stands_for if rank.stands_for > 1 else "" for rank in ranks), left=False),
-        *figures([rank.summary for rank in ranks], ("step_ns", "compute_ns", *waits, *shares, peak)),
+        *figures(summaries, ("step_ns", "compute_ns", *occurring(summaries, WAITS), *shares, peak)),
     ]
     return [column for column in found if set(column.cells) - {"", ABSENT}]
 

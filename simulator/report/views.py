@@ -13,7 +13,7 @@ from simulator.hardware import Hardware
 from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, grouped, listed, percent, present, quantity, ratio
 from simulator.report.sentences import WAITED_FOR
-from simulator.report.tables import PIPE_WIDTH, Column, aligned, figures
+from simulator.report.tables import PIPE_WIDTH, WAITS, Column, aligned, figures, occurring
 from simulator.scenario import Largest
 from simulator.trace import CAUSES
 
@@ -315,10 +315,9 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     usable = {name: tier.usable_bytes for name, tier in hardware.tiers.items()} | {hardware.compute_tier: budget_bytes}
     limits: dict[str, float] = {f"peak_{name}_bytes": limit for name, limit in usable.items()}
     limits |= {f"moved_{name}_bytes": math.inf for name in hardware.links}
-    used = {column: limit for column, limit in limits.items() if any(row.get(column) for row in rows)}
-    waits = [column for column in (f"wait_{cause}_ns" for cause in CAUSES) if any(row.get(column) for row in rows)]
+    used = {column: limits[column] for column in occurring(rows, limits)}
     of_ranks = ("collective_ns", "masked_fraction") if over_ranks else ("gap_fraction", "bound_kind")
-    times = figures(rows, ("status", "step_ns", "compute_ns", "stall_ns", *waits, *of_ranks))
+    times = figures(rows, ("status", "step_ns", "compute_ns", "stall_ns", *occurring(rows, WAITS), *of_ranks))
     times.append(texts("tokens/s", rows, lambda row: rate(row.get("tokens_per_s")), left=False))
     if over_ranks:
         times.append(texts("efficiency", rows, lambda row: percent(row.get("efficiency")), left=False))

@@ -66,9 +66,9 @@ def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> 
 
 
 def _unmatched(loaded: Loaded, pattern: str, graph: Graph) -> ConfigError:
-    must = f"a home is for a tensor kind ({', '.join(sorted(TensorKind))}) or for names that some tensor has"
+    rule = f"a home is for a tensor kind ({', '.join(sorted(TensorKind))}) or for names that some tensor has"
     do = f"correct the pattern; the first tensor is {graph.tensors[0].name!r}" if graph.tensors else "drop it"
-    return ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)
+    return ConfigError(loaded.place("homes", pattern), rule, repr(pattern), do)
 
 
 def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> list[tuple[int | float, ...]]:

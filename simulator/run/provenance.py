@@ -17,17 +17,10 @@ from simulator.scenario import PolicyChoice
 _PROSE = {"schema_", "name", "title", "sources", "assumed", "fitted"}
 """What a document says for people."""
 _REFERENCES: dict[str, Any] = {
-    "scenario": {
-        "hardware": True,
-        "workload": True,
-        "draws": {"file"},
-        "trace": True,
-        "policies": True,
-        "expect": True,
-        "claim": True,
-    },
+    "scenario": dict.fromkeys(("hardware", "workload", "trace", "policies", "expect", "claim"), True),
     "workload": {"graph": True, "requests": {"file"}},
 }
+_REFERENCES["scenario"]["draws"] = {"file"}
 """Where documents name other files, inputs of their own; of a scenario its rows, what it expects, and what it keeps."""
 
 
@@ -51,21 +44,18 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
         the ``fitted`` and ``assumed`` fields of all documents with their reasons.
     """
     documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
-    names = {kind: document.name for kind, document in documents.items()}
     content = {kind: _said(kind, document) for kind, document in documents.items()}
     content["scenario"] |= {"rows": _rows(loaded, rows), "asked": list(asked)}
+    inputs = []
+    for role, digest in loaded.sha256.items():
+        name = documents[role].name if role in documents else loaded.paths[role].name
+        inputs.append({"kind": role, "name": name, "sha256": digest})
+        if role in content:
+            inputs[-1]["content"] = _digest(content[role])
     return {
         "hosim": simulator.__version__,
         "scenario": loaded.scenario.name,
-        "inputs": [
-            {
-                "kind": role,
-                "name": names.get(role, loaded.paths[role].name),
-                "sha256": digest,
-                **({"content": _digest(content[role])} if role in content else {}),
-            }
-            for role, digest in loaded.sha256.items()
-        ],
+        "inputs": inputs,
         "switches": loaded.scenario.switches.model_dump(),
         "draws": loaded.scenario.draws.model_dump(exclude={"file"}),
         "seed": loaded.scenario.seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +24,7 @@ from simulator.report.sentences import sentences
 from simulator.report.views import pointer
 from simulator.run.case import Case
 from simulator.run.provenance import as_run, files_named, provenance
-from simulator.run.sweep import Sweep
+from simulator.run.sweep import Sweep, frame
 from simulator.trace import Trace
 from simulator.units import human, nearest
 
@@ -207,12 +208,9 @@ class Results(dict[str, Result]):
     @cached_property
     def summary(self) -> pd.DataFrame:
         """One row per policy; times [ns], sizes [B], whole numbers even where a row has none."""
-        import pandas as pd  # noqa: PLC0415 - slow to import, and the table on the screen needs none
-
-        frame = pd.DataFrame(list(self.summaries.values())).set_index("policy")
-        frame = frame.reindex(columns=[*frame, *(column for column in _ALWAYS if column not in frame)])
-        whole = [column for column in map(str, frame) if metrics.figure_of(column).unit in ("ns", "B")]
-        return frame.astype(dict.fromkeys(whole, "Int64"))
+        rows = list(self.summaries.values())
+        absent = {column: math.nan for column in _ALWAYS if not any(column in row for row in rows)}
+        return frame([row | absent for row in rows]).set_index("policy")
 
     @property
     def summaries(self) -> dict[str, dict[str, Any]]:

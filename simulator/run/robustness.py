@@ -174,12 +174,12 @@ def robustness(
     """
     loaded, headroom = catalog.resolve(scenario, conditions.get("set")), conditions.get("headroom", 0.0)
     case = prepare(loaded)
-    must, do = "what is tested under other conditions is one rank", "run one rank's slice of the workload"
-    insist(case.job.ranks == 1, case.job.name, must, f"{case.job.ranks}", do)
+    rule, do = "what is tested under other conditions is one rank", "run one rank's slice of the workload"
+    insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks}", do)
     tested, other = (next(iter(case.rows([name]))) for name in (policy, against))
-    must, do = "two rows are compared that set the same of the machine", "name two such rows"
+    rule, do = "two rows are compared that set the same of the machine", "name two such rows"
     are_alike = case.choice(tested).set_ == case.choice(other).set_
-    insist(tested != other and are_alike, "policies", must, f"{tested!r} and {other!r}", do)
+    insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
     insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
     nominal = _Nominal(loaded, (tested, other), headroom)
     studies = list(_studies(nominal, conditions))
@@ -245,8 +245,8 @@ MOST_DRAWS = 10_000
 def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
     """A study for each kind and level, the nominal one first; its points are draws."""
     loaded, draws, seed = nominal.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
-    must = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
-    insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", must, f"{draws} and {seed}")
+    rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
+    insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
     levels = [(NOMINAL, 0.0)]
     for name, kind in KINDS.items():
         default = kind.levels if name != SEQUENCE or loaded.workload.model is not None else ()
@@ -255,8 +255,8 @@ def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
     for name, level in levels:
         where = f"levels of {name}"
         most = KINDS[name].most if name in KINDS else 0
-        must = f"a level is above 0 and at most {most:g}, as a share, or as a time in ns"
-        insist(name == NOMINAL or 0 < level <= most, where, must, f"{level:g}")
+        rule = f"a level is above 0 and at most {most:g}, as a share, or as a time in ns"
+        insist(name == NOMINAL or 0 < level <= most, where, rule, f"{level:g}")
         axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
         points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
         about = {"perturbation": name, "level": level}
@@ -272,8 +272,8 @@ def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
     if name == INSPECTION:
         return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
     if name == SEQUENCE:
-        must, tokens = "only the step of a model can be built for a longer sequence", loaded.workload.sequence
-        insist(tokens is not None and loaded.workload.model, where, must, "a graph from a file", "leave them out")
+        rule, tokens = "only the step of a model can be built for a longer sequence", loaded.workload.sequence
+        insist(tokens is not None and loaded.workload.model, where, rule, "a graph from a file", "leave them out")
         return {Axis(name, ("workload.sequence",), where): max(1, round((tokens or 1) * (1 + level)))}
     return {}
 
@@ -300,8 +300,8 @@ def _outcome(nominal: _Nominal, label: str, kind: str, case: Case) -> Row:
             for graph in (case.graph, nominal.case.graph)
         ]
         if names[0] != names[1]:
-            must, do = "a plan is carried over to a graph with the same ops and tensors", "leave longer sequences out"
-            raise PlanError(f"plan {plan.name!r}", must, "others", do)
+            rule, do = "a plan is carried over to a graph with the same ops and tensors", "leave longer sequences out"
+            raise PlanError(f"plan {plan.name!r}", rule, "others", do)
         trace, _, ran = checked(case, label, [plan])
     except (CapacityError, PlanError) as error:
         status = "infeasible" if isinstance(error, CapacityError) else "failed"

@@ -58,8 +58,8 @@ class Planned:
             If there is no such tensor, or the policy gives no reasons.
         """
         if tensor is not None:
-            must = "a tensor is told by a policy that gives its reasons"
-            insist(self.explanations, "--tensor", must, repr(self.result.label), "plan with 'static'")
+            rule = "a tensor is told by a policy that gives its reasons"
+            insist(self.explanations, "--tensor", rule, repr(self.result.label), "plan with 'static'")
             having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
             return decisions.tensor_told(next(having, self.explanations[0]), tensor)
         told = [decisions.told(explanation) for explanation in self.explanations]
@@ -72,10 +72,9 @@ class Planned:
         tier, of = case.hardware.compute_tier, f"{self.result.label} on {case.loaded.scenario.name}"
         if row["status"] != "ok":
             return "\n".join((f"{of}: {row['status']}", *self.result.blocked))
-        is_bounded = row.get("bound_ns") is not None
-        gap = (
-            f"{percent(row['gap_fraction'])} above the bound ({row['bound_kind']})" if is_bounded else "no bound known"
-        )
+        gap = "no bound known"
+        if row.get("bound_ns") is not None:
+            gap = f"{percent(row['gap_fraction'])} above the bound ({row['bound_kind']})"
         peak, budget = human(row[f"peak_{tier}_bytes"], "B"), human(case.problem.budget_bytes, "B")
         lines = [f"{of}: {human(row['step_ns'], 'ns')} a step, {gap}", f"peak in {tier} {peak} of a budget of {budget}"]
         return "\n".join((*lines, *notes(case, self.result.recordings), *crowded([self.result])))
@@ -148,10 +147,8 @@ def plan(
     result = row_of(case, label, decide, progress or silent)
     if result.shortfall is not None:
         raise CapacityError(result.shortfall)
-    chosen = [
-        (plan, next((why for why in explanations if why.plan.actions is plan.actions), None)) for plan in result.plans
-    ]
-    return Planned(result, tuple(replace(why, plan=plan) for plan, why in chosen if why is not None))
+    told = ((plan, why) for plan in result.plans for why in explanations if why.plan.actions is plan.actions)
+    return Planned(result, tuple(replace(why, plan=plan) for plan, why in told))
 
 
 _WORKLOAD = "workload.yaml"

@@ -238,7 +238,6 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
 
     table = pd.DataFrame(list(rows))
-    is_whole = {
-        column: figure_of(column).unit in ("ns", "B") or column.startswith("largest_") for column in map(str, table)
-    }
-    return table.astype({column: "Int64" for column, whole in is_whole.items() if whole})
+    known = [column for column in map(str, table) if figure_of(column).unit in ("ns", "B")]
+    asked = [column for column in map(str, table) if column.startswith("largest_")]
+    return table.astype(dict.fromkeys((*known, *asked), "Int64"))

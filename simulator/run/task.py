@@ -52,16 +52,16 @@ class RunDraws:
         """
         scenario = loaded.scenario
         choosing = {op.name for graph in job.graphs for op in graph.ops if op.late}
-        must, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
+        rule, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
         is_needless = "draws" in scenario.model_fields_set and not choosing
-        insist(not is_needless, loaded.place("draws"), must, "none in what runs", do)
+        insist(not is_needless, loaded.place("draws"), rule, "none in what runs", do)
         if scenario.draws.file is None:
             return cls(scenario.draws, scenario.seed, loaded.hardware)
         origin = formats.read_routing(loaded.paths["draws"])
         strange = {name for _, name in origin.by_step} - choosing if isinstance(origin, Routing) else ()
         if strange:
-            must, do = "each op in the file is one with dynamic reads of what runs", "take the file of this model"
-            raise ConfigError(origin.source, must, repr(min(strange)), do)
+            rule, do = "each op in the file is one with dynamic reads of what runs", "take the file of this model"
+            raise ConfigError(origin.source, rule, repr(min(strange)), do)
         return cls(origin, scenario.seed, loaded.hardware)
 
     @property
@@ -160,11 +160,9 @@ class Trials:
         budget, switches = problem.budget_bytes, problem.switches
         whole = engine.run(programs, hardware, budget_bytes=budget, switches=switches, fold="always")
         traces = {id(trace): trace for trace in whole.by_rank()}
-        counted = [
-            (metrics.counted(graph, hardware, ran), ran)
-            for ran in (metrics.Ran.of(graph, hardware, trace) for trace in traces.values())
-        ]
-        row, ran = max(counted, key=lambda one: one[0]["step_ns"] or 0)
+        ran_all = [metrics.Ran.of(graph, hardware, trace) for trace in traces.values()]
+        rows = ((metrics.counted(graph, hardware, ran), ran) for ran in ran_all)
+        row, ran = max(rows, key=lambda counted: counted[0]["step_ns"] or 0)
         is_whole = row["status"] == "ok" and lone is graph and not graph.has_late
         if is_whole and (self._fastest is None or row["step_ns"] < self._fastest[0]):
             self._fastest = row["step_ns"], problem, plan, whole

@@ -116,17 +116,17 @@ def read_served(
     ConfigError
         As for `serve`.
     """
-    must, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
-    insist(loaded.scenario.trace == "kept", loaded.place("trace"), must, "trace: none", do)
+    rule, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
+    insist(loaded.scenario.trace == "kept", loaded.place("trace"), rule, "trace: none", do)
     for number, choice in enumerate(loaded.scenario.policies):
-        must, where = "all rows that serve run on one machine", loaded.place("policies", str(number), "set")
-        insist(not choice.set_, where, must, "changes to it", "move set out of the row")
+        rule, where = "all rows that serve run on one machine", loaded.place("policies", str(number), "set")
+        insist(not choice.set_, where, rule, "changes to it", "move set out of the row")
     come = arriving(loaded, progress)
     room = rooms(loaded, come.requests)
     columns = tuple(summary(Story("", room.names, [Served(0, come.requests[0])]), loaded, come, 0))
     for number, one in enumerate(loaded.scenario.expect):
-        must = "an expectation of what is served names a column of its summary, and no faster_than"
+        rule = "an expectation of what is served names a column of its summary, and no faster_than"
         is_known, where = one.column in columns, loaded.place("expect", str(number), "column")
         found = "faster_than" if is_known else repr(one.column)
-        insist(is_known and one.faster_than is None, where, must, found, nearest(one.column, columns))
+        insist(is_known and one.faster_than is None, where, rule, found, nearest(one.column, columns))
     return rows_of(loaded, policies), come, room

@@ -31,8 +31,8 @@ def asked_of(loaded: Loaded) -> Requests:
         If it is none of requests.
     """
     if loaded.workload.requests is None:
-        must, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
-        raise ConfigError(loaded.place("workload"), must, f"phase {loaded.workload.phase}", do)
+        rule, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
+        raise ConfigError(loaded.place("workload"), rule, f"phase {loaded.workload.phase}", do)
     return loaded.workload.requests
 
 
@@ -137,8 +137,8 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     here, kept = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
     names = (here, *(tier for tier in kept if tier != here))
     if here in kept and next(iter(kept)) != here:
-        must, do = "tiers that keep blocks are named from the compute tier down", f"name {here} first"
-        raise ConfigError(loaded.place("kv_tiers", here), must, f"{here} after {next(iter(kept))}", do)
+        rule, do = "tiers that keep blocks are named from the compute tier down", f"name {here} first"
+        raise ConfigError(loaded.place("kv_tiers", here), rule, f"{here} after {next(iter(kept))}", do)
     decoding = min(asked.max_sequences, len(requests))
     fullest = Iteration(decoding=decoding, reading=asked.max_tokens - decoding, answers=decoding)
     graph = iteration(loaded.workload, fullest, 0)
@@ -148,10 +148,10 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     blocks = tuple(room if room == math.inf else int(room // size) for room in there)
     number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
     needed = -(-(longest.prompt + longest.output) // asked.block)
-    must = f"each request fits in the compute tier ({here}, {blocks[0]:,} blocks of {asked.block})"
+    rule = f"each request fits in the compute tier ({here}, {blocks[0]:,} blocks of {asked.block})"
     found = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {needed:,} blocks"
     do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
-    insist(needed <= blocks[0], f"workload {loaded.workload.name}, requests", must, found, do)
+    insist(needed <= blocks[0], f"workload {loaded.workload.name}, requests", rule, found, do)
     return Rooms(names, blocks, here in kept or not kept, size)
 
 
@@ -167,13 +167,13 @@ def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
         budget = loaded.scenario.budget_bytes
         left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
         left -= int(live_bytes(graph).max()) - lasting.total()
-        must = "with weights at home elsewhere, the room for KV blocks in the compute tier is said"
+        rule = "with weights at home elsewhere, the room for KV blocks in the compute tier is said"
         is_said = stated is not None or lasting.total() == lasting[here]
-        insist(is_said, loaded.place("kv_tiers", tier), must, "none", "add it")
+        insist(is_said, loaded.place("kv_tiers", tier), rule, "none", "add it")
     left = max(0.0, left)
     if stated is None:
         return left
-    must = f"KV blocks get at most what weights and iterations leave of {tier} ({human(left, 'B')})"
+    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(left, 'B')})"
     do = "lower it, or raise the capacity"
-    insist(stated <= left, loaded.place("kv_tiers", tier), must, human(stated, "B"), do)
+    insist(stated <= left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
     return stated

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from simulator.report.rows import ABSENT, listed, percent, present, quantity
-from simulator.report.tables import figures
+from simulator.report.tables import figures, headed, occurring
 from simulator.report.views import Panel, Section, View, texts
 from simulator.serving.story import Story, quantile
 from simulator.trace import CAUSES
@@ -38,19 +38,18 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
     latency = {f"{key}_p{p}_ns": f"{short} p{p}" for short, key in (("first token", "ttft"), ("next", "tpot"))
                for p in (50, 95)}  # fmt: skip
     hits = {f"hit_{tier}_fraction": f"hit in {tier}" for tier in _between(rows, "hit_", "_fraction")}
-    columns = (f"moved_{link}_bytes" for link in _between(rows, "moved_", "_bytes"))
-    moved = [column for column in columns if any(row[column] for row in rows)]
+    moved = occurring(rows, (f"moved_{link}_bytes" for link in _between(rows, "moved_", "_bytes")))
     reading = {_read(share): f"read at {share} %" for share in _read_shares(rows)}
     blocks = [
         [
             texts("status", rows, lambda row: row["status"]),
             texts("finished", rows, lambda row: f"{row['finished']:,} of {row['requests']:,}", left=False),
-            *figures(rows, latency),
+            *headed(rows, latency),
             texts("tokens/s", rows, lambda row: _rate(row["tokens_per_s"]), left=False),
-            *figures(rows, {"stall_fraction": "stall"}),
+            *headed(rows, {"stall_fraction": "stall"}),
         ],
-        [*figures(rows, {"computed_fraction": "computed", **hits}), *figures(rows, moved)],
-        [*figures(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
+        [*headed(rows, {"computed_fraction": "computed", **hits}), *figures(rows, moved)],
+        [*headed(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
     ]
     name = texts("policy", rows, lambda row: row["policy"])
     return View(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))

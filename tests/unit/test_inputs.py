@@ -13,7 +13,7 @@ import pytest
 from simulator import catalog, formats, inputs
 from simulator.cli.check import describe
 from simulator.errors import ConfigError
-from simulator.report import changes
+from simulator.report import files
 
 HEADER = b'{"schema":"hosim-graph/1"}\n'
 
@@ -50,7 +50,7 @@ def test_what_unpacks_to_no_end_is_refused_by_a_limit_that_is_named(case, limits
 def test_an_object_is_not_unpacked_to_no_end(limits, tmp_path):
     path = tmp_path / "result.json"
     path.write_bytes(b" " * 1_000_001)
-    for read in (formats.read_graph, changes.read):
+    for read in (formats.read_graph, files.read_summary):
         with pytest.raises(ConfigError, match="found more than 1,000,000 bytes"):
             read(path)
 
@@ -76,7 +76,7 @@ READERS = {
     "check": lambda path: describe(str(path)),
     "requests": formats.read_requests,
     "routing": formats.read_routing,
-    "diff": changes.read,
+    "diff": files.read_summary,
     "document": catalog.load,
     "scenario": catalog.read_scenario,
     "digest": inputs.digest,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from simulator.errors import ConfigError, insist
 from simulator.units import Bytes, BytesPerSecond, FieldError, Nanoseconds, counted, exact, human, nearest, parse
 
 
@@ -179,3 +180,9 @@ def test_a_name_finds_its_neighbour():
 @pytest.mark.parametrize(("number", "shown"), [(0, "0 gaps"), (1, "1 gap"), (2, "2 gaps"), (1644, "1,644 gaps")])
 def test_counted(number, shown):
     assert counted(number, "gap") == shown
+
+
+def test_what_breaks_a_rule_is_refused_with_what_to_do():
+    insist(1, "here", "it holds", "no")
+    with pytest.raises(ConfigError, match="here: it holds, found no; correct it"):
+        insist([], "here", "it holds", "no")
