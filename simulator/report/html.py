@@ -23,44 +23,6 @@ _MOST_RANKS = 16
 """So many lines of a table are still read."""
 
 
-def page(
-    scenario: Scenario,
-    said: Mapping[str, Any],
-    rows: Sequence[Row],
-    comparison: bytes,
-    pictures: Callable[[Row], Sequence[bytes]],
-) -> str:
-    """Write the page.
-
-    Parameters
-    ----------
-    scenario
-        Its name, its title, and its claim if it puts a published sentence to the test.
-    said
-        What ``summary.json`` says besides the rows: sentences, expectations, stalls and provenance.
-    rows
-        The rows of the table.
-    comparison
-        The PNG of the table.
-    pictures
-        The PNGs of a row: its timeline, and of several ranks what they spend their time on; rows without a trace have
-        none. Asked for last, when all else is known.
-    """
-    return rendered(
-        "page.html.j2",
-        scenario=scenario,
-        said=said,
-        tables=folded(rows, PIPE_WIDTH),
-        statuses=[str(row.summary["status"]) for row in rows],
-        comparison=comparison,
-        spoken=[(row.label, _spoken(row)) for row in rows],
-        recomputes=any(row.recompute_ns for row in rows),
-        sections=[_section(row) for row in rows],
-        pictures=pictures,
-        colours=drawing,
-    )
-
-
 def _spoken(row: Row) -> str:
     """What one who cannot see the picture of the table is told of a row."""
     parts = row.spent.items() if row.is_ok else ()
@@ -118,12 +80,28 @@ class Pages:
 
         Parameters
         ----------
-        scenario, said, rows
-            As for `page`.
+        scenario
+            Its name, its title, and its claim if it puts a published sentence to the test.
+        said
+            What ``summary.json`` says besides the rows: sentences, expectations, stalls and provenance.
+        rows
+            The rows of the table.
         """
         drawn = comparison(rows, scenario.title or scenario.name).png()
         (self.folder / COMPARISON).write_bytes(drawn)
-        text = page(scenario, said, rows, drawn, self._pictures)
+        text = rendered(
+            "page.html.j2",
+            scenario=scenario,
+            said=said,
+            tables=folded(rows, PIPE_WIDTH),
+            statuses=[str(row.summary["status"]) for row in rows],
+            comparison=drawn,
+            spoken=[(row.label, _spoken(row)) for row in rows],
+            recomputes=any(row.recompute_ns for row in rows),
+            sections=[_section(row) for row in rows],
+            pictures=self._pictures,
+            colours=drawing,
+        )
         (self.folder / "report.html").write_text(text, encoding="utf-8")
 
     def _pictures(self, row: Row) -> list[bytes]:

@@ -17,6 +17,7 @@ from rank_stories import cluster, perform, team
 import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
+from simulator.processes import aside
 from simulator.report import drawing, html, perfetto, pictures, timeline
 from simulator.report.readings import by_place, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted
@@ -263,13 +264,18 @@ def test_sentences_tell_how_ranks_fare(whole, folded):
         assert re.search(r"the 8 ranks compute for [\d.]+ % of the time and wait for one another for [\d.]+ %", said)
 
 
-def test_the_page_has_a_table_of_ranks(whole, folded):
+def test_the_page_has_a_table_of_ranks(whole, folded, tmp_path):
     heads = [column.head for column in rank_columns(of_ranks(whole, whole.simulated))]
     assert heads[:4] == ["rank", "runs", "step", "compute"]
     assert {"collectives", "masked", "bubble", "utilisation", "peak hbm"} <= set(heads)
     provenance = {"hosim": "0", "fitted": [], "assumed": [], "inputs": [], "switches": {}, "set": {}}
     said = {"sentences": [], "expectations": [], "stalls": {"static": by_place(folded)}, "provenance": provenance}
-    text = html.page(folded.case.loaded.scenario, said, [folded], b"", lambda row: ())
+    with aside() as calls:
+        pages = html.Pages(tmp_path, calls, lambda row, folder: None)
+        pages.add(folded)
+        pages.report(folded.case.loaded.scenario, said, [folded])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count("data:image/png") == 3, "the table, the timeline, and what each rank does"
     assert "<h3>The ranks</h3>" in text
     assert "2 of 8 ranks are shown" in text
     assert "What a step waits for (rank 0, the slowest)" in text
