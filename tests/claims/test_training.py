@@ -86,10 +86,12 @@ def test_what_is_selected_of_all_settings_explains_nothing_else():
     row = hosim.run("llama3_8b_runtime_910c", set=setting, policies=["lru 64 GB"]).summary.loc["lru 64 GB"]
     management, rest = row["wait_compaction_ns"] + row["wait_host_ns"], row["compute_ns"] + row["wait_transfer_ns"]
     (shown,) = re.findall(r"^activations +lru +at need +best fit +64 GiB +waits .*", PAGES, re.MULTILINE)
-    slowdown = f"{row['step_ns'] / 5.5e9:.2f}x"
-    obtained = [*(quantity(ns, "ns") for ns in (rest, 5.372e9, management, row["step_ns"])), slowdown]
-    assert re.split(r"  +", shown)[-5:] == obtained
+    assert re.split(r"  +", shown)[-2:] == [quantity(ns, "ns") for ns in (management, row["step_ns"])]
     text = " ".join(PAGES.split())
+    assert (
+        f"{row['step_ns'] / 5.5e9:.2f} times the baseline. Their compute and copies take {seconds(rest)} at most"
+        in text
+    )
     no1 = hosim.run("llama3_8b_no1_910c", set=setting, policies=["recompute"]).summary.loc["recompute"]
     assert no1["compactions"] == 0
     assert f"No.1 takes {seconds(no1['step_ns'])} and compacts nothing" in text
