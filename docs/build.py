@@ -17,7 +17,7 @@ import itertools
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ import pictures
 
 import simulator as hosim
 from simulator import catalog
+from simulator.catalog.text import compose, to_yaml
 from simulator.cli import hosim as command
 from simulator.formats import augmented_json, graph_jsonl, plan_jsonl, residency_json, tables_csv
 from simulator.lifetime import live_bytes
@@ -39,6 +40,7 @@ DOCS = Path(__file__).parent
 _MADE = "<!-- made by docs/build.py -->"
 _UNITS = {"ns": "ns", "B": "B", "share": "share of 1", "times": "multiple", "count": "number", "text": "text"}
 _WIDTH = 100
+_EXAMPLE_LINES = 10
 _BESIDE = (Writer, Move, write, View, live_bytes, *(f for m in (graph_jsonl, plan_jsonl) for f in (m.read, m.write)))
 _SIMPLE = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
 _DEFINING = ("Parameters", "Attributes", "Returns", "Raises")
@@ -80,7 +82,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 def commands() -> str:
     """Every command with its help, as a wide terminal prints it."""
     exits = (
-        "Exit codes: 0; 1 if an expectation fails, something moved, or a file is wrong; 2 for wrong usage; 130 for an "
+        "Exit codes: 0; 1 if an expectation fails, something moved, or what is named is wrong (a file, a policy, a "
+        "field, a value; nothing has run then); 2 if an option or an argument is; 130 for an "
         "interrupt (Ctrl-C, SIGTERM, a closed terminal, a limit on processor time). What was to be written is then "
         "complete, and named, or absent."
     )
@@ -138,11 +141,46 @@ def documents() -> str:
     for kind, (title, where) in _DOCUMENTS.items():
         schema = catalog.schema(kind)
         parts.append(f"## {title}\n\n{schema['description']}\n\n{where}\n\n{_keys(schema, schema['$defs'])}")
-        for name, found in schema["$defs"].items():
-            if "properties" in found:
-                said = _markdown(found.get("description", ""))
-                parts.append(f"### {title.split()[-1]}: {name}\n\n{said}\n\n{_keys(found, schema['$defs'])}")
+        shipped = _shipped(kind, schema)
+        for name, either in schema["$defs"].items():
+            for found in either.get("anyOf", [either]):
+                if "properties" in found:
+                    said, keys = _markdown(found.get("description", "")), _keys(found, schema["$defs"])
+                    parts.append(f"### {title.split()[-1]}: {name}\n\n{said}\n\n{keys}{shipped.get(name, '')}")
     return "\n".join(parts)
+
+
+def _shipped(kind: str, schema: Mapping[str, Any]) -> dict[str, str]:
+    """Of each part, what a shipped document says most about it in a few lines: name -> a paragraph with it."""
+    said: dict[str, list[tuple[int, str, str]]] = {}
+    for document in catalog.names(kind):
+        text = catalog.path_of(document, kind).read_text(encoding="utf-8")
+        for name, value in _uses(schema, compose(text, document).plain(), schema["$defs"]):
+            lines = to_yaml(value)
+            if lines.count("\n") <= _EXAMPLE_LINES:
+                said.setdefault(name, []).append((len(value), document, lines))
+    best = {name: max(found, key=lambda one: (one[0], -len(one[2]))) for name, found in said.items()}
+    return {name: f"\nIn `{document}`:\n\n```yaml\n{lines}```\n" for name, (_, document, lines) in best.items()}
+
+
+def _uses(schema: Mapping[str, Any], value: Any, parts: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Parts that a document uses, by name, with what it says of them."""
+    if "$ref" in schema:
+        name = schema["$ref"].rsplit("/", 1)[-1]
+        if isinstance(value, dict):
+            yield name, value
+        yield from _uses(parts[name], value, parts)
+    for one in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        found = parts[one["$ref"].rsplit("/", 1)[-1]] if "$ref" in one else one
+        if not isinstance(value, dict) or value.keys() <= found.get("properties", value).keys():
+            yield from _uses(one, value, parts)
+    if isinstance(value, dict):
+        others = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties"))
+        for key, more in value.items():
+            below = schema.get("properties", {}).get(key, others)
+            yield from _uses(below, more, parts) if isinstance(below, dict) else ()
+    for more in value if isinstance(value, list) and "items" in schema else ():
+        yield from _uses(schema["items"], more, parts)
 
 
 def _keys(schema: Mapping[str, Any], parts: Mapping[str, Any]) -> str:

@@ -19,7 +19,10 @@ def main() -> "NoReturn":
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _leave)
     _open()
-    from simulator.cli import main as command_line  # noqa: PLC0415 - what takes time is imported under that handler
+    try:
+        from simulator.cli import main as command_line  # noqa: PLC0415 - what takes time is imported under that handler
+    except ModuleNotFoundError as missing:
+        sys.exit(f"hosim: it needs the package {missing.name}, found none; install hosim: pip install -e .")
 
     try:
         command_line()

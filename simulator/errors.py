@@ -37,7 +37,8 @@ def quotable(text: str, most: int) -> str:
     """
     if len(text) > most:
         kept = (most - 5) // 3
-        text = f"{text[: most - 5 - kept]} ... {text[-kept:]}"
+        start, end = text[: most - 5 - kept], text[-kept:]
+        text = f"{start.rpartition(' ')[0] or start} ... {end.partition(' ')[2] or end}"
     if text.isprintable():
         return text
     shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

@@ -31,6 +31,8 @@ KINDS: Mapping[str, type[Document]] = {"hardware": Hardware, "workload": Workloa
 """Kind of document -> its type."""
 _FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios"}
 _LARGEST_BYTES = 4_000_000
+_TOLD = 5
+"""So many faults are told at once: a message has room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,5 +251,6 @@ def to_error(faults: Iterable[FieldError], file: str, place: Callable[[Keys], st
     errors = {str(error): error for f in faults for error in [ConfigError(place(f.at), f.must, f.found, f.do)]}
     if len(errors) == 1:
         return next(iter(errors.values()))
-    do = "correct each:" + "".join(f"\n  {text}" for text in errors)
+    more = f"\n  and {len(errors) - _TOLD} more" if len(errors) > _TOLD else ""
+    do = "correct each:" + "".join(f"\n  {text}" for text in list(errors)[:_TOLD]) + more
     return ConfigError(file, "a document keeps its rules", f"{len(errors)} faults", do)

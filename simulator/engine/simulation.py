@@ -45,7 +45,7 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
     budget_bytes
         What may be used of the compute tier [B]; default: its capacity less what is reserved.
     switches
-        Readings of the machine that are a choice.
+        Modelling choices about the machine.
     progress
         Called now and then.
     fold

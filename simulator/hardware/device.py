@@ -66,7 +66,7 @@ class ReactiveHost(Part):
         Finding one candidate that a dynamic read has chosen, such as a block of a KV cache, when it is revealed.
     update_ns
         Entering at home what was changed of a persistent tensor, on top of each copy of it out of the compute tier.
-        This and `select` are paid under a compiled plan, too, if it leaves dynamic reads to the run.
+        This and `select` are paid under a fixed plan, too, if it leaves dynamic reads to the run.
     """
 
     inspect_ns: Nanoseconds = Field(0, alias="inspect")

@@ -84,7 +84,7 @@ class Problem:
     trial
         Tries a plan for a problem: this one, or one that was made of it by `dataclasses.replace`.
     switches
-        Readings of the machine that are a choice.
+        Modelling choices about the machine.
     sharers
         For each bus that ranks share, how many of them use one instance of it.
     room_bytes

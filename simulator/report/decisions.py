@@ -150,7 +150,7 @@ def _decided(lines: Sequence[Line]) -> str:
         },
     )
     size = human(_sum("size_bytes")(lines), "B")
-    return _cut(f"{lines[0]['decision']}: {counted(len(lines), 'idle gap')}, {size}", columns)
+    return _cut(f"{lines[0]['decision']}: {counted(len(lines), 'idle interval')}, {size}", columns)
 
 
 def _cut(head: str, columns: Sequence[Column]) -> str:
@@ -183,7 +183,7 @@ def tensor_told(explanation: Explanation, name: str) -> str:
     for gap in (line for line in decisions(explanation) if line["tensor"] == name):
         until, idle = gap["before"] or "the end of the step", human(gap["idle_ns"], "ns")
         terms = (f"{term} {gap[f'term_{term}']:+.2f}" for term in TERMS if gap[f"term_{term}"])
-        said.append(f"  gap from {gap['after']} to {until}: idle for {idle}; {gap['decision']}: {gap['reason']}")
+        said.append(f"  idle from {gap['after']} to {until}, for {idle}; {gap['decision']}: {gap['reason']}")
         said.append(f"    score {gap['score']:.2f} = {', '.join(terms)}")
         if gap["remake_ns"] is not None:
             by, copies = f" by {gap['made_by']}" * bool(gap["made_by"]), human(gap["out_ns"] + gap["in_ns"], "ns")

@@ -91,7 +91,8 @@ def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
     overlapped = row.summary.get("hidden_fraction")
     much = "all" if overlapped == 1 else percent(overlapped)
     copying = [f"overlaps {much} of its copying with compute"] if present(overlapped) else []
-    return f"{text}; it {listed([*_again(row), *copying, *_lost(row)]) or 'never waits'}"
+    who = row.label if leaders[1:] else "it"
+    return f"{text}; {who} {listed([*_again(row), *copying, *_lost(row)]) or 'never waits'}"
 
 
 def _slower(running: Sequence[Row]) -> str:

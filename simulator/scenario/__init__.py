@@ -89,7 +89,7 @@ class PolicyChoice(Part):
     @classmethod
     def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """Let editors accept a bare name."""
-        return {"anyOf": [{"type": "string"}, handler(core)]}
+        return {"anyOf": [{"type": "string"}, super().__get_pydantic_json_schema__(core, handler)]}
 
 
 class DrawsOrigin(Part):
@@ -123,7 +123,7 @@ class DrawsOrigin(Part):
 
 
 class Switches(Part):
-    """Readings of the machine that are a choice; recorded in the result.
+    """Modelling choices about the machine; recorded in the result.
 
     Attributes
     ----------
@@ -276,7 +276,7 @@ class Scenario(Document):
         with the room [B] for that, or null for what is there. Of the compute tier the room is that of sequences that
         run as well. Default: the compute tier alone.
     switches
-        Readings of the machine that are a choice.
+        Modelling choices about the machine.
     expect
         What must hold of the rows; `hosim run` ends with exit code 1 if something does not.
     claim

@@ -195,7 +195,7 @@ class Expectation(Part):
     column
         Column of the summary, such as ``step_ns`` or ``peak_hbm_bytes``; or a sum of several, joined by `` + ``.
     over
-        What is meant is the column's value divided by that of this row, or by this printed figure (``5.2 s``). It is
+        The column's value is divided by that of this row, or by this printed figure (``5.2 s``). It is
         then a ratio, and written as ``2.7x``, as ``-26 %`` (a change, so 0.74) or as a number.
     about
         The expected value, as a quantity (``5.36 s``) or a bare share or text.

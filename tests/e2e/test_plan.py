@@ -22,7 +22,7 @@ def test_plan_tells_what_moves_and_why(hosim, scenario):
 def test_plan_tells_one_tensor_in_full(hosim, scenario):
     done = hosim("plan", scenario, "--tensor", "a0")
     assert done.code == 0
-    assert "gap from fwd/1 to bwd/0" in done.out
+    assert "idle from fwd/1 to bwd/0" in done.out
     assert "prefetch before" in done.out
     missing = hosim("plan", scenario, "--tensor", "a00")
     assert missing.code == 1
@@ -105,7 +105,7 @@ def test_what_runs_again_is_told_and_written(hosim, tmp_path):
     out = tmp_path / "out"
     done = hosim("plan", "tiny_train_910c", "--policy", "static with recompute", "--out", out)
     assert done.code == 0
-    assert "recompute: 4 idle gaps, 50.3 MB" in done.out
+    assert "recompute: 4 idle intervals, 50.3 MB" in done.out
     assert "-" not in done.out.splitlines()[0].split("a step, ")[1].split(" % above")[0]
     steps = [json.loads(line) for line in (out / "plan.jsonl").read_text(encoding="utf-8").splitlines()]
     assert steps[0]["policy"] == "static with recompute"

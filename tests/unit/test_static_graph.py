@@ -292,7 +292,7 @@ def test_every_gap_is_explained_and_one_tensor_is_told_in_full():
     moved = {choice.gap.tensor for choice in found.decided(Decision.MOVE)}
     assert moved == {one.tensor for one in found.candidate.augmented.cache_ops}
     told = decisions.tensor_told(found, "a0")
-    assert "gap from f1 to b0" in told
+    assert "idle from f1 to b0" in told
     assert "score" in told
     assert "prefetch before" in told
 
