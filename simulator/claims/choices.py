@@ -65,18 +65,22 @@ def enumerate_choices(
     if refused := [errors[0] for base, errors in bases if not base.points]:
         raise refused[0]
     points, unbuilt = _measured(bases, workers, progress)
-    selections = [_selection(one, points) for one in loaded if _claim(one).selects]
+    selections = {one.scenario.name: _selection(one, points) for one in loaded if _claim(one).selects}
     for row in points:
-        row["selected"] = bool(selections) and all(any(_agree(row, one) for one in own) for own in selections)
-    taken = [_selected(base, points) for base, _ in bases]
-    pairs = [(base, own, other) for (base, _), own, some in zip(bases, taken, ahead, strict=True) for other in some]
-    more, unlike = _measured([_study(other, base.axes, own) for base, own, other in pairs], workers, progress)
-    points += [row | {"selected": True} for row in more]
-    rows = distributions(points)
+        held_to = [selections[row["scenario"]]] if row["scenario"] in selections else selections.values()
+        row["selected"] = bool(held_to) and all(any(_agree(row, one) for one in own) for own in held_to)
     sections = [section for one in loaded for section in _sections(one, points)]
-    sections += [section for _, _, other in pairs for section in _spread(other, points)]
+    for (base, _), others in zip(bases, ahead, strict=True):
+        taken = _selected(base, points)
+        for other in others:
+            name = f"{other.scenario.name} with what {base.loaded.scenario.name} selects"
+            more, unlike = _measured([_study(other, base.axes, taken)], workers, progress)
+            points += [row | {"scenario": name, "selected": True} for row in more]
+            sections += _spread(points, name, f"{name}: {other.scenario.title}")
+            unbuilt += unlike
+    rows = distributions(points)
     told = _sentences(loaded, rows)
-    if unbuilt := unbuilt + unlike:
+    if unbuilt:
         told.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
     return Sweep("choices", loaded, rows, View("Claims over all choices", sections, told), {"points": points})
 
@@ -213,7 +217,10 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
         Column.texts("  choice", (f"  {one.choice}" for one in choices), left=True),
         Column.texts("values", (", ".join(one.options) for one in choices), left=True),
     ]
-    sections = [Section(f"{loaded.scenario.name}: {loaded.scenario.title}", chosen), *_spread(loaded, points, "")]
+    sections = [
+        Section(f"{loaded.scenario.name}: {loaded.scenario.title}", chosen),
+        *_spread(points, loaded.scenario.name),
+    ]
     if settings := [*by((row for row in own if row["selected"]), *(one.choice for one in choices)).values()][:_SHOWN]:
         firsts = [rows[0] for rows in settings]
         columns = [_column(one.choice, firsts, left=True) for one in choices]
@@ -226,9 +233,9 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
     return sections
 
 
-def _spread(loaded: Loaded, points: ShownRows, head: str | None = None) -> list[Section]:
+def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
     """What each figure of a scenario becomes over all settings, and over those that are selected."""
-    rows = distributions([row for row in points if row["scenario"] == loaded.scenario.name])
+    rows = distributions([row for row in points if row["scenario"] == scenario])
     columns = [
         texts("  figure", rows, lambda row: f"  {row['claim']}"),
         *(_column(name, rows) for name in ("printed", "least", "median", "most")),
@@ -237,8 +244,7 @@ def _spread(loaded: Loaded, points: ShownRows, head: str | None = None) -> list[
     if any(row["selected"] for row in rows):
         columns.append(texts("selected", rows, lambda row: _of(row["held_selected"], row["selected"]), left=False))
         columns += [_column(f"selected_{name}", rows, name) for name in ("least", "median", "most")]
-    title = f"{loaded.scenario.name}: {loaded.scenario.title}, with the selected settings"
-    return [Section(title if head is None else head, columns)] if rows else []
+    return [Section(head, columns)] if rows else []
 
 
 def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) -> Column:
@@ -260,7 +266,7 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows) -> list[str]:
             share = f"{selected} of {counted(total, 'setting')} ({percent(selected / total)})"
             told.append(f"{scenario}: {share} reproduce {names} together.")
         else:
-            told.append(f"{scenario}: {counted(total, 'setting')}{'' if scenario in bases else ' that are selected'}.")
+            told.append(f"{scenario}: {counted(total, 'setting')}.")
         for row in own:
             if selected and (row["figure"] not in selects or scenario not in bases):
                 held = f"holds for {row['held_selected']} of {counted(selected, 'selected setting')}"

@@ -252,8 +252,8 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: 
 
     The key `claim: choices:` lists what else may be chosen, value by value. With --choices all combinations
     run; told is for how many each figure holds, and what those give that reproduce all figures of the
-    key `selects:`. Scenarios that name the same choices are held against one another; those of the key
-    `predicts:` run with what is selected alone.
+    key `selects:`. Scenarios of the key `predicts:` run with these alone. A scenario without `selects:` is
+    held to what others select that name the same choices.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.claims.choices import enumerate_choices
     from simulator.claims.sensitivity import sensitivity as sweep

@@ -76,18 +76,30 @@ def test_a_scenario_with_the_same_choice_is_held_to_what_another_one_selects(tmp
     assert said in found.sentences
 
 
+def test_a_scenario_that_selects_is_held_to_nothing_that_another_one_selects(tmp_path):
+    nowhere = CHOICES.replace("[step]", "[moved]")
+    paths = []
+    for name, scenario in (("a", claim()), ("b", claim("other", nowhere, EXPECT.replace("2 MB", "9 GB")))):
+        (tmp_path / name).mkdir()
+        paths.append(chain.write(tmp_path / name, scenario=scenario))
+    found = hosim_api.enumerate_choices(paths)
+    selected = {row["scenario"]: row["selected"] for row in found.rows}
+    assert selected == {"chain": 2, "other": 0}
+
+
 def predicting(tmp_path, other):
     """A scenario whose selected settings are to predict another one, beside it."""
     (tmp_path / "other.yaml").write_text(other)
     return chain.write(tmp_path, scenario=claim(choices=CHOICES + "  predicts: [other.yaml]\n"))
 
 
+PREDICTED = "other with what chain selects"
 STEP = "  - {row: reactive, column: stall_ns, printed: 0.69 ms, within: 0.01, figure: stall, why: its stall}\n"
 
 
 def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_path):
     found = hosim_api.enumerate_choices([predicting(tmp_path, claim("other", "", STEP))])
-    points = [row for row in found.tables["points"] if row["scenario"] == "other"]
+    points = [row for row in found.tables["points"] if row["scenario"] == PREDICTED]
     assert {(row["link"], row["who leaves first"]) for row in points} == {
         ("4 GB/s", "least recent"),
         ("4 GB/s", "oldest"),
@@ -99,11 +111,11 @@ def test_other_scenarios_are_run_with_the_settings_that_are_selected_alone(tmp_p
         alone = hosim_api.run(path, policies=["reactive"])["reactive"].summary
         assert row["error"] == pytest.approx(alone["stall_ns"] / 690_000 - 1)
     told = found.rows[-1]
-    assert (told["scenario"], told["settings"], told["selected"]) == ("other", 2, 2)
+    assert (told["scenario"], told["settings"], told["selected"]) == (PREDICTED, 2, 2)
     held = sum(row["holds"] for row in points)
     assert f"its stall, 0.69 ms printed: holds for {held} of 2 selected settings." in found.sentences
-    assert "other: 2 settings that are selected." in found.sentences
-    assert "with the selected settings" in str(found)
+    assert f"{PREDICTED}: 2 settings." in found.sentences
+    assert f"{PREDICTED}: six layers" in str(found)
 
 
 def test_settings_that_another_scenario_cannot_state_are_told(tmp_path):
