@@ -132,7 +132,7 @@ def test_what_holds_by_construction_is_told_apart():
 
 def test_what_was_chosen_to_explain_the_training_claims_is_said_by_each_of_them():
     claims_of_training = [catalog.read_scenario(name).claim for name in claims() if name.startswith("llama3_8b_")]
-    assert len(claims_of_training) == 5
+    assert len(claims_of_training) == 6
     assert all("sequence length 8,192" in one.chosen for one in claims_of_training)
 
 
