@@ -22,6 +22,7 @@ from functools import cache
 from multiprocessing import Pipe, current_process, get_all_start_methods, get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.resource_tracker import ensure_running
 from threading import Thread, active_count
 from typing import Any, Protocol
 
@@ -56,6 +57,8 @@ def worked(make: Make, tasks: Sequence[tuple[int, Any]], workers: int) -> Genera
     with _ending() as started:
         while todo or at_work:
             with suppress(OSError):
+                if most:
+                    ensure_running()  # before interrupts wait: once the tracker has started, it lets them through again
                 while todo and len(at_work) < most:
                     here = _opened(started, get_context("spawn").Process, _work, make)
                     at_work[here] = _given(here, todo)

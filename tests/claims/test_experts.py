@@ -51,7 +51,12 @@ def test_experts_leave_hbm_but_for_the_cache(results):
     assert 1 - 2e8 / experts == pytest.approx(0.997, abs=0.0005)
 
 
-OTHERS = ["deepseek_v3_nsa_decode", "deepseek_v3_nsa_kv_offload"]
+OTHERS = [
+    "deepseek_v3_nsa_decode",
+    "deepseek_v3_nsa_deployments_decode",
+    "deepseek_v3_nsa_kv_offload",
+    "experts_on_demand",
+]
 """The other shipped scenarios whose ops have dynamic reads."""
 
 

@@ -115,7 +115,8 @@ def shortened(name: str) -> catalog.Loaded:
     if getattr(model, "layers", 0) <= FEWER_LAYERS:
         return loaded
     model = model.model_copy(update={"layers": FEWER_LAYERS})
-    return replace(loaded, workload=loaded.workload.model_copy(update={"model": model}))
+    parallel = loaded.workload.parallel.model_copy(update={"layers": None})
+    return replace(loaded, workload=loaded.workload.model_copy(update={"model": model, "parallel": parallel}))
 
 
 @pytest.mark.parametrize(("name", "share"), SHIPPED)
