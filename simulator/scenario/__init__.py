@@ -328,6 +328,10 @@ class Scenario(Document):
                 f"{len(values)} here and {points} at {first}",
             )
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
+        figures = [one.figure for one in self.expect if one.figure]
+        for figure in self.claim.selects if self.claim else ():
+            must, do = "what selects is a printed figure of an expectation", nearest(figure, tuple(figures))
+            require(figure in figures, must, repr(figure), "claim", "selects", do=do)
         must, do = "a scenario searches one thing", "leave one of the two out"
         require(not (self.largest and self.least), must, "largest and least", "least", do=do)
         rows = [choice.row for choice in self.policies]

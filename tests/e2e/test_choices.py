@@ -56,6 +56,12 @@ def test_a_figure_is_told_with_the_least_the_median_and_the_most_of_all_settings
     assert moved["selected"] == step["held"]
 
 
+def test_what_selects_is_a_figure_that_is_printed(tmp_path):
+    path = chain.write(tmp_path, scenario=claim(choices=CHOICES.replace("[step]", "[stop]")))
+    with pytest.raises(ConfigError, match="found 'stop'; use one of step, moved"):
+        hosim_api.enumerate_choices([path])
+
+
 def test_settings_that_select_are_those_that_reproduce_the_figure(found):
     held = {row["link"] for row in found.tables["points"] if row["figure"] == "step" and row["holds"]}
     assert {row["link"] for row in found.tables["points"] if row["selected"]} == held == {"4 GB/s"}
