@@ -286,7 +286,8 @@ def checked(loaded: Loaded, point: Point) -> Rows:
     """Run, or serve, the rows of a scenario that something is expected of, and judge."""
     scenario, claim = loaded.scenario, loaded.scenario.claim
     if not scenario.expect:
-        must, do = "a scenario that is validated expects something of a row", "add expect, or run it: hosim run"
+        must = "a scenario that is validated expects something of a row"
+        do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
         raise ConfigError(loaded.place("expect"), must, "nothing", do)
     found = judged(loaded, scenario.expect, is_changed=bool(point)) + (untested(claim) if claim else [])
     fits: dict[str, dict[Fit, list[str]]] = {choice.row: {} for choice in scenario.policies}

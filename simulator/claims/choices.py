@@ -159,11 +159,9 @@ def _measured(
 ) -> tuple[Rows, list[str]]:
     """Rows about printed figures, and why settings cannot be built, before they run or while."""
     found = sweep([study for study, _ in studies], workers, progress)
-    failed = (row["notes"] for row in found if "figure" not in row)
-    return [row for row in found if "figure" in row], [
-        *(str(error) for _, refused in studies for error in refused),
-        *failed,
-    ]
+    unbuilt = [str(error) for _, refused in studies for error in refused]
+    unbuilt += [row["notes"] for row in found if "figure" not in row]
+    return [row for row in found if "figure" in row], unbuilt
 
 
 def distributions(points: ShownRows) -> list[dict[str, Any]]:
@@ -221,7 +219,8 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
         Section(f"{loaded.scenario.name}: {loaded.scenario.title}", chosen),
         *_spread(points, loaded.scenario.name),
     ]
-    if settings := [*by((row for row in own if row["selected"]), *(one.choice for one in choices)).values()][:_SHOWN]:
+    if selected := [*by((row for row in own if row["selected"]), *(one.choice for one in choices)).values()]:
+        settings = selected[:_SHOWN]
         firsts = [rows[0] for rows in settings]
         columns = [_column(one.choice, firsts, left=True) for one in choices]
         columns += [
@@ -229,7 +228,8 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
             for at, row in enumerate(settings[0])
             if row["figure"] in selects
         ]
-        sections.append(Section("Selected settings", columns))
+        some = f", {_SHOWN} of {len(selected)}" if len(selected) > _SHOWN else ""
+        sections.append(Section(f"Selected settings{some}", columns))
     return sections
 
 
@@ -263,8 +263,11 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows) -> list[str]:
     for (scenario,), own in by(rows, "scenario").items():
         total, selected = own[0]["settings"], own[0]["selected"]
         if selects and scenario in bases:
-            share = f"{selected} of {counted(total, 'setting')} ({percent(selected / total)})"
-            told.append(f"{scenario}: {share} reproduce {names} together.")
+            ran = min(row["ran"] for row in own)
+            those, listed_too = (" that ran", f"; {total:,} are listed") if ran < total else ("", "")
+            share = f"{percent(selected / ran) if ran else ABSENT}{listed_too}"
+            held = f"{selected} of {counted(ran, 'setting')}{those} ({share})"
+            told.append(f"{scenario}: {held} reproduce {names} together.")
         else:
             told.append(f"{scenario}: {counted(total, 'setting')}.")
         for row in own:

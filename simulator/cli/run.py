@@ -278,9 +278,9 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path |
       hosim validate --headline
       hosim validate --out results/claims
 
-    A figure `holds` if it was predicted and ours is within the tolerance that its scenario states; nothing
-    else can come out `by construction`; something was `fitted` to it; it is only `shown` beside ours; it is
-    `missed`, for the reason below the table; or it is BROKEN.
+    A figure `holds` if it was predicted and ours is within the tolerance that its scenario states; our own is
+    `guarded` if none is printed; nothing else can come out `by construction`; something was `fitted` to it;
+    it is only `shown` beside ours; it is `missed`, for the reason below the table; or it is BROKEN.
     --scale shows which claims depend on a figure of the machine; a machine without it runs as it is.
 
     The exit code is 1 if one is BROKEN.

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
 from simulator.scenario import Claim, Expectation, Kind
 
-Word = Literal["holds", "by construction", "fitted", "shown", "missed", "BROKEN"]
+Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
 
 
@@ -76,10 +76,11 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """``holds``, or another kind than predicted, if it holds; else ``missed`` if that is known, or ``BROKEN``."""
+        """What holds: ``holds``, ``guarded`` if nothing is printed, or its kind; else ``missed``, or ``BROKEN``."""
         if not self.holds:
             return "missed" if self.missed else "BROKEN"
-        return "holds" if self.kind == "predicted" else self.kind
+        predicted: Word = "holds" if self.printed else "guarded"
+        return predicted if self.kind == "predicted" else self.kind
 
 
 def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "") -> list[Verdict]:

@@ -220,7 +220,9 @@ class Largest(Part):
     def _check(self) -> None:
         must = f"at_most is at least {self.written(self.values.start)}, the least multiple that is tried"
         do = "raise at_most, or lower multiple_of"
-        require(self.limits and self.values, must, self.written(self.at_most), "at_most", do=do)
+        require(self.values, must, self.written(self.at_most), "at_most", do=do)
+        must, shortest = "a step is held to more than 0x of another one", min(self.limits)
+        require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
 
 
 class Least(Largest):
