@@ -113,17 +113,26 @@ def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
 
 
 def _check_size(workload: Workload, model: Model) -> None:
-    """Refuse too many ops or tensors, known from models of one and of two layers: every layer has as many."""
+    """Refuse too many ops or tensors, as if every layer had as many as those that have most.
+
+    How many that are is known from models of one and of two layers of each kind.
+    """
     parallel, pools, build_model = workload.parallel, workload.pools, MODELS[model.family]
     fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
-    small = [build_model(once, model.decoder.with_layers(layers)).graphs for layers in (1, 2)]
-    first, second = ([max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)] for graphs in small)
+    found = [
+        [_sizes(build_model(once, model.decoder.of_kind(kind, n))) for n in (1, 2)] for kind in model.decoder.kinds
+    ]
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
     chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
     times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
-    ops, tensors = (one + (layers - 1) * (two - one) for one, two in zip(first, second, strict=True))
+    ops, tensors = (max(one[i] + (layers - 1) * (two[i] - one[i]) for one, two in found) for i in (0, 1))
     check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
+
+
+def _sizes(job: Job) -> tuple[int, int]:
+    """Most ops of a graph, and most tensors."""
+    return max(len(graph.ops) for graph in job.graphs), max(len(graph.tensors) for graph in job.graphs)
 
 
 def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:

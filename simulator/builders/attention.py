@@ -95,9 +95,16 @@ def projected(t: Tape, x: str) -> list[str]:
     return [q, k, v]
 
 
+def sink_logits(t: Tape) -> list[str]:
+    """What an op reads for each head's score of attending to nothing, if the current layer has such; few bytes."""
+    if "attn.sinks" not in t.weights[t.block]:
+        return []
+    return [t.held[t.weight("attn.sinks").name]]
+
+
 def at_once(t: Tape, x: str) -> str:
     """Attend to a whole sequence without a cache, each rank with its heads; with gradients in training."""
-    part, sequence = t.model.attention, t.workload.sequence
+    part, sequence = t.layer.attention, t.workload.sequence
     key, value = part.key_and_value
     if isinstance(part, Gqa):
         of_heads, of_all = projected(t, x), list[str]()
@@ -105,20 +112,21 @@ def at_once(t: Tape, x: str) -> str:
         q, latent = _latent(t, part.of_one(t.mesh.size(TENSOR)), x)
         of_heads, of_all = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
     here = t.cut(max((t.layout(x).tensor_map[1] for x in of_heads), key=len))
-    taken = [*(t.to(x, here) for x in of_heads), *of_all]
+    taken, sinks = [*(t.to(x, here) for x in of_heads), *of_all], sink_logits(t)
     context = t.tensor("attn.core.out", part.width, here)
     statistics = [t.tensor("attn.core.lse", part.heads, here, FP32_BYTES)] if t.phase == "forward" else []
     most = min(sequence, (part.window or sequence) + part.sinks)
     pairs = t.elements(context) * most * (2 * sequence - most) // (sequence * value)  # twice those of all heads
-    t.op("attn.core", taken, [context, *statistics], op_class="attention", flops=pairs * (key + value))
+    t.op("attn.core", [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
 
     def back(dy: str) -> None:
         dy, *saved = (t.to(x, here) for x in (dy, *of_heads))
         grads = [t.add(f"{x}.grad", t.spread[one]) for x, one in zip(of_heads, saved, strict=True)]
         summed = t.cut(partial=here.tensor_map[1])
         shared = [t.add(f"{x}.grad", t.spread[x]._replace(layout=summed)) for x in of_all]
-        reads, size_bytes = [*saved, *of_all, context, *statistics, dy], t.made_bytes(*statistics)
-        flops, writes = pairs * (3 * key + 2 * value), [*grads, *shared]
+        old, new = t.grad(t.weight("attn.sinks"), here.tensor_map[0]) if sinks else ([], [])
+        reads, size_bytes = [*saved, *of_all, context, *statistics, dy, *sinks, *old], t.made_bytes(*statistics)
+        flops, writes = pairs * (3 * key + 2 * value), [*grads, *shared, *new]
         t.op("attn.core", reads, writes, op_class="attention", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.layout(x).whole) for grad, x in zip(grads, of_heads, strict=True))
         t.give([*of_heads, *of_all], [*whole, *shared])
@@ -143,7 +151,7 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
         out = _Views(t, part.sparse, cache, query).mixed(x)
     else:
         out = t.of_heads("attn.core.out", query.width)
-        reads, writes = [*query.taken, *query.new, *cache.held], [out, *cache.added]
+        reads, writes = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [out, *cache.added]
         t.op(
             "attn.core", reads, writes, op_class="attention", flops=cache.batch * cache.pairs * query.pair_flops,
             read_bytes=query.taken_bytes + query.seen_bytes, write_bytes=t.made_bytes(out) + cache.added_bytes,
@@ -170,7 +178,7 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     q, latent = _latent(t, part, x)
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.kv_elements
-    absorbing = t.multiply("attn.k_b", [q], nope, width=t.model.attention.heads * part.kv_lora_rank)
+    absorbing = t.multiply("attn.k_b", [q], nope, width=t.layer.attention.heads * part.kv_lora_rank)
     seen_bytes = t.made_bytes(latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))

@@ -132,7 +132,7 @@ class Cache:
     Parameters
     ----------
     tape
-        What it is of.
+        What it is of: the current layer.
     stores
         Where the tokens of all sequences are, those that run now included; and the compressed ones.
     batch
@@ -156,7 +156,7 @@ class Cache:
 
     def __init__(self, tape: Tape, stores: tuple[Store, Store], batch: int, span: Span) -> None:
         (self.store, self.compressed), self.batch, self.span = stores, batch, span
-        part, token_bytes, cached, most = tape.model.attention, tape.token_bytes, span.cached, None
+        part, token_bytes, cached, most = tape.attention, tape.token_bytes, span.cached, None
         self.near, self.seen = (cached, cached), cached
         if part.window is not None:
             most = part.window + part.sinks
@@ -187,12 +187,13 @@ class Room:
     """
 
     def __init__(self, tape: Tape) -> None:
-        self.tape, self.work, self.views = tape, tape.workload, tape.attention.views
+        self.tape, self.work = tape, tape.workload
         self.stores: dict[str, tuple[Store, Store]] = {}
         self.come: list[str] = []
 
     def cache(self, span: Span, layer: str) -> Cache:
-        """What the tokens of a span find of a layer."""
+        """What the tokens of a span find of a layer, which becomes the current one."""
+        self.tape.block = layer
         block = self.work.kv.block if self.work.kv else None
         stores = self.stores.setdefault(layer, (Store(block), Store()))
         return Cache(self.tape, stores, self.work.batch, span)
@@ -215,7 +216,7 @@ class Room:
 
     def _add(self, layer: str, spans: list[tuple[str, Span]], there: int) -> None:
         """Add the tensors of spans of tokens, of which so many are there before the step; without blocks, one each."""
-        cache, work, about = self.cache(Span(there, 1), layer), self.work, self.tape.model.attention.sparse
+        cache, work, about = self.cache(Span(there, 1), layer), self.work, self.tape.attention.sparse
         for name, span in spans:
             before, after = ((compressed(n, about.compress) if about else 0) for n in (span.cached, span.length))
             if after > before:
@@ -226,7 +227,12 @@ class Room:
             return
         for name, span in spans:
             tokens = cache.seen if span.length <= there else span.new
-            self._put(cache.store, span.length, {name: work.batch * tokens * self.views}, lasts=span.length <= there)
+            self._put(
+                cache.store,
+                span.length,
+                {name: work.batch * tokens * self.tape.attention.views},
+                lasts=span.length <= there,
+            )
 
     def _cut(self, layer: str, tokens: range, kv: KvBlocks, there: int) -> None:
         """Add the blocks of these tokens; those that no token sees are left out."""
@@ -234,7 +240,7 @@ class Room:
         end = work.sequence + work.new_tokens if there else work.sequence
         first, after = self.cache(Span(there, 1), layer), self.cache(Span(end, 1), layer)
         numbers, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
-        of_each = (min(together, work.batch - start) * kv.block * self.views for start in starts)
+        of_each = (min(together, work.batch - start) * kv.block * self.tape.attention.views for start in starts)
         groups = dict(zip(numbered("s", len(starts)), of_each, strict=True))
         for number in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = number * kv.block, (number + 1) * kv.block

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from simulator.builders.attention import at_once, attended, projected
+from simulator.builders.attention import at_once, attended, projected, sink_logits
 from simulator.builders.cache import Cache, Room, Span, Store
 from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import ID_BYTES, Tape, starts
@@ -137,6 +137,7 @@ def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
     tokens = [receive(group, f"token.{group}", prompts * ID_BYTES, "activation") for group in groups]
 
     def find(span: Span, layer: str) -> Cache:
+        t.block = layer
         return Cache(t, (stores[layer], Store()), rows, span)
 
     _answers(t, [f"{name}/" for name in numbered("t", new_tokens, 2)], find, tokens)
@@ -199,6 +200,7 @@ def build_iteration(laid: Laid, work: Iteration, room: int) -> Graph:
     here = {"kv": max(0, room - sum(coming.values()))}
     leaving = {stored(*way): tokens for way, tokens in work.stores}
     for layer in blocks(t.model.layers):
+        t.block = layer
         for name, tokens in (here | coming | leaving).items():
             t.graph.tensor(f"{layer}/{name}", tokens * t.token_bytes, "kv_cache", persistent=True)
     if not rows:
@@ -215,8 +217,8 @@ def build_iteration(laid: Laid, work: Iteration, room: int) -> Graph:
 
 def _apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    taken, width = projected(t, x), t.model.attention.width
-    out, kv = t.tensor("attn.core.out", width), t.name("kv")
+    taken, width, kv_elements = projected(t, x), t.layer.attention.width, t.layer.attention.kv_elements
+    out, kv, sinks = t.tensor("attn.core.out", width), t.name("kv"), sink_logits(t)
     coming = [*(t.name(loaded(tier)) for tier, _ in work.loads), *([out] if work.decoding else [])]
     kinds = {
         "decode": (list[str](), work.decoding, work.context, work.context + work.decoding),
@@ -225,8 +227,8 @@ def _apart(t: Tape, work: Iteration, x: str) -> str:
     for name, (more, new, cached, pairs) in kinds.items():
         if new:
             t.op(
-                f"attn.{name}", [*taken, *more, kv], [out, kv], op_class="attention", flops=4 * width * pairs,
-                read_bytes=new * (width + t.model.attention.kv_elements) * t.element_bytes + cached * t.token_bytes,
+                f"attn.{name}", [*taken, *more, kv, *sinks], [out, kv], op_class="attention", flops=4 * width * pairs,
+                read_bytes=new * (width + kv_elements) * t.element_bytes + cached * t.token_bytes,
                 write_bytes=new * (width * t.element_bytes + t.token_bytes),
             )  # fmt: skip
     return out

@@ -49,9 +49,15 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         From the normed input to what the output projection takes.
     """
     t.block = block
-    context = attend(t.norm("norm1", x))
-    r = t.vector("add1", [x, t.linear("attn.o", context)], adds=True)
-    return t.vector("add2", [r, fed(t, t.norm("norm2", r, sums="add1"))], adds=True)
+    attended = _behind(t, "norm1", t.linear("attn.o", attend(t.norm("norm1", x))))
+    r = t.vector("add1", [x, attended], adds=True)
+    return t.vector("add2", [r, _behind(t, "norm2", fed(t, t.norm("norm2", r, sums="add1")))], adds=True)
+
+
+def _behind(t: Tape, name: str, x: str) -> str:
+    """The same behind a second norm, if the model has such."""
+    name = f"{name}.after"
+    return t.norm(name, t.to(x, t.residual)) if name in t.weights[t.block] else x
 
 
 # feed-forward
@@ -67,10 +73,8 @@ def gated(t: Tape, name: str, x: str) -> str:
 
 def fed(t: Tape, x: str) -> str:
     """The feed-forward of a layer: for all tokens, or experts, if the layer has some."""
-    part = t.model.feed_forward
-    if not isinstance(part, Experts) or "ffn.router" not in t.weights[t.block]:
-        return gated(t, "ffn", x)
-    return _by_experts(t, part, x)
+    part = t.layer.feed_forward
+    return _by_experts(t, part, x) if isinstance(part, Experts) else gated(t, "ffn", x)
 
 
 def _by_experts(t: Tape, part: Experts, x: str) -> str:
@@ -154,17 +158,18 @@ def _grouped(t: Tape, part: Experts, x: str) -> str:
     Its experts are all there; or each is a tensor, read dynamically if it is chosen.
     """
     is_each, rows = t.workload.experts == "each", t.elements(x) // t.model.hidden
-    stacks = [
-        (t.weights[t.block].__getitem__ if is_each else t.weight)(f"ffn.{name}") for name in ("gate", "up", "down")
-    ]
+    matrices = ("ffn.gate", "ffn.up", "ffn.down")
+    found = [name for name in t.weights[t.block] if name.removesuffix(".bias") in matrices]
+    stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in found]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))
     if is_each:
         size, read_bytes = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks), 0
         names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
-    partial = stacks[2].layout.tensor_map[1]
+    gate, *_, down = (stack for stack in stacks if len(stack.shape) == len(stacks[0].shape))
+    partial = down.layout.tensor_map[1]
     out = t.add(t.name("ffn.experts.out"), t.spread[x]._replace(layout=replace(t.layout(x), partial=partial)))
-    inside = 3 * rows * stacks[0].layout.local_shape(stacks[0].shape)[-1] * t.element_bytes
-    flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks)
+    inside = 3 * rows * gate.layout.local_shape(gate.shape)[-1] * t.element_bytes
+    flops = 2 * rows * sum(one.parameters // part.held for one in stacks if len(one.shape) == len(gate.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
     more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
     if is_each:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import NamedTuple, Unpack
 
@@ -16,7 +17,7 @@ from simulator.builders.weights import BATCH, TENSOR, Laid, numbered, size_bytes
 from simulator.graph import Collective, CollectiveKind, Late, chosen_number
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Change, Layout, Weight
-from simulator.workload import Experts
+from simulator.workload import Attention, Experts, Layer
 
 FP32_BYTES = 4
 ID_BYTES = 4
@@ -76,13 +77,12 @@ class Tape:
     """
 
     def __init__(self, laid: Laid, name: str = "", rows: int = 0) -> None:
-        workload, self.model, self.mesh, self.weights = laid
+        workload, self.model, self.mesh, self.weights, self.layers = laid
         self.workload, self.where = workload, f"workload {workload.name}"
         self.graph = GraphBuilder(name or workload.name, self.where)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.element_bytes = workload.dtypes.element_bytes
-        self.attention = self.model.attention.of_one(self.mesh.size(TENSOR))  # with the heads of this rank
-        self.token_bytes = self.attention.kv_elements * workload.dtypes.kv_bytes  # of the KV cache, in a layer
+        self._usual, self._own = self.model.layer(0), dict[Attention, Attention]()
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
@@ -97,6 +97,26 @@ class Tape:
         self._shared = set[str]()  # gradients that are those of two tensors: none adds up in place there
         self._changed: dict[tuple[str, Layout, str], str] = {}
         self._groups: set[str] = set()
+
+    # the current layer
+
+    @property
+    def layer(self) -> Layer:
+        """The parts of the current layer, or of the first one where the current block is none."""
+        return self.layers.get(self.block, self._usual)
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of the current layer, with the heads of this rank."""
+        part = self.layer.attention
+        if part not in self._own:
+            self._own[part] = part.of_one(self.mesh.size(TENSOR))
+        return self._own[part]
+
+    @property
+    def token_bytes(self) -> int:
+        """What the KV cache of the current layer holds of a token, on this rank [B]."""
+        return self.attention.kv_elements * self.workload.dtypes.kv_bytes
 
     # names and tensors
 
@@ -312,7 +332,9 @@ class Tape:
 
         So is the gradient of what it took. At inference as many experts are read as are expected to be chosen.
         """
-        weight = weight or self.weight(name)
+        weight, bias = weight or self.weight(name), f"{name}.bias"
+        weights = [weight, *([self.weight(bias)] if bias in self.weights[self.block] else [])]
+        names = [self.held[one.name] for one in weights]
         *experts, inner, outer = weight.layout.tensor_map
         *_, inputs, outputs = weight.shape
         if weight.name.startswith("embed/"):  # a tied table is used transposed
@@ -323,15 +345,17 @@ class Tape:
         rows, used = self.spread[x].rows, self.elements(inside) * inputs // self.spread[x].width
         flops = 2 * used * (outputs // self.mesh.size(outer))
         out = self.tensor(f"{name}.out", outputs, _layout(self.mesh, made.tensor_map, inner), rows=rows)
-        read_bytes = used * self.element_bytes + self.read_bytes(weight)
-        self.op(name, [inside, self.held[weight.name]], [out], flops=flops, read_bytes=read_bytes)
+        read_bytes = used * self.element_bytes + sum(map(self.read_bytes, weights))
+        self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes)
 
         def back(dy: str) -> None:
             dy = self.to(dy, made)
             dx = self.tensor(f"{name}.in.grad", inputs, _layout(self.mesh, taken.tensor_map, outer), rows=rows)
             self.op(f"{name}.dgrad", [dy, self.held[weight.name]], [dx], flops=flops)
             saved = self.to(x, taken)
-            old, new = self.grad(weight, tokens)
+            old, new = map(
+                list, map(chain.from_iterable, zip(*(self.grad(one, tokens) for one in weights), strict=True))
+            )
             self.op(f"{name}.wgrad", [dy, saved, *old], new, flops=flops)
             self.give([x], [dx], name)
 
@@ -339,7 +363,7 @@ class Tape:
 
     def read_bytes(self, weight: Weight) -> int:
         """What an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
-        part, size = self.model.feed_forward, self.weight_bytes(weight)
+        part, size = self.layer.feed_forward, self.weight_bytes(weight)
         if weight.kind != "expert" or self.phase == "forward" or not isinstance(part, Experts):
             return size
         return (

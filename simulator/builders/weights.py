@@ -7,7 +7,7 @@ the tables along the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from math import gcd
 from typing import NamedTuple
@@ -15,7 +15,19 @@ from typing import NamedTuple
 from simulator.errors import ConfigError
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
-from simulator.workload import DecoderModel, Dtypes, Experts, Gqa, LlamaModel, Mla, Parallel, Workload
+from simulator.workload import (
+    DecoderModel,
+    Dense,
+    Dtypes,
+    Experts,
+    Gqa,
+    Layer,
+    LlamaModel,
+    Mla,
+    Parallel,
+    Workload,
+    matrix_bytes,
+)
 
 TENSOR = ("tensor",)
 EXPERT = ("expert",)
@@ -61,28 +73,50 @@ def blocks(layers: int) -> list[str]:
 
 def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     """The weights of the parts of a model, in the order of their use: ``embed``, the layers, ``head``."""
-    h, v, part = model.hidden, model.vocabulary, model.attention
+    h, v = model.hidden, model.vocabulary
     yield "embed", {"tokens": Spec((v, h), _ROW)}
-    attention = _gqa(h, part) if isinstance(part, Gqa) else _mla(h, part)
-    if part.sparse is not None:
-        attention |= _sparse(h, part, part.sparse.compress.block)
-    attention = {f"attn.{name}": spec for name, spec in attention.items()}
+    of_kind = {kind: _layer(model, kind) for kind in model.kinds}
     for number, block in enumerate(blocks(model.layers)):
-        yield block, {"norm1": _norm(h), **attention, "norm2": _norm(h), **_feed_forward(model, number)}
+        yield block, of_kind[model.layer(number)]
     yield "head", {"norm": _norm(h)} | ({} if model.tied_embeddings else {"lm": Spec((h, v), _COLUMN)})
 
 
-def _norm(width: int) -> Spec:
-    return Spec((width,), ((),))
+def _layer(model: DecoderModel, kind: Layer) -> Specs:
+    h, part = model.hidden, kind.attention
+    attention = _gqa(h, part) if isinstance(part, Gqa) else _mla(h, part)
+    if part.sparse is not None:
+        attention |= _sparse(h, part, part.sparse.compress.block)
+    first, second = ({} if model.norms == "before" else {f"{name}.after": _norm(h)} for name in ("norm1", "norm2"))
+    attention = {f"attn.{name}": spec for name, spec in attention.items()}
+    return {"norm1": _norm(h), **attention, **first, "norm2": _norm(h), **_feed_forward(h, kind.feed_forward), **second}
+
+
+def _norm(width: int, cut: Axes = ()) -> Spec:
+    return Spec((width,), (cut,))
+
+
+def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
+    """The same with biases of some of the linears, each behind its matrix, and cut along the outputs as that is."""
+    found: Specs = {}
+    for name, spec in specs.items():
+        found[name] = spec
+        if name in biased:
+            *many, _, outputs = spec.shape
+            *cut_many, _, cut = spec.tensor_map
+            found[f"{name}.bias"] = Spec((*many, outputs), (*cut_many, cut), spec.kind)
+    return found
 
 
 def _gqa(h: int, part: Gqa) -> Specs:
     q, kv, size = part.heads * part.head_size, part.kv_heads * part.head_size, part.head_size
     norms = {"q_norm": _norm(size), "k_norm": _norm(size)} if part.qk_norms else {}
+    if part.qk_norms == "all":
+        norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)}
+    sinks = {"sinks": _norm(part.heads, TENSOR)} if part.sink_logits else {}
     columns = {
         name: Spec((h, width), _COLUMN) for name, width in (("q", q), ("k", kv * part.views), ("v", kv * part.views))
     }
-    return columns | norms | {"o": Spec((q, h), _ROW)}
+    return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, part.biases)
 
 
 def _mla(h: int, part: Mla) -> Specs:
@@ -110,31 +144,30 @@ def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:
     return found
 
 
-def _feed_forward(model: DecoderModel, layer: int) -> Specs:
-    h, part = model.hidden, model.feed_forward
-    if not isinstance(part, Experts):
-        return _gated("ffn", h, part.width)
-    if layer < part.dense_layers:
-        return _gated("ffn", h, part.dense_width or 0)
+def _feed_forward(h: int, part: Dense | Experts) -> Specs:
+    if isinstance(part, Dense):
+        return _gated("ffn", h, part.width, biases=part.biases)
     router = {"ffn.router": Spec((h, part.routed), _WHOLE)}
     bias = {"ffn.router_bias": _norm(part.routed)} if part.router_bias else {}
-    shared = _gated("ffn.shared", h, part.shared * part.width) if part.shared else {}
-    return router | bias | _gated("ffn", h, part.width, part.held) | shared
+    shared = _gated("ffn.shared", h, part.shared * (part.shared_width or part.width)) if part.shared else {}
+    return router | bias | _gated("ffn", h, part.width, part.held, biases=part.biases) | shared
 
 
-def _gated(name: str, h: int, f: int, experts: int = 0) -> Specs:
+def _gated(name: str, h: int, f: int, experts: int = 0, *, biases: bool = False) -> Specs:
     """A gated feed-forward, or so many of them in one."""
     many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
     wide, narrow = Spec((*many, h, f), (*cut, *_COLUMN), kind), Spec((*many, f, h), (*cut, *_ROW), kind)
-    return {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
+    found = {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
+    return _biases(found, found) if biases else found
 
 
 def size_bytes(weight: Weight, dtypes: Dtypes) -> int:
     """Size of what a rank holds of a weight [B]; matrices of layers but for routers are kept as ``dtypes.weights``."""
+    kept = (dtypes.experts if weight.kind == "expert" else None) or dtypes.weights
     is_matrix = len(weight.shape) > 1 and not weight.name.startswith(("embed/", "head/"))
-    if dtypes.weights is None or not is_matrix or weight.name.endswith("/ffn.router.weight"):
+    if kept is None or not is_matrix or weight.name.endswith(("/ffn.router.weight", ".bias.weight")):
         return weight.parameters * dtypes.element_bytes
-    return dtypes.matrix_bytes(weight.layout.local_shape(weight.shape, weight.name))
+    return matrix_bytes(kept, weight.layout.local_shape(weight.shape, weight.name))
 
 
 class Laid(NamedTuple):
@@ -148,12 +181,15 @@ class Laid(NamedTuple):
         The ranks.
     weights
         Part of the model (``embed``, ``L00`` ..., ``head``) -> name of a weight in it -> the weight.
+    layers
+        Layer (``L00`` ...) -> its parts.
     """
 
     workload: Workload
     model: DecoderModel
     mesh: Mesh
     weights: dict[str, dict[str, Weight]]
+    layers: dict[str, Layer]
 
     @property
     def by_name(self) -> dict[str, Weight]:
@@ -173,7 +209,8 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
     where, parallel, matrix = f"workload {workload.name}", workload.parallel, workload.parallel.device_matrix
     _check_divides(workload, model.decoder, where)
     mesh = Mesh((1,) * len(matrix) if parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
-    laid = Laid(workload, model.decoder, mesh, {})
+    names, parts = blocks(model.layers), map(model.decoder.layer, range(model.layers))
+    laid = Laid(workload, model.decoder, mesh, {}, dict(zip(names, parts, strict=True)))
     unused = dict.fromkeys(parallel.layouts)
     for block, part in specs(laid.model):
         for module, spec in part.items():
@@ -202,25 +239,30 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
 
 def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse what does not divide over ranks, with what would."""
-    parallel, attention, part = workload.parallel, model.attention, model.feed_forward
+    parallel = workload.parallel
     tokens = {"tokens of a micro-batch": workload.batch * workload.sequence} if parallel.sequence else {}
-    heads = {"heads": attention.heads} | ({"kv_heads": attention.kv_heads} if isinstance(attention, Gqa) else {})
-    whole = heads | {"ffn": part.width, "vocabulary": model.vocabulary}
-    if parallel.layouts:  # they say what is cut; but at inference heads always are
-        whole = {} if workload.phase == "train" else heads
-    experts = {"experts": part.routed if isinstance(part, Experts) else 1}
-    for axis, lengths in (("tensor", whole | tokens), ("expert", experts)):
-        parts = getattr(parallel, axis)
-        for name, length in lengths.items():
-            if length % parts:
-                do = would_divide(f"parallel.{axis}", gcd(*lengths.values()), parts)
-                must = f"{axis} divides {', '.join(lengths)}"
-                raise ConfigError(f"{where}, parallel.{axis}", must, f"{parts}, and {length} {name}", do)
+    has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
+    for attention, part in model.kinds:
+        heads = {"heads": attention.heads} | ({"kv_heads": attention.kv_heads} if isinstance(attention, Gqa) else {})
+        whole = heads | {"ffn": part.width, "vocabulary": model.vocabulary}
+        if parallel.layouts:  # they say what is cut; but at inference heads always are
+            whole = {} if workload.phase == "train" else heads
+        experts = {"experts": part.routed} if isinstance(part, Experts) else {} if has_experts else {"experts": 1}
+        for axis, lengths in (("tensor", whole | tokens), ("expert", experts)):
+            _check_axis(axis, getattr(parallel, axis), lengths, where)
     if model.tied_embeddings and parallel.pipeline > 1:
         must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
         do = "set pipeline to 1, or tied_embeddings to false"
         raise ConfigError(f"{where}, parallel.pipeline", must, found, do)
     stage_layers(parallel, model.layers, where)
+
+
+def _check_axis(axis: str, parts: int, lengths: dict[str, int], where: str) -> None:
+    for name, length in lengths.items():
+        if length % parts:
+            do = would_divide(f"parallel.{axis}", gcd(*lengths.values()), parts)
+            must = f"{axis} divides {', '.join(lengths)}"
+            raise ConfigError(f"{where}, parallel.{axis}", must, f"{parts}, and {length} {name}", do)
 
 
 def stage_layers(parallel: Parallel, layers: int, where: str) -> tuple[int, ...]:

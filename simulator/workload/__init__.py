@@ -8,15 +8,15 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Compress, Gqa, Mla, Select, Sparse, check_attention
-from simulator.workload.models import DecoderModel, Experts, LlamaModel, Model
+from simulator.workload.attention_kinds import Attention, Compress, Gqa, Mla, Select, Sparse, check_attention
+from simulator.workload.models import DecoderModel, Dense, Experts, Layer, LlamaModel, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
-from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools
+from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools, matrix_bytes
 
 __all__ = [
-    "AXES", "Arrivals", "Arriving", "Compress", "DecoderModel", "Dtypes", "Experts", "Gqa", "KvBlocks",
-    "Lengths", "LlamaModel", "Mla", "Model", "Parallel", "Pools", "Prefixes", "Request", "Requests",
-    "Select", "Sparse", "Workload",
+    "AXES", "Arrivals", "Arriving", "Attention", "Compress", "DecoderModel", "Dense", "Dtypes", "Experts", "Gqa",
+    "KvBlocks", "Layer", "Lengths", "LlamaModel", "Mla", "Model", "Other", "Parallel", "Pools", "Prefixes",
+    "Request", "Requests", "Select", "Sparse", "Workload", "matrix_bytes",
 ]  # fmt: skip
 
 
@@ -35,6 +35,7 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "requests": ("requests",),
     "replicas": _OF_A_LENGTH,
     "dtypes.weights": (*_INFERENCE, "requests"),
+    "dtypes.experts": (*_INFERENCE, "requests"),
     "dtypes.kv_cache": (*_INFERENCE, "requests"),
 }
 """Key -> the phases that it is for."""
@@ -159,26 +160,34 @@ class Workload(Document):
         if self.requests is not None:
             self.requests.check(model)
         decoder = model.decoder
-        attention, part = decoder.attention, decoder.feed_forward
-        if self.phase == "train":
-            check_attention(attention, self.sequence)
-            must, at = "training is built without what only inference has", ("model", "attention", "sparse")
-            found = "backward of sparse attention is not built"
-            require(attention.sparse is None, must, found, *at, do="remove sparse")
-            for key in ("ranks", "buffers"):
-                do = "remove it; parallel.expert says how experts lie on ranks"
-                usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default
-                require(usual, must, key, "model", "feed_forward", key, do=do)
+        for attention, part in decoder.kinds:
+            if self.phase in ("train", *_INFERENCE):
+                check_attention(attention, self.sequence)
+            if self.phase == "train":
+                self._check_trained(attention, part)
+            held = self.experts != "each" or not isinstance(part, Experts) or part.ranks == 1
+            require(held, "a rank that reads experts each for itself has all of them", "none of its own", "experts")
         if self.phase not in _INFERENCE:
             return
+        has_experts = any(isinstance(kind.feed_forward, Experts) for kind in decoder.kinds)
+        must = "a rank that reads experts each for itself has all of them"
+        require(self.experts != "each" or has_experts, must, "none of its own", "experts")
         for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
-        check_attention(attention, self.sequence)
         if self.kv is not None:
             tokens = self.sequence + (self.new_tokens if self.phase == "decode" else 0)
-            self.kv.check(attention, self.chunk)
+            for attention, _ in decoder.kinds:
+                self.kv.check(attention, self.chunk)
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
-        held = self.experts != "each" or (isinstance(part, Experts) and part.ranks == 1)
-        require(held, "a rank that reads experts each for itself has all of them", "none of its own", "experts")
+
+    @staticmethod
+    def _check_trained(attention: Attention, part: Dense | Experts) -> None:
+        """Refuse parts whose backward is not built."""
+        must, found = "training is built without what only inference has", "backward of sparse attention is not built"
+        require(attention.sparse is None, must, found, "model", "attention", "sparse", do="remove sparse")
+        for key in ("ranks", "buffers"):
+            do = "remove it; parallel.expert says how experts lie on ranks"
+            usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default
+            require(usual, must, key, "model", "feed_forward", key, do=do)

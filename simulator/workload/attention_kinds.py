@@ -128,14 +128,21 @@ class Gqa(_Attention):
     head_size
         Width of a head (``head_dim``, or else hidden size over heads).
     qk_norms
-        Whether q and k of each head are normalised (Qwen3, arXiv 2505.09388, section 2).
+        Whether q and k of each head are normalised (Qwen3, arXiv 2505.09388, section 2), or those of ``all`` heads as
+        one (MiniMax-M2).
+    biases
+        Which of the four matrices ``q``, ``k``, ``v`` and ``o`` have a bias (Qwen2, arXiv 2407.10671, section 2.2.1).
+    sink_logits
+        Whether each head has a score of its own for attending to nothing (GPT-OSS, arXiv 2508.10925).
     """
 
     kind: Literal["gqa"]
     heads: Count
     kv_heads: Count
     head_size: Count
-    qk_norms: StrictBool = False
+    qk_norms: StrictBool | Literal["all"] = False
+    biases: tuple[Literal["q", "k", "v", "o"], ...] = ()
+    sink_logits: StrictBool = False
 
     @property
     def kv_elements(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections import Counter
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Discriminator, Field, StrictBool, Tag
 
@@ -20,10 +21,13 @@ class Dense(Part):
         Names this feed-forward.
     width
         Inner width.
+    biases
+        Whether its three matrices have biases.
     """
 
     kind: Literal["dense"]
     width: Count
+    biases: StrictBool = False
 
 
 class Experts(Part):
@@ -41,8 +45,12 @@ class Experts(Part):
         Inner width of an expert.
     shared
         How many more experts every token goes through (DeepSeekMoE, arXiv 2401.06066).
+    shared_width
+        Inner width of each of these; default: that of an expert.
     router_bias
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    biases
+        Whether the three matrices of each expert have biases (GPT-OSS, arXiv 2508.10925).
     dense_layers
         How many of the first layers have a dense feed-forward instead.
     dense_width
@@ -60,7 +68,9 @@ class Experts(Part):
     top_k: Few
     width: Count
     shared: FewOrNone = 0
+    shared_width: Count | None = None
     router_bias: StrictBool = False
+    biases: StrictBool = False
     dense_layers: CountOrNone = 0
     dense_width: Count | None = None
     ranks: Ranks = 1
@@ -87,6 +97,49 @@ FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
 """What a layer does to each token alone."""
 
 
+class Layer(NamedTuple):
+    """The parts of one layer."""
+
+    attention: Attention
+    feed_forward: FeedForward
+
+
+class Other(Part):
+    """Layers with another part than the rest: numbers `start`, `start` + `every` ... of those before `stop`, from 0 on.
+
+    Attributes
+    ----------
+    start
+        The first of these layers.
+    stop
+        The layer before which they end; default: after the last one.
+    every
+        From one of them to the next.
+    attention
+        Their attention; default: the usual one.
+    feed_forward
+        Their feed-forward; default: the usual one.
+    """
+
+    start: CountOrNone = 0
+    stop: Layers | None = None
+    every: Layers = 1
+    attention: Attention | None = None
+    feed_forward: FeedForward | None = None
+
+    def holds(self, layer: int) -> bool:
+        """Whether a layer is one of these."""
+        return (
+            self.start <= layer and (self.stop is None or layer < self.stop) and (layer - self.start) % self.every == 0
+        )
+
+    def _check(self) -> None:
+        does = self.attention is not None or self.feed_forward is not None
+        require(
+            does, "other layers have another attention or feed_forward", "neither", do="add one, or remove the entry"
+        )
+
+
 class DecoderModel(Part):
     """The dimensions of a decoder, whose attention and feed-forward are parts.
 
@@ -104,6 +157,12 @@ class DecoderModel(Part):
         The attention of a layer.
     feed_forward
         The feed-forward of a layer.
+    others
+        Layers of which one part is another: local among global ones, dense among those with experts. The last entry
+        that holds a layer decides.
+    norms
+        Whether attention and feed-forward each have a norm ``before`` them, or one behind them as well (``both``;
+        Gemma 2, arXiv 2408.00118, section 2).
     tied_embeddings
         Whether the output projection is the embedding matrix.
     """
@@ -114,6 +173,8 @@ class DecoderModel(Part):
     vocabulary: Count
     attention: Attention
     feed_forward: FeedForward
+    others: tuple[Other, ...] = ()
+    norms: Literal["before", "both"] = "before"
     tied_embeddings: StrictBool = False
 
     @property
@@ -121,22 +182,48 @@ class DecoderModel(Part):
         """The same, as a decoder's parts."""
         return self
 
+    def layer(self, number: int) -> Layer:
+        """The parts of a layer."""
+        attention, part = self.attention, self.feed_forward
+        if isinstance(part, Experts) and number < part.dense_layers:
+            part = Dense(kind="dense", width=part.dense_width or 0)
+        for other in self.others:
+            if other.holds(number):
+                attention, part = other.attention or attention, other.feed_forward or part
+        return Layer(attention, part)
+
+    @property
+    def kinds(self) -> dict[Layer, int]:
+        """The kinds of layers -> how many there are of each, the first layer's first."""
+        return Counter(self.layer(number) for number in range(self.layers))
+
     @property
     def kv_elements(self) -> int:
         """What the KV cache holds of a token in all layers."""
-        return self.layers * self.attention.views * self.attention.kv_elements
+        return sum(count * one.attention.views * one.attention.kv_elements for one, count in self.kinds.items())
 
-    def with_layers(self, layers: int) -> Self:
-        """Return the same with so many layers, all of the kind that has most ops."""
-        part = self.feed_forward
+    def of_kind(self, kind: Layer, layers: int) -> Self:
+        """Return the same with so many layers, all of one kind."""
+        part = kind.feed_forward
         if isinstance(part, Experts):
             part = part.model_copy(update={"dense_layers": 0, "dense_width": None})
-        return self.model_copy(update={"layers": layers, "feed_forward": part})
+        parts = {"attention": kind.attention, "feed_forward": part}
+        return self.model_copy(update={"layers": layers, "others": (), **parts})
 
     def _check(self) -> None:
         part = self.feed_forward
         dense = part.dense_layers if isinstance(part, Experts) else 0
         require(dense < self.layers, "some layers have experts", f"{dense} dense ones of {self.layers}", "feed_forward")
+        for number, other in enumerate(self.others):
+            must, found = "other layers are some of the model's", f"none from {other.start} on"
+            held = any(map(other.holds, range(self.layers)))
+            require(
+                held, must, found, "others", str(number), do=f"correct start and stop; there are {self.layers} layers"
+            )
+            inner = other.feed_forward.dense_layers if isinstance(other.feed_forward, Experts) else 0
+            require(
+                not inner, "others say which layers are dense", "dense_layers", "others", str(number), "feed_forward"
+            )
 
 
 class LlamaModel(Part):

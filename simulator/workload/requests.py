@@ -131,8 +131,8 @@ class Requests(Part):
         FieldError
             If the model is another one.
         """
-        attention = model.attention if isinstance(model, DecoderModel) else None
-        plain = isinstance(attention, Gqa) and attention.window is None and attention.sparse is None
+        parts = [kind.attention for kind in model.kinds] if isinstance(model, DecoderModel) else [None]
+        plain = all(isinstance(part, Gqa) and part.window is None and part.sparse is None for part in parts)
         must = "requests are served by a model of the family decoder with gqa, whose tokens attend to all before them"
         require(plain, must, "another one", "model", do="choose such a model")
 

@@ -36,9 +36,26 @@ FORMATS = {
     "fp16": Format(16),
     "fp8": Format(8, (128, 128), 32),
     "int4": Format(4, (128, 1), 16 + 4),
+    "int4_of_32": Format(4, (32, 1), 16),
+    "mxfp4": Format(4, (32, 1), 8),
+    "nvfp4": Format(4, (16, 1), 8),
 }
 """By name. ``fp8``: an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md of the model card).
-``int4``: an fp16 scale and a 4-bit zero point for 128 inputs of each output (AWQ, arXiv 2306.00978, group size 128)."""
+``int4``: an fp16 scale and a 4-bit zero point for 128 inputs of each output (AWQ, arXiv 2306.00978, group size 128).
+``int4_of_32``: a bf16 scale for 32 inputs (Kimi-K2-Thinking, quantization_config of the model card). ``mxfp4``: an
+8-bit scale for 32 inputs (OCP Microscaling Formats 1.0, section 5.4). ``nvfp4``: an fp8 scale for 16 inputs (NVIDIA,
+"Introducing NVFP4", June 2025); its one fp32 scale a matrix is not counted."""
+
+Kept = Literal["bf16", "fp16", "fp32", "fp8", "int4", "int4_of_32", "mxfp4", "nvfp4"]
+"""How weights may be kept."""
+
+
+def matrix_bytes(kept: Kept, shape: tuple[int, ...]) -> int:
+    """Size of matrices of inputs and outputs each, in a format with its scales [B]."""
+    about = FORMATS[kept]
+    *several, inputs, outputs = shape
+    blocks = prod(several) * -(-inputs // about.block[0]) * -(-outputs // about.block[1])
+    return -(-(prod(shape) * about.bits + blocks * about.block_bits) // 8)
 
 
 class Dtypes(Part):
@@ -50,6 +67,8 @@ class Dtypes(Part):
         Weights, activations and gradients.
     weights
         For inference, the matrices of layers but for routers; default: as `compute`. Arithmetic stays in `compute`.
+    experts
+        The same of routed experts alone; default: as `weights`.
     kv_cache
         For inference, what is cached of each token; default: as `compute`. Scales are not counted.
     optimizer_bytes_per_parameter
@@ -59,7 +78,8 @@ class Dtypes(Part):
     """
 
     compute: Literal["bf16", "fp16", "fp32"] = "bf16"
-    weights: Literal["bf16", "fp16", "fp32", "fp8", "int4"] | None = None
+    weights: Kept | None = None
+    experts: Kept | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     optimizer_bytes_per_parameter: Count = 12
     logits_copies_fp32: CountOrNone = 2
@@ -73,13 +93,6 @@ class Dtypes(Part):
     def kv_bytes(self) -> int:
         """Size of an element of the KV cache [B]."""
         return FORMATS[self.kv_cache or self.compute].bits // 8
-
-    def matrix_bytes(self, shape: tuple[int, ...]) -> int:
-        """Size of the matrices of a layer, of inputs and outputs each, with their scales [B]."""
-        kept = FORMATS[self.weights or self.compute]
-        *several, inputs, outputs = shape
-        blocks = prod(several) * -(-inputs // kept.block[0]) * -(-outputs // kept.block[1])
-        return -(-(prod(shape) * kept.bits + blocks * kept.block_bits) // 8)
 
 
 MOST = 500_000

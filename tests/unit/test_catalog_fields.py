@@ -145,7 +145,7 @@ MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hid
     [
         (
             "decoder",
-            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, vocabulary, attention, feed_forward, tied_embeddings (did you mean 'hidden'?)",
+            "toy.yaml:3, model.hiden: only known keys stand here, found 'hiden'; use one of family, layers, hidden, vocabulary, attention, feed_forward, others, norms, tied_embeddings (did you mean 'hidden'?)",
         ),
         (
             "lama",
@@ -180,7 +180,7 @@ PARTS = "schema: hosim/workload/1\nname: toy\nphase: decode\nassumed: {model: x}
         ),
         (
             "kind: dense, widht: 8",
-            "toy.yaml:11, model.feed_forward.widht: only known keys stand here, found 'widht'; use one of kind, width (did you mean 'width'?)",
+            "toy.yaml:11, model.feed_forward.widht: only known keys stand here, found 'widht'; use one of kind, width, biases (did you mean 'width'?)",
         ),
         (
             "kind: experts, routed: 4, top_k: 5, width: 8",
