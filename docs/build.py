@@ -92,6 +92,10 @@ def commands() -> str:
     for name, one in sorted(command.commands.items()):
         context = click.Context(one, info_name=name, parent=root)
         parts.append(f"## hosim {name}\n\n```text\n{one.get_help(context)}\n```\n")
+        for kind in one.list_commands(context) if isinstance(one, click.Group) else ():
+            inner = one.get_command(context, kind)
+            told = inner.get_help(click.Context(inner, info_name=kind, parent=context))
+            parts.append(f"### hosim {name} {kind}\n\n```text\n{told}\n```\n")
     return "\n".join(parts)
 
 

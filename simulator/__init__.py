@@ -23,6 +23,8 @@ _NAMES = {
     "graph": "Collective CollectiveKind Graph Group Job Op OpKind Tensor TensorKind",
     "graph_builder": "GraphBuilder",
     "hardware": "Hardware",
+    "importers.imported": "Imported",
+    "importers.recorded": "read_graph",
     "plan": "Plan Actions View",
     "policies.problem": "Problem Replay",
     "report.changes": "Diff diff",

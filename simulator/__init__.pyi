@@ -51,6 +51,8 @@ from simulator.graph import (
 )
 from simulator.graph_builder import GraphBuilder as GraphBuilder
 from simulator.hardware import Hardware as Hardware
+from simulator.importers.imported import Imported as Imported
+from simulator.importers.recorded import read_graph as read_graph
 from simulator.plan import Actions as Actions
 from simulator.plan import Plan as Plan
 from simulator.plan import View as View

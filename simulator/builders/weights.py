@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 from simulator.errors import ConfigError
@@ -299,3 +299,22 @@ def _tensor_map(cut: tuple[str, ...], spec: Spec, where: str) -> tuple[Axes, ...
         do = "correct it; only the number of experts is cut by expert, and replicas shard weights by zero_stage: 3"
         raise ConfigError(where, must, ", ".join(cut), do)
     return tuple(axes)
+
+
+def parameters(workload: Workload) -> tuple[int, int] | None:
+    """Count the parameters of a workload's model: in all, and those that a token goes through.
+
+    A token goes through the experts that are chosen for it, and through all else, embeddings included, as model cards
+    count (DeepSeek-V3, arXiv 2412.19437, section 4.2: 671B and 37B). None without a model.
+    """
+    if workload.model is None:
+        return None
+    every = active = 0
+    laid = lay(workload, workload.model)
+    for block, weights in laid.weights.items():
+        for weight in weights.values():
+            number, share = prod(weight.shape), (1, 1)
+            if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
+                number, share = number * part.ranks, (part.top_k, part.routed)
+            every, active = every + number, active + number * share[0] // share[1]
+    return every, active

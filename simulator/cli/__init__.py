@@ -15,6 +15,7 @@ import click
 
 from simulator import __version__, interrupts
 from simulator.cli.documents import check, diff, graph, layout, list_, schema
+from simulator.cli.importing import import_
 from simulator.cli.run import largest, least, plan, robust, run, scaling, sensitivity, serve, validate
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
@@ -167,5 +168,5 @@ def hosim() -> None:
 
 for command in (run, plan, largest, least, scaling, robust, serve, diff, validate, sensitivity):
     hosim.add_command(command)
-for command in (list_, check, graph, layout, schema):
+for command in (list_, import_, check, graph, layout, schema):
     hosim.add_command(command)

@@ -36,9 +36,19 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     return path
 
 
+def _own(context: click.Context, parameter: click.Parameter, reference: str) -> str:
+    """Refuse a file of other people, with the command that imports it."""
+    if os.path.isfile(reference):
+        from simulator.importers import refuse_foreign
+
+        refuse_foreign(reference, str(parameter.name))
+    return reference
+
+
 _OUT = "Write all of it here: tables, pictures and a page."
 _JUNIT = "Write what is expected as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
+    "scenario": click.argument("scenario", callback=_own),
     "out": click.option("--out", type=_PATH, callback=_writable, help=_OUT),
     "set": click.option("--set", multiple=True, callback=_changes, metavar="KEY=VALUE", help="Change the hardware."),
     "policy": click.option(

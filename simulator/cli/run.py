@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from simulator.run.results import Results
 
 
-@common.command("Run a scenario and print one row per policy.", "out", "set", "policy", "json", "junit")
-@click.argument("scenario")
+@common.command("Run a scenario and print one row per policy.", "scenario", "out", "set", "policy", "json", "junit")
 @click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stops growing.")
 def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **more: Any) -> int:
     """Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
@@ -77,8 +76,7 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
 
 
-@common.command("Serve requests that come and leave, and tell latencies.", "policy", "set", "out")
-@click.argument("scenario")
+@common.command("Serve requests that come and leave, and tell latencies.", "scenario", "policy", "set", "out")
 def serve(scenario: str, **more: Any) -> int:
     """Serve the requests of SCENARIO iteration by iteration, one row per policy.
 
@@ -102,8 +100,7 @@ def serve(scenario: str, **more: Any) -> int:
     return common.judged(found.rows, found.expectations)
 
 
-@common.command("Compile a plan and explain every decision in it.", "set", "out")
-@click.argument("scenario")
+@common.command("Compile a plan and explain every decision in it.", "scenario", "set", "out")
 @click.option(
     "--policy", default="static", show_default=True, metavar="NAME", help="A row of the scenario, or a policy."
 )
@@ -127,8 +124,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     return common.judged([found.result.summary])
 
 
-@common.command("Run a step at each point of a curve, and compare.", "policy", "set", "workers", "out")
-@click.argument("scenario")
+@common.command("Run a step at each point of a curve, and compare.", "scenario", "policy", "set", "workers", "out")
 def scaling(scenario: str, **more: Any) -> int:
     """Run SCENARIO at each point of its key `scaling:`, one line per point and policy.
 
@@ -157,8 +153,7 @@ _ASKED = (
 )
 
 
-@common.command("Search the largest batch, or the longest sequence, that fits.", "policy", "set", *_ASKED)
-@click.argument("scenario")
+@common.command("Search the largest batch, or the longest sequence, that fits.", "scenario", "policy", "set", *_ASKED)
 def largest(scenario: str, **more: Any) -> int:
     """Search, for each row of SCENARIO, the largest value of a field of the workload with which it still fits.
 
@@ -178,8 +173,7 @@ def largest(scenario: str, **more: Any) -> int:
     return common.judged(common.told(sweep, scenario, out=None, **more).rows)
 
 
-@common.command("Search the least memory with which a step is hardly longer.", "policy", "set", *_ASKED)
-@click.argument("scenario")
+@common.command("Search the least memory with which a step is hardly longer.", "scenario", "policy", "set", *_ASKED)
 def least(scenario: str, **more: Any) -> int:
     """Search, for each row of SCENARIO, the least value of a field of the machine with which it still fits.
 
@@ -202,8 +196,7 @@ def _levels(name: str, what: str, default: str) -> Callable[..., Any]:
     return click.option(name, callback=common.levels, metavar="LEVELS", help=about)
 
 
-@common.command("Replay a plan under jitter, slower links and longer sequences.", "set", "workers", "out")
-@click.argument("scenario")
+@common.command("Replay a plan under jitter, slower links and longer sequences.", "scenario", "set", "workers", "out")
 @click.option("--policy", default="static", show_default=True, help="Row or policy whose plan is tested.")
 @click.option("--against", default="reactive", show_default=True, help="Row or policy that it is compared with.")
 @_levels("--jitter", "each op and each link takes its time times a random factor of this spread", "1%,2%,5%,10%,20%")

@@ -171,6 +171,18 @@ def describe(path: Path) -> str:
     return f"trace {graph.name!r}: {said}; schedule of {copies:,} copies"
 
 
+def unused(path: Path) -> dict[str, int]:
+    """What of a trace its graph does not have -> how often."""
+    trace = _load(path)
+    accessed = {access.storage for op in trace.ops for access in (*op.reads, *op.writes)}
+    found = {
+        "entry of the schedule": len(trace.schedule.pre) + len(trace.schedule.post),
+        "memory_limit_bytes": int(trace.memory_limit_bytes is not None),
+        "storage that no op accesses": sum(storage.id not in accessed for storage in trace.storages),
+    }
+    return {what: often for what, often in found.items() if often}
+
+
 def _load(path: Path) -> _Trace:
     text = inputs.unmarked(inputs.whole(path), path)
     try:

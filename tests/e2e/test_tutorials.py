@@ -10,7 +10,9 @@ from pages import ROOT
 
 from simulator.cli import main
 
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+WHOLE = ROOT / "docs" / "how-to" / "bring-your-own-model.md"
+"""A guide whose commands go on from one another, as a tutorial's do."""
+TUTORIALS = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), WHOLE]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SAVE = re.compile(r"\b[Ss]ave (?:this|it) as\s+`([^`]+)`")
 _ENDS_WITH_1 = ("hosim run my_card_train.yaml", "hosim diff results/at_33 results/at_50")

@@ -1,0 +1,116 @@
+"""The door for what other people wrote: one module a kind of file, and what its reader returns.
+
+A reader is one public function, ``read_NAME(source, *, option=default, ...) -> Imported``. It opens `source` (a path as
+text) through `simulator.inputs`, whose limits hold; executes nothing in it; and raises a `ConfigError` for whatever is
+wrong with it. What it returns are hosim's own documents, so that nothing below this room knows a foreign format.
+
+A new kind is a module here and an entry in `KINDS`; its reader is the package's, too (``simulator/__init__.py``, and
+the stub beside it). The command is made of the reader's signature, which therefore says all: `hosim import KIND SOURCE
+-o FILE` has an option for each keyword (``new_tokens`` becomes ``--new-tokens``), of the type that is annotated
+(``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may come
+several times), with the help that the section *Parameters* of its docstring gives. Modules are imported when their kind
+is asked for; what is heavy they import when they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from os.path import isfile
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from simulator import inputs
+from simulator.errors import ConfigError
+from simulator.importers.imported import Imported as Imported
+from simulator.inputs import shown
+
+Reader = Callable[..., Imported]
+"""Reads a source, with options by keyword."""
+
+
+class Kind(NamedTuple):
+    """A kind of file that can be imported.
+
+    Attributes
+    ----------
+    module
+        The module of this room that reads it.
+    about
+        What it is, for people.
+    signs
+        Texts by which a file of this kind is known: all of one entry occur in its first 64 KiB, unpacked.
+    name
+        Of the reader; default: ``read_`` and the module.
+    """
+
+    module: str
+    about: str
+    signs: tuple[tuple[bytes, ...], ...] = ()
+    name: str = ""
+
+    @property
+    def reader(self) -> Reader:
+        """The function that reads it."""
+        module = import_module(f"{__name__}.{self.module}")
+        return cast(Reader, getattr(module, self.name or f"read_{self.module}"))
+
+
+KINDS: dict[str, Kind] = {
+    "graph": Kind(
+        "recorded",
+        "a graph of hosim (hosim-graph/1), or a recorded step (residency-trace/1)",
+        ((b'"residency-trace/',), (b'"hosim-graph/',)),
+        "read_graph",
+    ),
+}
+"""Name on the command line -> the kind."""
+
+_HEAD_BYTES = 1 << 16
+_REFUSED = {b"PK\x03\x04": "a zip archive, such as torch.save writes", b"\x80": "a Python pickle"}
+"""How a file begins that runs code when it is opened, or may."""
+
+
+def sniff(path: Path) -> str | None:
+    """Name the kind of a file by what is in it; None if it looks like none.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or is one that is never opened.
+    """
+    with inputs.opened(path, is_packed=False) as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+    with inputs.opened(path, is_packed=is_packed) as file:
+        head = file.read(_HEAD_BYTES)
+    for magic, what in _REFUSED.items():
+        if head.startswith(magic):
+            must, do = "an input is data, not a program", "export it as JSON: see `hosim import --help`"
+            raise ConfigError(shown(path), must, f"{what}, which hosim never opens", do)
+    named = (name for name, kind in KINDS.items() if any(all(sign in head for sign in one) for one in kind.signs))
+    return next(named, None)
+
+
+def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
+    """Refuse a file that is to be imported first, with the command that does it; anything else passes.
+
+    Parameters
+    ----------
+    reference
+        What stands where the name or the path of a document is wanted.
+    kind
+        The kind of document.
+
+    Raises
+    ------
+    ConfigError
+        If it is a file of one of the `KINDS`, or one that is never opened.
+    """
+    path = Path(reference)
+    if path.suffix in (".yaml", ".yml") or not isfile(path):
+        return
+    if found := sniff(path):
+        mine = f"{path.name.partition('.')[0] or 'mine'}.yaml"
+        do = f"run `hosim import {found} {shown(path)} -o {mine}`"
+        do += f", then `hosim run --hardware NAME --workload {mine}`" if kind != "hardware" else ""
+        raise ConfigError(shown(path), f"a {kind} is a YAML document of hosim", KINDS[found].about, do)

@@ -1,0 +1,167 @@
+"""What a reader understood of a file of other people: hosim's own documents, and what was kept, derived and dropped."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simulator import catalog
+from simulator.builders import build_job
+from simulator.errors import ConfigError, insist, quotable, said_by_system
+from simulator.formats import graph_jsonl
+from simulator.graph import Graph, Job
+from simulator.inputs import shown
+from simulator.interrupts import complete, waiting
+from simulator.report import files
+from simulator.report.card import Card, model_card
+from simulator.units import counted
+from simulator.workload import Workload
+
+_MOST_TOLD = 12
+"""So many lines of a part of what is told: all of it is one screen."""
+_WORKLOAD, _GRAPH = ".yaml", ".jsonl"
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """What a reader understood.
+
+    Attributes
+    ----------
+    files
+        How the name of a file ends -> what is written there: ``.yaml`` a workload, ``.jsonl`` (or ``.jsonl.gz``) a
+        graph, ``.csv`` requests. Where the workload names another one of them by its ending (``graph=".jsonl"``), the
+        name of that file is written.
+    kept
+        What it is -> how much of it was understood, with a unit, in the order in which it is told: ``{"nodes":
+        "27,156"}``. The card of the model (parameters, bytes of weights, ops) is counted and told by the command.
+    derived
+        What was worked out, and from what, a sentence each.
+    dropped
+        What the file holds and is not used -> how often.
+    """
+
+    files: Mapping[str, bytes | Graph | Workload]
+    kept: Mapping[str, str] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def workload(self) -> Workload:
+        """The workload, which names no file yet."""
+        found = self.files[_WORKLOAD]
+        insist(isinstance(found, Workload), "import", "a workload is read", "bytes of one", "read it from its file")
+        return found  # type: ignore[return-value]
+
+    @property
+    def graph(self) -> Graph | None:
+        """The graph; None of a model, or of requests."""
+        return next((one for one in self.files.values() if isinstance(one, Graph)), None)
+
+    def __str__(self) -> str:
+        parts = {
+            "model": [f"{name}: {much}" for name, much in self.card.items()],
+            "kept": [f"{name}: {much}" for name, much in self.kept.items()],
+            "derived": list(self.derived),
+            "dropped": [f"{name}, {counted(often, 'time')}" for name, often in self.dropped.items()],
+        }
+        return "\n".join(_part(name, lines) for name, lines in parts.items() if lines)
+
+    @property
+    def card(self) -> Card:
+        """What the model, or the graph, is: see `simulator.report.card.model_card`."""
+        work = self.workload
+        if self.graph is not None:
+            return model_card(work, Job.of(self.graph))
+        return model_card(work, None if work.requests is not None else build_job(work))
+
+    def json(self) -> dict[str, Any]:
+        """What was kept, derived and dropped, in full, and the card."""
+        return {
+            "card": self.card,
+            "kept": dict(self.kept),
+            "derived": list(self.derived),
+            "dropped": dict(self.dropped),
+        }
+
+    def write(self, out: str | Path, *, force: bool = False) -> tuple[Path, ...]:
+        """Write all files, or none: beside their places first, then renamed.
+
+        Parameters
+        ----------
+        out
+            The workload document, whose name ends in ``.yaml``; the other files lie beside it, with its stem.
+        force
+            Whether what is there already is replaced.
+
+        Returns
+        -------
+        tuple of Path
+            The files, the workload first.
+
+        Raises
+        ------
+        ConfigError
+            If one of them is there already, or cannot be written.
+        """
+        path = Path(out)
+        must = "what is written begins with a workload, whose name ends in .yaml"
+        insist(path.suffix == _WORKLOAD and path.stem, f"-o {path}", must, repr(path.name), "write such as mine.yaml")
+        stem = path.name.removesuffix(_WORKLOAD)
+        ends = sorted(self.files, key=lambda end: (end != _WORKLOAD, end))
+        places = {end: path.with_name(stem + end) for end in ends}
+        for place in places.values():
+            must, do = "a file that is there is kept", "choose another name, or say --force"
+            insist(force or not os.path.lexists(place), f"-o {path}", must, shown(place), do)
+            files.check_file("-o", place)
+        parts = {place: place.with_name(f".part-{os.getpid()}-{place.name}") for place in places.values()}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for end, place in places.items():
+                self._write_one(end, parts[place], {end: place.name for end, place in places.items()})
+            with waiting():
+                for place, part in parts.items():
+                    part.replace(place)
+                complete.append(str(path))
+        except OSError as error:
+            raise ConfigError(f"-o {path}", "the files can be written", said_by_system(error), "make room") from None
+        finally:
+            for part in parts.values():
+                part.unlink(missing_ok=True)
+        return tuple(places.values())
+
+    def _write_one(self, end: str, part: Path, names: Mapping[str, str]) -> None:
+        what = self.files[end]
+        if isinstance(what, Graph):
+            graph_jsonl.write(what, part)
+        else:
+            part.write_bytes(self._document(what, names) if isinstance(what, Workload) else what)
+
+    def _document(self, workload: Workload, names: Mapping[str, str]) -> bytes:
+        """The workload as YAML, with what was derived as comments above it."""
+        named: dict[str, Any] = {"graph": names[workload.graph]} if workload.graph in names else {}
+        if workload.requests is not None and workload.requests.file in names:
+            named["requests"] = workload.requests.model_copy(update={"file": names[workload.requests.file]})
+        said = "".join(f"# {_shown(line)}\n" for line in self.derived)
+        return (said + catalog.dump(workload.model_copy(update=named))).encode()
+
+
+def _part(name: str, lines: list[str]) -> str:
+    """A part of what is told, at most so many lines of it."""
+    more = [f"and {len(lines) - _MOST_TOLD + 1:,} more (--json tells all)"] if len(lines) > _MOST_TOLD else []
+    told = lines[: _MOST_TOLD - len(more)] + more
+    return "\n".join((f"{name}:", *(f"  {_shown(line)}" for line in told)))
+
+
+def _shown(line: str) -> str:
+    """A line that may quote a file, as terminals and YAML take it."""
+    return quotable(" ".join(line.split()), 300)
+
+
+def named(text: str) -> str:
+    """Make a name of a document of any text, such as the stem of a file."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")[:100] or "imported"
