@@ -143,9 +143,9 @@ class Imported:
 
     def _document(self, workload: Workload, names: Mapping[str, str]) -> bytes:
         """The workload as YAML, with what was derived as comments above it."""
-        named: dict[str, Any] = {"graph": names[workload.graph]} if workload.graph in names else {}
-        if workload.requests is not None and workload.requests.file in names:
-            named["requests"] = workload.requests.model_copy(update={"file": names[workload.requests.file]})
+        named: dict[str, Any] = {"graph": names[workload.graph or ""]} if workload.graph in names else {}
+        if (requests := workload.requests) is not None and requests.file in names:
+            named["requests"] = requests.model_copy(update={"file": names[requests.file or ""]})
         said = "".join(f"# {_shown(line)}\n" for line in self.derived)
         return (said + catalog.dump(workload.model_copy(update=named))).encode()
 
