@@ -1,0 +1,75 @@
+"""The card of a model and a machine: counted from what is built, held against what model cards print."""
+
+import pytest
+
+from simulator import catalog
+from simulator.builders import build_job
+from simulator.builders.weights import parameters
+from simulator.graph import Job
+from simulator.report.card import amount, line, machine_card, model_card
+
+
+@pytest.mark.parametrize(
+    ("name", "every", "active"),
+    [
+        ("llama31_8b_decode", 8.03e9, 8.03e9),  # model card: 8B; index of its safetensors: 16,060,522,496 B in bf16
+        ("llama31_405b_decode", 405.8e9, 405.8e9),  # arXiv 2407.21783, table 3: 405B
+        ("mixtral_8x7b_decode", 46.7e9, 12.9e9),  # arXiv 2401.04088, introduction: 47B and 13B
+        ("qwen3_30b_decode", 30.5e9, 3.3e9),  # model card: 30.5B in all, 3.3B activated
+        ("qwen3_235b_decode", 235e9, 22e9),  # model card: 235B in all, 22B activated
+        ("deepseek_v3_decode", 671e9, 37e9),  # arXiv 2412.19437, abstract: 671B and 37B
+    ],
+)
+def test_parameters_are_those_of_the_model_card(name, every, active):
+    found = parameters(catalog.read_workload(name))
+    assert found == (pytest.approx(every, rel=0.005), pytest.approx(active, rel=0.03))
+
+
+def card_of(name):
+    work = catalog.read_workload(name)
+    return model_card(work, build_job(work))
+
+
+def test_a_dense_model_says_what_a_token_takes():
+    card = card_of("llama31_8b_decode")
+    assert card["parameters"] == "8.03 billion"
+    assert card["weights"] == "16.1 GB"
+    assert card["KV cache"] == "131 kB a token"  # 2 * 32 layers * 8 heads * 128 * 2 B
+    assert "FLOP a token" in card["arithmetic"]
+    assert line(card).startswith("parameters 8.03 billion; weights 16.1 GB; KV cache 131 kB a token; arithmetic ")
+
+
+def test_a_job_says_whose_weights_they_are_and_how_many_ranks_there_are():
+    card = card_of("llama3_8b_train_2x2x2")
+    assert card["weights"].endswith(" a rank")
+    assert card["graph"].endswith(" in 8 ranks")
+
+
+def test_experts_say_what_is_active():
+    assert card_of("qwen3_30b_decode")["parameters"] == "30.5 billion, 3.35 billion active for a token"
+
+
+def test_requests_have_no_graph_before_they_come():
+    card = model_card(catalog.read_workload("llama31_8b_hits"), None)
+    assert list(card) == ["parameters", "KV cache"]
+
+
+def test_a_graph_says_what_is_in_it():
+    from simulator import formats
+
+    work = catalog.read_workload("residency_acceptance")
+    graph = formats.read_graph(catalog.path_of("residency_acceptance", "workload").with_name(work.graph))
+    assert list(model_card(work, Job.of(graph)))[-1] == "graph"
+
+
+def test_a_machine_says_its_peaks_and_tiers():
+    card = machine_card(catalog.read_hardware("h100_sxm"))
+    assert card["peak arithmetic"].startswith("bf16 989 TFLOP/s")
+    assert card["hbm"] == "80.0 GB, 3.35 TB/s"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(999, "999"), (8_030_261_248, "8.03 billion"), (405e9, "405 billion"), (1e12, "1.00 trillion")]
+)
+def test_amounts_have_three_digits(number, said):
+    assert amount(int(number)) == said
