@@ -233,6 +233,8 @@ class Weight(NamedTuple):
         How many a rank has of it (before ZeRO shards them).
     replicas
         Axes along which ranks hold the same of it, and add up its gradient.
+    is_trained
+        Whether it has a gradient in training.
     """
 
     name: str
@@ -241,6 +243,7 @@ class Weight(NamedTuple):
     kind: str
     parameters: int
     replicas: Axes
+    is_trained: bool = True
 
 
 def _next(at: Layout, target: Layout) -> Change:

@@ -119,6 +119,8 @@ def _check_size(workload: Workload, model: Model) -> None:
     """
     parallel, pools, build_model = workload.parallel, workload.pools, MODELS[model.family]
     fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
+    if about := workload.checkpoint:
+        fewest["checkpoint"] = about.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
     found = [
         [_sizes(build_model(once, model.decoder.of_kind(kind, n))) for n in (1, 2)] for kind in model.decoder.kinds

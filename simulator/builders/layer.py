@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.tape import FORWARD, FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH, TENSOR, numbered
 from simulator.errors import ConfigError
 from simulator.graph_builder import OpFields
@@ -49,9 +49,14 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
         From the normed input to what the output projection takes.
     """
     t.block = block
-    attended = _behind(t, "norm1", t.linear("attn.o", attend(t.norm("norm1", x))))
-    r = t.vector("add1", [x, attended], adds=True)
-    return t.vector("add2", [r, _behind(t, "norm2", fed(t, t.norm("norm2", r, sums="add1")))], adds=True)
+
+    def layer(x: str) -> str:
+        context = t.part("attention", lambda x: attend(t.norm("norm1", x)), x)
+        r = t.vector("add1", [x, _behind(t, "norm1", t.linear("attn.o", context))], adds=True)
+        fed_forward = t.part("feed_forward", lambda r: fed(t, t.norm("norm2", r, sums="add1")), r)
+        return t.vector("add2", [r, _behind(t, "norm2", fed_forward)], adds=True)
+
+    return t.part("layer", layer, x)
 
 
 def _behind(t: Tape, name: str, x: str) -> str:
@@ -121,7 +126,7 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     own, tokens, experts = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], 1
     logits = t.linear("ffn.router", x)
     bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
-    if t.phase == "forward":
+    if t.phase in FORWARD:
         experts = part.routed
         if own * part.top_k % experts:
             must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
@@ -132,8 +137,8 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     shares = t.tensor("ffn.route.shares", part.top_k, t.layout(x), FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
 
-    def back(_: str) -> None:
-        d_shares, d_sent = t.to(t.grads.pop(shares), t.layout(shares)), t.grads.pop(sent)
+    def back(d_sent: str) -> None:
+        d_shares = t.to(t.grads.pop(shares), t.layout(shares))
         partial = t.layout(d_sent).partial
         d_sent = t.to(d_sent, replace(here, partial=partial))
         d_logits = t.tensor("ffn.router.out.grad", part.routed, t.layout(logits))
@@ -141,7 +146,7 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.give([x, logits], [dx, d_logits], "ffn.route")
 
-    t.record("", back)
+    t.record(sent, back)
     return sent, shares
 
 
@@ -203,8 +208,9 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     def back(dy: str) -> None:
         dy = t.to(dy, t.cut(features))
         dy_bytes, (old, new) = t.made_bytes(dy), t.grad(table, BATCH)
-        added_bytes = dy_bytes // t.mesh.size(entries) if old else 0
-        read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * t.element_bytes
+        size = t.workload.dtypes.gradient_bytes
+        added_bytes = dy_bytes * size // (t.element_bytes * t.mesh.size(entries)) if old else 0
+        read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
         t.op("tokens", [*names, dy, *old], new, read_bytes=read_bytes, write_bytes=write_bytes)
 
     return t.to(t.record(out, back), t.residual)
@@ -256,4 +262,4 @@ def loss(t: Tape, x: str) -> None:
         op(parts, [grad], min(copies, 1), t.made_bytes(grad))
         t.give([logits], [grad])
 
-    t.record("", back)
+    t.record(out, back)

@@ -71,8 +71,9 @@ from itertools import accumulate, pairwise
 from simulator.builders.attention import at_once
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import Tape, starts
-from simulator.builders.weights import BATCH, Laid, blocks, stage_layers
+from simulator.builders.weights import BATCH, Laid, blocks, is_matrix, stage_layers
 from simulator.graph import CollectiveKind, Graph, Job
+from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
 
 NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
@@ -137,24 +138,26 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
         return
     order, suffix = [*t.weights], "gathered"
     if t.phase == "backward":
-        order, suffix = [name for name in order[::-1] if name not in ("embed", "head")], "gathered.bwd"
+        order = [name for name in order[::-1] if name not in ("embed", "head") and t.goes_back(name)]
+        suffix = "gathered.bwd"
     here = order.index(block)
     due = [(following, start) for following in order[here + 1 : here + 2]]
     for t.block, waits_for in [(block, []), *due] if here == 0 else due:
-        for whose in _sharing(t, t.block):
+        for whose in _sharing(t, t.block, trained=False):
             weights = whose[1]
             for weight in weights:
                 t.declare(weight.name, _shard(t, weight) * t.element_bytes, weight.kind)
-            for weight in weights:
+            for weight in weights:  # what is gathered stands for the weight
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
                 t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
             reads = [*(weight.name for weight in weights), *waits_for]
             _meet(t, "weights", CollectiveKind.ALL_GATHER, whose, reads, [t.held[w.name] for w in weights])
 
 
-def _sharing(t: Tape, block: str) -> Iterable[Shared]:
-    """The weights of a block by the replicas that share them."""
-    return _grouped(t.weights[block].values(), lambda weight: weight.replicas)
+def _sharing(t: Tape, block: str, *, trained: bool = True) -> Iterable[Shared]:
+    """The weights of a block that are trained, or all of them, by the replicas that share them."""
+    weights = (weight for weight in t.weights[block].values() if weight.is_trained or not trained)
+    return _grouped(weights, lambda weight: weight.replicas)
 
 
 def _grouped(weights: Iterable[Weight], axes_of: Callable[[Weight], Axes]) -> Iterable[Shared]:
@@ -167,9 +170,10 @@ def _grouped(weights: Iterable[Weight], axes_of: Callable[[Weight], Axes]) -> It
 
 
 def _meet(t: Tape, what: str, kind: CollectiveKind, whose: Shared, reads: list[str], writes: list[str]) -> None:
-    """Add a collective along some axes, of as many bytes as some weights have."""
+    """Add a collective along some axes, of as many bytes as some weights have, or their gradients."""
     axes, weights = whose
-    size_bytes = sum(weight.parameters for weight in weights) * t.element_bytes
+    each_bytes = t.workload.dtypes.gradient_bytes if what == "grads" else t.element_bytes
+    size_bytes = sum(weight.parameters for weight in weights) * each_bytes
     t.meet(f"{what}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
 
 
@@ -192,11 +196,11 @@ def _add_up(t: Tape, block: str) -> None:
 def _into_shards(t: Tape, whose: Shared) -> None:
     """Reduce into shards; from the second micro-batch on, add them to what is there."""
     axes, weights = whose
-    grads = [t.graded.pop(weight.name) for weight in weights]
+    grads, size = [t.graded.pop(weight.name) for weight in weights], t.workload.dtypes.gradient_bytes
     is_first, parts = weights[0].name not in t.shards, list[str]()
     for weight in weights:
         parts.append(f"{weight.name}.grad.shard" if is_first else f"{t.micro}{weight.name}.grad.part")
-        t.graph.tensor(parts[-1], _shard(t, weight) * t.element_bytes, "gradient")
+        t.graph.tensor(parts[-1], _shard(t, weight) * size, "gradient")
     _meet(t, "grads", CollectiveKind.REDUCE_SCATTER, whose, grads, parts)
     shards = [t.shards.setdefault(weight.name, part) for weight, part in zip(weights, parts, strict=True)]
     if not is_first:
@@ -205,20 +209,33 @@ def _into_shards(t: Tape, whose: Shared) -> None:
 
 def _update(t: Tape) -> None:
     """Update all weights of the rank, each with its shard of the optimizer state, and gather what was sharded."""
-    t.phase, t.micro, state_bytes = "update", "", t.workload.dtypes.optimizer_bytes_per_parameter
+    t.phase, t.micro = "update", ""
     for block, weights in t.weights.items():
         t.block = block
         for module, weight in weights.items():
-            name, shard = weight.name, _shard(t, weight)
-            if name not in t.graded and name not in t.shards:
-                continue  # the bias of a router, which no gradient moves
-            state = t.declare(f"{name}.state", shard * state_bytes, "optimizer_state")
-            reads = [t.shards.get(name) or t.graded[name], state, name]
-            read_bytes, write_bytes = (shard * (state_bytes + moved * t.element_bytes) for moved in (2, 1))
-            t.op(module, reads, reads[1:], read_bytes=read_bytes, write_bytes=write_bytes, dtype="fp32")
+            if weight.is_trained:
+                _update_one(t, module, weight)
         for whose in _sharing(t, block) if t.zero_stage in {1, 2} else ():
             names = [weight.name for weight in whose[1]]
             _meet(t, "weights", CollectiveKind.ALL_GATHER, whose, names, names)
+
+
+def _update_one(t: Tape, module: str, weight: Weight) -> None:
+    """Update a weight, or a shard of it."""
+    name, shard, dtypes, optimizer = weight.name, _shard(t, weight), t.workload.dtypes, t.workload.optimizer
+    state_bytes, more = shard * dtypes.optimizer_bytes_per_parameter, OpFields(dtype="fp32")
+    if optimizer is not None:
+        shape, shards = weight.layout.local_shape(weight.shape, name), -(-weight.parameters // shard)
+        inside = is_matrix(module, shape) and t.block in t.layers
+        state_bytes = optimizer.state_bytes(shape, shards, t.element_bytes, is_matrix=inside)
+        if flops := optimizer.update_flops(shape, is_matrix=inside):
+            more = OpFields(flops=flops, workspace_bytes=2 * weight.parameters * t.element_bytes)
+    reads = [t.shards.get(name) or t.graded[name]]
+    if state_bytes:
+        reads.append(t.declare(f"{name}.state", state_bytes, "optimizer_state"))
+    more["write_bytes"] = state_bytes + shard * t.element_bytes
+    more["read_bytes"] = more["write_bytes"] + shard * dtypes.gradient_bytes
+    t.op(module, [*reads, name], [*reads[1:], name], **more)
 
 
 class Stage:
@@ -242,6 +259,8 @@ class Stage:
         blocks = ["embed"] * self.is_first + layers + ["head"] * self.is_last
         own = laid._replace(weights={block: laid.weights[block] for block in blocks})
         self.tape, self.parallel = Tape(own, name), laid.workload.parallel
+        before = [*laid.weights][: [*laid.weights].index(blocks[0])]
+        self.tape.has_trained_before = any(one.is_trained for name in before for one in laid.weights[name].values())
         self.micros = starts("mb", self.parallel.micro_batches)
         self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> what it put out; "" is what came in
         self.unsent: tuple[str, str] | None = None
@@ -281,15 +300,15 @@ class Stage:
 
     def _backward(self, *, is_last: bool) -> None:
         t, made = self.tape, self.made.pop(self.tape.micro)
-        if not self.is_last:
+        if not self.is_last and made[self.layers[-1]] in t.wanting:
             t.give([made[self.layers[-1]]], [self._receive(self.layers[-1], "out.grad", PREVIOUS, -1)])
         for block in reversed(t.weights):
-            if block in made:
+            if block in made and t.goes_back(block):
                 _gather_before(t, block, [t.grads[made[block]]])
             t.go_back(block)
             if is_last or t.zero_stage > 1:
                 _add_up(t, block)
-        if not self.is_first:
+        if made[""] in t.wanting and not self.is_first:
             self.unsent = (t.micro, t.grads.pop(made[""]))
 
     def _send_back(self) -> None:
@@ -304,6 +323,8 @@ class Stage:
     def _receive(self, block: str, name: str, group: str, by: int) -> str:
         self.tape.block = block
         x = self.tape.tensor(name, self.tape.model.hidden, self.tape.residual)
+        if self.tape.has_trained_before:
+            self.tape.wanting.add(x)
         self._meet(CollectiveKind.RECV, x, group, by)
         return x
 

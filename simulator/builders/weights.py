@@ -23,6 +23,7 @@ from simulator.workload import (
     Gqa,
     Layer,
     LlamaModel,
+    Lora,
     Mla,
     Parallel,
     Workload,
@@ -33,6 +34,9 @@ TENSOR = ("tensor",)
 EXPERT = ("expert",)
 BATCH = ("data", "expert")
 """Axes that cut the samples: expert ranks are replicas as well."""
+
+ADAPTER = ("lora_a", "lora_b")
+"""The two matrices of an adapter, by the names that theirs add to that of the linear beside which they stand."""
 
 _COLUMN: tuple[Axes, ...] = ((), TENSOR)
 _ROW: tuple[Axes, ...] = (TENSOR, ())
@@ -161,6 +165,41 @@ def _gated(name: str, h: int, f: int, experts: int = 0, *, biases: bool = False)
     return _biases(found, found) if biases else found
 
 
+def _adapted(part: Specs, lora: Lora) -> Specs:
+    """The weights of a layer with those of the adapters beside some; rows go through the narrow width uncut."""
+    found = dict(part)
+    for name, (shape, cut, kind) in part.items():
+        if is_matrix(name, shape) and _fits(name, lora.targets):
+            down = Spec((*shape[:-1], lora.rank), (*cut[:-1], ()), kind)
+            up = Spec((*shape[:-2], lora.rank, shape[-1]), (*cut[:-2], (), cut[-1]), kind)
+            found |= {f"{name}.{which}": spec for which, spec in zip(ADAPTER, (down, up), strict=True)}
+    return found
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a weight of a layer is a matrix, or several in one, rather than vectors."""
+    return len(shape) > 1 and not name.endswith(".bias")
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _check_trained(laid: Laid, frozen: tuple[str, ...]) -> None:
+    """Refuse patterns that no weight fits, and a step that trains nothing."""
+    where, names = f"workload {laid.workload.name}", tuple(laid.by_name)
+    targets = laid.workload.lora.targets if laid.workload.lora else ()
+    part = dict(kv for block in laid.layers for kv in laid.weights[block].items())
+    linears = tuple(name for name, one in part.items() if is_matrix(name, one.shape))
+    for key, patterns, known in (("frozen", frozen, names), ("lora.targets", targets, linears)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in known):
+                must = "a pattern is for weights that the model has"
+                raise ConfigError(f"{where}, {key}", must, repr(pattern), nearest(pattern, known[:12]))
+    if not any(weight.is_trained for weight in laid.by_name.values()):
+        raise ConfigError(f"{where}, frozen", "something is trained", "all weights frozen", "freeze fewer")
+
+
 def size_bytes(weight: Weight, dtypes: Dtypes) -> int:
     """Size of what a rank holds of a weight [B]; matrices of layers but for routers are kept as ``dtypes.weights``."""
     kept = (dtypes.experts if weight.kind == "expert" else None) or dtypes.weights
@@ -211,9 +250,11 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
     mesh = Mesh((1,) * len(matrix) if parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
     names, parts = blocks(model.layers), map(model.decoder.layer, range(model.layers))
     laid = Laid(workload, model.decoder, mesh, {}, dict(zip(names, parts, strict=True)))
-    unused = dict.fromkeys(parallel.layouts)
+    unused, frozen = dict.fromkeys(parallel.layouts), workload.frozen
+    frozen = (("*",) if workload.lora else ()) if frozen is None else frozen
     for block, part in specs(laid.model):
-        for module, spec in part.items():
+        adapted = _adapted(part, workload.lora) if workload.lora and block not in ("embed", "head") else part
+        for module, spec in adapted.items():
             name, tensor_map = f"{block}/{module}.weight", spec.tensor_map
             if spec.kind == "expert" and parallel.expert > parallel.data:
                 tensor_map = ((*TENSOR, *EXPERT), (), ())
@@ -228,12 +269,15 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
             layout = Layout(mesh, tensor_map)
             replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
             parameters = layout.local_elements(spec.shape, f"{where}, {name}")
+            is_trained = module.endswith(ADAPTER) or not (module == "ffn.router_bias" or _fits(name, frozen))
             laid.weights.setdefault(block, {})[module] = Weight(
-                name, spec.shape, layout, spec.kind, parameters, replicas
+                name, spec.shape, layout, spec.kind, parameters, replicas, is_trained
             )
     for pattern in unused:
         must, do = "a layout is for weights that the model has", nearest(pattern, tuple(laid.by_name)[:12])
         raise ConfigError(f"{where}, parallel.layouts", must, repr(pattern), do)
+    if model == workload.model:  # and not the same with fewer layers
+        _check_trained(laid, frozen)
     return laid
 
 

@@ -12,11 +12,12 @@ from simulator.workload.attention_kinds import Attention, Compress, Gqa, Mla, Se
 from simulator.workload.models import DecoderModel, Dense, Experts, Layer, LlamaModel, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools, matrix_bytes
+from simulator.workload.training import Checkpoint, Lora, Optimizer
 
 __all__ = [
-    "AXES", "Arrivals", "Arriving", "Attention", "Compress", "DecoderModel", "Dense", "Dtypes", "Experts", "Gqa",
-    "KvBlocks", "Layer", "Lengths", "LlamaModel", "Mla", "Model", "Other", "Parallel", "Pools", "Prefixes",
-    "Request", "Requests", "Select", "Sparse", "Workload", "matrix_bytes",
+    "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes", "Experts",
+    "Gqa", "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel",
+    "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload", "matrix_bytes",
 ]  # fmt: skip
 
 
@@ -34,6 +35,11 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "pools": ("serve",),
     "requests": ("requests",),
     "replicas": _OF_A_LENGTH,
+    "optimizer": ("train",),
+    "lora": ("train",),
+    "frozen": ("train",),
+    "checkpoint": ("train",),
+    "dtypes.gradients": ("train",),
     "dtypes.weights": (*_INFERENCE, "requests"),
     "dtypes.experts": (*_INFERENCE, "requests"),
     "dtypes.kv_cache": (*_INFERENCE, "requests"),
@@ -82,6 +88,16 @@ class Workload(Document):
     swiglu
         Whether a gated feed-forward activates the gate and multiplies it in two ops (``apart``); or in one (``fused``),
         which keeps the activated gate nowhere, so that backward computes it again.
+    optimizer
+        In training, what is kept of each weight to update it; default: ``dtypes.optimizer_bytes_per_parameter``.
+    lora
+        In training, low-rank adapters; then all other weights are frozen unless `frozen` says which.
+    frozen
+        In training, patterns of weights (``embed/*``, ``L0[0-7]/*``) without gradient, state and update; never those of
+        adapters. What comes before the first weight that is trained has no backward.
+    checkpoint
+        In training, what backward runs again rather than keep. It is a part of the program, under every policy; what
+        the policy `recompute` makes again comes on top.
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools
@@ -112,6 +128,10 @@ class Workload(Document):
     swiglu: Literal["apart", "fused"] = "apart"
     parallel: Parallel = Parallel()
     pools: Pools | None = None
+    optimizer: Optimizer | None = None
+    lora: Lora | None = None
+    frozen: tuple[str, ...] | None = None
+    checkpoint: Checkpoint | None = None
     requests: Requests | None = None
     graph: str | None = None
     views: Literal["reads", "writes"] = "reads"
@@ -160,6 +180,8 @@ class Workload(Document):
         if self.requests is not None:
             self.requests.check(model)
         decoder = model.decoder
+        if self.phase == "train":
+            self._check_training(decoder)
         for attention, part in decoder.kinds:
             if self.phase in ("train", *_INFERENCE):
                 check_attention(attention, self.sequence)
@@ -191,3 +213,12 @@ class Workload(Document):
             do = "remove it; parallel.expert says how experts lie on ranks"
             usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default
             require(usual, must, key, "model", "feed_forward", key, do=do)
+
+    def _check_training(self, model: DecoderModel) -> None:
+        """Refuse an optimizer that is said twice, and layers that the model has not."""
+        must, found = "what is kept of a weight is said once", "optimizer and dtypes.optimizer_bytes_per_parameter"
+        once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
+        require(once, must, found, "optimizer", do="remove one of them")
+        last = max((self.checkpoint and self.checkpoint.layers) or (0,))
+        must, at = f"layers are numbered from 0 to {model.layers - 1}", ("checkpoint", "layers")
+        require(last < model.layers, must, str(last), *at, do="correct it")

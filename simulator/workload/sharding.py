@@ -65,6 +65,8 @@ class Dtypes(Part):
     ----------
     compute
         Weights, activations and gradients.
+    gradients
+        In training, gradients of weights, in which micro-batches and ranks add up; default: as `compute`.
     weights
         For inference, the matrices of layers but for routers; default: as `compute`. Arithmetic stays in `compute`.
     experts
@@ -72,12 +74,14 @@ class Dtypes(Part):
     kv_cache
         For inference, what is cached of each token; default: as `compute`. Scales are not counted.
     optimizer_bytes_per_parameter
-        Master weight and moments together: 12 for fp32 master and two fp32 moments (Adam).
+        Master weight and moments together: 12 for fp32 master and two fp32 moments (Adam). See `optimizer`, which says
+        what they are instead.
     logits_copies_fp32
         fp32 copies of the logits that the loss holds while it runs.
     """
 
     compute: Literal["bf16", "fp16", "fp32"] = "bf16"
+    gradients: Literal["bf16", "fp16", "fp32"] | None = None
     weights: Kept | None = None
     experts: Kept | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
@@ -88,6 +92,11 @@ class Dtypes(Part):
     def element_bytes(self) -> int:
         """Size of an element of `compute` [B]."""
         return 4 if self.compute == "fp32" else 2
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Size of an element of the gradient of a weight [B]."""
+        return FORMATS[self.gradients or self.compute].bits // 8
 
     @property
     def kv_bytes(self) -> int:

@@ -1,0 +1,250 @@
+"""What one rank runs, written down: tensors and how they are spread, ops, and the collectives that layouts ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple, Unpack
+
+from simulator.builders.weights import BATCH, TENSOR, Laid, size_bytes
+from simulator.graph import Collective, CollectiveKind, Late
+from simulator.graph_builder import GraphBuilder, OpFields
+from simulator.layout import Axes, Change, Layout, Weight
+from simulator.workload import Attention, Layer
+
+MADE = {
+    None: "slice",
+    CollectiveKind.ALL_GATHER: "gathered",
+    CollectiveKind.REDUCE_SCATTER: "scattered",
+    CollectiveKind.ALL_TO_ALL: "exchanged",
+}
+"""What a change of layout calls the tensor that it makes."""
+
+
+Rows = tuple[int, ...]
+
+
+class Spread(NamedTuple):
+    """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features.
+
+    Its origin is the tensor that it is in another layout, if it is that.
+    """
+
+    rows: Rows
+    width: int
+    layout: Layout
+    element_bytes: int
+    origin: str = ""
+
+
+laid_out = lru_cache(Layout)
+"""The few layouts of a model, each made once."""
+
+
+class Sheet:
+    """The step of one rank: ops of the current micro-batch, block and phase.
+
+    Names of ops and tensors are relative to `micro` and `block` (``mb0/L03``); what methods return, and take as
+    tensors, are full names. Widths are elements per row of the whole model; what a rank holds follows from layouts.
+
+    Parameters
+    ----------
+    laid
+        What runs, and the weights of its model on the ranks.
+    name
+        Of the graph.
+    rows
+        Tokens that run together, on all replicas; default: those of a micro-batch.
+    """
+
+    def __init__(self, laid: Laid, name: str = "", rows: int = 0) -> None:
+        workload, self.model, self.mesh, self.weights, self.layers = laid
+        self.workload, self.where = workload, f"workload {workload.name}"
+        self.graph = GraphBuilder(name or workload.name, self.where)
+        self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
+        self.element_bytes = workload.dtypes.element_bytes
+        self._usual, self._own = self.model.layer(0), dict[Attention, Attention]()
+        self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
+        self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
+        self.micro, self.block, self.phase = "", "", "forward"
+        self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
+        self.spread: dict[str, Spread] = {}
+        self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
+        self._changed: dict[tuple[str, Layout, str], str] = {}
+        self._groups: set[str] = set()
+
+    # the current layer
+
+    @property
+    def layer(self) -> Layer:
+        """The parts of the current layer, or of the first one where the current block is none."""
+        return self.layers.get(self.block, self._usual)
+
+    @property
+    def attention(self) -> Attention:
+        """The attention of the current layer, with the heads of this rank."""
+        part = self.layer.attention
+        if part not in self._own:
+            self._own[part] = part.of_one(self.mesh.size(TENSOR))
+        return self._own[part]
+
+    @property
+    def token_bytes(self) -> int:
+        """What the KV cache of the current layer holds of a token, on this rank [B]."""
+        return self.attention.kv_elements * self.workload.dtypes.kv_bytes
+
+    # names and tensors
+
+    def name(self, tensor: str) -> str:
+        """Full name of a tensor of the current block."""
+        return f"{self.micro}{self.block}/{tensor}{self.again}"
+
+    def cut(self, features: Axes = (), tokens: Axes = BATCH, partial: Axes = ()) -> Layout:
+        """The layout of rows cut along `tokens`, and of features cut along `features`."""
+        return laid_out(self.mesh, (tokens, features), partial)
+
+    def tensor(self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: Rows = ()) -> str:
+        """Add an activation of so many elements a row to the current block; return its name.
+
+        Rows are cut along the batch unless a layout is given, and are all tokens unless their number is; `size` is that
+        of an element [B], by default of the model's data type.
+        """
+        layout = self.cut() if layout is None else layout
+        return self.add(self.name(name), Spread(rows or self.rows, width, layout, size or self.element_bytes))
+
+    def of_heads(self, name: str, width: int, rows: tuple[int, ...] = ()) -> str:
+        """Add an activation with so many elements a row of this rank's heads; return its name."""
+        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=rows)
+
+    def add(self, name: str, spread: Spread) -> str:
+        """Add an activation with this full name that is spread so; return the name."""
+        self.spread[name] = spread
+        kind = self.kinds.get(name.rpartition("/")[2], "activation")
+        self.graph.tensor(name, self.made_bytes(name), kind)
+        return name
+
+    def elements(self, name: str) -> int:
+        """How many elements of a tensor this rank holds."""
+        spread = self.spread[name]
+        return spread.layout.local_elements((*spread.rows, spread.width), f"{self.where}, {name}")
+
+    def made_bytes(self, *names: str) -> int:
+        """Size of what this rank holds of activations [B]."""
+        return sum(self.elements(name) * self.spread[name].element_bytes for name in names)
+
+    @property
+    def own_tokens(self) -> int:
+        """How many tokens the samples of this rank have."""
+        return prod(self.rows) // self.mesh.size(BATCH)
+
+    def layout(self, name: str) -> Layout:
+        """How a tensor is spread now."""
+        return self.spread[name].layout
+
+    def weight(self, name: str) -> Weight:
+        """A weight of the current block; its tensor is declared when it is first named."""
+        weight = self.weights[self.block][name]
+        self.declare(weight.name, self.weight_bytes(weight), weight.kind)
+        return weight
+
+    def declare(self, name: str, size_bytes: int, kind: str) -> str:
+        """Add a persistent tensor [B] unless it is there."""
+        if name not in self.held:
+            self.graph.tensor(name, size_bytes, kind, persistent=True)
+            self.held[name] = name
+        return name
+
+    def weight_bytes(self, weight: Weight) -> int:
+        """What this rank holds of a weight [B]."""
+        return size_bytes(weight, self.workload.dtypes)
+
+    @property
+    def again(self) -> str:
+        """What names of tensors end with that are made again within backward."""
+        return ".again" if self.phase == "again" else ""
+
+    # ops
+
+    def op_name(self, name: str) -> str:
+        """Full name of an op of the current block and phase."""
+        short = {"forward": "fwd", "backward": "bwd"}.get(self.phase, self.phase)
+        return f"{self.micro}{self.block}/{short}/{name}"
+
+    def op(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
+        """Add an op of the current block and phase; with work it is a matrix product unless it says otherwise."""
+        more["phase"] = "backward" if self.again else self.phase
+        more.setdefault("dtype", self.workload.dtypes.compute)
+        if more.get("flops"):
+            more.setdefault("op_class", "matmul")
+        self.write(self.op_name(name), [*reads], [*writes], more)
+
+    def write(self, name: str, reads: list[str], writes: list[str], more: OpFields) -> None:
+        """Write down an op by its full name."""
+        kind = "collective" if more.get("collective") else "compute"
+        self.graph.op(name, reads, writes, kind, **more)
+
+    def multiply(self, name: str, reads: list[str], read_bytes: int, *, width: int = 0, rows: int = 0) -> str:
+        """Multiply each head's part of rows (default: all tokens) by its part of a weight; without gradients.
+
+        Parameters
+        ----------
+        name
+            Of the op and of its weight.
+        reads, read_bytes
+            What else is read, and how much of it [B].
+        width
+            Elements of a row that comes out; default: as the weight has it.
+        rows
+            How many.
+        """
+        weight, rows = self.weight(name), rows or self.own_tokens
+        here = self.cut(weight.layout.tensor_map[-1])
+        out = self.tensor(f"{name}.out", width or weight.shape[-1], here, rows=(rows,))
+        read_bytes += self.weight_bytes(weight)
+        self.op(name, [*reads, weight.name], [out], flops=2 * rows * weight.parameters, read_bytes=read_bytes)
+        return out
+
+    def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
+        """Dynamic reads of the op of the current block that is added next."""
+        return self.graph.late(self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each)
+
+    def group(self, name: str, members: Iterable[Iterable[int]]) -> str:
+        """Declare a group unless it is there."""
+        if name not in self._groups:
+            self._groups.add(name)
+            self.graph.group(name, members)
+        return name
+
+    def meet(
+        self, name: str, kind: CollectiveKind, along: str | Axes, size_bytes: int, reads: list[str], writes: list[str]
+    ) -> None:
+        """Add a collective of so many bytes: of a group, or of the ranks that differ along some axes only."""
+        group = along if isinstance(along, str) else self.group(".".join(along), self.mesh.members(along))
+        self.op(name, reads, writes, collective=Collective(kind, group, size_bytes))
+
+    def to(self, x: str, layout: Layout) -> str:
+        """Bring a tensor into a layout by the collectives that it takes; once in each phase of a micro-batch."""
+        if self.layout(x) == layout:
+            return x
+        key = (x, layout, self.phase)
+        if key not in self._changed:
+            made = x
+            for change in self.layout(x).changes(layout):
+                made = self._change(made, change)
+            self._changed[key], self.spread[made] = made, self.spread[made]._replace(origin=self.spread[x].origin or x)
+        return self._changed[key]
+
+    def _change(self, x: str, change: Change) -> str:
+        spread, module = self.spread[x]._replace(layout=change.layout), x.rpartition("/")[2]
+        if change.kind is CollectiveKind.ALL_REDUCE:
+            made, self.spread[x] = x, spread
+        else:
+            again = ".bwd" if self.phase == "backward" and not module.endswith(".grad") else self.again
+            made = self.add(f"{x}.{MADE[change.kind]}{again}", spread)
+        if change.kind is None:
+            self.op(f"{module}.slice", [x], [made], read_bytes=self.made_bytes(made))
+        else:
+            size_bytes = max(self.made_bytes(x), self.made_bytes(made))
+            self.meet(f"{module}.{change.kind}", change.kind, change.axes, size_bytes, [x], [made])
+        return made
