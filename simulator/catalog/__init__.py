@@ -6,6 +6,7 @@ from simulator.catalog.loaded import at as at
 from simulator.catalog.resolved import left_open as left_open
 from simulator.catalog.resolved import question as question
 from simulator.catalog.resolved import resolve as resolve
+from simulator.catalog.resolved import scenario_of as scenario_of
 from simulator.catalog.settings import factor as factor
 from simulator.catalog.settings import setting as setting
 from simulator.catalog.shelf import KINDS as KINDS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from glob import escape
@@ -39,7 +40,8 @@ def resolve(
     scenario
         A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
     changes
-        Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin.
+        Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path that begins
+        with ``workload.`` is of the workload, any other one of the machine.
     hardware, workload
         Instead of the ones that the scenario names.
 
@@ -53,14 +55,16 @@ def resolve(
     entries: dict[str, Entry[Any]] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
     story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
     base = entries["scenario"].path.parent if entries else Path()
-    asked = outside(changes or {})
+    every = outside(changes or {})
+    asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
     for kind, ref, given in (("hardware", story.hardware, hardware), ("workload", story.workload, workload)):
         if given is None:
             by = entries.get("scenario")
             with told_at(by.place(kind) if by else f"scenario {story.name!r}, {kind}"):
                 path = path_of(ref, kind, base)
             entries[kind] = load(path, kind)
-    subject = workload or entries["workload"].document
+    of_work = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
+    subject = apply(workload or entries["workload"].document, of_work)
     workload_dir = entries["workload"].path.parent if "workload" in entries else base
     paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
     machine = hardware or entries["hardware"].document
@@ -77,6 +81,35 @@ def resolve(
             for value in one.parameter.options or one.parameter.tried[:: len(one.parameter.tried) - 1]:
                 at(loaded, {one.axis: value})
     return loaded
+
+
+_ROWS = ("resident", "reactive", "static")
+"""Policies of a scenario that nobody wrote, unless others are named: nothing moves, a runtime, and a compiler."""
+
+
+def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[str] = ()) -> Scenario:
+    """Make the scenario of a workload on a machine, which then needs no document.
+
+    Parameters
+    ----------
+    hardware, workload
+        Names in the catalogue, or paths that end in ``.yaml``, relative to the working directory.
+    policies
+        Its rows, each with its default options; default: ``resident``, ``reactive`` and ``static``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such document.
+    """
+    names = [path_of(ref, kind).stem for ref, kind in ((workload, "workload"), (hardware, "hardware"))]
+    rows = [{"policy": name} for name in policies] or [{"policy": name} for name in _ROWS]
+    said = {"name": re.sub(r"[^A-Za-z0-9_.-]", "-", "_on_".join(names)).lstrip("_.-"), "title": " on ".join(names)}
+    said |= {"hardware": str(hardware), "workload": str(workload), "policies": rows}
+    try:
+        return Scenario.model_validate(said)
+    except ValidationError as error:
+        raise to_error(faults(error, said), "scenario", lambda keys: ".".join(("scenario", *keys))) from None
 
 
 def _add_files(loaded: Loaded) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,21 +37,42 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     return path
 
 
-def _own(context: click.Context, parameter: click.Parameter, reference: str) -> str:
-    """Refuse a file of other people, with the command that imports it."""
-    if os.path.isfile(reference):
-        from simulator.importers import refuse_foreign
+_WHAT = {
+    "workload": "Run this there, without a scenario; a name or a .yaml.",
+    "hardware": "Run on this machine, without a scenario; a name or a .yaml.",
+}
 
-        refuse_foreign(reference, str(parameter.name))
-    return reference
+
+def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Take a scenario, or a workload and a machine of which one is made."""
+
+    @wraps(function)
+    def made(scenario: Any, hardware: str | None, workload: str | None, **more: Any) -> Any:
+        from simulator.importers import refuse_foreign
+        from simulator.run import asked_for
+
+        if (scenario is None) != (hardware is not None and workload is not None) or (
+            scenario and (hardware or workload)
+        ):
+            raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
+        if scenario is None:
+            scenario = asked_for(str(hardware), str(workload), more.get("policies", ()))
+        else:
+            refuse_foreign(scenario)
+        return function(scenario, **more)
+
+    for name, about in _WHAT.items():
+        made = click.option(f"--{name}", metavar="NAME", help=about)(made)
+    return click.argument("scenario", required=False)(made)
 
 
 _OUT = "Write all of it here: tables, pictures and a page."
+_SET = "Change the machine, or with workload.KEY=VALUE what runs."
 _JUNIT = "Write what is expected as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
-    "scenario": click.argument("scenario", callback=_own),
+    "scenario": _on_machine,
     "out": click.option("--out", type=_PATH, callback=_writable, help=_OUT),
-    "set": click.option("--set", multiple=True, callback=_changes, metavar="KEY=VALUE", help="Change the hardware."),
+    "set": click.option("--set", multiple=True, callback=_changes, metavar="KEY=VALUE", help=_SET),
     "policy": click.option(
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
     ),

@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 @common.command("Run a scenario and print one row per policy.", "scenario", "out", "set", "policy", "json", "junit")
 @click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stops growing.")
 def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **more: Any) -> int:
-    """Run SCENARIO, a name in the catalogue or a .yaml file, and print one row per policy.
+    """Run SCENARIO, a name in the catalogue or a .yaml file, or a workload on a machine; print one row per policy.
 
     \b
     Examples:
       hosim run llama3_8b_train_910c --out results/llama3_8b
       hosim run llama3_8b_train_910c --set "links.*.bandwidth=70 GB/s"
+      hosim run --hardware h100_sxm --workload llama31_8b_decode --set workload.batch=4
       hosim run mine.yaml --policy static --policy reactive
       hosim run mine.yaml --json --junit results/mine.xml
 
@@ -67,7 +68,7 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
     if out is not None:
         yield f"Report: {out / 'report.html'}"
     if results.case.is_changed and results.case.loaded.scenario.expect:
-        yield "The machine was changed for this run: what the scenario expects was not checked."
+        yield "Something was set for this run: what the scenario expects was not checked."
     for verdict in results.expectations:
         if verdict.missed:
             yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from simulator import catalog
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import Job
+from simulator.importers import refuse_foreign
 from simulator.run.case import Case, Policies, prepare
 from simulator.run.results import Result, Results
 from simulator.run.row import Progress, rows_of, silent
@@ -17,9 +18,11 @@ from simulator.run.studies import searched
 from simulator.scenario import Keep, Scenario
 
 
-def run(
-    scenario: str | Path | Scenario,
+def run(  # noqa: PLR0913 - what is run, and how
+    scenario: str | Path | Scenario | None = None,
     *,
+    hardware: str | Path | None = None,
+    workload: str | Path | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     job: Job | None = None,
@@ -31,9 +34,12 @@ def run(
     ----------
     scenario
         A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    hardware, workload
+        Instead of a scenario: a machine and what runs on it, each a name in the catalogue or a path that ends in
+        ``.yaml``. The rows are those of `policies`, or ``resident``, ``reactive`` and ``static``.
     set
-        Changes to the hardware, as in the document: ``{"links.*.bandwidth": "50 GB/s"}``. What the scenario expects is
-        then not checked.
+        Changes to the machine, as in the document, and to the workload: ``{"links.*.bandwidth": "50 GB/s",
+        "workload.batch": 4}``. What the scenario expects is then not checked.
     policies
         Names: only these rows of the scenario, or policies with their default options. Functions by name: rows beside
         those of the scenario.
@@ -53,7 +59,27 @@ def run(
         If a document, an option or a plan is wrong. What cannot fit, what blocks itself, and what a policy does not
         know how to plan are rows, not errors.
     """
+    if scenario is None or hardware is not None or workload is not None:
+        must, do = "a scenario is run, or a workload on a machine", "say either scenario, or hardware and workload"
+        given = {"scenario": scenario, "hardware": hardware, "workload": workload}
+        found = " and ".join(name for name, value in given.items() if value is not None) or "nothing"
+        insist(scenario is None and hardware is not None and workload is not None, "run", must, found, do)
+        rows = () if policies is None or isinstance(policies, Mapping) else policies
+        scenario = asked_for(str(hardware), str(workload), [rows] if isinstance(rows, str) else rows)
     return run_case(read(scenario, set=set, job=job), policies, progress)
+
+
+def asked_for(hardware: str, workload: str, policies: Iterable[str] = ()) -> Scenario:
+    """Make the scenario of a workload on a machine; see `simulator.catalog.scenario_of`.
+
+    Raises
+    ------
+    ConfigError
+        Also if one of them is a file that is to be imported first.
+    """
+    for kind, reference in (("hardware", hardware), ("workload", workload)):
+        refuse_foreign(reference, kind)
+    return catalog.scenario_of(hardware, workload, policies)
 
 
 def read(
@@ -76,6 +102,8 @@ def read(
         raise ConfigError(
             "job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)"
         )
+    if isinstance(scenario, str | Path):
+        refuse_foreign(scenario)
     loaded = catalog.resolve(scenario, set)
     if trace is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"trace": trace}))

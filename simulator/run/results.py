@@ -240,7 +240,7 @@ class Results(dict[str, Result]):
         ran = any(row.status == "ok" for row in self.values())
         found = [Check("a row runs to its end", "" if ran else f"no row ran to its end, all are {states}")]
         known = {verdict.asks: check(verdict) for verdict in self.expectations}
-        why = "the machine was changed for this run" if self.case.is_changed else "not all of its rows were run"
+        why = "something was set for this run" if self.case.is_changed else "not all of its rows were run"
         asked = map(expectations.asks, self.case.loaded.scenario.expect)
         return found + [known.get(asks, Check(asks, skipped=why)) for asks in asked]
 

@@ -25,6 +25,7 @@ from simulator.report.sentences import crowded
 from simulator.run.case import prepare
 from simulator.run.results import Result
 from simulator.run.row import Progress, notes, row_of, silent
+from simulator.scenario import Scenario
 from simulator.units import counted, human, nearest
 from simulator.workload import Workload
 
@@ -108,7 +109,7 @@ class Planned:
 
 
 def plan(
-    scenario: str | Path,
+    scenario: str | Path | Scenario,
     policy: str = "static",
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
@@ -119,11 +120,11 @@ def plan(
     Parameters
     ----------
     scenario
-        A name in the catalogue, or a path that ends in ``.yaml``.
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
     policy
         A row of the scenario, or a policy with its default options.
     set
-        Changes to the hardware.
+        Changes to the machine, and to the workload (``workload.batch``).
     progress
         Called now and then.
 

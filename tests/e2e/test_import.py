@@ -35,3 +35,63 @@ def test_import_lists_its_kinds_and_refuses_others(hosim):
     done = hosim("import", "nothing", "x", "-o", "mine.yaml")
     assert done.code == 2
     assert "No such command 'nothing'" in done.err
+
+
+def test_a_workload_runs_on_a_machine_without_a_scenario(hosim, scenario):
+    folder = scenario.parent
+    where = ("--hardware", folder / "machine.yaml", "--workload", folder / "workload.yaml")
+    done = hosim("run", *where)
+    assert (done.code, done.err) == (0, "")
+    assert [line.split()[0] for line in done.out.splitlines()[1:4]] == ["resident", "reactive", "static"]
+    named = hosim("run", *where, "--policy", "static", "--policy", "recompute", "--json")
+    assert [row["policy"] for row in json.loads(named.out)["rows"]] == ["static", "recompute"]
+    assert hosim("plan", *where).out.startswith("static on workload_on_machine: ")
+
+
+def test_what_runs_without_a_scenario_is_written_with_one(hosim, scenario, tmp_path):
+    folder, out = scenario.parent, tmp_path / "out"
+    where = ("--hardware", folder / "machine.yaml", "--workload", folder / "workload.yaml")
+    done = hosim("run", *where, "--policy", "static", "--set", "workload.steps=3", "--out", out)
+    assert (done.code, done.err) == (0, "")
+    assert "steps: 3" in (out / "workload.yaml").read_text(encoding="utf-8")
+    again = json.loads(hosim("run", out / "scenario.yaml", "--json").out)["rows"]
+    assert again == json.loads((out / "summary.json").read_text(encoding="utf-8"))["rows"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["chain.yaml", "--hardware", "h100_sxm"], ["--workload", "tiny_train"], ["--hardware", "h100_sxm"]],
+)
+def test_a_scenario_is_named_or_a_machine_and_what_runs_there(hosim, words):
+    done = hosim("run", *words)
+    assert (done.code, done.out) == (2, "")
+    assert "name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME" in done.err
+
+
+def test_fields_of_the_workload_are_set_like_those_of_the_machine(hosim):
+    words = ("run", "--hardware", "ascend_910c_die", "--workload", "tiny_train", "--policy", "resident", "--json")
+    once, twice = (
+        json.loads(hosim(*words, *more).out)["rows"][0] for more in ((), ("--set", "workload.sequence=4096"))
+    )
+    assert twice["step_ns"] > 1.9 * once["step_ns"]
+    for change, said in (
+        ("workload.bach=4", "set, workload.bach: a change names a field of the workload, found 'bach'"),
+        ("workload.batch=0", "set, workload.batch: input should be greater than or equal to 1, found 0"),
+        ("workload.model.layer=3", "(did you mean 'layers'?)"),
+        ("workload=3", "set, workload: a change names a field of the hardware"),
+    ):
+        done = hosim(*words, "--set", change)
+        assert (done.code, done.out) == (1, "")
+        assert said in done.err
+
+
+def test_a_foreign_file_in_place_of_a_workload_names_its_import(hosim, scenario):
+    done = hosim("run", "--hardware", "h100_sxm", "--workload", scenario.with_name("graph.jsonl"))
+    assert done.code == 1
+    assert "a workload is a YAML document of hosim, found a graph of hosim" in done.err
+
+
+def test_a_machine_that_nobody_knows_is_named(hosim):
+    done = hosim("run", "--hardware", "h100_sx", "--workload", "tiny_train")
+    assert done.err.startswith("hosim: hardware: a hardware document has a name in the catalogue")
+    assert "did you mean 'h100_sxm'?" in done.err

@@ -130,7 +130,7 @@ def test_times_are_whole_numbers_even_beside_a_row_that_has_none(scenario):
     [
         (
             {"scenario": None},
-            "scenario: a scenario document has a name in the catalogue, or a path that ends in .yaml, found None",
+            "run: a scenario is run, or a workload on a machine, found nothing; say either scenario, or hardware and",
         ),
         ({"scenario": 7}, "found 7"),
         ({"policies": []}, r"policies: policies is a list of at least one name, or functions by name, found \[\]"),
