@@ -104,7 +104,10 @@ def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[s
     """
     names = [path_of(ref, kind).stem for ref, kind in ((workload, "workload"), (hardware, "hardware"))]
     rows = [{"policy": name} for name in policies] or [{"policy": name} for name in _ROWS]
-    said = {"name": re.sub(r"[^A-Za-z0-9_.-]", "-", "_on_".join(names)).lstrip("_.-"), "title": " on ".join(names)}
+    said: dict[str, Any] = {
+        "name": re.sub(r"[^A-Za-z0-9_.-]", "-", "_on_".join(names)).lstrip("_.-"),
+        "title": " on ".join(names),
+    }
     said |= {"hardware": str(hardware), "workload": str(workload), "policies": rows}
     try:
         return Scenario.model_validate(said)
