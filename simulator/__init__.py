@@ -24,6 +24,7 @@ _NAMES = {
     "graph_builder": "GraphBuilder",
     "hardware": "Hardware",
     "importers.imported": "Imported",
+    "importers.hf": "read_hf",
     "importers.recorded": "read_graph",
     "plan": "Plan Actions View",
     "policies.problem": "Problem Replay",

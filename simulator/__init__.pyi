@@ -51,6 +51,7 @@ from simulator.graph import (
 )
 from simulator.graph_builder import GraphBuilder as GraphBuilder
 from simulator.hardware import Hardware as Hardware
+from simulator.importers.hf import read_hf as read_hf
 from simulator.importers.imported import Imported as Imported
 from simulator.importers.recorded import read_graph as read_graph
 from simulator.plan import Actions as Actions

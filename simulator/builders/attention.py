@@ -13,6 +13,15 @@ section 2.1.2 and appendix C; DeepSeek-V3, arXiv 2412.19437, section 2.1.1; l is
 - *absorbed*, for decode: ``k_b`` is applied to q, and ``v_b`` to what comes out, so that heads attend to the cached
   latents themselves: 2 * heads * (2 * l + qk_rope) FLOP a pair, and l + qk_rope elements read of each cached token.
 
+*Chosen tokens* (DeepSeek-V3.2-Exp report, section 1). An indexer of H heads of d elements scores all tokens before
+each new one, which attends to the best n of them, absorbed in both phases::
+
+    attn.index.q attn.index.weights   attn.index.k attn.index.k_norm   rope.index.q rope.index.k
+    attn.cache   attn.index   attn.core
+
+``attn.index`` takes 2 * H * d FLOP a pair and reads the key of d elements of each token once; of the n latents each
+token reads its own. Both lie in the same tensor of the cache. Every rank has the whole indexer.
+
 *Sparse.* Native sparse attention (NSA, arXiv 2502.11089, section 3): compressed, selected and near tokens, mixed by
 gates.
 
@@ -53,7 +62,7 @@ from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs,
 from simulator.builders.tape import FORWARD, FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import TENSOR, numbered
 from simulator.graph import Late
-from simulator.workload import Gqa, Mla, Sparse
+from simulator.workload import Gqa, Indexer, Mla, Sparse
 
 
 class Query(NamedTuple):
@@ -140,7 +149,8 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
     Latent attention takes the form that is the cheaper one in this phase.
     """
     part = t.attention
-    is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None)
+    indexer = part.indexer if isinstance(part, Mla) else None
+    is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None or indexer is not None)
     if isinstance(part, Gqa):
         (q, *new), width, seen_bytes = projected(t, x), part.width, cache.held_bytes
         scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + t.made_bytes(*new)
@@ -149,6 +159,8 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
         query = (_absorbed if is_absorbed else _expanded)(t, part, cache, x)
     if part.sparse is not None:
         out = _Views(t, part.sparse, cache, query).mixed(x)
+    elif isinstance(part, Mla) and indexer is not None:
+        out = _chosen(t, part, indexer, cache, query, x)
     else:
         out = t.of_heads("attn.core.out", query.width)
         reads, writes = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [out, *cache.added]
@@ -177,11 +189,31 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     """Attend to the latents themselves."""
     q, latent = _latent(t, part, x)
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
-    wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.kv_elements
+    wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.latent
     absorbing = t.multiply("attn.k_b", [q], nope, width=t.layer.attention.heads * part.kv_lora_rank)
     seen_bytes = t.made_bytes(latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
+
+
+def _chosen(t: Tape, part: Mla, about: Indexer, cache: Cache, query: Query, x: str) -> str:
+    """Attend to the tokens that score best."""
+    q, weights = t.linear("attn.index.q", t.name("attn.q_a_norm.out")), t.linear("attn.index.weights", x)
+    k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
+    t.turned("rope.index.q", q, about.heads * part.qk_rope)
+    t.turned("rope.index.k", k, part.qk_rope)
+    made, span, there = [*query.new, k], cache.span, sorted({*cache.held}.intersection(cache.added))
+    t.op("attn.cache", [*made, *there], cache.added, read_bytes=t.made_bytes(*made), write_bytes=cache.added_bytes)
+    key_bytes, held = about.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
+    best = t.tensor("attn.index.out", min(about.top, span.length), size=ID_BYTES)
+    flops, read_bytes = 2 * cache.batch * cache.pairs * about.heads * about.head_size, t.made_bytes(q, weights)
+    read_bytes += cache.batch * span.length * key_bytes
+    t.op("attn.index", [q, weights, *held], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
+    seen, out = cache.batch * pairs(span, about.top), t.of_heads("attn.core.out", query.width)
+    read_bytes = query.taken_bytes + t.made_bytes(best) + seen * (t.token_bytes - key_bytes)
+    taken, flops = [*query.taken, best, *held], seen * query.pair_flops
+    t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
+    return out
 
 
 def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:

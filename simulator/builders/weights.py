@@ -129,13 +129,22 @@ def _mla(h: int, part: Mla) -> Specs:
     queries = {"q": Spec((h, q), _COLUMN)}
     if r:
         queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
-    return queries | {
-        "kv_a": Spec((h, part.views * (latent + part.qk_rope)), _WHOLE),
-        "kv_a_norm": _norm(latent),
-        "k_b": Spec((latent, part.heads * part.qk_nope), _COLUMN),
-        "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
-        "o": Spec((part.heads * part.v_head, h), _ROW),
-    }
+    indexer, found = part.indexer, Specs()
+    if indexer and r:  # the key's norm has a weight and a bias
+        found["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
+        found["index.k"], found["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
+        found["index.weights"] = Spec((h, indexer.heads), _WHOLE)
+    return (
+        queries
+        | found
+        | {
+            "kv_a": Spec((h, part.views * part.latent), _WHOLE),
+            "kv_a_norm": _norm(latent),
+            "k_b": Spec((latent, part.heads * part.qk_nope), _COLUMN),
+            "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
+            "o": Spec((part.heads * part.v_head, h), _ROW),
+        }
+    )
 
 
 def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:

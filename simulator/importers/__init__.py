@@ -63,6 +63,11 @@ KINDS: dict[str, Kind] = {
         ((b'"residency-trace/',), (b'"hosim-graph/',)),
         "read_graph",
     ),
+    "hf": Kind(
+        "hf",
+        "a config.json of Hugging Face",
+        ((b'"model_type"', b'"hidden_size"'), (b'"model_type"', b'"text_config"')),
+    ),
 }
 """Name on the command line -> the kind."""
 

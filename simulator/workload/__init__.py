@@ -8,16 +8,16 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Compress, Gqa, Mla, Select, Sparse, check_attention
+from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mla, Select, Sparse, check_attention
 from simulator.workload.models import DecoderModel, Dense, Experts, Layer, LlamaModel, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools, matrix_bytes
 from simulator.workload.training import Checkpoint, Lora, Optimizer
 
 __all__ = [
-    "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes", "Experts",
-    "Gqa", "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Mla", "Model", "Optimizer", "Other", "Parallel",
-    "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload", "matrix_bytes",
+    "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
+    "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Mla", "Model", "Optimizer",
+    "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload", "matrix_bytes",
 ]  # fmt: skip
 
 
@@ -209,6 +209,9 @@ class Workload(Document):
         """Refuse parts whose backward is not built."""
         must, found = "training is built without what only inference has", "backward of sparse attention is not built"
         require(attention.sparse is None, must, found, "model", "attention", "sparse", do="remove sparse")
+        chooses = isinstance(attention, Mla) and attention.indexer is not None
+        found = "backward of attention to chosen tokens is not built"
+        require(not chooses, must, found, "model", "attention", "indexer", do="remove indexer")
         for key in ("ranks", "buffers"):
             do = "remove it; parallel.expert says how experts lie on ranks"
             usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default

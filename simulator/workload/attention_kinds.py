@@ -173,6 +173,24 @@ class Gqa(_Attention):
         self._divides("kv_heads", "heads")
 
 
+class Indexer(Part):
+    """Scores all tokens before with few heads, so that a token attends to the best ones (DeepSeek-V3.2-Exp, section 1).
+
+    Attributes
+    ----------
+    heads
+        Heads that score; their sum decides (``index_n_heads`` of the model's ``config.json``).
+    head_size
+        Width of a query and of the one key of a token, which is cached (``index_head_dim``).
+    top
+        Tokens that each token attends to (``index_topk``).
+    """
+
+    heads: Count
+    head_size: Count
+    top: Count
+
+
 class Mla(_Attention):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437).
 
@@ -192,6 +210,8 @@ class Mla(_Attention):
         Width of the part of a key with a rotary embedding; all heads share it, and it is cached.
     v_head
         Width of a value.
+    indexer
+        What chooses the tokens that each token attends to; default: it attends to all.
     """
 
     kind: Literal["mla"]
@@ -201,10 +221,16 @@ class Mla(_Attention):
     qk_nope: Count
     qk_rope: Count
     v_head: Count
+    indexer: Indexer | None = None
 
     @property
     def kv_elements(self) -> int:
-        """What the KV cache holds of a token in a layer: the latent and the shared part of the key."""
+        """What the KV cache holds of a token in a layer: the latent, the shared part of the key, the indexer's key."""
+        return self.latent + (self.indexer.head_size if self.indexer else 0)
+
+    @property
+    def latent(self) -> int:
+        """Elements of a token that all heads attend to."""
         return self.kv_lora_rank + self.qk_rope
 
     def of_one(self, ranks: int) -> Mla:
@@ -225,6 +251,13 @@ class Mla(_Attention):
     def width(self) -> int:
         """Elements of a token that all heads put out."""
         return self.heads * self.v_head
+
+    def _check(self) -> None:
+        super()._check()
+        plain = self.window is None and self.sparse is None
+        must = "an indexer scores with the latent of queries, and stands alone"
+        found = "window or sparse" if self.q_lora_rank else "no q_lora_rank"
+        require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
 Attention = Annotated[Gqa | Mla, Field(discriminator="kind")]

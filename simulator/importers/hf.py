@@ -1,0 +1,236 @@
+"""Hugging Face's ``config.json``: a decoder's dimensions become a workload, with the key that each figure comes from.
+
+What a key means, and what holds where it is absent, is in `hf_families`. Each key of the file is used, known to change
+nothing that is counted, or told as dropped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from pydantic import ValidationError
+
+from simulator import inputs
+from simulator.builders import check
+from simulator.document import faults
+from simulator.errors import ConfigError, insist
+from simulator.importers.hf_families import ALSO, FAMILIES, IRRELEVANT, TOWERS
+from simulator.importers.hf_model import Config, model_of
+from simulator.importers.hf_weights import kept_as
+from simulator.importers.imported import Imported, named
+from simulator.inputs import shown
+from simulator.units import nearest
+from simulator.workload import Workload
+
+_MOST_BYTES = 16_000_000
+_USUAL_SEQUENCE = 4096
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+Phase = Literal["train", "prefill", "decode", "requests"]
+
+
+def read_hf(  # noqa: PLR0913 - the command has an option for each
+    source: str | Path,
+    *,
+    phase: Phase = "decode",
+    batch: int | None = None,
+    sequence: int | None = None,
+    chunk: int | None = None,
+    new_tokens: int | None = None,
+    block: int | None = None,
+    kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None,
+    experts: Literal["together", "grouped", "each"] | None = None,
+    tensor: int = 1,
+    data: int = 1,
+    pipeline: int = 1,
+    expert: int = 1,
+    zero_stage: int = 0,
+    micro_batches: int | None = None,
+    requests: int = 100,
+    interval: str = "500 ms",
+    prompt: int = 2048,
+    answer: int = 256,
+) -> Imported:
+    """Read the ``config.json`` of a decoder, and make a workload of it.
+
+    Parameters
+    ----------
+    source
+        The file, or the folder that holds it.
+    phase
+        What runs of the model: a training step, prompts that are read, tokens that are added, or requests to serve.
+    batch
+        Sequences that run together; default: 1.
+    sequence
+        Tokens of each sequence; default: 4,096, or as many as the model knows positions for.
+    chunk
+        With prefill: tokens of each prompt that run at a time; default: all.
+    new_tokens
+        With decode: tokens that a step adds to each sequence; default: 1.
+    block
+        With prefill and decode: tokens of a block of the KV cache; default: a layer's cache is one tensor.
+    kv_cache
+        With prefill, decode and requests: the type that the KV cache is kept in; default: that of arithmetic.
+    experts
+        With prefill and decode: whether the experts of a layer are a tensor for each matrix of all of them, the same in
+        one kernel, or each a tensor that is read only if it is chosen.
+    tensor
+        With all but requests: ranks that share each layer.
+    data
+        With train: replicas with samples of their own.
+    pipeline
+        With train: stages with some of the layers each.
+    expert
+        With train: ranks that share the experts of a layer.
+    zero_stage
+        With train: what is sharded over the replicas (1: optimizer state, 2: gradients too, 3: weights too).
+    micro_batches
+        With train: batches that a step runs one after another.
+    requests
+        With requests: how many requests come.
+    interval
+        With requests: mean time from one to the next.
+    prompt
+        With requests: mean tokens of a prompt.
+    answer
+        With requests: mean tokens of an answer.
+
+    Raises
+    ------
+    ConfigError
+        If the file is none that can be read; if its ``model_type`` is unknown, or says what hosim cannot; or if an
+        option does not suit the phase or the model.
+    """
+    path = Path(source)
+    path = path / "config.json" if path.is_dir() else path
+    outer = _parsed(path)
+    config, told = _decoder(outer, shown(path))
+    limit = config.count("max_position_embeddings", derived=_USUAL_SEQUENCE)
+    wanted = sequence or min(_USUAL_SEQUENCE, limit)
+    if wanted > limit:
+        config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
+    model = model_of(config, wanted if phase != "requests" else None)
+    document: dict[str, Any] = {"name": named(_name(outer, path)), "model": model, "phase": phase}
+    dtypes = _dtypes(config, outer, phase) | ({"kv_cache": kv_cache} if kv_cache else {})
+    asked: dict[str, Any] = {"chunk": chunk, "new_tokens": new_tokens, "experts": experts}
+    if phase == "requests":
+        times = {"count": requests, "arrivals": {"process": "poisson", "interval": interval}}
+        document["requests"] = {**times, "prompt": {"mean": prompt}, "output": {"mean": answer}}
+        asked |= {"batch": batch, "sequence": sequence}
+    else:
+        asked |= {"batch": batch or 1, "sequence": wanted}
+    axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "expert": expert, "zero_stage": zero_stage}
+    spread: dict[str, Any] = {key: value for key, value in axes.items() if value > (key != "zero_stage")}
+    spread |= {"ranks": "all"} if spread else {}
+    spread |= {} if micro_batches is None else {"micro_batches": micro_batches}
+    asked |= {"parallel": spread or None, "kv": {"block": block} if block else None, "dtypes": dtypes}
+    document |= {key: value for key, value in asked.items() if value is not None}
+    document["title"] = f"{document['name']}, {phase}"
+    work = _validated(document | _origins(config, document), config)
+    dropped = {**_dropped(config), **told}
+    return Imported({".yaml": work}, {}, tuple(config.derived), dropped)
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    where = shown(path)
+    text = inputs.unmarked(inputs.whole(path, _MOST_BYTES), path)
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(where, "a config.json is JSON", str(error), "fetch the file again") from None
+    must, do = "a config.json is an object that names its model_type", "name the file config.json of a model"
+    insist(isinstance(found, dict), where, must, f"a {type(found).__name__}", do)
+    return dict(found)
+
+
+def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]:
+    """What the file says of a decoder, and what stands beside it."""
+    inner = outer.get("text_config", outer)
+    insist(isinstance(inner, dict), f"{where}, text_config", "this is an object", repr(inner))
+    kind = inner.get("model_type") or outer.get("model_type")
+    known = tuple(sorted((*FAMILIES, *ALSO)))
+    name = ALSO.get(kind, kind) if isinstance(kind, str) else None
+    if name not in FAMILIES:
+        do = nearest(str(kind), known) if kind else f"add it, one of {', '.join(known)}"
+        other = "; else write its dimensions by hand (docs/tutorials/your-model.md), or capture a step of it"
+        raise ConfigError(f"{where}, model_type", "the family is known", repr(kind), do + other)
+    told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
+    shared = {
+        key: outer[key]
+        for key in ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
+        if key in outer
+    }
+    if inner is not outer:
+        own = {"text_config", "model_type", *shared, *TOWERS} | IRRELEVANT
+        told |= {key: 1 for key in outer if key not in own}
+    return Config(shared | inner, FAMILIES[name], where), told
+
+
+def _name(outer: dict[str, Any], path: Path) -> str:
+    said = outer.get("_name_or_path")
+    name = said.rstrip("/").rpartition("/")[2] if isinstance(said, str) else ""
+    return name or (path.absolute().parent.name if path.stem == "config" else path.stem)
+
+
+def _dtypes(c: Config, outer: dict[str, Any], phase: str) -> dict[str, str]:
+    said = c.get("dtype", "torch_dtype")
+    if said not in _DTYPES:
+        c.derived.append("bf16, as config.json names no type that arithmetic is done in (torch_dtype).")
+    found = {"compute": _DTYPES.get(said, "bf16") if isinstance(said, str) else "bf16"}
+    quantized = c.get("quantization_config")
+    if not quantized:
+        return found
+    kept, told = kept_as(quantized, c.where)
+    if phase == "train":
+        c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")
+        return found
+    c.derived += told
+    return found | kept
+
+
+def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
+    """The origin of each figure: a key of the file, a default of its reader, or an option."""
+    model = document["model"]
+    usual = {path for path in c.origins if not path.startswith("model.") or _stated(model, path.split(".")[1:])}
+    sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in sorted(usual)}
+    sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
+    mine = [
+        key for key in ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests") if key in document
+    ]
+    return {
+        "sources": sources,
+        "assumed": dict.fromkeys(mine, "chosen when the model was imported; change it to yours"),
+    }
+
+
+def _stated(value: Any, path: list[str]) -> bool:
+    for key in path:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def _validated(document: dict[str, Any], c: Config) -> Workload:
+    """The workload, checked as one that is written by hand."""
+    try:
+        work = Workload.model_validate(document)
+    except ValidationError as error:
+        fault = faults(error, document)[0]
+        at = ".".join(fault.at)
+        told = next((text for field, (text, _) in c.origins.items() if field == at or field.startswith(f"{at}.")), at)
+        raise ConfigError(f"{c.where}, {told}", fault.must, fault.found, fault.do) from None
+    if work.phase != "requests":
+        check(work)
+    return work
+
+
+def _dropped(c: Config) -> dict[str, int]:
+    """Keys that nobody asked for and that are not known to change nothing; and what a family has beside."""
+    empty: tuple[Any, ...] = (None, False, 0, [], {}, "")
+    found = {key: 1 for key, value in c.data.items() if key not in c.used | IRRELEVANT and value not in empty}
+    mtp = {"num_nextn_predict_layers", "num_mtp_modules"} & {*found}
+    told = {f"{key} (layers that only predict further tokens)": 1 for key in mtp}
+    beside = {c.family.uncounted: 1} if c.family.uncounted else {}
+    return {key: often for key, often in found.items() if key not in mtp} | told | beside

@@ -1,0 +1,286 @@
+"""The dimensions of a decoder, from the keys of a ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from simulator.errors import ConfigError, insist
+from simulator.importers.hf_families import VERSION, Family
+from simulator.units import nearest
+
+_ROUTED = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
+_TYPES = {
+    "full_attention",
+    "indexed_attention",
+    "attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+}
+
+
+class Config:
+    """The keys of a file, each noted when it is asked for.
+
+    Parameters
+    ----------
+    data
+        What the file says of a decoder.
+    family
+        How it is read.
+    where
+        The file, for messages.
+    """
+
+    def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
+        self.data, self.family, self.where = data, family, where
+        self.used: set[str] = set()
+        self.derived: list[str] = []
+        self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
+
+    def get(self, *keys: str, path: str = "") -> Any:
+        """What the first of some keys says that the file has, or its family; None if none does."""
+        key = next((key for key in keys if key in self.data), None)
+        if key is not None:
+            self.used.add(key)
+            self._note(path, f"config.json, {key}", "quoted")
+            return self.data[key]
+        key = next((key for key in keys if key in self.family.defaults), None)
+        if key is None:
+            return None
+        self._note(path, f"{VERSION}, {self.family.config}.{key} (config.json has no such key)", "quoted")
+        return self.family.defaults[key]
+
+    def _note(self, path: str, text: str, basis: str) -> None:
+        if path:
+            self.origins[path] = (text, basis)
+
+    def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
+        """A whole number; `derived` where no key says it."""
+        found = self.get(*keys, path=path)
+        if found is None and derived is not None:
+            self._note(path, f"config.json, which has no {keys[0]}", "derived")
+            return derived
+        insist(found is not None, f"{self.where}, {keys[0]}", "a decoder has this key", "none", "add it")
+        fits = isinstance(found, int) and not isinstance(found, bool) and least <= found <= 10**9
+        insist(fits, f"{self.where}, {keys[0]}", f"this is a whole number from {least} to 1,000,000,000", repr(found))
+        return int(found)
+
+    def flag(self, key: str) -> bool:
+        """Whether a key says yes."""
+        found = self.get(key)
+        insist(found in (True, False, None), f"{self.where}, {key}", "this is true or false", repr(found))
+        return bool(found)
+
+    def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
+        """A list of texts or numbers, None if there is none."""
+        found = self.get(key)
+        if found is None:
+            return None
+        fits = isinstance(found, list) and all(type(one) is kind for one in found)
+        insist(fits, f"{self.where}, {key}", "this is a list of one kind of value", repr(found))
+        must = f"this has an entry for each of {length} layers"
+        insist(length is None or len(found) >= length, f"{self.where}, {key}", must, str(len(found)))
+        return list(found[:length])
+
+
+def model_of(c: Config, sequence: int | None) -> dict[str, Any]:
+    """The dimensions of the model; windows that `sequence` tokens never fill are left out."""
+    layers = c.count("num_hidden_layers", path="model.layers")
+    insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
+    hidden = c.count("hidden_size", path="model.hidden")
+    model: dict[str, Any] = {
+        "family": "decoder",
+        "layers": layers,
+        "hidden": hidden,
+        "vocabulary": c.count("vocab_size", path="model.vocabulary"),
+        "tied_embeddings": c.flag("tie_word_embeddings"),
+    }
+    if c.family.norms != "before":
+        model["norms"] = c.family.norms
+    parts = {"attention": _attentions(c, layers, hidden, sequence), "feed_forward": _feed_forwards(c, layers)}
+    others: list[dict[str, Any]] = []
+    for part, (kinds, of_layer) in parts.items():
+        usual = max(range(len(kinds)), key=lambda i: (kinds[i].get("kind") == "experts", of_layer.count(i), -i))
+        model[part] = kinds[usual]
+        for number, kind in enumerate(kinds):
+            if number != usual:
+                held = [layer for layer, one in enumerate(of_layer) if one == number]
+                others += [{**run, part: kind} for run in _runs(held, layers)]
+    if others:
+        model["others"] = others
+        c.origins["model.others"] = ("config.json, the keys that say which layers differ", "derived")
+    return model
+
+
+def _runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
+    """Some layers as few ranges."""
+    while held:
+        every = held[1] - held[0] if len(held) > 1 else 1
+        run = held[:1]
+        while run[-1] + every in held:
+            run.append(run[-1] + every)
+        found = {key: value for key, value, usual in (("start", run[0], 0), ("every", every, 1)) if value != usual}
+        if run[-1] + every < layers:
+            found["stop"] = run[-1] + 1
+        yield found
+        held = [layer for layer in held if layer not in set(run)]
+
+
+# attention
+
+Kinds = tuple[list[dict[str, Any]], list[int]]
+"""The kinds of a part, and for each layer which of them it has."""
+
+
+def _attentions(c: Config, layers: int, hidden: int, sequence: int | None) -> Kinds:
+    full = _latent(c) if c.family.latent else _grouped(c, hidden)
+    window = c.get(c.family.window)
+    types = _types(c, layers)
+    kinds = [full]
+    if window and {"sliding_attention", "chunked_attention"} & {*types}:
+        window = c.count(c.family.window, path="model.attention.window")
+        if "chunked_attention" in types:
+            c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows of as many.")
+        if sequence is not None and window > sequence:
+            c.origins.pop("model.attention.window")
+            c.derived.append(f"No token of {sequence:,} leaves the window of {window:,} ({c.family.window}): left out.")
+        else:
+            kinds.append(full | {"window": window})
+    if "linear_attention" in types:
+        must = "lightning attention (layers of the type linear_attention) is not built"
+        raise ConfigError(f"{c.where}, layer_types", must, "such layers", "import another model")
+    near = len(kinds) - 1
+    return kinds, [near if kind in ("sliding_attention", "chunked_attention") else 0 for kind in types]
+
+
+def _grouped(c: Config, hidden: int) -> dict[str, Any]:
+    at, family = "model.attention", c.family
+    heads = c.count("num_attention_heads", path=f"{at}.heads")
+    part: dict[str, Any] = {
+        "kind": "gqa",
+        "heads": heads,
+        "kv_heads": _or_else(c, heads, "num_key_value_heads", f"{at}.kv_heads"),
+        "head_size": _or_else(c, hidden // heads, "head_dim", f"{at}.head_size"),
+    }
+    biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
+    norms = (
+        c.flag(family.qk_norms) if isinstance(family.qk_norms, str) and family.qk_norms != "all" else family.qk_norms
+    )
+    more = {"biases": [one for one in "qkvo" if one in biased], "qk_norms": norms, "sink_logits": family.sink_logits}
+    return part | {key: value for key, value in more.items() if value}
+
+
+def _or_else(c: Config, derived: int, key: str, path: str) -> int:
+    """What a key says unless it is null or absent."""
+    if c.get(key) is None:
+        c.origins[path] = (f"config.json, which has no {key}: num_attention_heads and hidden_size", "derived")
+        return derived
+    return c.count(key, path=path)
+
+
+def _latent(c: Config) -> dict[str, Any]:
+    at = "model.attention"
+    must, do = "biases of latent attention are not built", "set it to false, if they do not matter"
+    insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
+    c.used.add("num_key_value_heads")  # each head has its own
+    keys = {
+        "heads": "num_attention_heads",
+        "kv_lora_rank": "kv_lora_rank",
+        "qk_nope": "qk_nope_head_dim",
+        "qk_rope": "qk_rope_head_dim",
+        "v_head": "v_head_dim",
+    }
+    part: dict[str, Any] = {"kind": "mla"} | {name: c.count(key, path=f"{at}.{name}") for name, key in keys.items()}
+    if c.get("q_lora_rank") is not None:
+        part["q_lora_rank"] = c.count("q_lora_rank", path=f"{at}.q_lora_rank")
+    if c.get("index_topk") is not None:
+        names = {"heads": "index_n_heads", "head_size": "index_head_dim", "top": "index_topk"}
+        part["indexer"] = {name: c.count(key, path=f"{at}.indexer.{name}") for name, key in names.items()}
+    return part
+
+
+def _types(c: Config, layers: int) -> list[str]:
+    """What each layer sees: by ``layer_types``, or as the family does."""
+    codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
+    said = c.list_of("layer_types", str, layers) or [
+        ("linear_attention", "full_attention")[bool(i)] for i in codes or ()
+    ]
+    if said:
+        for one in said:
+            insist(
+                one in _TYPES,
+                f"{c.where}, layer_types",
+                "a type of layer is known",
+                repr(one),
+                nearest(one, (*_TYPES,)),
+            )
+        return said
+    usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
+    near = _near(c, layers)
+    return [usual if layer in near else "full_attention" for layer in range(layers)]
+
+
+def _near(c: Config, layers: int) -> set[int]:
+    """Layers that see a window, if the model has one."""
+    on = c.flag("use_sliding_window") if c.get("use_sliding_window") is not None else True
+    first = c.count("max_window_layers", least=0, derived=0)
+    pattern = c.count("sliding_window_pattern", derived=1)
+    turned = c.list_of("no_rope_layers", int)
+    interval = c.count("no_rope_layer_interval", derived=1)
+    found = {
+        "none": range(0),
+        "all": range(layers),
+        "after": range(first, layers),
+        "odd": range(0, layers, 2),
+        "pattern": [i for i in range(layers) if (i + 1) % pattern],
+        "chunks": [i for i in range(layers) if (turned[i] if turned and i < len(turned) else (i + 1) % interval)],
+    }[c.family.local]
+    return set(found) if on else set()
+
+
+# feed-forwards
+
+
+def _feed_forwards(c: Config, layers: int) -> Kinds:
+    family, at = c.family, "model.feed_forward"
+    biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
+    more: dict[str, Any] = {"biases": True} if biases else {}
+    if not family.experts or c.get(*_ROUTED) is None:
+        return [{"kind": "dense", "width": c.count(family.width, path=f"{at}.width"), **more}], [0] * layers
+    part: dict[str, Any] = {
+        "kind": "experts",
+        "routed": c.count(*_ROUTED, path=f"{at}.routed"),
+        "top_k": c.count(*_TOP_K, path=f"{at}.top_k"),
+        "width": c.count(family.expert_width, path=f"{at}.width"),
+        **more,
+    }
+    part |= {"router_bias": True} if family.router_bias else {}
+    if shared := c.count("n_shared_experts", least=0, path=f"{at}.shared", derived=family.shared):
+        part["shared"] = shared
+        if family.shared_width:
+            part["shared_width"] = c.count(family.shared_width, path=f"{at}.shared_width")
+    else:
+        c.origins.pop(f"{at}.shared", None)
+    dense = _dense(c, layers)
+    if not dense:
+        c.used.update({family.width} & {*c.data})
+        return [part], [0] * layers
+    width = c.count(family.width, path="model.others")
+    kinds = [part, {"kind": "dense", "width": width, **more}]
+    return (kinds[1:], [0] * layers) if len(dense) == layers else (kinds, [int(i in dense) for i in range(layers)])
+
+
+def _dense(c: Config, layers: int) -> set[int]:
+    """Layers without experts."""
+    first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
+    step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)
+    types, named_ones = c.list_of("mlp_layer_types", str, layers), c.list_of("moe_layers", int)
+    without = {*(c.list_of("mlp_only_layers", int) or ())}
+    if types is not None:
+        return {i for i, one in enumerate(types) if one == "dense"}
+    if named_ones is not None:
+        return {*range(layers)} - {*named_ones}
+    return {i for i in range(layers) if i < first or i % every or (i + 1) % step or i in without}
