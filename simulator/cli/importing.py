@@ -82,6 +82,10 @@ def _command(name: str, about: str, reader: Callable[..., Any]) -> click.Command
         said = f"{source}: {about}"
         wrote = "\n".join(("written:", *(f"  {file}" for file in files)))
         click.echo("\n".join(part for part in (said, str(found), wrote) if part))
+        if found.recorded_ns and found.graph:
+            from simulator.run.stories import as_recorded
+
+            click.echo(as_recorded(found.graph, found.recorded_ns))
 
     first = (inspect.getdoc(reader) or "").partition("\n\n")[0]
     text = f"{first}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"

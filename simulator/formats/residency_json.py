@@ -52,7 +52,7 @@ SCHEMA = "residency-trace/1"
 HERE, HOST = 0, 1
 """The device, which is the compute tier, and the host."""
 
-_VIEW = re.compile(
+VIEW = re.compile(
     "_reshape_alias|_unsafe_view|alias|as_strided|(unsafe_)?(chunk|split)|split_with_sizes|detach|diagonal|expand(_as)?"
     "|(un)?flatten|movedim|narrow|permute|real|reshape|select|slice|(un)?squeeze|swapaxes|t|transpose|unbind|unfold"
     "|view(_as(_complex|_real)?)?"
@@ -215,7 +215,7 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
                 raise ConfigError(f"{path}: op {op.id} ({op.name})", must, found, "add the storage, or correct the op")
         reads = [names[access.storage] for access in op.reads]
         writes = [names[access.storage] for access in op.writes]
-        if views == "reads" and _VIEW.fullmatch(op.name.partition(".")[0]):
+        if views == "reads" and VIEW.fullmatch(op.name.partition(".")[0]):
             writes = [write for write in writes if write not in reads]
         builder.op(f"{op.id:0{width}d}/{op.name}", reads, writes, duration_ns=round(op.duration_ms * 1e6))
     return builder.build([names[storage.id] for storage in kept if storage.retained])

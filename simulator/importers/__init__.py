@@ -68,6 +68,16 @@ KINDS: dict[str, Kind] = {
         "a config.json of Hugging Face",
         ((b'"model_type"', b'"hidden_size"'), (b'"model_type"', b'"text_config"')),
     ),
+    "chakra": Kind("chakra", "an execution trace of Chakra (.et), in the wire format of protocol buffers"),
+    "pytorch-trace": Kind(
+        "pytorch_trace",
+        "an execution trace of PyTorch (JSON), alone or with the Kineto trace of the same run",
+        ((b'"schema"', b'"pid"', b'"nodes"'),),
+    ),
+    "kineto": Kind("kineto", "a trace of the PyTorch profiler (JSON)", ((b'"traceEvents"',), (b'"deviceProperties"',))),
+    "memory-timeline": Kind(
+        "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", name="read_memory_timeline"
+    ),
 }
 """Name on the command line -> the kind."""
 

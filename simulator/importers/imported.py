@@ -43,12 +43,15 @@ class Imported:
         What was worked out, and from what, a sentence each.
     dropped
         What the file holds and is not used -> how often.
+    recorded_ns
+        What the step took where it was recorded [ns]; 0 if nothing says so.
     """
 
     files: Mapping[str, bytes | Graph | Workload]
     kept: Mapping[str, str] = field(default_factory=dict)
     derived: tuple[str, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict)
+    recorded_ns: int = 0
 
     @property
     def workload(self) -> Workload:

@@ -13,7 +13,7 @@ from simulator import catalog, formats
 from simulator.builders import build_job, layouts
 from simulator.errors import CapacityError, insist
 from simulator.formats import augmented_json, graph_jsonl
-from simulator.graph import Job
+from simulator.graph import Graph, Job
 from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.decide import decided
@@ -220,3 +220,34 @@ def _built(workload: str | Path) -> tuple[Workload, Job]:
     entry = catalog.load(workload, "workload")
     found: Workload = entry.document
     return found, build_job(found, entry.path.parent, partial(formats.read_graph, views=found.views))
+
+
+_ANY_MACHINE = "h100_sxm"
+"""All ops of a recorded step have their recorded times; the machine is given unlimited memory, and a host that waits
+for nothing."""
+
+
+def as_recorded(graph: Graph, recorded_ns: int) -> str:
+    """Replay a recorded step as it was recorded, with all in the compute tier, and say how far it is off.
+
+    Parameters
+    ----------
+    graph
+        One step, of which each op has its recorded time.
+    recorded_ns
+        What the step took where it was recorded [ns].
+
+    Raises
+    ------
+    HosimError
+        If it cannot be replayed.
+    """
+    about = {"schema": "hosim/scenario/1", "name": "recorded", "title": "A step as recorded"}
+    document = about | {"hardware": _ANY_MACHINE, "workload": "tiny_train", "policies": ["resident"]}
+    changes = {"tiers.hbm.capacity": "inf", "host.fixed.launch": "0 ns"}
+    case = prepare(catalog.resolve(Scenario.model_validate(document), changes), Job.of(graph), is_changed=True)
+    ((label, decide),) = case.rows().items()
+    row = row_of(case, label, decide, silent).summary
+    step_ns, peak = row["step_ns"], human(row["peak_hbm_bytes"], "B")
+    said = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
+    return f"{said} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {peak}"

@@ -1,0 +1,385 @@
+"""Kineto traces, as the PyTorch profiler writes them, and its raw memory timeline."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator import garbage
+from simulator.errors import ConfigError, insist
+from simulator.graph import LARGEST
+from simulator.importers.imported import Imported
+from simulator.importers.recordings import Event, Recording, collective_kind, json_of, laid, short, whole
+from simulator.inputs import shown
+from simulator.units import counted, human
+
+ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+_CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
+_STEP = "ProfilerStep#"
+
+
+class Span(NamedTuple):
+    """What ran somewhere from when to when.
+
+    Attributes
+    ----------
+    start_ns, end_ns
+        On the recording's clock [ns].
+    name, cat
+        What it was, and of which category.
+    at
+        Where: process and thread, of a kernel device and stream.
+    args
+        What else the trace says.
+    """
+
+    start_ns: int
+    end_ns: int
+    name: str
+    cat: str
+    at: tuple[str, str]
+    args: dict[str, Any]
+
+
+class Timeline:
+    """A Kineto trace, sorted out.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Attributes
+    ----------
+    path
+        The file.
+    device, ops, marks
+        What ran on devices; operators of the host; annotations of people. By start.
+    memory
+        Times, changes of size, and addresses of what was allocated on devices, in order of time.
+    launched
+        Correlation -> when the host launched that, and on which thread.
+    others
+        Category of events that are not used -> how many.
+
+    Raises
+    ------
+    ConfigError
+        If the file is no such trace.
+    """
+
+    def __init__(self, path: Path) -> None:
+        found = json_of(path)
+        events = found.get("traceEvents") if isinstance(found, dict) else found
+        self.path, where = path, shown(path)
+        if not isinstance(events, list) or not all(isinstance(one, dict) for one in events):
+            must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
+            raise ConfigError(where, must, type(events).__name__, do)
+        self.device, self.ops, self.marks = list[Span](), list[Span](), list[Span]()
+        self.memory = list[tuple[int, int, int, int]]()
+        self.launched, self.others = dict[int, tuple[int, tuple[str, str]]](), defaultdict[str, int](int)
+        for event in events:
+            self._sort(event)
+        for spans in (self.device, self.ops, self.marks):
+            spans.sort(key=lambda one: (one.start_ns, -one.end_ns))
+        self.memory.sort(key=lambda one: one[0])
+
+    def _sort(self, event: dict[str, Any]) -> None:
+        cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
+        args = event["args"] if isinstance(event.get("args"), dict) else {}
+        start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur", 0))
+        if name == "[memory]":
+            change = args.get("Bytes")
+            if start_ns is not None and type(change) is int and whole(abs(change)) and args.get("Device Type") != 0:
+                self.memory.append((start_ns, change, whole(args.get("Addr")), whole(args.get("Total Allocated"))))
+                return
+        if event.get("ph") != "X" or start_ns is None or took_ns is None:
+            self.others[f"events {cat or name[:40]!r}" if event.get("ph") != "M" else "names of threads"] += 1
+            return
+        at = str(event.get("pid"))[:50], str(args.get("stream", event.get("tid")))[:50]
+        span = Span(start_ns, start_ns + took_ns, name, cat, at, args)
+        if cat in ON_DEVICE:
+            self.device.append(span)
+        elif cat == "cpu_op":
+            self.ops.append(span)
+        elif cat == "user_annotation":
+            self.marks.append(span)
+        elif cat in _CALLS:
+            self.launched[whole(args.get("correlation"))] = start_ns, at
+        else:
+            self.others[f"events {cat or 'without a category'!r}"] += 1
+
+    def launch_ns(self, span: Span) -> int:
+        """When the host launched it; when it began, if that is not known [ns]."""
+        return self.launched.get(whole(span.args.get("correlation")), (span.start_ns,))[0]
+
+    @property
+    def steps(self) -> list[Span]:
+        """Steps that the profiler was told of."""
+        return [mark for mark in self.marks if mark.name.startswith(_STEP)]
+
+
+def _ns(microseconds: object) -> int | None:
+    """A time of the trace [ns]; None if it is none."""
+    if isinstance(microseconds, str) and len(microseconds) < 30:
+        try:
+            microseconds = float(microseconds)
+        except ValueError:
+            return None
+    if type(microseconds) is int:
+        return microseconds * 1000 if 0 <= microseconds < 10**17 else None
+    fine = isinstance(microseconds, float) and math.isfinite(microseconds) and 0 <= microseconds < 1e17
+    return round(microseconds * 1000) if fine else None  # type: ignore[operator]
+
+
+@garbage.kept()
+def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
+    """Read a Kineto trace: what ran on the device, and what was allocated, as a graph with measured times.
+
+    Parameters
+    ----------
+    source
+        The trace (JSON, also packed).
+    step
+        Number of the ``ProfilerStep`` that is taken; default: the last one that another one follows.
+
+    Raises
+    ------
+    ConfigError
+        If the file is no Kineto trace, has no such step, or in it nothing ran on a device.
+    """
+    timeline, recording = Timeline(Path(source)), Recording()
+    spans, window, end_ns = _one_step(timeline, recording, step)
+    lay(recording, spans, [None] * len(spans), ())
+    if end_ns > (last := spans[0].start_ns + recording.step_ns):
+        recording.ops.append(host(end_ns - last))
+        recording.step_ns += end_ns - last
+    _remember(timeline, recording, spans, window)
+    recording.dropped.update(timeline.others)
+    recording.dropped["operators of the host"] += len(timeline.ops)
+    return recording.imported(timeline.path, "A step")
+
+
+def _one_step(timeline: Timeline, recording: Recording, step: int | None) -> tuple[list[Span], tuple[int, int], int]:
+    """What ran on the device in one step; when the host was at it; and when the next step began on the device [ns]."""
+    where, marks = shown(timeline.path), timeline.steps
+    spans, all_of_it = timeline.device or _outermost(timeline.ops), (0, 1 << 62)
+    if not timeline.device and spans:
+        recording.derived.append("Nothing ran on a device: the outermost operators of the host are the ops.")
+    must, do = "something runs in a recording", "profile with the activities of the device"
+    insist(spans, where, must, "neither kernels, nor operators of the host", do)
+    if not marks:
+        must, do = "the step that is asked for was marked by the profiler", "leave --step out, or call profiler.step()"
+        insist(step is None, where, must, "no ProfilerStep", do)
+        recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
+        return spans, all_of_it, 0
+    names = [mark.name.removeprefix(_STEP) for mark in marks]
+    number = max(0, len(marks) - 2) if step is None else names.index(str(step)) if str(step) in names else -1
+    insist(number >= 0, where, "the step is one that the profiler marked", str(step), f"choose of {', '.join(names)}")
+    window = marks[number].start_ns, marks[number + 1].start_ns if number + 1 < len(marks) else 1 << 62
+    mine = [span for span in spans if window[0] <= timeline.launch_ns(span) < window[1]]
+    insist(
+        mine, where, "something runs in the step", f"nothing launched in {marks[number].name}", "choose another --step"
+    )
+    later = [span.start_ns for span in spans if timeline.launch_ns(span) >= window[1]]
+    recording.derived.append(f"The step is {marks[number].name} of {counted(len(marks), 'marked step')} (--step).")
+    recording.dropped["what ran in other steps"] += len(spans) - len(mine)
+    return mine, window, min(later, default=0)
+
+
+def _outermost(spans: Iterable[Span]) -> list[Span]:
+    """Spans that no span of the same thread holds."""
+    ends: dict[tuple[str, str], int] = defaultdict(int)
+    found = []
+    for span in spans:
+        if span.start_ns >= ends[span.at]:
+            found.append(span)
+            ends[span.at] = span.end_ns
+    return found
+
+
+def host(took_ns: int) -> Event:
+    """Make an op in which the device does nothing for so long [ns]."""
+    return Event("host", more={"duration_ns": took_ns, "repeatable": False})
+
+
+def lay(recording: Recording, spans: Sequence[Span], owners: Sequence[Event | None], ops: Iterable[Event]) -> None:
+    """Give ops the times of their spans, laid on one stream, and let the host take those in which nothing ran.
+
+    Parameters
+    ----------
+    recording
+        Takes the ops, the length of the step, and what is told of them.
+    spans
+        By start.
+    owners
+        Span for span, the op that it is a part of; what is of none becomes an op of its own.
+    ops
+        In program order; those that own no span take no time.
+    """
+    pieces = list(laid((span.start_ns, span.end_ns) for span in spans))
+    before, loose = defaultdict[int, list[Event]](list), list[Event]()
+    for op in ops:
+        op.more["duration_ns"] = 0
+    for (gap_ns, took_ns), span, owner in zip(pieces, spans, owners, strict=True):
+        loose += [host(gap_ns)] if gap_ns else []
+        if owner is None:
+            loose.append(event_of(span, took_ns))
+            continue
+        owner.more["duration_ns"] = (owner.more["duration_ns"] or 0) + took_ns
+        before[id(owner)] += loose
+        loose = []
+    recording.ops = [one for op in ops for one in (*before[id(op)], op)] + loose
+    recording.step_ns = max(span.end_ns for span in spans) - spans[0].start_ns
+    _tell(recording, spans, pieces)
+
+
+def _tell(recording: Recording, spans: Sequence[Span], pieces: Sequence[tuple[int, int]]) -> None:
+    """Say what was laid on one stream, and how."""
+    all_ns = sum(span.end_ns - span.start_ns for span in spans)
+    idle_ns, hidden_ns = sum(gap for gap, _ in pieces), all_ns - sum(took for _, took in pieces)
+    copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
+    recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {counted(len({one.at for one in spans}), 'stream')}"
+    if copied:
+        recording.kept["recorded copies"] = (
+            f"{len(copied):,} of {human(sum(copied), 'B')}, as ops of their recorded time"
+        )
+    if hidden_ns:
+        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / all_ns:.1f} %) hid"
+        recording.derived.append(f"What overlaps counts from the end of what began before it: {share}.")
+    if idle_ns:
+        recording.derived.append(f"The device was idle for {human(idle_ns, 'ns')}, which the ops 'host' take.")
+
+
+def event_of(span: Span, took_ns: int) -> Event:
+    """Make the op of a span that takes so long [ns]; a kernel of NCCL is a collective of recorded time."""
+    named = span.args.get("Collective name") or span.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
+    is_collective = "nccl" in span.name.lower() and collective_kind(named) is not None
+    event = Event(short(span.name), is_collective=is_collective)
+    event.more["duration_ns"] = took_ns
+    return event
+
+
+def _remember(timeline: Timeline, recording: Recording, spans: Sequence[Span], window: tuple[int, int]) -> None:
+    """Give the ops what was allocated and freed between their launches, if the trace tells of memory."""
+    changes = [one for one in timeline.memory if window[0] <= one[0] < window[1]]
+    if not changes:
+        return
+    numbers = [number for number, op in enumerate(recording.ops) if op.name != "host"]
+    launches = sorted((timeline.launch_ns(span), number) for span, number in zip(spans, numbers, strict=True))
+    recording.derived.append(
+        "The first op launched after an allocation writes it, the last one before its end reads it."
+    )
+    held = allocated = max(0, changes[0][3] - changes[0][1])
+    live: dict[int, tuple[int, int]] = {}
+    number = 0
+    for at_ns, change, address, _ in changes:
+        while number < len(launches) and launches[number][0] < at_ns:
+            number += 1
+        held += change
+        recording.peak_bytes = max(recording.peak_bytes, held)
+        if change > 0 and number < len(launches):
+            live[address] = launches[number][1], recording.storage(change)
+            recording.ops[launches[number][1]].writes[live[address][1]] = None
+        elif change < 0:
+            first, storage = live.pop(address, (0, -1))
+            if storage < 0:
+                storage, allocated = recording.storage(-change, "input"), allocated + change
+            last = launches[max(0, number - 1)][1]
+            if (
+                recording.ops[max(first, last)] is not recording.ops[first]
+                or storage not in recording.ops[first].writes
+            ):
+                recording.ops[max(first, last)].reads[storage] = None
+    for _, storage in live.values():
+        recording.storages[storage].stays = True
+    if allocated > 0:
+        recording.ops[0].reads[recording.storage(allocated, "weight", persistent=True)] = None
+        recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
+
+
+_CATEGORIES = ("weight", "optimizer_state", "input", "workspace", "activation", "gradient", "activation", "activation")
+"""Kinds for what the profiler calls parameter, optimizer state, input, temporary, activation, gradient, autograd
+detail, and what it does not know."""
+_PREEXISTING, _CREATE, _CHANGE, _DESTROY = 1, 2, 3, 4
+
+
+@garbage.kept()
+def read_memory_timeline(source: str | Path) -> Imported:
+    """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): what lived when, op for instant.
+
+    Parameters
+    ----------
+    source
+        The timeline: a list of [time in ns, action, change in bytes, category].
+
+    Raises
+    ------
+    ConfigError
+        If the file is none.
+    """
+    path, recording = Path(source), Recording()
+    rows = json_of(path)
+    must, do = "a raw memory timeline is a list of [time, action, bytes, category]", "export it again"
+    is_list = isinstance(rows, list) and all(_is_row(row) for row in rows) and any(row[0] >= 0 for row in rows)
+    insist(is_list, shown(path), must, "something else", do)
+    rows.sort(key=lambda row: row[0])
+    times = sorted({row[0] for row in rows if row[0] >= 0})
+    instants = {time: number for number, time in enumerate(times)}
+    for now, then in zip(times, times[1:] + times[-1:], strict=True):
+        recording.ops.append(host(then - now))
+    live: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    held, changed = 0, list[tuple[int, int]]()
+    for time, action, change, category in rows:
+        size, at = abs(change), instants.get(time, 0)
+        held += change
+        recording.peak_bytes = max(recording.peak_bytes, held)
+        if action == _CHANGE and change > 0 and changed:
+            live[size, category].append(changed.pop())
+            recording.storages[live[size, category][-1][1]].kind = _CATEGORIES[category]
+        elif action in (_PREEXISTING, _CREATE, _CHANGE) and change > 0:
+            live[size, category].append(
+                (at if action == _CREATE else -1, recording.storage(size, _CATEGORIES[category]))
+            )
+        elif found := live[size, category]:
+            made, storage = found.pop()
+            if action == _CHANGE:
+                changed.append((made, storage))
+                continue
+            _live_between(recording, storage, made, at)
+        else:
+            recording.dropped["ends of what never began"] += 1
+    for made, storage in (one for found in live.values() for one in found):
+        recording.storages[storage].stays = True
+        recording.storages[storage].persistent = made < 0
+        (recording.ops[0].reads if made < 0 else recording.ops[made].writes)[storage] = None
+    recording.step_ns = times[-1] - times[0]
+    recording.kept["changes"] = f"{len(rows):,} at {counted(len(times), 'instant')}"
+    recording.derived.append("The timeline has no ops: from each instant to the next is one, which the host takes.")
+    recording.derived.append("It has no ids: an end is that of the latest of its size and category.")
+    return recording.imported(path, "The memory timeline")
+
+
+def _is_row(row: Any) -> bool:
+    if not (
+        isinstance(row, list) and len(row) == 4 and all(type(value) is int and abs(value) <= LARGEST for value in row)
+    ):
+        return False
+    return row[0] >= -1 and row[1] in range(1, 5) and row[3] in range(8)
+
+
+def _live_between(recording: Recording, storage: int, made: int, freed: int) -> None:
+    """Let a storage live from one instant to another; what existed before has made < 0."""
+    if freed in (made, 0):
+        recording.dropped["what lived for no time"] += 1
+        return
+    if made < 0:
+        recording.storages[storage].kind = "input"
+        recording.ops[freed - 1].reads[storage] = None
+        return
+    recording.ops[made].writes[storage] = None
+    if freed - 1 > made:
+        recording.ops[freed - 1].reads[storage] = None

@@ -1,0 +1,189 @@
+"""Operators of PyTorch by name and shape: which do work, what they change, and how much arithmetic they are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from simulator.formats.residency_json import VIEW
+from simulator.importers.recordings import whole
+
+Shape = list[int]
+
+MAKES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
+"""ATen ops that only make room for a tensor, or change it."""
+_IDLE = re.compile(
+    "result_type|lift_fresh|set_|(detach|squeeze|unsqueeze|t|as_strided|transpose)_|is_.*|size|stride|numel|to"
+    "|contiguous|type_as|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
+)
+"""ATen ops that do no work on the device, beside views."""
+STRETCHES = re.compile("expand(_as)?|broadcast_to|as_strided")
+"""Views with more elements than there is memory."""
+
+_DTYPES = {"half": "fp16", "bfloat16": "bf16", "float8": "fp8", "float": "", "double": "fp64", "char": "int8"}
+"""How types of tensors begin, lower case and without ``c10::`` -> data types of hosim; of float the caller chooses."""
+
+
+def plain(name: str) -> str:
+    """The name of an ATen op without namespace and overload."""
+    return name.rpartition("::")[2].partition(".")[0]
+
+
+def works(name: str) -> bool:
+    """Whether an op of this name does work on the device, beyond views and making room."""
+    base = plain(name)
+    return not (VIEW.fullmatch(base) or MAKES.fullmatch(base) or _IDLE.fullmatch(base))
+
+
+def changed(schema: str) -> frozenset[int]:
+    """Positions of the arguments that an op's schema marks as changed (``Tensor(a!) self``)."""
+    depth, at, found = 0, -1, set[int]()
+    for part in re.split(r"([(),\[\]*!])", schema[:10_000]):
+        if part in "([" and part:
+            depth += 1
+            at += depth == 1 and at < 0
+        elif part in ")]" and part:
+            depth -= 1
+            if depth <= 0:
+                break
+        elif part == "," and depth == 1:
+            at += 1
+        elif part == "*" and depth == 1:
+            at -= 1
+        elif part == "!":
+            found.add(at)
+    return frozenset(found)
+
+
+class View(NamedTuple):
+    """A tensor as a trace names it.
+
+    Attributes
+    ----------
+    tensor, storage
+        Ids.
+    until_bytes, size_bytes
+        Where it ends in its storage, and what it has [B].
+    device
+        Such as ``cuda:0``.
+    """
+
+    tensor: int
+    storage: int
+    until_bytes: int
+    size_bytes: int
+    device: str
+
+
+def views(value: object) -> Iterator[View]:
+    """Find the tensors in a value of a trace, however deep they lie in lists."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if not isinstance(one, list):
+            continue
+        if len(one) == 6 and isinstance(one[5], str) and all(type(number) is int for number in one[:5]):
+            tensor, storage, offset, elements, each = map(whole, one[:5])
+            yield View(tensor, storage, whole((offset + elements) * each), whole(elements * each), one[5])
+        else:
+            left.extend(reversed(one))
+
+
+def _sizes(shapes: object, at: int) -> Shape:
+    """The shape of an argument; empty if it is none."""
+    shape = shapes[at] if isinstance(shapes, list) and at < len(shapes) else None
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 20
+        or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape)
+    ):
+        return []
+    return shape
+
+
+def _matmul(first: int) -> Callable[[object, object], int]:
+    """Multiply arguments number `first` and the next: 2 FLOPs for each element of the result and summand."""
+
+    def flops(inputs: object, _: object) -> int:
+        left, right = _sizes(inputs, first), _sizes(inputs, first + 1)
+        return 2 * math.prod(left) * right[-1] if left and right else 0
+
+    return flops
+
+
+def _linear(inputs: object, _: object) -> int:
+    rows, weight = _sizes(inputs, 0), _sizes(inputs, 1)
+    return 2 * math.prod(rows) * weight[0] if rows and weight else 0
+
+
+def _convolution(inputs: object, outputs: object) -> int:
+    out, weight = _sizes(outputs, 0), _sizes(inputs, 1)
+    return 2 * math.prod(out) * math.prod(weight[1:]) if out and weight else 0
+
+
+def _convolution_backward(inputs: object, _: object) -> int:
+    out, weight = _sizes(inputs, 0), _sizes(inputs, 2)
+    return 4 * math.prod(out) * math.prod(weight[1:]) if out and weight else 0
+
+
+def _attention(first: int, halves: int) -> Callable[[object, object], int]:
+    """Attend; as many halves of the arithmetic of forward, which is two products of queries with all keys."""
+
+    def flops(inputs: object, _: object) -> int:
+        queries, keys = _sizes(inputs, first), _sizes(inputs, first + 1)
+        return 2 * halves * math.prod(queries) * keys[-2] if len(queries) == 4 and len(keys) == 4 else 0
+
+    return flops
+
+
+_FLOPS: dict[str, tuple[str, Callable[[object, object], int]]] = {
+    **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), ("matmul", _matmul(0))),
+    **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation"), ("matmul", _matmul(1))),
+    **dict.fromkeys(("linear", "mkldnn_linear", "_mkl_linear"), ("matmul", _linear)),
+    **dict.fromkeys(
+        ("convolution", "_convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution", "mkldnn_convolution",
+         "miopen_convolution", "cudnn_convolution_relu", "_slow_conv2d_forward", "thnn_conv2d"),
+        ("matmul", _convolution),
+    ),
+    "convolution_backward": ("matmul", _convolution_backward),
+    **{
+        f"_scaled_dot_product_{kind}_attention{back}": ("attention", _attention(bool(back), 5 if back else 2))
+        for kind in ("flash", "efficient", "cudnn", "fused")
+        for back in ("", "_backward")
+    },
+}  # fmt: skip
+"""Op -> its class, and its FLOPs by the shapes of what it reads and writes; of attention without a mask. Backward of a
+convolution is two such products; of attention five products of forward's two."""
+
+
+def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, int]:
+    """Class of an op, and its FLOPs; none of what only moves or maps elements.
+
+    Parameters
+    ----------
+    name
+        With namespace, and perhaps overload.
+    shapes_in, shapes_out
+        Lists of sizes, argument for argument.
+    """
+    known = _FLOPS.get(plain(name))
+    if known is None:
+        return "vector", 0
+    return known[0], whole(known[1](shapes_in, shapes_out))
+
+
+def dtype_of(types: object, of_float: str) -> str:
+    """The data type of the first tensor in a list of types such as ``["Tensor(float)"]``; if unknown, `of_float`."""
+    for type_ in types if isinstance(types, list) else ():
+        found = re.search(r"Tensor\((?:c10::)?(\w+)", str(type_)[:200])
+        match = found and next((one for one in _DTYPES if found[1].lower().startswith(one)), None)
+        if match:
+            return _DTYPES[match] or of_float
+    return of_float
+
+
+def is_number(type_: object) -> bool:
+    """Whether a type such as ``Tensor(float)`` is that of whole numbers."""
+    return re.search(r"Tensor\((?:c10::)?(long|int|bool|unsigned|char|short)", str(type_)[:200]) is not None

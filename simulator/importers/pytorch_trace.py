@@ -1,0 +1,236 @@
+"""Execution traces of PyTorch (its ``ExecutionTraceObserver``), alone or joined with the Kineto trace of the same run.
+
+A trace is a tree of operators. Those at its leaves that do work on the device become ops; what is above them is left
+out, and what is below them (views, empty tensors) is folded into them. Storages have ids, which are used again once
+they are freed, so an id stands for a new storage whenever an op puts it out that does not read it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from simulator import garbage
+from simulator.errors import ConfigError, insist
+from simulator.importers import operators
+from simulator.importers.imported import Imported
+from simulator.importers.kineto import Timeline, lay
+from simulator.importers.operator_tree import Memory, Node, Tree
+from simulator.importers.operators import views
+from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, meeting, short, whole
+from simulator.inputs import shown
+from simulator.units import counted
+
+_VERSION = re.compile(r"1\.\d+\.\d+(-chakra\.\d+\.\d+\.\d+)?")
+
+
+def nodes_of(path: Path) -> list[Node]:
+    """Read the nodes of an execution trace, by id, which is the order in which they began.
+
+    Raises
+    ------
+    ConfigError
+        If the file is none, or of another version.
+    """
+    found, where = json_of(path), shown(path)
+    is_trace = isinstance(found, dict) and isinstance(found.get("nodes"), list)
+    insist(is_trace, where, "an execution trace has schema and nodes", type(found).__name__, "choose another file")
+    must, version = "hosim reads versions 1 of execution traces", str(found.get("schema"))[:100]
+    insist(_VERSION.fullmatch(version), f"{where}: schema", must, repr(version), "record it by a PyTorch from 2.1 on")
+    nodes = [_node(raw, f"{where}: nodes[{number}]") for number, raw in enumerate(found["nodes"])]
+    nodes.sort()
+    twice = next((b.id for a, b in pairwise(nodes) if a.id == b.id), None)
+    insist(twice is None, where, "each node has its own id", f"{twice} twice", "record it again")
+    return nodes
+
+
+def _node(raw: Any, where: str) -> Node:
+    is_node = isinstance(raw, dict) and type(raw.get("id")) is int and isinstance(raw.get("name"), str)
+    insist(is_node, where, "a node has an id and a name", f"{raw!r:.60}", "record the trace again")
+    attrs = raw["attrs"] if isinstance(raw.get("attrs"), list) else []
+    more = {str(one.get("name")): one.get("value") for one in attrs if isinstance(one, dict)} or raw
+    inner = [raw[key] if isinstance(raw.get(key), dict) else {} for key in ("inputs", "outputs")]
+    took, gave = (
+        inner if isinstance(raw.get("inputs"), dict) else ({"values": raw.get(k)} for k in ("inputs", "outputs"))
+    )
+    values = took["values"] if isinstance(took.get("values"), list) else []
+    return Node(
+        id=raw["id"],
+        parent=whole(raw.get("ctrl_deps", raw.get("parent"))),
+        rf_id=whole(more.get("rf_id")),
+        name=raw["name"],
+        schema=str(more.get("op_schema") or ""),
+        reads=[list(views(value)) if isinstance(value, list) else [] for value in values],
+        writes=list(views(gave.get("values"))),
+        texts=[value for value in values if isinstance(value, str)],
+        shapes_in=took.get("shapes", raw.get("input_shapes")),
+        shapes_out=gave.get("shapes", raw.get("output_shapes")),
+        types=took.get("types", raw.get("input_types")),
+        more=more,
+    )
+
+
+def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> dict[int, Event]:
+    """Make the ops of a trace: id of the node -> op, in program order.
+
+    Parameters
+    ----------
+    tree
+        The nodes.
+    recording
+        Takes storages and groups.
+    of_float
+        The data type in which ``float`` is multiplied.
+    timed
+        Whether recorded times are added later: collectives then meet nobody.
+    """
+    memory, ops = Memory(tree, recording), dict[int, Event]()
+    world = max((whole(node.more.get("pg_size")) for node in tree.nodes if node.is_collective), default=1)
+    for node in tree.nodes:
+        owner = tree.owner.get(node.id)
+        if owner != node.id:
+            memory.fold(node, None if owner is None else ops.get(owner))
+            continue
+        op = Event(short(node.name), is_collective=node.is_collective)
+        op.more["phase"] = tree.phase[node.id] or ("forward" if tree.trains else "")
+        memory.use(node, op)
+        if node.is_collective:
+            _meet(node, op, recording, 0 if timed else world)
+        else:
+            op.more["op_class"], op.more["flops"] = operators.arithmetic(node.name, node.shapes_in, node.shapes_out)
+            op.more["dtype"] = operators.dtype_of(node.types, of_float)
+        ops[node.id] = op
+    _name_kinds(recording, ops.values())
+    return ops
+
+
+def _meet(node: Node, op: Event, recording: Recording, world: int) -> None:
+    """Say with whom a collective meets, and about how much; if nobody can come, it is an op of no arithmetic."""
+    kind, size = collective_kind(node.collective), whole(node.more.get("pg_size"))
+    op.name = short(node.collective)
+    if kind is None or not 1 < size <= min(world, 1 << 14):
+        op.is_collective = world == 0
+        return
+    group = f"group {short(node.more.get('pg_name') or 'default')}"
+    start, stride = (whole(node.more.get(f"global_rank_{key}")) for key in ("start", "stride"))
+    recording.groups.setdefault(group, blocks(world, start, max(1, stride), size))
+    elements = max(whole(node.more.get(f"{key}_msg_nelems")) for key in ("in", "out"))
+    sizes = [view.size_bytes // max(1, elements) for some in (*node.reads, node.writes) for view in some]
+    total = sum(recording.storages[t].size_bytes for t in op.writes) if not sizes else 0
+    op.more["collective"] = meeting(kind, group, elements * max(sizes[:1], default=0) or total)
+
+
+def _name_kinds(recording: Recording, ops: Any) -> None:
+    """Call optimizer state what only the update uses of what was there before."""
+    used = {t for op in ops if op.more.get("phase") != "update" for t in (*op.reads, *op.writes)}
+    for number, storage in enumerate(recording.storages):
+        if storage.persistent and storage.kind == "weight" and number not in used:
+            storage.kind = "optimizer_state"
+
+
+@garbage.kept()
+def read_pytorch_trace(
+    source: str | Path, *, kineto: Path | None = None, of_float: Literal["tf32", "fp32", "bf16", "fp16"] = "tf32"
+) -> Imported:
+    """Read an execution trace of PyTorch: ops, storages and their lifetimes; with Kineto's trace, measured times.
+
+    Parameters
+    ----------
+    source
+        The execution trace (JSON, also packed).
+    kineto
+        The Kineto trace of the same run, which has times.
+    of_float
+        The data type whose rate products of ``float`` have on the machine.
+
+    Raises
+    ------
+    ConfigError
+        If a file is wrong, or the two do not belong together.
+    """
+    path, recording = Path(source), Recording()
+    tree = Tree(nodes_of(path))
+    ops = ops_of(tree, recording, of_float, timed=kineto is not None)
+    recording.kept["nodes"] = f"{len(tree.nodes):,}"
+    owned = set(tree.owner)
+    recording.dropped["nodes folded into the op that they are a part of"] += len(owned) - len(ops)
+    idle = [node for node in tree.nodes if node.id not in owned]
+    recording.dropped["nodes that only view, make room, hold others or work on the host"] += len(idle)
+    flops = sum(op.more.get("flops", 0) for op in ops.values())
+    if kineto is None:
+        recording.ops = list(ops.values())
+        text = "The trace has no times: the machine's roofline gives them, by FLOPs of shapes and bytes of tensors"
+        recording.derived.append(f"{text}; float is multiplied as {of_float} (--of-float).")
+    else:
+        _take_times(tree, ops, Timeline(kineto), recording)
+    recording.kept["arithmetic of products"] = f"{flops / 1e12:,.3f} TFLOP"
+    recording.derived.append(
+        "Storages that no node of the trace makes were there before: weights, state, gradients, inputs."
+    )
+    return recording.imported(path, "A step")
+
+
+def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording: Recording) -> None:
+    """Give ops the time of what they launched; the idle time between is the host's."""
+    where = shown(timeline.path)
+    insist(timeline.device, where, "a joined Kineto trace has kernels", "none", "profile the device's activities")
+    launchers = _launchers(tree, timeline, recording)
+    owners = [tree.owner.get(node) for node in _launched_by(timeline, launchers)]
+    mine = [number for number, owner in enumerate(owners) if owner in ops]
+    must, do = "the two traces are of the same run", "record both at once"
+    insist(mine, where, must, "no kernel that an op of the execution trace launched", do)
+    first, last = mine[0], mine[-1] + 1
+    recording.dropped["kernels, copies and fills outside of the step"] += len(owners) - (last - first)
+    spans, owning = timeline.device[first:last], [ops.get(owner or 0) for owner in owners[first:last]]
+    lay(recording, spans, owning, ops.values())
+    recording.kept["ops that launched something"] = f"{len({id(op) for op in owning if op}):,}"
+    if left := owning.count(None):
+        recording.derived.append(f"{counted(left, 'kernel')} of no op of the execution trace are ops without tensors.")
+
+
+def _launched_by(timeline: Timeline, nodes: Mapping[int, int]) -> list[int]:
+    """For each kernel the node that launched it, 0 if none: the innermost operator around the launch that is a node."""
+    asked = [(*timeline.launched.get(whole(span.args.get("correlation")), (-1, ("", ""))), number)
+             for number, span in enumerate(timeline.device)]  # fmt: skip
+    found, open_, at = [0] * len(asked), defaultdict[tuple[str, str], list[int]](list), 0
+    for launch_ns, thread, kernel in sorted(asked):
+        while at < len(timeline.ops) and timeline.ops[at].start_ns <= launch_ns:
+            open_[timeline.ops[at].at].append(at)
+            at += 1
+        stack = open_[thread]
+        while stack and timeline.ops[stack[-1]].end_ns < launch_ns:
+            stack.pop()
+        inside = (op for op in reversed(stack) if op in nodes and timeline.ops[op].end_ns >= launch_ns)
+        found[kernel] = nodes[op] if (op := next(inside, -1)) >= 0 else 0
+    return found
+
+
+def _launchers(tree: Tree, timeline: Timeline, recording: Recording) -> dict[int, int]:
+    """Positions of Kineto's operators -> the nodes of the execution trace that they are."""
+    ids = {whole(op.args.get("Record function id")): number for number, op in enumerate(timeline.ops)}
+    nodes = {node.rf_id: node.id for node in tree.nodes if node.rf_id}
+    known = ids.keys() & nodes.keys() - {0}
+    if known:
+        recording.derived.append("Kernels belong to ops by the ids of record functions.")
+        return {ids[one]: nodes[one] for one in known}
+    names = {node.name for node in tree.nodes if tree.owner.get(node.id) == node.id}
+    ours = [node for node in tree.nodes if node.name in names]
+    theirs = [(number, op) for number, op in enumerate(timeline.ops) if op.name in names]
+    letters = {name: chr(0x10000 + number) for number, name in enumerate(sorted(names))}
+    pattern, text = (
+        "".join(letters[name] for name in some) for some in ([n.name for n in ours], [o.name for _, o in theirs])
+    )
+    starts = [match.start() for match in re.finditer(f"(?={re.escape(pattern)})", text)] if pattern else []
+    if not starts:
+        must = "some run of Kineto's operators has the names of the execution trace, in their order"
+        do = "record both at once, by a PyTorch that writes ids of record functions"
+        raise ConfigError(shown(timeline.path), must, f"none of {counted(len(theirs), 'operator')}", do)
+    long = {at: theirs[at + len(ours) - 1][1].end_ns - theirs[at][1].start_ns for at in starts}
+    chosen = sorted(starts, key=long.__getitem__)[len(starts) // 2]
+    text = f"The traces share no ids: of {counted(len(starts), 'run')} of the same names the median step was taken."
+    recording.derived.append(text)
+    return {number: node.id for (number, _), node in zip(theirs[chosen : chosen + len(ours)], ours, strict=True)}

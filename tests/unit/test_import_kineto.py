@@ -1,0 +1,264 @@
+"""Kineto traces and raw memory timelines: steps, streams, copies, memory, and how far the replay is from them."""
+
+import pytest
+from recorded import ABSENT, DATA, Profile, profiled, saved
+
+import simulator as hosim
+from simulator.errors import ConfigError
+from simulator.importers.recordings import blocks, collective_kind, laid, short
+from simulator.run.stories import as_recorded
+
+
+def read(tmp_path, profile, **options):
+    return hosim.read_kineto(saved(tmp_path / "profile.json", profile.document), **options)
+
+
+def ops(found):
+    return [(op.name.partition("/")[2], op.duration_ns) for op in found.graph.ops]
+
+
+def test_spans_are_laid_on_one_stream():
+    assert list(laid([])) == []
+    spans = [(10, 20), (15, 18), (18, 30), (35, 36), (36, 36)]
+    pieces = list(laid(spans))
+    assert pieces == [(0, 10), (0, 0), (0, 10), (5, 1), (0, 0)]
+    assert sum(map(sum, pieces)) == 36 - 10
+
+
+def test_what_ran_on_the_device_is_replayed_as_it_was(tmp_path):
+    found = read(tmp_path, profiled())
+    assert ops(found) == [
+        ("gemm", 10_000),
+        ("host", 2_000),
+        ("splitK", 3_000),
+        ("relu_kernel", 5_000),
+        ("fill", 1_000),
+        ("host", 9_000),
+        ("gemm", 20_000),
+        ("add", 5_000),
+        ("host", 5_000),
+        ("Memset", 2_000),
+        ("host", 3_000),
+        ("add", 5_000),
+    ]
+    assert found.recorded_ns == 70_000
+    assert found.kept["kernels, copies, fills"] == "8 on 2 streams"
+    assert found.derived == (
+        "The profiler marked no steps: all that is recorded is one step.",
+        "What overlaps counts from the end of what began before it: 10.0 us (16.4 %) hid.",
+        "The device was idle for 19.0 us, which the ops 'host' take.",
+    )
+    assert found.dropped == {"names of threads": 1, "operators of the host": 6}
+    assert "(+0.00 %)" in as_recorded(found.graph, found.recorded_ns)
+
+
+def steps():
+    """Three steps of which the kernels run 100 us behind; each has one of 10, 20 and 30 us."""
+    profile = Profile()
+    for number in range(3):
+        profile.mark(number + 7, 1000 * number, 900)
+        profile.kernel("k", 1000 * number + 5, 1000 * number + 105, 10 * (number + 1))
+    return profile
+
+
+def test_the_last_step_with_one_behind_it_is_taken(tmp_path):
+    found = read(tmp_path, steps())
+    assert ops(found) == [("k", 20_000), ("host", 980_000)]
+    assert found.recorded_ns == 1_000_000
+    assert found.derived[0] == "The step is ProfilerStep#8 of 3 marked steps (--step)."
+    assert found.dropped["what ran in other steps"] == 2
+
+
+def test_a_step_can_be_named_and_the_last_one_ends_with_its_kernels(tmp_path):
+    assert ops(read(tmp_path, steps(), step=7)) == [("k", 10_000), ("host", 990_000)]
+    assert ops(read(tmp_path, steps(), step=9)) == [("k", 30_000)]
+    with pytest.raises(ConfigError, match="the step is one that the profiler marked, found 6; choose of 7, 8, 9"):
+        read(tmp_path, steps(), step=6)
+    with pytest.raises(ConfigError, match="marked by the profiler, found no ProfilerStep; leave --step out"):
+        read(tmp_path, profiled(), step=1)
+
+
+def test_a_step_without_kernels_is_told(tmp_path):
+    profile = steps()
+    profile.mark(10, 3000, 900)
+    profile.mark(11, 4000, 900)
+    with pytest.raises(ConfigError, match="something runs in the step, found nothing launched in ProfilerStep#10"):
+        read(tmp_path, profile)
+
+
+def test_copies_are_ops_of_their_time_and_are_counted(tmp_path):
+    profile = profiled()
+    profile.kernel("Memcpy HtoD (Pageable -> Device)", 70, 180, 10, cat="gpu_memcpy", bytes=4_000_000)
+    found = read(tmp_path, profile)
+    assert ops(found)[-1] == ("Memcpy HtoD", 10_000)
+    assert found.kept["recorded copies"] == "1 of 4.00 MB, as ops of their recorded time"
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)", {}, "collective"),
+        ("ncclKernel_Generic", {"Collective name": "_allgather_base"}, "collective"),
+        ("ncclKernel_Generic", {}, "compute"),
+        ("all_reduce_by_hand", {}, "compute"),
+    ],
+)
+def test_kernels_of_nccl_are_collectives_of_recorded_time(tmp_path, name, args, expected):
+    profile = Profile()
+    profile.kernel(name, 1, 5, 10, **args)
+    (op,) = read(tmp_path, profile).graph.ops
+    assert (str(op.kind), op.collective, op.duration_ns) == (expected, None, 10_000)
+
+
+def test_without_a_device_the_outermost_operators_are_the_ops(tmp_path):
+    profile = Profile()
+    profile.op("aten::linear", 10, 30)
+    profile.op("aten::addmm", 12, 20)
+    profile.op("aten::relu", 50, 5)
+    found = read(tmp_path, profile)
+    assert ops(found) == [("aten::linear", 30_000), ("host", 10_000), ("aten::relu", 5_000)]
+
+
+def test_times_have_parts_of_microseconds(tmp_path):
+    profile = Profile()
+    profile.kernel("a", 1, 5.25, 0.5)
+    profile.kernel("b", 2, 5.751, 0.001)
+    assert ops(read(tmp_path, profile)) == [("a", 500), ("host", 1), ("b", 1)]
+
+
+def test_allocations_live_from_the_next_launch_to_the_last_one_before_their_end(tmp_path):
+    profile = Profile()
+    for n in range(4):
+        profile.kernel(f"k{n}", 10 * n + 5, 100 + 10 * n, 10)
+    profile.memory(1, 100, 0xA, 1100)  # before k0, 1000 B are there
+    profile.memory(12, 50, 0xB, 1150)  # before k1
+    profile.memory(18, -100, 0xA, 1050)  # after k1
+    profile.memory(28, -300, 0xC, 750)  # after k2, from before
+    profile.memory(29, 7, 0xD, 757)  # before k3, stays
+    profile.memory(30, 9, 0xE, 9, kind=0)  # of the host
+    found = read(tmp_path, profile)
+    graph = found.graph
+    about = [(t.size_bytes, str(t.kind), t.persistent) for t in graph.tensors]
+    assert about == [(100, "activation", False), (50, "activation", False), (300, "input", False),
+                     (7, "activation", False), (700, "weight", True)]  # fmt: skip
+    assert [(op.reads, op.writes) for op in graph.ops] == [((4,), (0,)), ((0,), (1,)), ((2,), ()), ((), (3,))]
+    assert graph.outputs == (1, 3)
+    assert found.workload.steps == 1
+    assert found.kept["recorded peak"] == "1.15 kB"
+    assert "peak 1.15 kB" in as_recorded(graph, found.recorded_ns)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({}, "a Kineto trace is an object with a list traceEvents, found NoneType"),
+        (3, "a Kineto trace is an object with a list traceEvents, found int"),
+        ({"traceEvents": [1]}, "a Kineto trace is an object with a list traceEvents, found list"),
+        ({"traceEvents": []}, "something runs in a recording, found neither kernels, nor operators of the host"),
+        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": -1, "dur": 1}]}, "something runs in a recording"),
+        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "nan", "dur": 1}]}, "something runs in a recording"),
+        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1e300}]}, "something runs in a recording"),
+    ],
+)
+def test_what_is_no_kineto_trace_is_told(tmp_path, document, message):
+    with pytest.raises(ConfigError, match=message):
+        hosim.read_kineto(saved(tmp_path / "profile.json", document))
+
+
+def timeline(tmp_path, rows):
+    return hosim.read_memory_timeline(saved(tmp_path / "memory.raw.json", rows))
+
+
+def test_a_memory_timeline_keeps_its_curve(tmp_path):
+    rows = [
+        [-1, 1, 1000, 0],  # a weight that stays
+        [-1, 1, 30, 2],  # an input that is freed
+        [10, 2, 500, 4],
+        [15, 2, 200, 7],
+        [20, 3, -200, 7],  # becomes a gradient
+        [20, 3, 200, 5],
+        [25, 4, -500, 4],
+        [25, 4, -30, 2],
+        [40, 4, -200, 5],
+        [40, 2, 8, 1],
+        [40, 4, -77, 6],  # nobody knows it
+    ]
+    found = timeline(tmp_path, rows)
+    graph = found.graph
+    assert [op.duration_ns for op in graph.ops] == [5, 5, 5, 15, 0]
+    about = [(t.size_bytes, str(t.kind), t.persistent) for t in graph.tensors]
+    assert about == [(1000, "weight", True), (30, "input", False), (500, "activation", False),
+                     (200, "gradient", False), (8, "optimizer_state", False)]  # fmt: skip
+    used = [(set(op.reads), set(op.writes)) for op in graph.ops]
+    assert used == [({0}, {2}), (set(), {3}), ({1, 2}, set()), ({3}, set()), (set(), {4})]
+    assert graph.outputs == (4,)
+    assert found.dropped == {"ends of what never began": 1}
+    assert found.recorded_ns == 30
+    assert as_recorded(graph, 30) == "replayed as recorded: 30 ns a step, recorded 30 ns (+0.00 %), peak 1.73 kB"
+    assert found.kept["recorded peak"] == "1.73 kB"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {},
+        [],
+        [[-1, 1, 5, 0]],
+        [[1, 5, 5, 0]],
+        [[1, 1, 5, 8]],
+        [[1, 1, 5]],
+        [[1, True, 5, 0]],
+        [[-2, 1, 5, 0]],
+        [[2**63, 1, 5, 0]],
+    ],
+)
+def test_what_is_no_memory_timeline_is_told(tmp_path, rows):
+    with pytest.raises(ConfigError, match=r"is a list of \[time, action, bytes, category\]"):
+        timeline(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("allreduce", "all_reduce"),
+        ("ALL_REDUCE", "all_reduce"),
+        ("_allgather_base", "all_gather"),
+        ("allgather_into_tensor_coalesced", "all_gather"),
+        ("reduce_scatter_tensor", "reduce_scatter"),
+        ("AllToAll_v", "all_to_all"),
+        ("broadcast_oop", "broadcast"),
+        ("barrier", "all_reduce"),
+        ("wait", None),
+        (None, None),
+    ],
+)
+def test_names_of_collectives(name, kind):
+    found = collective_kind(name)
+    assert (found and str(found)) == kind
+
+
+def test_groups_cut_all_ranks_where_they_can():
+    assert blocks(8, 0, 1, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert blocks(8, 0, 4, 2) == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert blocks(6, 0, 1, 4) == [[0, 1, 2, 3]]
+
+
+def test_names_of_kernels_are_short():
+    assert (
+        short("void at::native::(anonymous namespace)::softmax_warp<float, 10>(float*)") == "at::native::softmax_warp"
+    )
+    assert short("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
+    assert short("<lambda>") == "<lambda>"
+
+
+SAMPLES = sorted((DATA / "kineto").glob("*.gz")) if DATA else []
+
+
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+def test_published_traces_replay_within_one_per_cent():
+    found = [hosim.read_memory_timeline(f) if ".raw" in f.name else hosim.read_kineto(f) for f in SAMPLES]
+    for one in found:
+        text = as_recorded(one.graph, one.recorded_ns)
+        assert "(+0.00 %)" in text or "(-0.00 %)" in text
+    timeline = found[-1]
+    assert timeline.kept["recorded peak"] == timeline.kept["most at once"]
