@@ -1,4 +1,4 @@
-"""What every YAML document has in common: strictness, a name, and an origin for every figure."""
+"""What every YAML document has in common: strictness, a name, and the origins of its figures."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class Fit(Part):
 
 
 class Document(Part):
-    """A document that people write; each of its figures is cited, assumed or fitted.
+    """A document that people write; each of its figures is cited, assumed or fitted, or its author's own.
 
     Attributes
     ----------
@@ -249,21 +249,25 @@ class Document(Part):
         Field path -> why this figure was assumed.
     fitted
         Field path -> which printed figure this one was fitted to, and how.
+    origin
+        ``mine``: figures of which nothing is said are the author's own. They are in any case; what hosim ships says
+        where each figure is from, and so does what `hosim check --strict` passes.
     """
 
     name: Name
     title: Line = ""
+    origin: Literal["mine"] | None = None
     sources: dict[str, Citations] = {}
     assumed: dict[str, Reason] = {}
     fitted: dict[str, Fit] = {}
 
-    def origin(self, path: str) -> str | None:
-        """Say whether the figure at `path` is ``cited``, ``assumed`` or ``fitted``; None if nothing is said of it.
+    def origin_of(self, path: str) -> str:
+        """Say whether the figure at `path` is ``cited``, ``assumed`` or ``fitted``; ``mine`` if nothing is said of it.
 
         The entry that names most of the path decides; of several with the same path ``fitted``, then ``assumed``.
         """
         entry = self.entry_of(path)
-        return None if entry is None else {"sources": "cited"}.get(entry[0], entry[0])
+        return _MINE if entry is None else {"sources": "cited"}.get(entry[0], entry[0])
 
     def entry_of(self, path: str) -> tuple[str, str | Fit | tuple[Citation, ...]] | None:
         """Find the table (``sources``, ``assumed``, ``fitted``) and the entry that decide the origin of `path`."""
@@ -278,14 +282,20 @@ class Document(Part):
         return (path for path, value in _leaves(self) if isinstance(value, int | float) and not isinstance(value, bool))
 
     def origins(self) -> dict[str, int]:
-        """Count its figures by origin: ``cited``, ``assumed``, ``fitted``."""
-        kinds = [self.origin(path) for path in self.figures()]
-        return {kind: kinds.count(kind) for kind in ("cited", "assumed", "fitted")}
+        """Count its figures by origin: ``cited``, ``assumed``, ``fitted``, ``mine``."""
+        kinds = [self.origin_of(path) for path in self.figures()]
+        return {kind: kinds.count(kind) for kind in ("cited", "assumed", "fitted", _MINE)}
 
-    def field_errors(self) -> Iterator[FieldError]:
-        """What is wrong with its origins: figures without one, and entries that name nothing stated."""
-        for path in self.figures():
-            if self.origin(path) is None:
+    def field_errors(self, *, is_strict: bool = True) -> Iterator[FieldError]:
+        """What is wrong with its origins: entries that name nothing stated, and figures without one.
+
+        Parameters
+        ----------
+        is_strict
+            Whether each figure needs one.
+        """
+        for path in self.figures() if is_strict else ():
+            if self.origin_of(path) == _MINE:
                 must = "each figure has an origin under sources, assumed or fitted"
                 do = f"cite {path!r} in sources, or say in assumed why it was chosen"
                 yield FieldError(must, "none", do, self._at(path))
@@ -312,7 +322,8 @@ def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(chain.from_iterable(prefixes)))
 
 
-ABOUT_ITSELF = ("schema", "schema_", "name", "title", "sources", "assumed", "fitted")
+_MINE = "mine"
+ABOUT_ITSELF = ("schema", "schema_", "name", "title", "origin", "sources", "assumed", "fitted")
 """Keys of a document that tell of itself."""
 
 

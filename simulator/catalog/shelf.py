@@ -103,7 +103,9 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     return shelf[ref]
 
 
-def load(ref: str | Path, kind: str | None = None, base_dir: Path | None = None) -> Entry[Any]:
+def load(
+    ref: str | Path, kind: str | None = None, base_dir: Path | None = None, *, is_strict: bool = False
+) -> Entry[Any]:
     """Find, read and check a document.
 
     Parameters
@@ -114,6 +116,8 @@ def load(ref: str | Path, kind: str | None = None, base_dir: Path | None = None)
         ``hardware``, ``workload`` or ``scenario``; None takes a path to any of them.
     base_dir
         What a path is relative to; default: the working directory.
+    is_strict
+        Whether each figure needs an origin, as in what ships.
 
     Raises
     ------
@@ -128,7 +132,8 @@ def load(ref: str | Path, kind: str | None = None, base_dir: Path | None = None)
         where = f"{shown(path)}:{data.count(10, 0, error.start) + 1}"
         found = f"the byte 0x{data[error.start]:02x}"
         raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
-    document = _validated(node, _model_of(node, kind, path), path)
+    is_strict = is_strict or path.is_relative_to(_root())
+    document = _validated(node, _model_of(node, kind, path), path, is_strict=is_strict)
     return Entry(document, path, hashlib.sha256(data).hexdigest(), node)
 
 
@@ -187,9 +192,12 @@ def _mark(model: type[Document]) -> str:
 
 def _shelf(kind: str) -> dict[str, Path]:
     """Name -> path of what ships: in a checkout beside the package, in a wheel inside it."""
+    return {path.stem: path for path in sorted((_root() / _FOLDERS[kind]).rglob("*.yaml"))}
+
+
+def _root() -> Path:
     package = Path(__file__).parents[1]
-    root = package / "_data" if (package / "_data").is_dir() else package.parent
-    return {path.stem: path for path in sorted((root / _FOLDERS[kind]).rglob("*.yaml"))}
+    return package / "_data" if (package / "_data").is_dir() else package.parent
 
 
 def _file(path: Path, must: str, do: str = "correct the path") -> Path:
@@ -208,11 +216,11 @@ def _model_of(node: Node, wanted: str | None, path: Path) -> type[Document]:
     raise ConfigError(_place(path, node, ("schema",)), rule, in_yaml(found), nearest(str(found), tuple(models)))
 
 
-def _validated(node: Node, model: type[Document], path: Path) -> Document:
+def _validated(node: Node, model: type[Document], path: Path, *, is_strict: bool) -> Document:
     data = node.plain()
     try:
         document = model.model_validate(data, by_alias=True, by_name=False)
-        wrong = list(document.field_errors())
+        wrong = list(document.field_errors(is_strict=is_strict))
     except ValidationError as error:
         wrong = faults(error, data)
     if wrong:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 from simulator import builders, catalog, formats, referee
+from simulator.document import Document
 from simulator.errors import ConfigError
+from simulator.hardware import Hardware
 from simulator.offsets import issued_bytes
 from simulator.plan import Plan
 from simulator.report.files import folder_names, plan_names
@@ -20,7 +23,7 @@ from simulator.units import counted, human
 from simulator.workload import Workload
 
 
-def describe(file: str, scenario: str | None = None) -> str:
+def describe(file: str, scenario: str | None = None, *, is_strict: bool = False) -> str:
     """Check one file and say in a line what is in it.
 
     Parameters
@@ -29,6 +32,8 @@ def describe(file: str, scenario: str | None = None) -> str:
         A path; or the name of a document in the catalogue.
     scenario
         For a plan: name or path of the scenario whose graph and machine it was made for.
+    is_strict
+        Whether each figure of a document needs an origin.
 
     Raises
     ------
@@ -45,13 +50,21 @@ def describe(file: str, scenario: str | None = None) -> str:
     elif (not path.suffix and "/" not in file) or path.is_dir():
         rule, do = "a file, or a name in the catalogue, is known", "name the files in it, or see `hosim list`"
         raise ConfigError(file, rule, "a folder" if path.is_dir() else "neither", do)
-    document = catalog.load(path).document
+    document = catalog.load(path, is_strict=is_strict).document
+    mine = document.origins()["mine"]
+    return _told(document, path, is_strict=is_strict) + (
+        f", {counted(mine, 'figure')} without a source" if mine else ""
+    )
+
+
+def _told(document: Document, path: Path, *, is_strict: bool) -> str:
     if isinstance(document, Scenario):
-        return f"scenario, {_scenario(document, path)}"
+        return f"scenario, {_scenario(document, path, is_strict=is_strict)}"
     if isinstance(document, Workload):
         return f"workload, {_workload(document, path)}"
-    sizes = {"device": document.topology.devices, "tier": len(document.tiers), "link": len(document.links)}
-    return f"hardware, {_sizes(sizes | {'fabric': len(document.fabrics)})}"
+    machine = cast(Hardware, document)
+    sizes = {"device": machine.topology.devices, "tier": len(machine.tiers), "link": len(machine.links)}
+    return f"hardware, {_sizes(sizes | {'fabric': len(machine.fabrics)})}"
 
 
 def _sizes(sizes: dict[str, int]) -> str:
@@ -69,8 +82,10 @@ def _workload(workload: Workload, path: Path) -> str:
     return "a model" if workload.requests is None else "requests"
 
 
-def _scenario(scenario: Scenario, path: Path) -> str:
+def _scenario(scenario: Scenario, path: Path, *, is_strict: bool) -> str:
     loaded = catalog.resolve(path)
+    for kind in ("hardware", "workload"):
+        catalog.load(loaded.paths[kind], is_strict=is_strict)
     if scenario.scaling:
         points_of(loaded).check()
     if loaded.workload.requests is not None:

@@ -57,7 +57,8 @@ def _documents(kind: str) -> list[tuple[str, ...]]:
 @common.command("Validate documents, graphs and plans; nothing runs.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--scenario", help="What a plan is for; its steps are then checked against that graph and machine.")
-def check(files: tuple[str, ...], scenario: str | None) -> int:
+@click.option("--strict", is_flag=True, help="Each figure of a document needs an origin.")
+def check(files: tuple[str, ...], scenario: str | None, strict: bool) -> int:
     """Read and validate documents (.yaml), graphs and plans (.jsonl), traces (.json); nothing runs.
 
     \b
@@ -65,7 +66,8 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
       hosim check scenarios/mine.yaml graphs/mine.jsonl
       hosim check plan.jsonl --scenario llama3_8b_train_910c
 
-    A plan without its scenario is checked as far as its own lines tell.
+    A plan without its scenario is checked as far as its own lines tell. A figure of a document without an entry in
+    sources, assumed or fitted is your own; with --strict each needs one, also of what a scenario names.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.cli.check import describe
     from simulator.errors import HosimError, quotable
@@ -73,7 +75,7 @@ def check(files: tuple[str, ...], scenario: str | None) -> int:
     failed = 0
     for file in files:
         try:
-            click.echo(f"{quotable(file, 350)}: {describe(file, scenario)}: ok")
+            click.echo(f"{quotable(file, 350)}: {describe(file, scenario, is_strict=strict)}: ok")
         except HosimError as error:
             failed += 1
             sys.stdout.flush()

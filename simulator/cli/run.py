@@ -58,6 +58,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
 def _told(results: Results, out: Path | None) -> Iterator[str]:
     """The table, what a person would say, where the report is, and what of the expectations is no failure."""
     from simulator.report.tables import PIPE_WIDTH, plain
+    from simulator.units import counted
 
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else PIPE_WIDTH
@@ -69,6 +70,9 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
         yield f"Report: {out / 'report.html'}"
     if results.case.is_changed and results.case.loaded.scenario.expect:
         yield "Something was set for this run: what the scenario expects was not checked."
+    if mine := results.provenance["mine"]:
+        said = ", ".join(f"{counted(number, 'figure')} of {name}" for name, number in mine.items())
+        yield f"Without a source, so your own: {said}."
     for verdict in results.expectations:
         if verdict.missed:
             yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"

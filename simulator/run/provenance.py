@@ -14,7 +14,7 @@ from simulator.report.files import folder_names
 from simulator.report.rows import Row
 from simulator.scenario import PolicyChoice
 
-_PROSE = {"schema_", "name", "title", "sources", "assumed", "fitted"}
+_PROSE = {"schema_", "name", "title", "origin", "sources", "assumed", "fitted"}
 """What a document says for people."""
 _REFERENCES: dict[str, Any] = {
     "scenario": dict.fromkeys(("hardware", "workload", "trace", "policies", "expect", "claim"), True),
@@ -41,7 +41,8 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
     dict
         ``hosim`` (version), ``inputs`` (kind, name, sha256, and ``content``, the sha256 of what a document says to the
         run, however it is written and wherever it lies), ``bound``, ``switches``, ``draws``, ``seed``, ``set``, and
-        the ``fitted`` and ``assumed`` fields of all documents with their reasons.
+        the ``fitted`` and ``assumed`` fields of all documents with their reasons; and by document, how many figures are
+        ``mine``: nothing is said of where they are from.
     """
     documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
     content = {kind: _said(kind, document) for kind, document in documents.items()}
@@ -61,6 +62,7 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
         "seed": loaded.scenario.seed,
         "set": dict(loaded.scenario.set_),
         **{table: _figures(loaded, table) for table in ("fitted", "assumed")},
+        "mine": {one.name: number for one in documents.values() if (number := one.origins()["mine"])},
     }
 
 

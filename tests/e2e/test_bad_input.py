@@ -48,7 +48,6 @@ DOCUMENTS = {
     "a negative size": (("machine", "100 MB", "-100 MB"), None, ["machine.yaml:8", "'-100 MB'"]),
     "a tier no link reaches": (("machine", "links:", "  ssd: {capacity: 1 TB}\nlinks:"), None, ["'ssd'"]),
     "a budget beyond the tier": (("scenario", "4.3 MB", "4.3 GB"), None, ["4.30 GB", "100 MB"]),
-    "a figure without a source": (("machine", "  tiers: round numbers\n", ""), None, ["tiers.hbm.capacity", "sources"]),
 }
 
 

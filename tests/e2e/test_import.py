@@ -96,3 +96,26 @@ def test_a_machine_that_nobody_knows_is_named(hosim):
     done = hosim("run", "--hardware", "h100_sx", "--workload", "tiny_train")
     assert done.err.startswith("hosim: hardware: a hardware document has a name in the catalogue")
     assert "did you mean 'h100_sxm'?" in done.err
+
+
+@pytest.mark.parametrize("word", ["", "origin: mine\n"])
+def test_figures_of_ones_own_need_no_source_but_are_counted(hosim, scenario, tmp_path, word):
+    machine = scenario.with_name("machine.yaml")
+    machine.write_text(machine.read_text().replace("  tiers: round numbers\n", "").replace("title:", f"{word}title:"))
+    assert hosim("check", machine).out.endswith(
+        "hardware, 1 device, 2 tiers, 2 links, 3 figures without a source: ok\n"
+    )
+    done = hosim("check", "--strict", scenario)
+    assert done.code == 1
+    assert "tiers.hbm.capacity: each figure has an origin under sources, assumed or fitted" in done.err
+    done = hosim("run", scenario, "--out", tmp_path / "out")
+    assert "\nWithout a source, so your own: 3 figures of bench_machine.\n" in done.out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "so your own: 3 figures of <code>bench_machine</code>." in page
+
+
+def test_what_ships_needs_a_source_for_each_figure(hosim, monkeypatch):
+    from simulator.document import Document
+
+    monkeypatch.setattr(Document, "entry_of", lambda self, path: None)
+    assert "each figure has an origin" in hosim("check", "h100_sxm").err

@@ -20,7 +20,7 @@ def refused_box(change, by=""):
     """What is said of the box when one piece of its text is another."""
     assert change in BOX
     Path("box.yaml").write_text(BOX.replace(change, by))
-    return refusal(catalog.load, "box.yaml", "hardware")
+    return refusal(catalog.load, "box.yaml", "hardware", is_strict=True)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def refused_box(change, by=""):
             "compute-tier: hbm",
             (
                 "box.yaml:3, compute-tier: only known keys stand here, found 'compute-tier'; use one of name, title, "
-                "sources, assumed, fitted, schema, compute_tier, compute, host, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator "
+                "origin, sources, assumed, fitted, schema, compute_tier, compute, host, tiers, links, buses, copy_queues, topology, fabrics, on_chip, allocator "
                 "(did you mean 'compute_tier'?)"
             ),
         ),

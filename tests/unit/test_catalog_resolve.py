@@ -24,9 +24,9 @@ def test_resolving_applies_what_is_set_and_keeps_its_origin(folder):
     loaded = catalog.resolve("story.yaml")
     rates = [link.bandwidth_bytes_per_s for link in loaded.hardware.links.values()]
     assert rates == [40_000_000_000] * 2
-    assert loaded.hardware.origin("links.d2h.bandwidth") == "cited"
+    assert loaded.hardware.origin_of("links.d2h.bandwidth") == "cited"
     assert loaded.hardware.sources["links.h2d.bandwidth"][0].text == "a paper"
-    assert loaded.hardware.origin("tiers.hbm.capacity") == "assumed"
+    assert loaded.hardware.origin_of("tiers.hbm.capacity") == "assumed"
     assert loaded.sha256 == {
         name: hashlib.sha256(text.encode()).hexdigest()
         for name, text in (("scenario", STORY), ("hardware", BOX), ("workload", JOB))
@@ -57,7 +57,7 @@ def test_a_whole_part_that_is_set_takes_its_origin_along(folder):
     changes = {"compute.achieved_fraction": {"matmul": 0.5, "default": 0.1}}
     hardware = catalog.resolve("story.yaml", changes, hardware=catalog.read_hardware("ascend_910c_die")).hardware
     assert hardware.compute.achieved_fraction == {"matmul": 0.5, "default": 0.1}
-    assert hardware.origin("compute.achieved_fraction.matmul") == "assumed"
+    assert hardware.origin_of("compute.achieved_fraction.matmul") == "assumed"
     assert list(hardware.field_errors()) == []
 
 
@@ -140,14 +140,6 @@ def test_a_change_is_a_key_and_a_value(text):
             ),
         ),
         (
-            "homes:",
-            "  links.d2h.latency: 1 us\nhomes:",
-            (
-                "story.yaml:7, set.links.d2h.latency: each figure has an origin under sources, assumed or fitted, found none; "
-                "cite 'links.d2h.latency' in sources, or say in assumed why it was chosen"
-            ),
-        ),
-        (
             "weight: hbm",
             "weight: hmb",
             (
@@ -184,6 +176,15 @@ def test_a_wrong_scenario_is_refused_with_its_line(folder, change, by, message):
     assert change in STORY
     Path("story.yaml").write_text(STORY.replace(change, by))
     assert refusal(catalog.resolve, "story.yaml") == message
+
+
+def test_figures_that_a_scenario_sets_are_its_own_unless_origins_are_asked_for(folder):
+    Path("story.yaml").write_text(STORY.replace("homes:", "  links.d2h.latency: 1 us\nhomes:"))
+    assert catalog.resolve("story.yaml").scenario.origins()["mine"] == 1
+    assert refusal(catalog.load, "story.yaml", "scenario", is_strict=True) == (
+        "story.yaml:7, set.links.d2h.latency: each figure has an origin under sources, assumed or fitted, found none; "
+        "cite 'links.d2h.latency' in sources, or say in assumed why it was chosen"
+    )
 
 
 def test_files_that_documents_name_are_inputs(folder):
