@@ -33,6 +33,7 @@ _NAMES = {
     "policies.problem": "Problem Replay",
     "report.changes": "Diff diff",
     "run": "run",
+    "run.grid": "sweep",
     "run.results": "Result Results",
     "run.robustness": "robustness",
     "run.studies": "largest least scaling",

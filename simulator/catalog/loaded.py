@@ -6,8 +6,9 @@ axis, and so is the field whose largest value is searched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,10 @@ class Axis:
             keys[document if document in keys else "hardware"].append(key if document in keys else path)
         return keys
 
+    def sets(self, paths: Iterable[str]) -> bool:
+        """Whether one of the paths is among its fields."""
+        return any(fnmatchcase(path, one) for path in paths for one in self.fields)
+
     def written(self, value: Any) -> Any:
         """Write a value as a document states it."""
         if self.values:
@@ -257,7 +262,9 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
         scale=scale,
         unscaled=machine,
     )
-    check_budget(found, next((axis.place(value) for axis, value in point.items()), ""))
+    room = ("scenario.budget", f"tiers.{machine.compute_tier}.capacity")
+    by_axis = sorted(point.items(), key=lambda one: not one[0].sets(room))
+    check_budget(found, next((axis.place(value) for axis, value in by_axis), ""))
     return found
 
 

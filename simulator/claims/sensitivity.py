@@ -14,10 +14,11 @@ from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.claims import Judged, judged, read
 from simulator.errors import ConfigError
+from simulator.report.panels import Panel
 from simulator.report.rows import listed, present, signed
-from simulator.report.views import Panel, Section, View, by, texts
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
+from simulator.report.views import Section, View, by, texts
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import LIMITS, Expectation
 from simulator.units import human

@@ -26,6 +26,15 @@ def _changes(context: click.Context, parameter: click.Parameter, texts: Sequence
     return dict(catalog.setting(text) for text in texts)
 
 
+def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, str] | None:
+    """Read what ``--grid`` says; None if nothing."""
+    parts = [text.partition("=") for text in texts]
+    for key, _, values in parts:
+        if not (key.strip() and values.strip()):
+            raise click.BadParameter(f"write it as 'links.*.bandwidth=16..200 GB/s:8', found {key!r}")
+    return {key.strip(): values.strip() for key, _, values in parts} or None
+
+
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a folder, or a file, that cannot be written."""
     from simulator.report.files import check_file, check_target

@@ -129,6 +129,35 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     return common.judged([found.result.summary])
 
 
+@common.command("Run all cells of a grid over fields of the documents.", "policy", "set", "workers", "json", "out")
+@click.argument("scenario")
+@click.option("--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field; see below.")
+@click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
+@click.option("--no-cache", is_flag=True, help="Keep no rows, and use none.")
+@click.option("--at-most", type=click.IntRange(1), metavar="CELLS", help="Refuse more cells. [default: 10,000]")
+@click.option("--bounds", is_flag=True, help="Count columns about bounds, too, which takes longer.")
+def sweep(scenario: str, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
+    """Run all rows of SCENARIO in each cell of a grid: one line per cell and policy, and a picture with --out.
+
+    \b
+    Examples:
+      hosim sweep llama3_8b_train_910c --grid "links.*.bandwidth=16..200 GB/s:8"
+      hosim sweep tiny_train_910c --policy static --policy reactive
+        --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "tiers.hbm.capacity=32..64 MB:5" --out results/grid
+
+    A field is one of the machine, or of the workload (workload.batch=1,2,4), or of the scenario
+    (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios. Without
+    --grid it is that of the scenario's key grid.
+
+    Rows are kept by what they hang on, so that what was run before is not run again: a sweep that was
+    interrupted goes on, and one that has grown runs what is new. What cannot run in a cell is a line with
+    its reason. The exit code is 1 if no row ran to its end.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.run.grid import sweep as swept
+
+    return common.judged(common.told(swept, scenario, cache=False if no_cache else cache, **more).rows)
+
+
 @common.command("Run a step at each point of a curve, and compare.", "scenario", "policy", "set", "workers", "out")
 def scaling(scenario: str, **more: Any) -> int:
     """Run SCENARIO at each point of its key `scaling:`, one line per point and policy.

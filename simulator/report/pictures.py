@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.colors import LogNorm
+from matplotlib.image import AxesImage
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from simulator.report import drawing
 from simulator.report.drawing import FAINT, LIMIT, SPENT, Picture, curve_styles, label, name_lanes, styled, units
+from simulator.report.panels import Map, Panel
 from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity
-from simulator.report.views import Panel, by
+from simulator.report.views import by
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
 """Heights of a row, and of an axis with what is written above and below it."""
@@ -238,3 +241,53 @@ def _places(ax: Axes, values: Sequence[Any]) -> dict[Any, float]:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xticklabels([f"{value:,}" if isinstance(value, int) else f"{value}" for value in places])
     return places
+
+
+_CONTOURS = (1.01, 1.1, 1.5, 2, 4)
+"""How many times as high as the best a height is on a contour."""
+_MAP_IN, _EMPTY = 3.4, "#e4e4e4"
+"""Height of a line of maps, and the colour of cells in which nothing ran."""
+
+
+@styled()
+def maps(title: str, drawn: Sequence[Map]) -> Picture:
+    """Draw maps beside and below each other, all in the same colours; what did not run is left white.
+
+    Parameters
+    ----------
+    title
+        What is drawn.
+    drawn
+        The maps.
+    """
+    lines, beside = -(-len(drawn) // _BESIDE), min(_BESIDE, len(drawn))
+    picture = Picture(_MAP_IN * lines)
+    places = list(picture.subplots(lines, beside, squeeze=False).flat)
+    every = [height for one in drawn for line in one.heights for height in line if height is not None]
+    unit, size = units(max(every, default=1), "ns")
+    norm = LogNorm(min(every) / size, max(every) / size) if len(set(every)) > 1 else None
+    for ax, one in zip(places, drawn, strict=False):
+        image = _draw_map(ax, one, size, norm)
+    for ax in places[len(drawn) :]:
+        ax.set_axis_off()
+    bar = picture.colorbar(image, ax=places, format=FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    bar.set_label(f"step [{unit}]")
+    line: dict[str, Any] = {"color": drawing.INK, "linewidth": 0.8}
+    picture.head(title, {"does not run": _EMPTY, "so many times as long as the shortest step": line})
+    return picture
+
+
+def _draw_map(ax: Axes, one: Map, size: float, norm: LogNorm | None) -> AxesImage:
+    heights = np.ma.masked_invalid(np.array(one.heights, float) / size)
+    ax.set_facecolor(_EMPTY)
+    image = ax.imshow(heights, origin="lower", aspect="auto", cmap="viridis_r", norm=norm)
+    levels = [times * one.best / size for times in _CONTOURS]
+    if min(heights.shape) > 1 and heights.count() and heights.min() < levels[-1] and heights.max() > levels[0]:
+        drawn = ax.contour(heights, levels, colors=drawing.INK, linewidths=0.8)
+        ax.clabel(drawn, fmt=dict(zip(levels, (f"{times:g}x" for times in _CONTOURS), strict=True)), fontsize=8)
+    for axis, ticks in zip((ax.xaxis, ax.yaxis), one.ticks, strict=True):
+        apart = -(-len(ticks) // _LABELS)
+        axis.set_ticks(range(0, len(ticks), apart), list(ticks[::apart]))
+    label(ax, one.title, *one.axes)
+    return image

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
+from simulator.report.panels import Map, Panel
 from simulator.report.rows import ABSENT, grouped, listed, percent, present, quantity, ratio
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import PIPE_WIDTH, WAITS, Column, aligned, figures, occurring
@@ -51,36 +52,6 @@ class Section(NamedTuple):
         return "\n".join(filter(None, (self.head, aligned(self.columns) if self.columns else "", *notes)))
 
 
-class Panel(NamedTuple):
-    """Curves over one axis.
-
-    Attributes
-    ----------
-    title, axis, unit
-        What is drawn, over what, in which unit: ``ns``, ``B``, ``%``, or none.
-    rows, x, y, of
-        The points, and their columns: value on the axis, height, and the name of the curve. Points without a height are
-        left out; those that hold (``holds``) have a large dot.
-    scale
-        What heights are multiplied by.
-    band
-        Columns of the ends of a band around each curve, which thin lines show.
-    limit
-        A height that is drawn if it is near.
-    """
-
-    title: str
-    axis: str
-    unit: str
-    rows: Rows
-    x: str
-    y: str
-    of: str = "policy"
-    scale: float = 1
-    band: tuple[str, ...] = ()
-    limit: float = math.inf
-
-
 class View(NamedTuple):
     """All that is shown of a sweep.
 
@@ -90,12 +61,15 @@ class View(NamedTuple):
         What was swept.
     sections, sentences, panels
         Tables and notes, what a person would say, and curves.
+    maps
+        Of what varies along two axes, or three, in place of curves.
     """
 
     title: str
     sections: Sequence[Section]
     sentences: Sequence[str]
     panels: Sequence[Panel] = ()
+    maps: Sequence[Map] = ()
 
     def page(self, picture: bytes | None) -> str:
         """Write it as HTML that needs no network: what there is to say, the picture, the tables and their notes.

@@ -34,6 +34,8 @@ def rows_of(
     policies: Policies | None = None,
     progress: Progress = silent,
     each: Callable[[Result], None] | None = None,
+    *,
+    advice: bool = True,
 ) -> list[Result]:
     """Run rows, and say how much slower each is than the fastest one, and than compute alone.
 
@@ -41,10 +43,12 @@ def rows_of(
     ----------
     case, policies, progress, each
         As for `simulator.run.run_case`.
+    advice
+        Whether levers are looked for where a row does not fit.
     """
     results = []
     for label, decide in case.rows(policies).items():
-        results.append(row_of(case, label, decide, progress))
+        results.append(row_of(case, label, decide, progress, advice=advice))
         if each is not None:
             each(results[-1])
     best = next((row.summary["step_ns"] for row in by_step(results)), 0)

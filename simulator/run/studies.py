@@ -22,7 +22,8 @@ from simulator.errors import ConfigError
 from simulator.policies.decide import Policy
 from simulator.report.views import largest_view, scaling_view
 from simulator.run.case import Policies, prepare
-from simulator.run.row import row_of, rows_of, silent
+from simulator.run.grid import Cells
+from simulator.run.row import row_of, silent
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import COMPUTE, Largest, Least, Scenario
 from simulator.scenario.claim import WORKLOAD
@@ -49,7 +50,7 @@ def points_of(loaded: Loaded) -> Study:
         must, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
         raise ConfigError(loaded.place("scaling"), must, "none", do)
     axes = tuple(Axis(key, (f"workload.{key}",), loaded.place("scaling", key)) for key in scaling)
-    return Study(loaded.asking_nothing(), measured, axes, list(zip(*scaling.values(), strict=True)))
+    return Study(loaded.asking_nothing(), Cells(), axes, list(zip(*scaling.values(), strict=True)))
 
 
 def scaling(
@@ -95,7 +96,7 @@ def scaling(
     loaded = catalog.resolve(scenario, set)
     study = points_of(loaded)
     labels = list(prepare(study.at(study.points[0])).rows(policies))
-    study = replace(study, measure=partial(measured, policies=policies))
+    study = replace(study, measure=Cells(policies))
     found = sweep([study], workers, progress)  # a point that fails does so for all rows
     rows = [{**row, "policy": label} for label in labels for row in found if row.get("policy", label) == label]
     first: dict[str, float] = {}
@@ -106,15 +107,6 @@ def scaling(
     budget = machine.tiers[machine.compute_tier].usable_bytes if asked.budget_bytes is None else asked.budget_bytes
     view = scaling_view(rows, fields, machine, budget, asked.title or asked.name)
     return Sweep("scaling", [loaded], rows, view)
-
-
-def measured(loaded: Loaded, point: Point, policies: Policies | None = None) -> Rows:
-    """Run all rows at a point, and count what they make of its tokens."""
-    case, tokens = prepare(loaded), loaded.workload.tokens
-    rows = [row.summary | {"ranks": case.job.ranks, "tokens": tokens} for row in rows_of(case, policies)]
-    for row in rows:
-        row["tokens_per_s"] = tokens * 10**9 / row["step_ns"] if tokens and row.get("step_ns") else None
-    return rows
 
 
 def largest(

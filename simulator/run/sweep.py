@@ -24,6 +24,7 @@ from simulator.report import files
 from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
 from simulator.report.views import View
+from simulator.run.kept import Kept
 from simulator.run.provenance import provenance
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ class Study:
         Columns that all rows have, in front of those of the axes.
     is_strict
         Whether what a point raises because of a document or a plan is raised; else it is a row, ``failed``.
+    probes
+        Points at which documents are checked before any is measured; default: all that are given.
+    key
+        What the rows of a point are kept under; None: they are not kept.
     """
 
     loaded: Loaded
@@ -68,6 +73,8 @@ class Study:
     differ: Callable[[Rows, Rows], bool] | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     is_strict: bool = False
+    probes: Sequence[Point] | None = None
+    key: Callable[[Point], bytes] | None = None
 
     def at(self, point: Point) -> Loaded:
         """Return the documents at a point."""
@@ -75,7 +82,7 @@ class Study:
 
     def check(self) -> None:
         """Refuse points at which a document, or what is built from it, is not valid."""
-        for point in self.points:
+        for point in self.points if self.probes is None else self.probes:
             builders.check(self.at(point).workload)
 
     def rows(self, point: Point) -> Rows:
@@ -99,7 +106,9 @@ class Study:
         return [(self.candidates[(first + last) // 2],) for first, last in inside if first < last]
 
 
-def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None = None) -> Rows:
+def sweep(
+    studies: Sequence[Study], workers: int = 1, progress: Progress | None = None, kept: Kept | None = None
+) -> Rows:
     """Measure all points of some studies.
 
     Parameters
@@ -110,6 +119,8 @@ def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None 
         How many processes, which start afresh; the result does not depend on it.
     progress
         Called with the number of points that are measured, and of those that are known to be wanted.
+    kept
+        Rows that were measured before; what is new is kept there at once.
 
     Returns
     -------
@@ -128,11 +139,21 @@ def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None 
     known: list[dict[Point, Rows]] = [{} for _ in studies]
     done = 0
     while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
-        total, processes = done + len(tasks), workers if min(workers, len(tasks)) > 1 else 0
-        with closing(worked(partial(_measure, studies), list(enumerate(tasks)), processes)) as outcomes:
-            for at, rows in outcomes:
-                number, point = tasks[at]
+        total, new = done + len(tasks), list[tuple[int, Point]]()
+        for number, point in tasks:
+            rows = _known(kept, studies[number], point)
+            if rows is None:
+                new.append((number, point))
+            else:
                 known[number][point] = rows
+        done += len(tasks) - len(new)
+        processes = workers if min(workers, len(new)) > 1 else 0
+        with closing(worked(partial(_measure, studies), list(enumerate(new)), processes)) as outcomes:
+            for at, rows in outcomes:
+                number, point = new[at]
+                known[number][point] = rows
+                if kept is not None and (key := studies[number].key):
+                    kept.put(key(point), rows)
                 done += 1
                 if progress is not None:
                     progress("points", done, total)
@@ -147,6 +168,10 @@ def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None 
     ]
 
 
+def _known(kept: Kept | None, study: Study, point: Point) -> Rows | None:
+    return kept.get(study.key(point)) if kept is not None and study.key is not None else None
+
+
 def _measure(studies: Sequence[Study]) -> Callable[[tuple[int, Point]], Rows]:
     return lambda task: studies[task[0]].rows(task[1])
 
@@ -158,8 +183,8 @@ class Sweep:
     Attributes
     ----------
     name
-        The command: ``scaling``, ``largest``, ``robust``, ``sensitivity``, ``choices``, ``validate`` or
-        ``serve``.
+        The command: ``sweep``, ``scaling``, ``largest``, ``robust``, ``sensitivity``, ``choices``,
+        ``validate`` or ``serve``.
     loaded
         The scenarios, each with its machine and its workload.
     rows
@@ -195,10 +220,10 @@ class Sweep:
         return ()
 
     def figure(self) -> Picture:
-        """Draw a curve for each policy, or for each figure, over what varied."""
-        from simulator.report.pictures import curves  # noqa: PLC0415 - drawing takes time to import
+        """Draw a curve for each policy, or for each figure, over what varied; over two axes or three, maps."""
+        from simulator.report.pictures import curves, maps  # noqa: PLC0415 - drawing takes time to import
 
-        return curves(self.view.title, self.view.panels)
+        return maps(self.view.title, self.view.maps) if self.view.maps else curves(self.view.title, self.view.panels)
 
     def json(self) -> bytes:
         """Write the rows and the sentences as JSON."""
@@ -216,7 +241,7 @@ class Sweep:
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
         with files.replaced(Path(out)) as folder:
-            picture = self.figure() if self.view.panels else None
+            picture = self.figure() if self.view.panels or self.view.maps else None
             if picture is not None:
                 for kind in ("png", "svg"):
                     picture.write(str(folder / f"{self.name}.{kind}"), kind)

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from simulator.report.panels import Panel
 from simulator.report.rows import ABSENT, listed, percent, present, quantity
 from simulator.report.tables import figures, headed, occurring
-from simulator.report.views import Panel, Section, View, texts
+from simulator.report.views import Section, View, texts
 from simulator.serving.story import Story, quantile
 from simulator.trace import CAUSES
 from simulator.units import counted

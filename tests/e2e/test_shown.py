@@ -1,6 +1,7 @@
 """The documents are true: what they show is what is printed, and its Python runs."""
 
 import re
+import shlex
 from pathlib import Path
 
 import chain
@@ -95,6 +96,11 @@ def test_the_scaling_curve_is_what_hosim_scaling_prints():
         r"<!-- output of: hosim scaling (\S+) --policy (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     assert f"{scaling(name, policies=[row])}\n" == shown
+
+
+def test_the_grid_of_the_guide_is_what_hosim_sweep_prints(hosim, tmp_path):
+    ((line, shown),) = re.findall(r"<!-- output of: (hosim sweep [^\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+    assert shown == hosim(*shlex.split(line)[1:], "--cache", tmp_path).out
 
 
 def test_what_is_served_is_what_hosim_serve_prints():

@@ -1,0 +1,140 @@
+"""The cells of a grid as they are shown: a table, what there is to say, and curves over one axis or maps over two."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+from simulator.hardware import Hardware
+from simulator.report.panels import Map, Panel
+from simulator.report.rows import grouped, listed, quantity, ratio
+from simulator.report.tables import Column, figures
+from simulator.report.views import Section, View, by, number, texts
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+LINES = 64
+"""A longer table is not printed; the folder of results has all of it."""
+
+
+class Shown(NamedTuple):
+    """An axis as it is shown.
+
+    Attributes
+    ----------
+    name
+        Its column.
+    unit
+        The unit of its values inside; None of plain values.
+    values
+        In their order.
+    """
+
+    name: str
+    unit: str | None
+    values: Sequence[Any]
+
+    @property
+    def scaled(self) -> tuple[dict[Any, Any], str]:
+        """Its values as numbers of a handy unit, and its name with that."""
+        if self.unit is None:
+            return {value: value for value in self.values}, self.name
+        most = max(self.values)
+        for name, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1)):
+            if most >= size or not name:
+                return {value: value / size for value in self.values}, f"{self.name} [{name}{self.unit}]"
+        raise AssertionError
+
+    def written(self, value: Any) -> str:
+        """Write a value for people."""
+        return number(value) if self.unit is None else quantity(value, self.unit)
+
+
+def grid_view(rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str) -> View:
+    """Show the cells of a grid.
+
+    Parameters
+    ----------
+    rows
+        One per cell and policy, see `simulator.run.grid.sweep`.
+    axes
+        What varies.
+    hardware
+        The machine.
+    title
+        What was swept.
+    """
+    ran, peak = [row for row in rows if row["status"] == "ok"], f"peak_{hardware.compute_tier}_bytes"
+    sentences = [*_told(rows, axes), *_did_not_run(rows)]
+    if len(rows) > LINES:
+        sentences.append(f"{len(rows):,} rows are not printed; --out DIR writes them, with a picture.")
+    sections = [Section(columns=_columns(rows, axes, peak))] if len(rows) <= LINES else []
+    best = min((row["step_ns"] for row in ran), default=1)
+    if len(axes) == 1:
+        places, name = axes[0].scaled
+        placed = [{**row, name: places[row[axes[0].name]]} for row in rows]
+        drawn = {
+            "one step": ("ns", "step_ns"),
+            "stall": ("ns", "stall_ns"),
+            f"peak {hardware.compute_tier}": ("B", peak),
+        }
+        return View(
+            title, sections, sentences, [Panel(head, name, unit, placed, name, y) for head, (unit, y) in drawn.items()]
+        )
+    return View(title, sections, sentences, maps=list(_maps(ran, axes, best)))
+
+
+def _columns(rows: Rows, axes: Sequence[Shown], peak: str) -> list[Column]:
+    where = [Column.texts(one.name, (one.written(row[one.name]) for row in rows), left=False) for one in axes]
+    return [
+        texts("policy", rows, lambda row: row.get("policy", "all")),
+        *where,
+        *figures(rows, ("status", "step_ns", "slowdown_vs_fastest", "stall_ns", peak)),
+    ]
+
+
+def _told(rows: Rows, axes: Sequence[Shown]) -> Iterator[str]:
+    """Say for each policy where its step is shortest and longest, and from where on it stays the same."""
+    for (policy,), own in by((row for row in rows if row["status"] == "ok"), "policy").items():
+        first, last = (pick(own, key=lambda row: row["step_ns"]) for pick in (min, max))
+        at = [_cell(row, axes) for row in (first, last)]
+        if first["step_ns"] == last["step_ns"]:
+            yield f"{policy} takes {quantity(first['step_ns'], 'ns')} in each cell in which it runs."
+            continue
+        times = ratio(last["step_ns"] / first["step_ns"])
+        steps = [quantity(row["step_ns"], "ns") for row in (first, last)]
+        yield f"{policy} takes {steps[0]} at {at[0]}, and {times} as long, {steps[1]}, at {at[1]}."
+        free = [row for row in own if row["stall_ns"] == 0]
+        if 0 < len(free) < len(own):
+            yield f"{policy} never stalls in {len(free):,} of {len(own):,} cells, the first at {_cell(free[0], axes)}."
+
+
+def _cell(row: Row, axes: Sequence[Shown]) -> str:
+    return ", ".join(f"{axis.name} {axis.written(row[axis.name])}" for axis in axes)
+
+
+def _did_not_run(rows: Rows) -> Iterator[str]:
+    """Say in how many cells which policies do not run, and why."""
+    lacking = ({"policy": "all policies", **row} for row in rows if row["status"] != "ok")
+    for (status, note), own in grouped(lacking, _reason).items():
+        counts = Counter(str(row["policy"]) for row in own)
+        who = listed([f"{policy} in {number(count)}" for policy, count in counts.items()])
+        yield f"Cells that are {status}: {who}{f' ({note})' if note else ''}."
+
+
+def _reason(row: Row) -> tuple[str, str]:
+    return row["status"], str(row.get("notes") or "") if row["status"] in ("failed", "refused") else ""
+
+
+def _maps(ran: Rows, axes: Sequence[Shown], best: float) -> Iterator[Map]:
+    """A map for each policy, and for each cell of the axes beyond the last two."""
+    *outer, left, up = axes
+    policies = list(dict.fromkeys(row["policy"] for row in ran))
+    known = {(row["policy"], *(row[axis.name] for axis in axes)): row["step_ns"] for row in ran}
+    for policy, *fixed in product(policies, *(axis.values for axis in outer)):
+        told = ", ".join(f"{axis.name} {axis.written(value)}" for axis, value in zip(outer, fixed, strict=True))
+        heights = [[known.get((policy, *fixed, x, y)) for x in left.values] for y in up.values]
+        ticks = list(map(left.written, left.values)), list(map(up.written, up.values))
+        yield Map(": ".join(filter(None, (policy, told))), (left.name, up.name), ticks, heights, best)

@@ -1,0 +1,238 @@
+"""`hosim sweep` and `hosim.sweep`: all cells of a grid, kept by content."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from itertools import product
+
+import documents
+import pytest
+
+import simulator as hosim_api
+from simulator.errors import ConfigError
+from simulator.policies import POLICIES
+from simulator.run import grid, kept
+from simulator.run.grid import axis
+
+BANDWIDTHS, BUDGETS = "links.*.bandwidth", "scenario.budget"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Rows are kept in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hosim"
+
+
+# axes
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("16..64 GB/s:4", [16 * 10**9, 32 * 10**9, 48 * 10**9, 64 * 10**9]),
+        ("16 GB/s..64 GB/s:2", [16 * 10**9, 64 * 10**9]),
+        ("500 MB..2 GB:4", [500 * 10**6, 10**9, 1_500 * 10**6, 2 * 10**9]),
+        ("32 GB, 64 GB", [32 * 10**9, 64 * 10**9]),
+        ("1..16:5 log", [1, 2, 4, 8, 16]),
+        ("1..4:7", [1, 2, 3, 4]),  # halves are no whole numbers
+        ("0.5..1.5:3", [0.5, 1.0, 1.5]),
+        ("1, 2, 4", [1, 2, 4]),
+        ("bf16, fp8", ["bf16", "fp8"]),
+        ([8, 16], [8, 16]),
+        (["1 GB", "2 GB"], [10**9, 2 * 10**9]),
+    ],
+)
+def test_values_are_read(text, values):
+    assert axis("a.b", text)[1] == values
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "4..1:3", "1..4:1", "a..b:3", "0..4:3 log", "2, 2", "1 GB..2 ms:3", []])
+def test_values_that_are_none_are_refused_with_the_axis(text):
+    with pytest.raises(ConfigError, match=r"^grid, a\.b: "):
+        axis("a.b", text)
+
+
+def test_an_axis_without_limit_is_one_of_named_values():
+    assert axis("links.d2h.bandwidth", "1 GB/s, inf")[1] == ["1 GB/s", "inf"]
+
+
+# cells
+
+
+def test_each_cell_is_what_a_run_there_gives(scenario):
+    found = hosim_api.sweep(scenario, {BANDWIDTHS: "1..4 GB/s:2", "workload.steps": [1, 2]}, workers=1)
+    assert [(row[BANDWIDTHS], row["workload.steps"]) for row in found.rows][:: len(found.rows) // 4] == [
+        (at * 10**9, steps) for at, steps in product((1, 4), (1, 2))
+    ]
+    for row in found.rows:
+        there = {BANDWIDTHS: f"{row[BANDWIDTHS]} B/s", "workload.steps": row["workload.steps"]}
+        alone = hosim_api.run(scenario, set=there)[row["policy"]].summary
+        same = set(alone) & set(row) - {"notes", "remarks"}
+        assert {key: row[key] for key in same} == {key: alone[key] for key in same}
+        assert len(same) > (20 if row["status"] == "ok" else 3)
+
+
+def test_there_is_a_line_for_each_cell_and_policy_and_sentences_about_them(hosim, scenario):
+    done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..4 GB/s:3", "--workers", 1)
+    assert done.code == 0
+    head, *lines = done.out.splitlines()
+    assert head.split()[:2] == ["policy", BANDWIDTHS]
+    policies = list(hosim_api.run(scenario).keys())
+    assert len(lines[: lines.index("")]) == 3 * len(policies)
+    told = " ".join(lines[lines.index("") :])
+    assert all(f"{policy} takes" in told or f"{policy} in 3" in told for policy in policies)
+
+
+def test_the_result_is_the_same_with_any_number_of_workers(scenario):
+    asked = {BANDWIDTHS: "1..4 GB/s:3", BUDGETS: ["80 MB", "90 MB"]}
+    assert (
+        hosim_api.sweep(scenario, asked, workers=1, cache=False).json()
+        == hosim_api.sweep(scenario, asked, workers=2, cache=False).json()
+    )
+
+
+def test_what_cannot_run_in_a_cell_is_a_row_with_its_reason(hosim, tmp_path):
+    documents.lay(tmp_path, documents.JOB, documents.STORY)
+    done = hosim("sweep", tmp_path / "story.yaml", "--grid", f"{BUDGETS}=100 B, 64 GB", "--workers", 1)
+    assert done.code == 0
+    assert "Cells that are infeasible: resident in 1." in done.out
+
+
+def test_the_grid_of_a_scenario_is_the_default(scenario):
+    text = scenario.read_text() + f"grid:\n  {BANDWIDTHS}: 1..2 GB/s:2\n"
+    scenario.write_text(text)
+    assert {row[BANDWIDTHS] for row in hosim_api.sweep(scenario, workers=1).rows} == {10**9, 2 * 10**9}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ([f"{BANDWIDTHS}=1..200 GB/s:200", "workload.steps=1..100:100"], "at most 10,000 cells are run"),
+        (["links.*.bandwith=1 GB/s"], "did you mean 'bandwidth'"),
+        (["workload.banana=1,2"], "a change names a field of the workload"),
+        ([], "a sweep varies something, found nothing"),
+        ([f"{BANDWIDTHS}=fast"], "grid, links.*.bandwidth"),
+    ],
+)
+def test_what_is_wrong_is_one_message_before_anything_runs(hosim, scenario, asked, told):
+    done = hosim("sweep", scenario, *(one for text in asked for one in ("--grid", text)))
+    assert (done.code, done.out) == (1, "")
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_grid_without_values_is_a_wrong_option(hosim, scenario):
+    assert hosim("sweep", scenario, "--grid", "links").code == 2
+
+
+# what is kept
+
+
+def test_what_was_run_before_is_not_run_again(scenario, monkeypatch):
+    asked = {BANDWIDTHS: "1..4 GB/s:3"}
+    first = hosim_api.sweep(scenario, asked, workers=1)
+    ran = []
+    monkeypatch.setattr(grid.Cells, "__call__", lambda self, loaded, point: ran.append(point) or [])
+    assert hosim_api.sweep(scenario, asked, workers=1).json() == first.json()
+    assert ran == []
+    hosim_api.sweep(scenario, {BANDWIDTHS: "1..5 GB/s:5"}, workers=1)
+    assert ran == [(2 * 10**9,), (3 * 10**9,), (5 * 10**9,)]
+
+
+@pytest.mark.parametrize("change", ["workload", "rows", "code", "bounds", "set"])
+def test_another_question_is_run_anew(scenario, monkeypatch, change):
+    asked, more = {BANDWIDTHS: "1..2 GB/s:2"}, {}
+    hosim_api.sweep(scenario, asked, workers=1)
+    ran = []
+    monkeypatch.setattr(grid.Cells, "__call__", lambda self, loaded, point: ran.append(point) or [])
+    if change == "workload":
+        more["set"] = {"workload.steps": 3}
+    if change == "set":
+        more["set"] = {"tiers.ddr.capacity": "900 GB"}
+    if change == "rows":
+        more["policies"] = ["static"]
+    if change == "bounds":
+        more["bounds"] = True
+    if change == "code":
+        monkeypatch.setattr(grid, "code_key", lambda: "another")
+    hosim_api.sweep(scenario, asked, workers=1, **more)
+    assert len(ran) == 2
+
+
+def test_a_sweep_that_is_stopped_goes_on(scenario, monkeypatch):
+    asked, measure, ran = {BANDWIDTHS: "1..4 GB/s:4"}, grid.Cells.__call__, []
+
+    def stop(self, loaded, point):
+        ran.append(point)
+        if len(ran) == 3:
+            raise KeyboardInterrupt
+        return measure(self, loaded, point)
+
+    monkeypatch.setattr(grid.Cells, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        hosim_api.sweep(scenario, asked, workers=1)
+    assert len(hosim_api.sweep(scenario, asked, workers=1).rows) % 4 == 0
+    assert len(ran) == 3 + 2  # the two that were measured are there
+
+
+def test_nothing_is_kept_if_that_is_asked_for_and_of_functions(scenario, folder):
+    hosim_api.sweep(scenario, {BANDWIDTHS: ["1 GB/s"]}, workers=1, cache=False)
+    mine = {"mine": POLICIES["static"].plan}
+    hosim_api.sweep(scenario, {BANDWIDTHS: ["1 GB/s"]}, policies=mine, workers=1)
+    assert not folder.exists()
+
+
+def test_a_cache_that_cannot_be_read_is_one_message(hosim, scenario, tmp_path):
+    folder = tmp_path / "spoilt"
+    folder.mkdir()
+    (folder / "rows.sqlite").write_bytes(b"no database" * 100)
+    done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..2 GB/s:2", "--cache", folder)
+    assert done.code == 1
+    assert "rows.sqlite: rows that were measured can be kept and read again, found file is not a database" in done.err
+
+
+def test_a_cache_of_another_form_is_refused(tmp_path):
+    tmp_path.joinpath("later").mkdir()
+    with sqlite3.connect(tmp_path / "later" / "rows.sqlite") as base:
+        base.execute("PRAGMA user_version = 7")
+    base.close()
+    with pytest.raises(ConfigError, match="rows are kept in form 1, found form 7"):
+        kept.Kept(tmp_path / "later")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="all may be written by the superuser")
+def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ConfigError, match="can be kept"):
+        kept.Kept(tmp_path / "new")
+
+
+# what is written
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_the_folder_holds_the_rows_the_picture_and_the_documents(hosim, scenario, tmp_path, axes):
+    asked = [f"{BANDWIDTHS}=1..2 GB/s:2", f"{BUDGETS}=80 MB, 90 MB", "workload.steps=1,2"][:axes]
+    out = tmp_path / "out"
+    done = hosim("sweep", scenario, *(one for text in asked for one in ("--grid", text)), "--out", out)
+    assert done.code == 0
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"points.csv", "sweep.png", "sweep.svg", "report.html", "summary.json", "scenario.yaml"}
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary["grid"]) == [text.partition("=")[0] for text in asked]
+    assert len((out / "points.csv").read_text().splitlines()) == 1 + len(summary["rows"])
+
+
+def test_a_long_table_is_written_and_not_printed(hosim, scenario):
+    done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..9 GB/s:70", "--policy", "static", "--workers", 1)
+    assert "70 rows are not printed; --out DIR writes them, with a picture." in done.out
+    assert len(done.out.splitlines()) < 6
+
+
+def test_the_table_is_tidy(scenario):
+    table = hosim_api.sweep(scenario, {BANDWIDTHS: ["1 GB/s", "2 GB/s"]}, policies=["static"], workers=1).table
+    assert list(table[BANDWIDTHS]) == [10**9, 2 * 10**9]
+    assert str(table["step_ns"].dtype) == "Int64"
