@@ -120,6 +120,8 @@ def at_once(t: Tape, x: str) -> str:
     else:
         q, latent = _latent(t, part.of_one(t.mesh.size(TENSOR)), x)
         of_heads, of_all = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
+        if t.workload.kernels == "eager":
+            of_heads, of_all = [q, _whole_keys(t, part, of_heads[1], latent), of_heads[2]], []
     here = t.cut(max((t.layout(x).tensor_map[1] for x in of_heads), key=len))
     taken, sinks = [*(t.to(x, here) for x in of_heads), *of_all], sink_logits(t)
     context = t.tensor("attn.core.out", part.width, here)
@@ -140,7 +142,26 @@ def at_once(t: Tape, x: str) -> str:
         whole = (t.to(grad, t.layout(x).whole) for grad, x in zip(grads, of_heads, strict=True))
         t.give([*of_heads, *of_all], [*whole, *shared])
 
-    return t.record(context, back)
+    t.record(context, back)
+    if (
+        isinstance(part, Mla) and t.workload.kernels == "eager"
+    ):  # heads stand before tokens, as in what was put together
+        return t.vector("attn.copy", [context], saves=False)
+    return context
+
+
+def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
+    """Keys of heads with the rotary part of each its own; what they are made of is saved, as values are views of it."""
+    out = t.tensor("attn.keys.out", part.heads * part.key_and_value[0], t.layout(k))
+    t.op("attn.keys", [k, latent], [out])
+
+    def back(dy: str) -> None:
+        summed = t.spread[latent]._replace(layout=t.cut(partial=t.layout(k).tensor_map[1]))
+        grads = [t.add(f"{k}.grad", t.spread[k]), t.add(f"{latent}.grad", summed)]
+        t.op("attn.keys", [dy, k], grads)
+        t.give([k, latent], grads)
+
+    return t.record(out, back)
 
 
 def attended(t: Tape, cache: Cache, x: str) -> str:

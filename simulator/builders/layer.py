@@ -124,7 +124,10 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         If in training the tokens of a rank do not divide over the experts.
     """
     own, tokens, experts = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], 1
-    logits = t.linear("ffn.router", x)
+    taken = x
+    if t.phase in FORWARD and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
+        taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
+    logits = t.linear("ffn.router", taken)
     bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
     if t.phase in FORWARD:
         experts = part.routed
@@ -141,7 +144,7 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         d_shares = t.to(t.grads.pop(shares), t.layout(shares))
         partial = t.layout(d_sent).partial
         d_sent = t.to(d_sent, replace(here, partial=partial))
-        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.layout(logits))
+        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.layout(logits), t.spread[logits].element_bytes)
         dx = t.tensor("ffn.route.in.grad", t.model.hidden, t.cut((), tokens, partial))
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.give([x, logits], [dx, d_logits], "ffn.route")

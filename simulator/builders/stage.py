@@ -223,19 +223,33 @@ def _update(t: Tape) -> None:
 def _update_one(t: Tape, module: str, weight: Weight) -> None:
     """Update a weight, or a shard of it."""
     name, shard, dtypes, optimizer = weight.name, _shard(t, weight), t.workload.dtypes, t.workload.optimizer
-    state_bytes, more = shard * dtypes.optimizer_bytes_per_parameter, OpFields(dtype="fp32")
+    state_bytes, flops = shard * dtypes.optimizer_bytes_per_parameter, 0
     if optimizer is not None:
         shape, shards = weight.layout.local_shape(weight.shape, name), -(-weight.parameters // shard)
         inside = is_matrix(module, shape) and t.block in t.layers
         state_bytes = optimizer.state_bytes(shape, shards, t.element_bytes, is_matrix=inside)
-        if flops := optimizer.update_flops(shape, is_matrix=inside):
-            more = OpFields(flops=flops, workspace_bytes=2 * weight.parameters * t.element_bytes)
-    reads = [t.shards.get(name) or t.graded[name]]
+        flops = optimizer.update_flops(shape, is_matrix=inside)
+    grad, states = t.shards.get(name) or t.graded[name], list[str]()
     if state_bytes:
-        reads.append(t.declare(f"{name}.state", state_bytes, "optimizer_state"))
-    more["write_bytes"] = state_bytes + shard * t.element_bytes
-    more["read_bytes"] = more["write_bytes"] + shard * dtypes.gradient_bytes
-    t.op(module, [*reads, name], [*reads[1:], name], **more)
+        states = [t.declare(f"{name}.state", state_bytes, "optimizer_state")]
+    write_bytes = state_bytes + shard * t.element_bytes
+    more = OpFields(dtype="fp32", write_bytes=write_bytes, read_bytes=write_bytes + shard * dtypes.gradient_bytes)
+    if flops:
+        more |= OpFields(dtype=dtypes.compute, flops=flops, workspace_bytes=2 * weight.parameters * t.element_bytes)
+        if t.zero_stage and weight.replicas:
+            grad = _momentum(t, module, weight, [grad, *states])
+    t.op(module, [grad, *states, name], [*states, name], **more)
+
+
+def _momentum(t: Tape, module: str, weight: Weight, reads: list[str]) -> str:
+    """Gather the momentum, which Muon makes orthogonal as a whole, from its shards (arXiv 2502.16982, algorithm 1)."""
+    part, whole = f"{weight.name}.momentum.shard", f"{weight.name}.momentum"
+    size_bytes = weight.parameters * t.element_bytes
+    t.graph.tensor(part, _shard(t, weight) * t.element_bytes)
+    t.graph.tensor(whole, size_bytes)
+    t.op(f"{module}.momentum", reads, [*reads[1:], part], dtype="fp32")
+    t.meet(f"{module}.momentum.gather", CollectiveKind.ALL_GATHER, weight.replicas, size_bytes, [part], [whole])
+    return whole
 
 
 class Stage:

@@ -99,7 +99,7 @@ class Tape(Sheet):
 
     # ops with gradients
 
-    def vector(self, name: str, reads: list[str], *, saves: bool = True, adds: bool = False) -> str:
+    def vector(self, name: str, reads: list[str], *, saves: bool = True, adds: bool = False, size: int = 0) -> str:
         """Add an op of equal shapes, in the layout of its inputs that is cut most.
 
         Parameters
@@ -110,10 +110,12 @@ class Tape(Sheet):
             Whether its gradients depend on what it took.
         adds
             Whether it adds to the residual, in the layout of that; the gradient of both is that of the sum.
+        size
+            Of an element of what it makes [B]; default: that of the model's data type.
         """
         target = self.residual if adds else max((self.layout(x).whole for x in reads), key=lambda made: made.parts)
         taken = [self.to(x, target) for x in reads]
-        out = self.tensor(f"{name}.out", self.spread[taken[0]].width, target, rows=self.spread[taken[0]].rows)
+        out = self.tensor(f"{name}.out", self.spread[taken[0]].width, target, size, self.spread[taken[0]].rows)
         self.op(name, taken, [out])
 
         def back(dy: str) -> None:
@@ -123,7 +125,9 @@ class Tape(Sheet):
                 return
             dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
             wanted = [x for x in reads if self.wants(x)]
-            grads = [self.add(f"{x}.grad", self.spread[dy]) for x in wanted]
+            sizes = (self.spread[x].element_bytes for x in wanted)
+            made = [self.spread[dy]._replace(element_bytes=size) for size in sizes]
+            grads = [self.add(f"{x}.grad", spread) for x, spread in zip(wanted, made, strict=True)]
             self.op(name, [dy, *saved], grads)
             self.give(wanted, [self.to(grad, self.layout(x).whole) for x, grad in zip(wanted, grads, strict=True)])
 
@@ -135,14 +139,19 @@ class Tape(Sheet):
         Gradients of what it took add up in an op that is named after `sums`.
         """
         weight, layout = self.weight(name), self.layout(x)
-        out = self.tensor(made or f"{name}.out", self.spread[x].width, layout, rows=self.spread[x].rows)
-        self.op(name, [x, self.held[weight.name]], [out])
+        rows, width = self.spread[x].rows, self.spread[x].width
+        out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
+        if self.phase in FORWARD and self.workload.kernels == "eager":
+            if self.element_bytes < FP32_BYTES:
+                saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
+            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] * weight.is_trained
+        self.op(name, [x, self.held[weight.name]], [out, *(one for one in saved if one != x)])
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
-            dx = [self.tensor(f"{name}.in.grad", self.spread[x].width, layout) for x in wanted]
+            dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
             old, new = self.grad(weight, layout.cut)
-            self.op(name, [x, dy, self.held[weight.name], *old], [*dx, *new])
+            self.op(name, [*saved, dy, self.held[weight.name], *old], [*dx, *new])
             self.give(wanted, dx, sums or name)
 
         return self.record(out, back)
@@ -199,14 +208,16 @@ class Tape(Sheet):
         inside = self.to(x, taken)
         rows, used = self.spread[x].rows, self.elements(inside) * inputs // self.spread[x].width
         flops = 2 * used * (outputs // self.mesh.size(outer))
-        out = self.tensor(f"{name}.out", outputs, laid_out(self.mesh, made.tensor_map, inner), rows=rows)
+        size = self.spread[x].element_bytes
+        out = self.tensor(f"{name}.out", outputs, laid_out(self.mesh, made.tensor_map, inner), size, rows)
         read_bytes = used * self.element_bytes + sum(map(self.read_bytes, weights))
         self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes)
 
         def back(dy: str) -> None:
             dy, dx = self.to(dy, made), list[str]()
             if self.wants(x):
-                dx = [self.tensor(f"{name}.in.grad", inputs, laid_out(self.mesh, taken.tensor_map, outer), rows=rows)]
+                there = laid_out(self.mesh, taken.tensor_map, outer)
+                dx = [self.tensor(f"{name}.in.grad", inputs, there, size, rows)]
                 self.op(f"{name}.dgrad", [dy, self.held[weight.name]], dx, flops=flops)
             if any(one.is_trained for one in weights):
                 saved = [self.to(x, taken)] * weight.is_trained

@@ -39,7 +39,9 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "lora": ("train",),
     "frozen": ("train",),
     "checkpoint": ("train",),
+    "kernels": ("train",),
     "dtypes.gradients": ("train",),
+    "dtypes.router": ("train",),
     "dtypes.weights": (*_INFERENCE, "requests"),
     "dtypes.experts": (*_INFERENCE, "requests"),
     "dtypes.kv_cache": (*_INFERENCE, "requests"),
@@ -71,6 +73,10 @@ class Workload(Document):
         Tokens of each sequence.
     dtypes
         Data types of what is kept.
+    kernels
+        In training, whether norms and latent attention are kernels of their own (``fused``), which save what they took;
+        or run op by op, as Hugging Face transformers writes them in PyTorch (``eager``): a norm saves what it took in
+        fp32, and what it normalised; each head of latent attention has a whole key, and what it puts out is copied.
     parallel
         How the model is spread over ranks.
     chunk
@@ -126,6 +132,7 @@ class Workload(Document):
     kv: KvBlocks | None = None
     experts: Literal["together", "grouped", "each"] = "together"
     swiglu: Literal["apart", "fused"] = "apart"
+    kernels: Literal["fused", "eager"] = "fused"
     parallel: Parallel = Parallel()
     pools: Pools | None = None
     optimizer: Optimizer | None = None

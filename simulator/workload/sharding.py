@@ -76,6 +76,8 @@ class Dtypes(Part):
     optimizer_bytes_per_parameter
         Master weight and moments together: 12 for fp32 master and two fp32 moments (Adam). See `optimizer`, which says
         what they are instead.
+    router
+        In training, what routers take and make; default: as `compute`. In ``fp32``, a copy of what they take is saved.
     logits_copies_fp32
         fp32 copies of the logits that the loss holds while it runs.
     """
@@ -86,6 +88,7 @@ class Dtypes(Part):
     experts: Kept | None = None
     kv_cache: Literal["bf16", "fp16", "fp32", "fp8"] | None = None
     optimizer_bytes_per_parameter: Count = 12
+    router: Literal["fp32"] | None = None
     logits_copies_fp32: CountOrNone = 2
 
     @property

@@ -1,0 +1,61 @@
+"""Small decoders that are trained, and what tests count of their graphs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from simulator.graph import Graph
+from simulator.lifetime import Lifetimes
+
+GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6}
+MLA = {"kind": "mla", "heads": 4, "q_lora_rank": 10, "kv_lora_rank": 11, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
+DENSE = {"kind": "dense", "width": 24}
+EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 10, "shared": 1, "router_bias": True}
+EXPERTS |= {"dense_layers": 1, "dense_width": 24}
+H, V, LAYERS, BATCH, SEQUENCE = 16, 40, 3, 2, 8
+T = BATCH * SEQUENCE
+
+
+def flops(graph: Graph, phase: str, op_class: str) -> int:
+    return sum(op.flops for op in graph.ops if op.phase == phase and op.op_class == op_class)
+
+
+def sizes(graph: Graph, *kinds: str) -> dict[str, int]:
+    return {t.name: t.size_bytes for t in graph.tensors if t.kind in kinds}
+
+
+def saved_bytes(graph: Graph, block: str) -> int:
+    """Sizes of what a forward op of `block` writes and an op of another phase reads, by walking the ops."""
+    written = {t for op in graph.ops if op.phase == "forward" and op.name.startswith(block) for t in op.writes}
+    read = {t for op in graph.ops if op.phase != "forward" for t in op.reads}
+    return sum(graph.tensors[t].size_bytes for t in written & read)
+
+
+def check_lives(graph: Graph) -> None:
+    """Every gradient is used up by its update, and nothing outlives the step."""
+    life = Lifetimes(graph)
+    dead = Counter(t for ts in life.dead_after for t in ts)
+    for t, tensor in enumerate(graph.tensors):
+        assert dead[t] == (not tensor.persistent), tensor.name
+        if tensor.kind == "gradient" and not re.search(r"^mb\d/|\.part$", tensor.name):
+            assert graph.ops[life.last_use[t]].phase in {"update", "backward"}
+
+
+LAYOUTS = [
+    {"data": d, "expert": e, "tensor": t, "pipeline": p, "sequence": bool(s), "micro_batches": m}
+    for d, e, t, p, s, m in [
+        (2, 1, 1, 1, 0, 1), (4, 2, 1, 1, 0, 2), (1, 1, 2, 1, 0, 1), (1, 1, 2, 3, 1, 2), (2, 2, 2, 1, 1, 1),
+        (2, 4, 2, 1, 0, 1), (2, 4, 2, 3, 1, 2), (1, 2, 2, 1, 0, 1), (4, 4, 1, 1, 0, 1),
+    ]
+]  # fmt: skip
+ALONE = ("attn.q_a", "attn.kv_a", "ffn.router")
+"""Linears whose weights every tensor rank has as a whole."""
+
+
+def by_op(graphs: list[Graph], phase: str) -> Counter[str]:
+    """Work by linear, whatever the layer, the micro-batch and the gradient."""
+    total: Counter[str] = Counter()
+    for op in (op for graph in graphs for op in graph.ops if op.phase == phase):
+        total[re.sub(r"^(mb\d/)?\w+/(fwd|bwd|again)/|\.[dw]grad$", "", op.name)] += op.flops
+    return Counter({name: number for name, number in total.items() if number})

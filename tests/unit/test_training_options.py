@@ -1,0 +1,386 @@
+"""Adapters, frozen weights, checkpoints and optimizers against closed forms that know nothing of the builder."""
+
+from itertools import product
+from math import ceil
+from typing import Any
+
+import pytest
+from building import build
+from pydantic import ValidationError
+from trained import (
+    ALONE,
+    BATCH,
+    DENSE,
+    EXPERTS,
+    GQA,
+    LAYERS,
+    LAYOUTS,
+    MLA,
+    SEQUENCE,
+    H,
+    T,
+    V,
+    by_op,
+    check_lives,
+    flops,
+    saved_bytes,
+    sizes,
+)
+
+from simulator import catalog
+from simulator.builders import build_job, check
+from simulator.errors import ConfigError
+from simulator.graph import CollectiveKind, Graph
+from simulator.referee import check_job
+from simulator.workload import Workload
+
+Q, KV, F = 4 * 6, 2 * 6, 24
+LINEARS = {"attn.q": (H, Q), "attn.k": (H, KV), "attn.v": (H, KV), "attn.o": (Q, H)}
+LINEARS |= {"ffn.gate": (H, F), "ffn.up": (H, F), "ffn.down": (F, H)}
+"""Of a layer of the dense model: inputs and outputs."""
+PARAMETERS = LAYERS * (sum(i * o for i, o in LINEARS.values()) + 2 * H) + 2 * H * V + H
+
+
+def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, /, **more: Any) -> Workload:
+    model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
+    model |= {"attention": attention, "feed_forward": feed_forward}
+    data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, **more}
+    return Workload.model_validate(data)
+
+
+def held(graph: Graph, *kinds: str) -> int:
+    return sum(sizes(graph, *kinds).values())
+
+
+# optimizers
+
+STATES = [
+    ({"kind": "adamw"}, 12.0), ({"kind": "adamw", "master": False}, 8.0), ({"states": "bf16"}, 8.0),
+    ({"kind": "lion"}, 8.0), ({"kind": "momentum"}, 8.0), ({"kind": "sgd"}, 4.0),
+    ({"kind": "lion", "states": "bf16"}, 6.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("optimizer", "each"), STATES)
+@pytest.mark.parametrize("shards", [1, 8])
+def test_states_of_every_parameter(optimizer: dict[str, Any], each: float, shards: int) -> None:
+    parallel = {"data": shards, "zero_stage": 1}
+    graph = build(workload(optimizer=optimizer, parallel=parallel))
+    weights = sizes(graph, "weight")
+    assert held(graph, "optimizer_state") == sum(each * ceil(size / 2 / shards) for size in weights.values())
+    assert sum(weights.values()) == 2 * PARAMETERS
+
+
+def test_the_usual_optimizer_is_adamw_with_a_master_weight() -> None:
+    assert build(workload()) == build(workload(optimizer={}))
+    small = {"optimizer_bytes_per_parameter": 8}
+    assert build(workload(dtypes=small)) == build(workload(optimizer={"master": False}))
+    graph = build(workload(optimizer={"kind": "sgd", "master": False}))
+    assert held(graph, "optimizer_state") == 0
+    update = next(op for op in graph.ops if op.name == "L00/update/attn.q")
+    assert (update.read_bytes, update.write_bytes) == (2 * 2 * H * Q, 2 * H * Q)
+
+
+def test_fp32_weights_are_their_own_master() -> None:
+    graph = build(workload(optimizer={"kind": "adamw"}, dtypes={"compute": "fp32"}))
+    assert held(graph, "optimizer_state") == 8 * PARAMETERS
+
+
+def test_8_bit_states_have_a_scale_for_each_block_of_256() -> None:
+    """bitsandbytes: two moments of a byte, two fp32 scales a block; weights of less than 4,096 have fp32 moments."""
+    graph = build(workload(GQA | {"head_size": 48}, optimizer={"states": "int8", "master": False}))
+    found = sizes(graph, "optimizer_state")
+    assert found["L00/attn.k.weight.state"] == 8 * H * 96, "1,536 parameters"
+    wide = build(workload(GQA | {"head_size": 65}, optimizer={"states": "int8"}))
+    many = H * 4 * 65
+    expected = 2 * (many + 4 * ceil(many / 256)) + 4 * many
+    assert many == 4160
+    assert sizes(wide, "optimizer_state")["L00/attn.q.weight.state"] == expected
+
+
+@pytest.mark.parametrize("feed_forward", [DENSE, EXPERTS])
+def test_adafactor_keeps_a_number_for_each_row_and_column(feed_forward: dict[str, Any]) -> None:
+    found = sizes(
+        build(workload(GQA, feed_forward, optimizer={"kind": "adafactor", "master": False})), "optimizer_state"
+    )
+    assert found["L00/ffn.gate.weight.state"] == 4 * (H + F)
+    assert found["L00/norm1.weight.state"] == 4 * H
+    assert found["embed/tokens.weight.state"] == 4 * (H + V)
+    if "routed" in feed_forward:
+        assert found["L01/ffn.down.weight.state"] == 4 * 8 * (10 + H), "of each of eight experts"
+
+
+def test_muon_has_one_moment_and_makes_it_orthogonal() -> None:
+    """Five steps of A = X X^T, A A and B X, with the shorter side first (arXiv 2502.16982, section 2.1)."""
+    graph = build(workload(MLA, EXPERTS, optimizer={"kind": "muon"}))
+    states, updates = sizes(graph, "optimizer_state"), {op.name: op for op in graph.ops if op.phase == "update"}
+    assert states["L01/ffn.gate.weight.state"] == 8 * 8 * H * 10
+    assert states["L01/norm1.weight.state"] == 12 * H
+    assert states["embed/tokens.weight.state"] == 12 * H * V
+    assert updates["L01/update/attn.o"].flops == 5 * 2 * (2 * H * H * 28 + H**3), "16 rows, 28 columns"
+    assert updates["L01/update/ffn.gate"].flops == 8 * 5 * 2 * (2 * 10 * 10 * H + 10**3)
+    assert (updates["L01/update/attn.o"].dtype, updates["L01/update/attn.o"].op_class) == ("bf16", "matmul")
+    assert updates["L01/update/norm1"].flops == updates["head/update/lm"].flops == 0
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_muon_gathers_its_momentum_from_shards(stage: int) -> None:
+    parallel = {"ranks": "all", "data": 4, "zero_stage": stage}
+    graph = build_job(workload(optimizer={"kind": "muon"}, parallel=parallel)).graphs[0]
+    ops = {op.name: op for op in graph.ops if op.phase == "update"}
+    about = ops["L00/update/attn.q.momentum.gather"].collective
+    assert about is not None
+    assert (about.kind, about.size_bytes) == (CollectiveKind.ALL_GATHER, 2 * H * Q)
+    assert "L00/update/norm1.momentum" not in ops
+    assert sizes(graph, "optimizer_state")["L00/attn.q.weight.state"] == 8 * H * Q // 4
+    check_lives(graph)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_gradients_of_weights_in_fp32(stage: int) -> None:
+    parallel = {"ranks": "all", "data": 2, "zero_stage": stage, "micro_batches": 2}
+    alike, wide = (
+        build_job(workload(parallel=parallel, dtypes=dtypes)).graphs[0] for dtypes in ({}, {"gradients": "fp32"})
+    )
+    assert held(wide, "gradient") == 2 * held(alike, "gradient") > 0
+    assert held(wide, "activation") == held(alike, "activation")
+    sums = [
+        sum(op.collective.size_bytes for op in graph.ops if op.collective and "grads" in op.name)
+        for graph in (alike, wide)
+    ]
+    assert sums[1] == 2 * sums[0] > 0
+
+
+# adapters and frozen weights
+
+RANK = 3
+
+
+def adapted(*targets: str) -> int:
+    """Parameters of the adapters of a layer."""
+    return sum(RANK * sum(LINEARS[name]) for name in targets)
+
+
+@pytest.mark.parametrize("targets", [("attn.q", "attn.v"), ("attn.*",), ("attn.*", "ffn.*")])
+def test_adapters_alone_are_trained(targets: tuple[str, ...]) -> None:
+    graph = build(workload(lora={"rank": RANK, "targets": targets}))
+    names = [name for name in LINEARS if name in targets or f"{name[:-1].partition('.')[0]}.*" in targets]
+    each, every = adapted(*names), sum(i * o for i, o in LINEARS.values())
+    assert held(graph, "weight") == 2 * (PARAMETERS + LAYERS * each)
+    assert held(graph, "gradient") == 2 * LAYERS * each
+    assert held(graph, "optimizer_state") == 12 * LAYERS * each
+    assert {op.name.rpartition(".")[2] for op in graph.ops if op.phase == "update"} == {"lora_a", "lora_b"}
+    assert flops(graph, "forward", "matmul") == 2 * T * (LAYERS * (every + each) + H * V)
+    # backward: through every matrix but those that take the first layer's input, and the gradients of adapters
+    first = sum(LINEARS[name][0] * LINEARS[name][1] for name in ("attn.q", "attn.k", "attn.v"))
+    first += sum(RANK * H for name in names if name in ("attn.q", "attn.k", "attn.v"))
+    assert flops(graph, "backward", "matmul") == 2 * T * (LAYERS * (every + 2 * each) + H * V - first)
+    check_lives(graph)
+
+
+def test_what_is_saved_beside_adapters_of_queries_and_values() -> None:
+    """Inputs of norms, of adapters, of the gate's functions, and what attention needs; not the inputs of others."""
+    graph = build(workload(lora={"rank": RANK}))
+    elements = 3 * H + 2 * RANK + 2 * Q + 2 * KV + 3 * F
+    for layer in range(LAYERS):
+        assert saved_bytes(graph, f"L{layer:02d}/") == T * (2 * elements + 4 * 4)
+    trained = build(workload())
+    assert saved_bytes(trained, "L01/") == T * (2 * (4 * H + 2 * Q + 2 * KV + 4 * F) + 4 * 4)
+
+
+def test_other_weights_can_be_trained_beside_adapters() -> None:
+    graph = build(workload(lora={"rank": RANK}, frozen=["L*/*"]))
+    assert held(graph, "gradient") == 2 * (LAYERS * adapted("attn.q", "attn.v") + 2 * H * V + H)
+    full = build(workload(lora={"rank": RANK}, frozen=[]))
+    assert held(full, "gradient") == held(full, "weight")
+
+
+def test_what_comes_before_the_first_trained_weight_has_no_backward() -> None:
+    graph = build(workload(MLA, EXPERTS, frozen=["embed/*", "L00/*", "L01/attn.*", "L01/norm1*"]))
+    backward = {op.name.partition("/")[0] for op in graph.ops if op.phase == "backward"}
+    assert backward == {"L01", "L02", "head"}
+    assert not any("attn" in op.name for op in graph.ops if op.name.startswith("L01/bwd"))
+    assert saved_bytes(graph, "embed/") == saved_bytes(graph, "L00/") == 0
+    whole = build(workload(MLA, EXPERTS))
+    assert saved_bytes(graph, "L02/") == saved_bytes(whole, "L02/")
+    check_lives(graph)
+
+
+def test_a_frozen_end_still_hands_gradients_back() -> None:
+    graph, whole = build(workload(frozen=["L02/*", "head/*"])), build(workload())
+    every = sum(i * o for i, o in LINEARS.values())
+    for phase, products in (("forward", 0), ("backward", every + H * V)):
+        assert flops(whole, phase, "matmul") - flops(graph, phase, "matmul") == 2 * T * products
+    trained = (LAYERS - 1) * (every + 2 * H) + H * V
+    assert held(graph, "gradient") == 2 * trained
+    assert held(graph, "optimizer_state") == 12 * trained
+    assert saved_bytes(graph, "L02/") == T * (2 * (2 * H + 2 * Q + 2 * KV + 3 * F) + 4 * 4)
+
+
+# checkpoints
+
+
+def products(graph: Graph, phase: str) -> int:
+    return flops(graph, phase, "matmul")
+
+
+CASES = list(product([GQA, GQA | {"qk_norms": True, "window": 4}, MLA], [DENSE, EXPERTS]))
+
+
+@pytest.mark.parametrize(("attention", "feed_forward"), CASES)
+def test_of_a_checkpointed_layer_what_it_takes_is_saved(
+    attention: dict[str, Any], feed_forward: dict[str, Any]
+) -> None:
+    """Its forward runs once more, but for the last matrices: nobody reads what they made."""
+    alike, graph = build(workload(attention, feed_forward)), build(workload(attention, feed_forward, checkpoint={}))
+    for layer in range(LAYERS):
+        assert saved_bytes(graph, f"L{layer:02d}/") == 2 * T * H
+    last = LAYERS * H * F  # the down projection of every layer
+    if "routed" in feed_forward:  # that of the first, dense one, and of the shared expert
+        last = H * F + (LAYERS - 1) * H * 10
+    head = 2 * T * H * V
+    assert products(graph, "forward") == products(alike, "forward")
+    again = products(alike, "forward") - head - 2 * T * last
+    assert products(graph, "backward") == products(alike, "backward") + again
+    scores = [flops(graph, phase, "attention") for phase in ("forward", "backward")]
+    assert scores[1] == flops(alike, "backward", "attention") + scores[0]
+    assert sum(op.name.startswith("L01/again/") for op in graph.ops) > 5
+    check_lives(graph)
+
+
+def test_a_part_of_some_layers_is_checkpointed() -> None:
+    """Attention from its norm to what the output projection takes; or the feed-forward with its norm."""
+    alike = build(workload())
+    attention = build(workload(checkpoint={"part": "attention", "layers": [1]}))
+    saved = saved_bytes(alike, "L01/") - saved_bytes(attention, "L01/")
+    assert saved == T * (2 * (H + Q + 2 * KV) + 4 * 4)
+    assert products(attention, "backward") - products(alike, "backward") == 2 * T * H * (Q + 2 * KV)
+    fed = build(workload(checkpoint={"part": "feed_forward", "layers": [0, 1]}))
+    assert saved_bytes(alike, "L01/") - saved_bytes(fed, "L01/") == 2 * T * (H + 4 * F)
+    assert products(fed, "backward") - products(alike, "backward") == 2 * 2 * T * 2 * H * F
+    for graph in (attention, fed):
+        assert saved_bytes(graph, "L02/") == saved_bytes(alike, "L02/")
+        check_lives(graph)
+
+
+def test_gradients_and_updates_are_those_without_checkpoints() -> None:
+    for parts in CASES:
+        alike, graph = build(workload(*parts)), build(workload(*parts, checkpoint={}))
+        for kind in ("weight", "expert", "gradient", "optimizer_state"):
+            assert sizes(alike, kind) == sizes(graph, kind)
+        named = [[op.name for op in g.ops if op.phase == "update"] for g in (alike, graph)]
+        assert named[0] == named[1]
+
+
+def test_checkpoints_beside_adapters_save_the_same() -> None:
+    graph = build(workload(MLA, EXPERTS, lora={"rank": RANK, "targets": ["attn.*", "ffn.*"]}, checkpoint={}))
+    assert [saved_bytes(graph, f"L{layer:02d}/") for layer in range(LAYERS)] == [2 * T * H] * LAYERS
+    check_lives(graph)
+
+
+# kernels that save more
+
+
+def test_norms_of_several_ops_save_fp32_copies() -> None:
+    """Each norm saves 4 + 2 bytes for each of its elements in place of 2, which its input otherwise takes."""
+    fused, eager = (build(workload(kernels=kernels)) for kernels in ("fused", "eager"))
+    assert saved_bytes(eager, "L01/") - saved_bytes(fused, "L01/") == T * H * 2 * (4 + 2 - 2)
+    frozen = build(workload(kernels="eager", lora={"rank": RANK}))
+    known = T * (2 * (H + 2 * RANK + 2 * Q + 2 * KV + 3 * F) + 4 * 4 + 2 * 4 * H)
+    assert saved_bytes(frozen, "L01/") == known, "of a frozen norm the copy alone"
+    single = build(workload(kernels="eager", dtypes={"compute": "fp32"}))
+    assert saved_bytes(single, "L01/") == T * 4 * (6 * H + 2 * Q + 2 * KV + 4 * F + 4), "nothing to copy"
+
+
+def test_latent_attention_of_several_ops_saves_whole_keys() -> None:
+    fused, eager = (build(workload(MLA, kernels=kernels)) for kernels in ("fused", "eager"))
+    heads, norms = 4, 2 * H + 10 + (11 + 4)
+    more = heads * (5 + 4) + heads * 7 - (11 + 4)  # keys, the copy; not the latent, which only its linears take ...
+    more += 11 + 4  # ... and that is saved for these
+    assert saved_bytes(eager, "L01/") - saved_bytes(fused, "L01/") == 2 * T * (more + 2 * norms)
+    assert flops(fused, "backward", "attention") == flops(eager, "backward", "attention")
+
+
+def test_a_router_in_fp32_saves_a_copy_of_what_it_takes() -> None:
+    graphs = [build(workload(GQA, EXPERTS, dtypes=dtypes)) for dtypes in ({}, {"router": "fp32"})]
+    found = [saved_bytes(graph, "L01/") for graph in graphs]
+    assert found[1] - found[0] == 4 * T * H
+    check_lives(graphs[1])
+
+
+# over ranks
+
+OPTIONS: list[dict[str, Any]] = [
+    {"checkpoint": {}},
+    {"checkpoint": {"part": "attention"}, "lora": {"rank": RANK, "targets": ["attn.q_b", "attn.o", "ffn.*"]}},
+    {"frozen": ["embed/*", "L00/*", "L01/*"]},
+    {"frozen": ["L02/*", "head/*"], "optimizer": {"kind": "muon"}, "checkpoint": {"layers": [1]}},
+    {"kernels": "eager", "dtypes": {"router": "fp32", "gradients": "fp32"}},
+]
+
+
+@pytest.mark.parametrize(("layout", "options", "stage"), list(product(LAYOUTS, OPTIONS, (0, 3))))
+def test_all_ranks_do_the_work_of_one(layout: dict[str, Any], options: dict[str, Any], stage: int) -> None:
+    """But for what each tensor rank does alike: narrow matrices of adapters among it, where tokens are not cut."""
+    alone = build(workload(MLA, EXPERTS, **options))
+    found = build_job(workload(MLA, EXPERTS, parallel={"ranks": "all", "zero_stage": stage, **layout}, **options))
+    check_job(found, catalog.read_hardware("cloudmatrix384"))
+    graphs = [found.graph(rank) for rank in range(found.ranks)]
+    times, tensor = layout["data"] * layout["micro_batches"], layout["tensor"]
+    for phase in ("forward", "backward"):
+        total, once = by_op(graphs, phase), by_op([alone], phase)
+        assert total.keys() == once.keys()
+        for name, number in once.items():
+            if "lora" in name:  # those of dense layers and of experts, which are cut another way, have one name
+                assert times * number <= total[name] <= times * number * tensor, name
+            else:
+                assert total[name] in {times * number, times * number * (tensor if name in ALONE else 1)}, name
+    for graph in graphs:
+        check_lives(graph)
+
+
+def ends(graph: Graph) -> tuple[int, int]:
+    """How often a stage sends and receives."""
+    met = [op.collective.kind for op in graph.ops if op.collective is not None]
+    return met.count(CollectiveKind.SEND), met.count(CollectiveKind.RECV)
+
+
+def test_stages_before_the_first_trained_weight_neither_send_nor_receive_gradients() -> None:
+    parallel = {"ranks": "all", "pipeline": 3, "micro_batches": 2}
+    first, second, third = build_job(workload(parallel=parallel, frozen=["embed/*", "L00/*", "L01/norm1*"])).graphs
+    assert not any(op.phase == "backward" for op in first.ops)
+    assert [ends(graph) for graph in (first, second, third)] == [(2, 0), (2, 4), (2, 2)]
+
+
+# what is refused
+
+
+def refusal(**more: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        workload(**more)
+    return str(caught.value.errors()[0]["ctx"]["error"])
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    said = refusal(optimizer={"kind": "lion"}, dtypes={"optimizer_bytes_per_parameter": 12})
+    assert said.startswith("what is kept of a weight is said once, found optimizer and dtypes.optimizer_bytes")
+    assert refusal(checkpoint={"layers": [3]}).startswith("layers are numbered from 0 to 2, found 3")
+    assert refusal(optimizer={"kind": "sgd", "states": "bf16"}).startswith("sgd has no states in other data types")
+    for key, value in {
+        "optimizer": {},
+        "lora": {"rank": 2},
+        "frozen": [],
+        "checkpoint": {},
+        "kernels": "eager",
+    }.items():
+        assert refusal(phase="decode", **{key: value}).startswith(f"{key} is for phase train, found it with phase")
+
+
+def test_patterns_fit_something() -> None:
+    with pytest.raises(ConfigError, match=r"frozen: a pattern is for weights that the model has, found 'L07/\*'"):
+        check(workload(frozen=["L07/*"]))
+    with pytest.raises(ConfigError, match=r"lora.targets: a pattern is for weights .* found 'attn.qq'; .*attn.q"):
+        check(workload(lora={"rank": 2, "targets": ["attn.qq"]}))
+    with pytest.raises(ConfigError, match="something is trained, found all weights frozen"):
+        check(workload(frozen=["*"]))
+    check(workload(frozen=["L02/*"], checkpoint={"layers": [2]}))
