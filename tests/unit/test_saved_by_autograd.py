@@ -1,0 +1,14 @@
+"""What PyTorch's autograd saves of layers of Hugging Face models is what hosim says that is saved."""
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+import saved_by_autograd
+
+
+@pytest.mark.parametrize("case", saved_by_autograd.CASES, ids=" ".join)
+def test_saved_bytes_agree_within_two_percent(case: saved_by_autograd.Case) -> None:
+    """The rest are numbers of one element a row: statistics of norms, indices and weights of routers."""
+    found, expected = saved_by_autograd.saved_by_hosim(case), saved_by_autograd.saved_by_torch(case)
+    assert found == pytest.approx(expected, rel=0.02)
