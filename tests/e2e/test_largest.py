@@ -33,8 +33,9 @@ name: decode
 model: {family: llama, layers: 4, hidden: 256, heads: 4, kv_heads: 2, ffn: 512, vocabulary: 1024}
 phase: decode
 sequence: 512
+new_tokens: 3
 kv: {block: 256}
-assumed: {model: a test, sequence: a test, kv: a test}
+assumed: {model: a test, sequence: a test, new_tokens: a test, kv: a test}
 """
 SCENARIO = """\
 schema: hosim/scenario/1
@@ -203,7 +204,7 @@ def test_the_least_memory_is_where_a_step_is_short_enough_and_with_less_it_is_no
         assert row["next"] == value - 100_000
         assert step_ns("reactive", value) == row["step_ns"] == row["slowdown"] * pace_ns <= limit * pace_ns
         next_ns = step_ns("reactive", row["next"])
-        assert next_ns == (row["next_slowdown"] and row["next_slowdown"] * pace_ns)
+        assert next_ns == (row["next_slowdown"] and round(row["next_slowdown"] * pace_ns))
         assert next_ns is None or next_ns > limit * pace_ns
         assert row["peak_hbm_bytes"] <= value
 

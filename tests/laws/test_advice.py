@@ -34,10 +34,10 @@ SHIPPED = (
     ("tiny_train_t4", 0.5),
     ("llama3_8b_train_910c", 0.05),
     ("llama3_8b_8x1x1", 0.2),
-    ("llama3_8b_layer_scaling", 0.05),
     *(
         pytest.param(*one, marks=pytest.mark.slow)
         for one in (
+            ("llama3_8b_layer_scaling", 0.05),
             ("residency_acceptance", 0.2),
             ("llama3_8b_train_h100", 0.05),
             ("llama3_8b_2x2x2", 0.15),

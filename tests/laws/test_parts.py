@@ -152,6 +152,7 @@ def followed(steps: int) -> int:
     return peak - before
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_steps_of_a_run() -> None:
     """Four times the steps take as much, but for the few numbers that are kept of each."""
     followed(100)

@@ -67,7 +67,7 @@ def test_a_function_of_ones_own_has_all_steps_to_try(story):
 
     def mine(problem):
         seen.append(problem.graph.steps)
-        return hosim.policies.POLICIES["static"].plan(problem)
+        return hosim.policies.POLICIES["offload_saved"].plan(problem)
 
     hosim.run(story, policies={"mine": mine})
     assert seen == [STEPS]
