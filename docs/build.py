@@ -225,7 +225,13 @@ def _type(about: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
 def python() -> str:
     """The public names, with signatures and docstrings."""
     parts = [f"# Python\n\n{_MADE}\n\n`import hosim`; each name loads when it is first used.\n"]
-    parts += [_described(name, getattr(hosim, name), "##") for name in hosim.__all__]
+    for name in hosim.__all__:
+        found = getattr(hosim, name)
+        if inspect.ismodule(found):
+            parts.append(f"## {name}\n\n{_markdown(inspect.getdoc(found) or '')}\n")
+            parts += [_described(f"{name}.{one}", getattr(found, one), "###") for one in found.__all__]
+        else:
+            parts.append(_described(name, found, "##"))
     parts.append("## For policies and files\n")
     parts += [_described(f"{found.__module__}.{found.__name__}", found, "###") for found in _BESIDE]
     return "\n".join(parts).rstrip() + "\n"

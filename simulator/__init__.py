@@ -28,6 +28,7 @@ _NAMES = {
     "importers.hf": "read_hf",
     "importers.kineto": "read_kineto read_memory_timeline",
     "importers.pytorch_trace": "read_pytorch_trace",
+    "importers.torch": "read_torch",
     "importers.recorded": "read_graph",
     "plan": "Plan Actions View",
     "policies.problem": "Problem Replay",
@@ -45,6 +46,7 @@ _NAMES = {
 }
 """Module -> its names that are the package's, too; the stub beside this file says the same to type checkers."""
 _HOMES = {name: f"simulator.{module}" for module, names in _NAMES.items() for name in names.split()}
+_HOMES["torch"] = "simulator.importers.torch"  # a module itself
 
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - it is a list of names
 
@@ -54,7 +56,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'simulator' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415
 
-    value = getattr(import_module(_HOMES[name]), name)
+    module = import_module(_HOMES[name])
+    value = module if name == "torch" else getattr(module, name)
     globals()[name] = value
     return value
 

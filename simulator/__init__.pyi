@@ -52,12 +52,14 @@ from simulator.graph import (
 from simulator.graph_builder import GraphBuilder as GraphBuilder
 from simulator.hardware import Hardware as Hardware
 from simulator.importers.chakra import read_chakra as read_chakra
+from simulator.importers import torch as torch
 from simulator.importers.hf import read_hf as read_hf
 from simulator.importers.imported import Imported as Imported
 from simulator.importers.kineto import read_kineto as read_kineto
 from simulator.importers.kineto import read_memory_timeline as read_memory_timeline
 from simulator.importers.pytorch_trace import read_pytorch_trace as read_pytorch_trace
 from simulator.importers.recorded import read_graph as read_graph
+from simulator.importers.torch import read_torch as read_torch
 from simulator.plan import Actions as Actions
 from simulator.plan import Plan as Plan
 from simulator.plan import View as View

@@ -78,6 +78,7 @@ KINDS: dict[str, Kind] = {
     "memory-timeline": Kind(
         "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", name="read_memory_timeline"
     ),
+    "torch": Kind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
 }
 """Name on the command line -> the kind."""
 

@@ -1,0 +1,205 @@
+"""``hosim.torch``: a step of PyTorch as a graph, traced under fake tensors, which have a shape and no memory.
+
+>>> import torch, hosim
+>>> with hosim.torch.fake():
+...     model = MyModel()
+...     tokens = torch.randint(0, 32000, (8, 4096))
+>>> hosim.torch.capture(model, tokens, loss=my_loss, optimizer=torch.optim.AdamW).write("mine.yaml")
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import ConfigError, insist
+from simulator.graph import Graph
+from simulator.graph_builder import GraphBuilder
+from simulator.importers.imported import Imported, named
+from simulator.lifetime import live_bytes
+from simulator.units import human
+from simulator.workload import Workload
+
+__all__ = ["capture", "fake"]
+
+
+def fake() -> AbstractContextManager[None]:
+    """Make models, optimizers and inputs of any size in this context: their tensors have a shape and no memory.
+
+    Raises
+    ------
+    ConfigError
+        If torch is not installed.
+    """
+    entered: AbstractContextManager[None] = _part("torch_fakes").entered()
+    return entered
+
+
+def capture(
+    step: Callable[..., Any],
+    *inputs: Any,
+    optimizer: Any = None,
+    loss: Callable[[Any], Any] | None = None,
+    name: str = "",
+    free_early: bool = False,
+    **named_inputs: Any,
+) -> Imported:
+    """Capture a training step as a graph: forward, backward and the optimizer's step.
+
+    The step runs twice under fake tensors, which takes none of its memory; the second run is recorded, when the
+    optimizer has its state. A module that was made outside of `fake` is copied and stays as it is.
+
+    Parameters
+    ----------
+    step
+        A module, whose step is made here; or a function that runs a step of its own, with loss and optimizer in it.
+        What it uses besides its inputs was made in `fake`.
+    *inputs
+        What it is called with: tensors, of which only shape and type matter, or other values.
+    optimizer
+        Of a module: an optimizer over its parameters, or a function that makes one of them, such as
+        ``torch.optim.AdamW``; default: gradients are what the step puts out.
+    loss
+        Of a module: makes the loss of what the module returns; default: that is the loss, or has one as ``.loss``.
+    name
+        Of the workload; default: that of the module's class, or of the function.
+    free_early
+        Whether what PyTorch keeps longer than to its last use, or to the end of the step, goes after its last use.
+    **named_inputs
+        What it is called with by name, such as ``labels``.
+
+    Returns
+    -------
+    Imported
+        A graph, and a workload that runs it.
+
+    Raises
+    ------
+    ConfigError
+        If torch is not installed; or the step cannot run under fake tensors, as where it asks for the value of a
+        tensor; with file and line.
+    """
+    fakes, watch, recorder = (_part(f"torch_{part}") for part in ("fakes", "watch", "recorder"))
+    is_module, kind = watch.is_module(step), getattr(step, "__name__", type(step).__name__)
+    must, do = "a function runs its own loss and optimizer", "call them in the function"
+    insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
+    with fakes.refused(kind), fakes.entered():
+        if is_module:
+            step = fakes.step_of(*fakes.copied(step, optimizer), loss)
+        args, kwargs = fakes.faked((inputs, named_inputs))
+        with watch.Watch() as watched:
+            step(*args, **kwargs)
+            with recorder.Recorder(watched, (args, kwargs)) as record:
+                _returned = step(*args, **kwargs)  # is there when the step ends
+    return _imported(name or kind, record, free_early)
+
+
+def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
+    """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
+
+    The function is code that runs here, as you: name only one that you trust. It returns a module, or a function that
+    runs a step, and its inputs: ``return model, tokens``. A dictionary at the end names inputs and options of
+    `hosim.torch.capture`: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
+
+    Parameters
+    ----------
+    source
+        Where the function is, as ``package.module:function``.
+    name
+        Of the workload; default: that of the module's class, or of the step.
+    free_early
+        Whether what PyTorch keeps longer than to its last use, or to the end of the step, goes after its last use.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such function, or as of `hosim.torch.capture`.
+    """
+    module, _, function = source.partition(":")
+    where, must, do = f"import torch {source}", "a step is named as package.module:function", "write such as mine:step"
+    insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
+    with _part("torch_fakes").refused(where), fake():
+        sys.path.insert(0, str(Path.cwd()))
+        try:
+            made = getattr(import_module(module), function)()
+        finally:
+            sys.path.pop(0)
+    if isinstance(made, Imported):
+        return made
+    parts = list(made) if isinstance(made, tuple) else [made]
+    options = parts.pop() if isinstance(parts[-1], dict) else {}
+    must, do = "the function returns a module or a step, and its inputs", "end it with such as `return model, tokens`"
+    insist(parts and callable(parts[0]), where, must, type(made).__name__, do)
+    return capture(*parts, **{"name": name, "free_early": free_early, **options})
+
+
+def _part(module: str) -> Any:
+    """A module that needs torch."""
+    try:
+        return import_module(f"simulator.importers.{module}")
+    except ImportError as error:
+        must, do = "a step of PyTorch is captured where torch is installed", 'run: pip install "hosim[torch]"'
+        raise ConfigError("hosim.torch", must, str(error), do) from None
+
+
+def _imported(name: str, record: Any, free_early: bool) -> Imported:
+    """The graph of what was recorded, and what is told of it."""
+    insist(record.calls, f"capture of {name}", "a step runs some op", "none", "call the module in it")
+    held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
+    graph = _graph(name, record, held_bytes)
+    kept = {
+        "peak of what is live in PyTorch": human(int(live_bytes(graph).max()), "B"),
+        "ops with a source line": f"{record.lines:,} of {len(graph.ops):,}",
+    }
+    stays = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B")
+    held = human(max(held_bytes), "B")
+    derived = [
+        "Of two steps the second was recorded, as PyTorch runs it on the CPU: attention has the kernel of that.",
+        "An optimizer that is made without foreach or fused loops over parameters there.",
+        "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions and attention.",
+        "The traffic of an op is what it shows of the tensors that it takes and makes.",
+        f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
+        f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
+    ]
+    if free_early:
+        derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
+    if record.again:
+        derived.append(f"Of the ops of backward, {record.again:,} run forward again (activation checkpointing).")
+    workload = Workload(
+        name=named(name),
+        title=f"A training step of {name}, captured from PyTorch",
+        graph=".jsonl",
+        outputs="freed" if free_early else "kept",
+    )
+    return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
+
+
+def _held_bytes(record: Any) -> list[int]:
+    """For each op, what PyTorch holds of storages behind their last use [B]."""
+    last = {storage: number for number, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
+    change = [0] * (len(record.calls) + 1)
+    for storage, use in last.items():
+        if storage.died is not None and storage.died > use + 1 and not storage.persistent:
+            change[use + 1] += storage.size_bytes
+            change[storage.died] -= storage.size_bytes
+    return list(accumulate(change[:-1]))
+
+
+def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
+    builder, called, taken = GraphBuilder(name, f"capture of {name}"), dict[Any, str](), Counter[str]()
+    for call, room in zip(record.calls, held_bytes, strict=True):
+        for storage in (*call.reads, *call.writes):
+            if storage not in called:
+                taken[storage.name] += 1
+                number = taken[storage.name]
+                called[storage] = storage.name if number == 1 else f"{storage.name}#{number}"
+                builder.tensor(called[storage], storage.size_bytes, storage.kind, persistent=storage.persistent)
+        reads, writes = ([called[storage] for storage in part] for part in (call.reads, call.writes))
+        builder.op(call.name, reads, writes, workspace_bytes=room, **call.numbers)
+    return builder.build(called[s] for s in called if s.is_written and s.died is None and not s.persistent)

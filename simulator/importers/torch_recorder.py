@@ -1,0 +1,291 @@
+"""Writes down what a step of PyTorch does: each ATen op as it runs below autograd and autocast, and its storages.
+
+Views share the storage of what they look at, so that they fold into it. A storage that is there before the step and is
+used in it persists. What a storage is for follows from where it comes from: a module's parameter or buffer, a
+parameter's gradient, an optimizer's state, an input; all else is an activation, or, where the optimizer makes it, a
+workspace.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import arg_tree_leaves, tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from simulator.errors import insist
+from simulator.graph import LARGEST_RUN
+from simulator.importers.torch_watch import Site, Watch, line_of
+
+_aten = torch.ops.aten
+_DTYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float64: "fp64",
+    torch.int8: "int8",
+    torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+}
+"""Data type -> key of a machine's peaks."""
+
+_ROOM = frozenset(
+    (
+        _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
+        _aten.new_empty_strided,
+    )
+)  # fmt: skip
+"""What only takes room."""
+_FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.uniform_, _aten.bernoulli_))
+"""What leaves nothing of the old values where it writes."""
+_PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
+"""What reads of its first argument no more than it makes."""
+_FLASH = {
+    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
+}
+"""Op that PyTorch does not count -> the one that it counts, which has the same first arguments."""
+
+
+@dataclass(eq=False, slots=True)
+class Storage:
+    """A storage that the step uses.
+
+    Attributes
+    ----------
+    size_bytes
+        Its size [B].
+    name, kind
+        Of its tensor; the name is empty until an op writes it.
+    persistent
+        It was there before the step.
+    is_written
+        Some op of the step has written it.
+    died
+        Number of ops that had run when PyTorch freed it; None if it was there when the step ended.
+    """
+
+    size_bytes: int
+    name: str = ""
+    kind: str = "activation"
+    persistent: bool = False
+    is_written: bool = False
+    died: int | None = None
+
+    @property
+    def owner(self) -> str:
+        """Name of the parameter that it is of: itself, or what its gradient or state belongs to."""
+        return self.name if self.kind == "weight" else self.name.rpartition(".")[0] or self.name
+
+
+class Ran(NamedTuple):
+    """What PyTorch ran: a function, its arguments, what it made; which tensors were given, changed, and are new."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    made: Any
+    given: list[torch.Tensor]
+    changed: list[torch.Tensor]
+    new: list[torch.Tensor]
+
+    @property
+    def packet(self) -> Any:
+        """The function, whatever its overload."""
+        return self.func._overloadpacket
+
+
+class Call(NamedTuple):
+    """An op of the step; the fields are those of `simulator.graph.Op`, with storages for tensors."""
+
+    name: str
+    reads: list[Storage]
+    writes: list[Storage]
+    numbers: dict[str, Any]
+
+
+@cache
+def _written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Position and name of what an op writes of its arguments."""
+    found = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in found if a.alias_info is not None and a.alias_info.is_write)
+
+
+def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors in nested containers."""
+    return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+
+
+def _touched(tensor: torch.Tensor) -> int:
+    """Bytes of its storage that a tensor shows; what it repeats counts once [B]."""
+    shown: int = tensor.numel() * tensor.element_size()
+    return min(shown, int(tensor.untyped_storage().nbytes()))
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
+    """Records the ops that run while it is entered.
+
+    Parameters
+    ----------
+    watch
+        What runs.
+    inputs
+        What the user hands to the step.
+
+    Attributes
+    ----------
+    calls
+        The ops in the order in which they ran.
+    folded
+        What is no op of the graph -> how often.
+    lines, again
+        How many ops have a source line; how many of backward are ops of forward that run again.
+    """
+
+    def __init__(self, watch: Watch, inputs: Any) -> None:
+        super().__init__()
+        self.watch, self.calls, self.folded = watch, list[Call](), Counter[str]()
+        self.lines = self.again = 0
+        self._by_id: dict[int, tuple[Storage, Any]] = {}
+        self._sites: dict[int, Site] = {}
+        self._first: dict[str, Site] = {}
+        self._taken: Counter[str] = Counter()
+        self._last = "optimizer"
+        for number, tensor in enumerate(tensors(inputs)):
+            self._known(tensor, f"input{number}", "input", persistent=True)
+        for name, kind, tensor in watch.owned():
+            self._known(tensor, name, kind, persistent=True)
+
+    def _known(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
+        """The storage of a tensor, entered if it is new."""
+        held = tensor.untyped_storage()
+        if id(held) not in self._by_id:
+            storage = Storage(int(held.nbytes()), name, kind or "activation", persistent)
+            gone = partial(self._gone, id(held), storage)
+            self._by_id[id(held)] = storage, weakref.ref(held, gone)
+        return self._by_id[id(held)][0]
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._by_id.clear()  # what is there now stays
+
+    def _gone(self, key: int, storage: Storage, _: object) -> None:
+        storage.died = len(self.calls)
+        self._by_id.pop(key, None)
+
+    def _unique(self, name: str) -> str:
+        self._taken[name] += 1
+        return name if self._taken[name] == 1 else f"{name}#{self._taken[name]}"
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [value for value in arg_tree_leaves(*args, **kwargs) if isinstance(value, torch.Tensor)]
+        there = dict.fromkeys(map(self._given, given))
+        made = func(*args, **kwargs)
+        outs = list(tensors(made))
+        new = [tensor for tensor in outs if self._known(tensor) not in there]
+        changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _written(func)]))
+        if outs or changed:
+            self._record(Ran(func, args, kwargs, made, given, changed, new), list(there))
+        return made
+
+    def _given(self, tensor: torch.Tensor) -> Storage:
+        """The storage of an argument; what no op of the step has made was there before."""
+        is_known = id(tensor.untyped_storage()) in self._by_id
+        return self._known(tensor) if is_known else self._known(tensor, "constant", "input", persistent=True)
+
+    def _record(self, ran: Ran, there: list[Storage]) -> None:
+        """Enter what ran as an op, on storages that were there before, unless it is none."""
+        node = torch._C._current_autograd_node()
+        site, is_backward = self._site(node, there), node is not None
+        if hasattr(node, "variable"):
+            self._accumulated(node.variable, ran.changed or list(tensors(ran.made)))
+        if reason := self._folds(ran):
+            self.folded[reason] += 1
+            return
+        changed, fresh = (dict.fromkeys(map(self._known, part)) for part in (ran.changed, ran.new))
+        is_whole = ran.packet in _FILLS and all(_touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
+        blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
+        reads = [s for s in there if s not in blind and s.name and s.size_bytes]
+        writes = [s for s in (changed | fresh) if s.size_bytes]
+        if not writes:
+            return
+        phase = "update" if self.watch.in_update else "backward" if is_backward else "forward"
+        at = f"@{site.line}" if site.line else ""
+        name = self._unique(f"{site.path}/{_SHORT[phase]}/{ran.packet.__name__}{at}")
+        for number, storage in enumerate(writes):
+            storage.is_written = True
+            if not storage.name:
+                storage.name = f"{name}.out{number or ''}"
+                storage.kind = "workspace" if phase == "update" else storage.kind
+        self.lines += bool(site.line)
+        self.again += is_backward and bool(self.watch.stack)
+        sources = [tensor for tensor in ran.given if self._known(tensor) not in blind]
+        self.calls.append(Call(name, reads, writes, {"phase": phase, **_numbers(ran, sources)}))
+        must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
+        insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
+
+    def _folds(self, ran: Ran) -> str:
+        """Why what ran is no op of the graph; empty if it is one."""
+        if not ran.new and not ran.changed:
+            return "views"
+        if ran.packet in _ROOM:
+            return "allocations"
+        counts = [tensor.dim() == 0 and self._known(tensor).kind == "optimizer_state" for tensor in ran.changed]
+        return "counts of steps, which the host keeps" if counts and all(counts) else ""
+
+    def _accumulated(self, parameter: torch.Tensor, grads: Iterable[torch.Tensor]) -> None:
+        """Enter what becomes the gradient of a parameter."""
+        for storage in map(self._known, grads):
+            if storage.kind == "activation":
+                storage.kind, storage.name = "gradient", f"{self._known(parameter).name}.grad"
+
+    def _site(self, node: Any, there: list[Storage]) -> Site:
+        """Where the op that runs now, in a node of backward or in none, comes from."""
+        if self.watch.in_update:
+            owned = [storage for storage in there if storage.persistent or storage.kind == "gradient"]
+            self._last = owned[0].owner if owned else self._last
+            return Site(self._last, line_of(sys._getframe(2)))
+        if hasattr(node, "variable"):
+            return Site(self._known(node.variable).name, "")
+        if node is None or self.watch.stack:
+            site = Site(self.watch.stack[-1] if self.watch.stack else "step", line_of(sys._getframe(2)))
+            first = self._first.setdefault(site.path, site)
+            site = site if site.line else first
+        else:
+            site = self._sites.get(node._sequence_nr(), Site(node.name(), ""))
+        self._sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)  # of the node that was made for this op
+        return site
+
+
+def _numbers(ran: Ran, sources: list[torch.Tensor]) -> dict[str, Any]:
+    """FLOPs, traffic, class and data type of an op that reads these tensors."""
+    counted, targets = flop_registry.get(_FLASH.get(ran.packet, ran.packet)), [*ran.changed, *ran.new]
+    write_bytes = sum(map(_touched, targets))
+    read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]
+    if ran.packet in _PICKS:
+        read_bytes[0] = min(read_bytes[0], write_bytes)
+    dtype = next((_DTYPES[t.dtype] for t in (*sources, *targets) if t.dtype in _DTYPES), "fp32")
+    if counted and dtype == "fp32":
+        backend = torch.backends.cudnn if "conv" in ran.packet.__name__ else torch.backends.cuda.matmul
+        dtype = "tf32" if backend.allow_tf32 else dtype
+    return {
+        "read_bytes": sum(read_bytes),
+        "write_bytes": write_bytes,
+        "flops": int(counted(*ran.args, **ran.kwargs, out_val=ran.made)) if counted else 0,
+        "op_class": "vector" if not counted else "attention" if "attention" in ran.packet.__name__ else "matmul",
+        "dtype": dtype,
+        "repeatable": torch.Tag.nondeterministic_seeded not in ran.func.tags,
+    }
+
+
+_SHORT = {"forward": "fwd", "backward": "bwd", "update": "update"}
+"""Phase -> what names of ops call it."""

@@ -1,0 +1,141 @@
+"""Where in a user's code an op of PyTorch comes from, and whose a tensor is: modules, parameters and optimizers."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules import module as modules
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+
+from simulator.errors import insist
+
+_TORCH = str(Path(torch.__file__).parent)
+_NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<")
+_LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
+
+
+class Site(NamedTuple):
+    """Where in the user's code an op comes from: path of the module, and file and line."""
+
+    path: str
+    line: str
+
+
+@cache
+def _is_users(code: CodeType) -> bool:
+    return not code.co_filename.startswith(_NOT_USERS)
+
+
+def line_of(frame: FrameType | None) -> str:
+    """File and line of the innermost frame that is not PyTorch's; empty if there is none since backward began."""
+    while frame is not None and not _is_users(frame.f_code):
+        frame = None if frame.f_code.co_name == "_engine_run_backward" else frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+
+
+def line_of_error(error: BaseException) -> str:
+    """File and line at which a user's code went wrong, or else a layer or an optimizer of PyTorch; or empty."""
+    users, layers = "", ""
+    for frame, line in walk_tb(error.__traceback__):
+        at = f"{frame.f_code.co_filename}:{line}"
+        users = at if _is_users(frame.f_code) else users
+        layers = at if at.startswith(_LAYERS) else layers
+    return users or layers
+
+
+def is_module(value: object) -> bool:
+    """Whether it is a module of PyTorch."""
+    return isinstance(value, torch.nn.Module)
+
+
+class Watch:
+    """Follows which module runs, and whether an optimizer does, and knows what they hold; its hooks go when it ends.
+
+    Attributes
+    ----------
+    stack
+        Paths of the modules that run, the innermost last.
+    in_update
+        Whether an optimizer runs.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.in_update = False
+        self._paths: dict[int, str] = {}
+        self._roots: list[tuple[str, torch.nn.Module]] = []
+        self._optimizers: list[Optimizer] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> Watch:
+        self._hooks = [
+            modules.register_module_forward_pre_hook(self._enter_module),
+            modules.register_module_forward_hook(self._leave_module, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._enter_update),
+            optimizers.register_optimizer_step_post_hook(self._leave_update),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter_module(self, module: torch.nn.Module, _inputs: object) -> None:
+        if id(module) not in self._paths:
+            own = f"{self.stack[-1]}.{type(module).__name__}" if self.stack else type(module).__name__
+            if self.stack and next(module.parameters(), None) is None:  # made in forward, perhaps, and gone after it
+                self.stack.append(own)
+                return
+            self._add(module, own)
+        self.stack.append(self._paths[id(module)])
+
+    def _leave_module(self, *_: object) -> None:
+        if self.stack:  # it is empty where a module was refused
+            self.stack.pop()
+
+    def _add(self, module: torch.nn.Module, own: str) -> None:
+        """Enter a module that no known one holds, and all that it holds."""
+        alike = sum(type(root) is type(module) for _, root in self._roots)
+        prefix = f"{own}{alike or ''}." if self._roots else ""
+        real = next((name for name, p in module.named_parameters() if not isinstance(p, FakeTensor)), None)
+        must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
+        insist(real is None, f"{own}.{real}", must, "a parameter with memory", do)
+        self._roots.append((prefix, module))
+        for name, part in module.named_modules():
+            self._paths.setdefault(id(part), prefix + name if name else f"{prefix[:-1] or own}")
+
+    def _enter_update(self, optimizer: Optimizer, *_: object) -> None:
+        if all(optimizer is not known for known in self._optimizers):
+            self._optimizers.append(optimizer)
+        self.in_update = True
+
+    def _leave_update(self, *_: object) -> None:
+        self.in_update = False
+
+    def owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Name, kind and tensor of all that modules and optimizers hold, gradients as well."""
+        held: dict[int, tuple[str, torch.Tensor]] = {}
+        for prefix, root in self._roots:
+            for name, parameter in root.named_parameters():
+                held.setdefault(id(parameter), (prefix + name, parameter))
+            for name, buffer in root.named_buffers():
+                yield prefix + name, "weight", buffer
+        for parameter in (p for one in self._optimizers for group in one.param_groups for p in group["params"]):
+            held.setdefault(id(parameter), (f"parameter{len(held)}", parameter))
+        for name, parameter in held.values():
+            yield name, "weight", parameter
+            if parameter.grad is not None:
+                yield f"{name}.grad", "gradient", parameter.grad
+        for parameter, state in (entry for one in self._optimizers for entry in one.state.items()):
+            for name, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    yield f"{held[id(parameter)][0]}.{name}", "optimizer_state", value
