@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import arg_tree_leaves, tree_leaves
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
@@ -187,7 +187,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [value for value in arg_tree_leaves(*args, **kwargs) if isinstance(value, torch.Tensor)]
+        given = list(tensors((args, kwargs)))
         there = dict.fromkeys(map(self._given, given))
         made = func(*args, **kwargs)
         outs = list(tensors(made))

@@ -1,0 +1,145 @@
+"""`hosim import torch`: a function of the user's becomes a graph that runs; without torch one line says what to do."""
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+NEEDS_TORCH = pytest.mark.skipif(
+    find_spec("torch") is None, reason='torch is not installed (pip install "hosim[torch]")'
+)
+MODULE = """\
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+
+    def forward(self, x):
+        return self.layers(x).pow(2).mean()
+
+def with_optimizer():
+    return Model(), torch.randn(32, 64), {"optimizer": torch.optim.AdamW}
+
+def alone():
+    return Model(), torch.randn(32, 64)
+
+def a_step():
+    model = Model().to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    def step(x, scale):
+        optimizer.zero_grad()
+        (model(x) * scale).backward()
+        optimizer.step()
+    return step, torch.randn(32, 64, dtype=torch.bfloat16), {"scale": 2.0, "name": "mine-alone"}
+
+def captured():
+    import hosim
+    return hosim.torch.capture(Model(), torch.randn(8, 64), free_early=True)
+
+def branches():
+    def step(x):
+        if x.sum() > 0:
+            x = -x
+    return step, torch.randn(4)
+
+def fails():
+    raise ZeroDivisionError("of the user")
+
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with a module of the user's, where the command runs."""
+    (tmp_path / "mine_steps.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("mine_steps", None)
+
+
+@NEEDS_TORCH
+def test_a_function_becomes_a_graph_that_runs(hosim, mine):
+    done = hosim("import", "torch", "mine_steps:with_optimizer", "-o", "mine.yaml")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[-3:] == ["written:", "  mine.yaml", "  mine.jsonl"]
+    assert any(line.startswith("  peak of what is live in PyTorch: ") for line in lines)
+    assert any(line.startswith("  views, ") for line in lines)
+    assert hosim("check", "mine.yaml").code == 0
+    done = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "static")
+    assert (done.code, done.err) == (0, "")
+    assert "static  ok " in done.out
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize(
+    ("function", "name", "outputs"),
+    [("alone", "Model", "kept"), ("a_step", "mine-alone", "kept"), ("captured", "Model", "freed")],
+)
+def test_what_a_function_may_return(hosim, mine, function, name, outputs):
+    assert hosim("import", "torch", f"mine_steps:{function}", "-o", "mine.yaml").code == 0
+    text = (mine / "mine.yaml").read_text(encoding="utf-8")
+    assert f"\nname: {name}\n" in text
+    assert ("\noutputs: freed\n" in text) == (outputs == "freed")
+
+
+@NEEDS_TORCH
+def test_options_reach_the_capture(hosim, mine):
+    done = hosim("import", "torch", "mine_steps:alone", "-o", "mine.yaml", "--name", "other", "--free-early")
+    assert done.code == 0
+    text = (mine / "mine.yaml").read_text(encoding="utf-8")
+    assert "\nname: other\n" in text
+    assert "outputs: freed" in text
+    assert "workspace_bytes" not in (mine / "mine.jsonl").read_text(encoding="utf-8")
+
+
+@NEEDS_TORCH
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("mine_steps:branches", r"mine_steps.py:\d+: nothing in a step depends on the values of tensors"),
+        ("mine_steps:fails", r"mine_steps.py:\d+: .*found ZeroDivisionError: of the user"),
+        ("mine_steps:nothing", "the function returns a module or a step, and its inputs, found NoneType"),
+        ("mine_steps:absent", "import torch mine_steps:absent: .*has no attribute 'absent'"),
+        ("mine_absent:step", "import torch mine_absent:step: .*No module named 'mine_absent'"),
+        ("mine_steps.py", "a step is named as package.module:function, found 'mine_steps.py'"),
+        ("mine_steps:", "a step is named as package.module:function"),
+        (":step", "a step is named as package.module:function"),
+        ("../mine:step", "a step is named as package.module:function"),
+        ("", "a step is named as package.module:function"),
+    ],
+)
+def test_what_is_no_step_is_one_line(hosim, mine, source, said):
+    done = hosim("import", "torch", source, "-o", "mine.yaml")
+    assert (done.code, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1
+    import re
+
+    assert re.search(said, done.err)
+    assert not (mine / "mine.yaml").exists()
+
+
+def test_without_torch_one_line_says_what_to_install(hosim, mine, monkeypatch):
+    import simulator.importers.torch as door
+
+    def absent(name):
+        raise ImportError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr(door, "import_module", absent)
+    done = hosim("import", "torch", "mine_steps:alone", "-o", "mine.yaml")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "hosim: hosim.torch: a step of PyTorch is captured where torch is installed, found No module named 'torch'; "
+        'run: pip install "hosim[torch]"\n'
+    )
+
+
+def test_help_says_that_the_function_runs(hosim):
+    text = " ".join(hosim("import", "torch", "--help").out.split())
+    assert "Run a function that makes a model" in text
+    assert "--free-early" in text

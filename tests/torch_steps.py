@@ -1,0 +1,146 @@
+"""Steps of PyTorch such as people have, small; and what PyTorch's memory tracker says of each."""
+
+import warnings
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+
+import simulator as hosim
+from simulator.importers import torch_fakes
+
+
+def classes(out):
+    """Cross entropy to the class 0."""
+    return functional.cross_entropy(out, torch.zeros(len(out), dtype=torch.long))
+
+
+def perceptron():
+    layers = nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.GELU(), nn.Linear(1024, 10)
+    return nn.Sequential(*layers), torch.randn(512, 256), {"loss": classes}
+
+
+def llama(layers=4, hidden=256, tokens=512, vocabulary=1024, **more):
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers,
+        num_attention_heads=hidden // 32, num_key_value_heads=hidden // 128, max_position_embeddings=tokens, **more,
+    )  # fmt: skip
+    ids = torch.randint(0, vocabulary, (1, tokens))
+    return LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def encoder_decoder():
+    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_heads": 4}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=1024, decoder_start_token_id=0, **sizes))
+    ids, labels = torch.randint(0, 1024, (4, 128)), torch.randint(0, 1024, (4, 64))
+    return model, {"input_ids": ids, "labels": labels}
+
+
+class Residual(nn.Module):
+    def __init__(self, taken, made, stride):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(taken, made, 3, stride, 1, bias=False), nn.BatchNorm2d(made)
+        self.conv2, self.norm2 = nn.Conv2d(made, made, 3, 1, 1, bias=False), nn.BatchNorm2d(made)
+        self.short = nn.Conv2d(taken, made, 1, stride, bias=False)
+
+    def forward(self, x):
+        made = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        made = self.norm2(self.conv2(made))
+        made += self.short(x)
+        return functional.relu(made, inplace=True)
+
+
+def convolutions():
+    stem = nn.Conv2d(3, 32, 7, 2, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+    blocks = Residual(32, 32, 1), Residual(32, 64, 2), Residual(64, 128, 2)
+    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 100))
+    momentum = {"loss": classes, "optimizer": lambda found: torch.optim.SGD(found, 0.1, momentum=0.9)}
+    return model, torch.randn(16, 3, 128, 128), momentum
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant=False):
+        super().__init__()
+        layer = {"dim_feedforward": 512, "dropout": 0.0, "batch_first": True}
+        self.into, self.reentrant = nn.Linear(16, 128), reentrant
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(128, 4, **layer) for _ in range(4))
+
+    def forward(self, x):
+        x = self.into(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x.pow(2).mean()
+
+
+def checkpointed():
+    return Checkpointed(), torch.randn(8, 256, 16)
+
+
+def checkpointed_reentrant():
+    return Checkpointed(reentrant=True), torch.randn(8, 256, 16)
+
+
+class Mixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, *_ = perceptron()
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return classes(self.inner(x))
+
+
+def mixed_precision():
+    return Mixed(), torch.randn(512, 256)
+
+
+STEPS = {
+    made.__name__: made
+    for made in (
+        perceptron,
+        llama,
+        encoder_decoder,
+        convolutions,
+        checkpointed,
+        checkpointed_reentrant,
+        mixed_precision,
+    )
+}
+"""Name -> a function that makes a model and its inputs, as ``hosim import torch`` takes it."""
+
+
+def made(name, **more):
+    """Make a step under fake tensors: module, inputs, inputs by name, and options of `capture`."""
+    with hosim.torch.fake():
+        parts = list(STEPS[name](**more))
+    named = parts.pop() if isinstance(parts[-1], dict) else {}
+    options = {key: named.pop(key) for key in ("loss", "optimizer") if key in named}
+    return parts[0], parts[1:], named, {"optimizer": torch.optim.AdamW, **options}
+
+
+def captured(name, **more):
+    """Capture a step."""
+    module, inputs, named, options = made(name, **more)
+    return hosim.torch.capture(module, *inputs, **named, **options)
+
+
+def tracked_bytes(name):
+    """The peak of the same step by PyTorch's memory tracker, with all states of the optimizer there [B]."""
+    module, inputs, named, options = made(name)
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Module is None")  # of a loss that is made in forward
+        stack.enter_context(hosim.torch.fake())
+        module, optimizer = torch_fakes.copied(module, options["optimizer"])
+        step = torch_fakes.step_of(module, optimizer, options.get("loss"))
+        step(*inputs, **named)
+        tracker = MemTracker()
+        given = [value for value in (*inputs, *named.values()) if isinstance(value, torch.Tensor)]
+        tracker.track_external(module, optimizer, *given)
+        with tracker:
+            step(*inputs, **named)
+    return sum(found["Total"] for found in tracker.get_tracker_snapshot("peak").values())

@@ -1,0 +1,480 @@
+"""Capture of PyTorch: kinds, names, arithmetic and liveness against PyTorch's own, and refusals with the line."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason='torch is not installed (pip install "hosim[torch]")')
+pytest.importorskip("transformers", reason="transformers, whose models are captured, is not installed")
+
+import torch_steps  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+import simulator as hosim  # noqa: E402
+from simulator.errors import ConfigError  # noqa: E402
+from simulator.importers import torch_fakes  # noqa: E402
+from simulator.lifetime import Lifetimes, live_bytes  # noqa: E402
+
+
+def graph_of(*given, **more):
+    return hosim.torch.capture(*given, **more).graph
+
+
+def small():
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
+def mean(out):
+    return out.mean()
+
+
+def line_of(text, file=__file__):
+    """Number of the line of a file that has this text."""
+    lines = Path(file).read_text(encoding="utf-8").split("\n")
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(text))
+
+
+def sizes(graph):
+    """Kind -> bytes of its tensors."""
+    found = Counter()
+    for tensor in graph.tensors:
+        found[str(tensor.kind)] += tensor.size_bytes
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", torch_steps.STEPS)
+def test_the_peak_of_what_is_live_is_that_of_pytorchs_memory_tracker(name):
+    ours, theirs = int(live_bytes(torch_steps.captured(name).graph).max()), torch_steps.tracked_bytes(name)
+    assert ours == pytest.approx(theirs, rel=1e-3)  # counts of steps, 4 B a parameter, are left out
+
+
+@pytest.mark.parametrize("name", ["perceptron", "llama", "convolutions", "checkpointed"])
+def test_arithmetic_is_that_of_pytorchs_counter(name):
+    module, inputs, named, options = torch_steps.made(name)
+    with hosim.torch.fake(), FlopCounterMode(display=False) as counter:
+        torch_fakes.step_of(module, None, options.get("loss"))(*inputs, **named)
+    graph = torch_steps.captured(name).graph
+    attention = sum(op.flops for op in graph.ops if op.op_class == "attention")  # on the CPU it does not count this
+    assert sum(op.flops for op in graph.ops) == counter.get_total_flops() + attention
+    assert (attention > 0) == (name in ("llama", "checkpointed"))
+
+
+def test_attention_counts_as_its_closed_form():
+    graph = torch_steps.captured("llama", layers=1).graph
+    by_phase = Counter()
+    for op in graph.ops:
+        by_phase[op.phase] += op.flops if op.op_class == "attention" else 0
+    forward = 4 * 512 * 512 * 256  # two matmuls of 512 x 512 for each head
+    assert by_phase == {"forward": forward, "backward": forward * 5 // 2, "update": 0}
+
+
+def test_kinds_follow_from_where_a_storage_comes():
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(16, 32)
+    graph = graph_of(model, x, loss=mean, optimizer=torch.optim.AdamW)
+    weights = 4 * (32 * 64 + 64 + 64 + 1)
+    found = sizes(graph)
+    assert (found["weight"], found["gradient"], found["optimizer_state"]) == (weights, weights, 2 * weights)
+    assert found["input"] == 4 * 16 * 32
+    assert found["workspace"] == 2 * weights  # a root and a quotient of each parameter
+    lasting = {"weight", "optimizer_state", "input"}
+    assert all(tensor.persistent == (tensor.kind in lasting) for tensor in graph.tensors)
+    assert {tensor.name for tensor in graph.tensors if tensor.kind == "gradient"} == {
+        "0.weight.grad", "0.bias.grad", "2.weight.grad", "2.bias.grad",
+    }  # fmt: skip
+    assert {"0.weight", "0.weight.exp_avg", "0.weight.exp_avg_sq"} <= {tensor.name for tensor in graph.tensors}
+
+
+def test_names_lead_to_the_users_code():
+    graph = torch_steps.captured("convolutions").graph
+    names = [op.name for op in graph.ops]
+    line = line_of("self.norm2(self.conv2(made))", torch_steps.__file__)
+    assert f"4.conv2/fwd/convolution@torch_steps.py:{line}" in names
+    assert f"4.conv2/bwd/convolution_backward@torch_steps.py:{line}" in names  # backward names the line of forward
+    assert any(name.startswith("4.conv2.weight/update/") for name in names)
+    assert f"4.norm2/fwd/native_batch_norm@torch_steps.py:{line}.out" in [tensor.name for tensor in graph.tensors]
+
+
+def test_what_runs_again_under_checkpointing_has_its_module_and_is_told():
+    found = torch_steps.captured("checkpointed")
+    again = [op for op in found.graph.ops if op.phase == "backward" and "native_layer_norm@" in op.name]
+    assert len(again) == 8
+    assert all(op.name.startswith("blocks.") for op in again)
+    assert sum("run forward again" in sentence for sentence in found.derived) == 1
+    assert not any("run forward again" in sentence for sentence in torch_steps.captured("perceptron").derived)
+
+
+def test_mixed_precision_computes_in_what_autocast_chooses():
+    graph = torch_steps.captured("mixed_precision").graph
+    assert {op.dtype for op in graph.ops if op.flops} == {"bf16"}
+    assert {op.dtype for op in graph.ops if op.phase == "update"} == {"fp32"}
+    assert any("_to_copy" in op.name for op in graph.ops)
+    plain = torch_steps.captured("perceptron").graph
+    assert {op.dtype for op in plain.ops if op.flops} == {"fp32"}
+    assert {op.dtype for op in torch_steps.captured("convolutions").graph.ops if "convolution@" in op.name} == {"tf32"}
+
+
+def test_updates_in_place_are_kept_and_views_are_folded():
+    def step(x):
+        made = model(x)
+        made.add_(1.0)
+        made.view(-1)[:4].zero_()
+        made.t().sum().backward()
+
+    with hosim.torch.fake():
+        model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    found = hosim.torch.capture(step, x)
+    ops = {op.name.partition("@")[0].rpartition("/")[2]: op for op in found.graph.ops if op.phase == "forward"}
+    (made,) = ops["addmm"].writes
+    assert ops["add_"].reads == ops["add_"].writes == (made,)
+    assert ops["zero_"].reads == ops["zero_"].writes == (made,)  # a part of it
+    assert ops["zero_"].write_bytes == 16
+    assert ops["sum"].reads == (made,)
+    assert not {"view", "t", "slice", "detach"} & set(ops)
+    assert found.dropped["views"] > 0
+
+
+def test_what_is_filled_whole_is_not_read_and_room_alone_is_no_op():
+    def step(x):
+        made = torch.empty(4, 8)
+        made.copy_(x)
+        made.copy_(x * 2)
+        model(made).sum().backward()
+
+    with hosim.torch.fake():
+        model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    found = hosim.torch.capture(step, x)
+    copies = [op for op in found.graph.ops if "/copy_@" in op.name]
+    assert len(copies) == 2
+    assert all(op.writes[0] not in op.reads for op in copies)
+    assert found.dropped["allocations"] == 1
+
+
+def test_an_embedding_reads_the_rows_that_it_takes():
+    def step(ids):
+        table(ids).sum().backward()
+
+    with hosim.torch.fake():
+        table, ids = nn.Embedding(1000, 8), torch.randint(0, 1000, (5,))
+    op = graph_of(step, ids).ops[0]
+    assert (op.read_bytes, op.write_bytes) == (5 * 8 * 4 + 5 * 8, 5 * 8 * 4)
+
+
+def test_random_ops_do_not_run_again():
+    with hosim.torch.fake():
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.randn(4, 8)
+    graph = graph_of(model, x, loss=mean)
+    assert [op.repeatable for op in graph.ops if "bernoulli" in op.name] == [False]
+    assert all(op.repeatable for op in graph.ops if "bernoulli" not in op.name)
+
+
+def test_without_an_optimizer_gradients_are_put_out_and_with_one_they_stay_until_the_end():
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(16, 32)
+    for optimizer in (None, torch.optim.SGD):
+        graph = graph_of(model, x, loss=mean, optimizer=optimizer)
+        outputs = [graph.tensors[t] for t in graph.outputs]
+        assert sorted(str(one.kind) for one in outputs) == ["activation", *["gradient"] * 4]
+
+
+def test_gradients_that_the_step_frees_are_no_outputs():
+    def step(x):
+        loss = model(x).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(16, 32)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    graph = graph_of(step, x)
+    assert graph.outputs == ()
+    assert sum("_fused_adamw_" in op.name for op in graph.ops) == 1
+
+
+def test_gradients_accumulate_in_place():
+    def step(x):
+        optimizer.zero_grad()
+        for part in x.chunk(4):
+            model(part).mean().backward()
+        optimizer.step()
+
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(16, 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, foreach=True)
+    graph = graph_of(step, x)
+    (grad,) = (t for t, tensor in enumerate(graph.tensors) if tensor.name == "0.weight.grad")
+    assert len([op for op in graph.ops if grad in op.writes and grad in op.reads]) == 3
+    assert sum("_foreach_add_" in op.name for op in graph.ops) == 1
+
+
+def test_gradients_that_are_never_freed_persist():
+    def step(x):
+        model(x).mean().backward()
+
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(16, 32)
+    graph = graph_of(step, x)
+    assert all(tensor.persistent for tensor in graph.tensors if tensor.kind == "gradient")
+    assert graph.outputs == ()
+
+
+def test_two_models_and_two_optimizers_have_names_of_their_own():
+    def step(x):
+        judged.zero_grad()
+        made = maker(x)
+        judge(made.detach()).mean().backward()
+        judged.step()
+        making.zero_grad()
+        judge(made).mean().backward()
+        making.step()
+
+    with hosim.torch.fake():
+        maker, judge, x = small(), nn.Sequential(nn.Linear(1, 8), nn.Linear(8, 1)), torch.randn(16, 32)
+        making, judged = (torch.optim.Adam(one.parameters()) for one in (maker, judge))
+    names = {tensor.name for tensor in graph_of(step, x).tensors if tensor.persistent}
+    assert {"0.weight.exp_avg", "Sequential1.0.weight.exp_avg"} <= names
+
+
+def test_frozen_weights_have_no_gradient():
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.down, self.up = nn.Linear(32, 32), nn.Linear(32, 4, bias=False), nn.Linear(4, 32)
+            self.base.requires_grad_(False)
+
+        def forward(self, x):
+            return (self.base(x) + self.up(self.down(x))).pow(2).mean()
+
+    with hosim.torch.fake():
+        model, x = Adapted(), torch.randn(16, 32)
+    graph = graph_of(model, x, optimizer=torch.optim.AdamW)
+    assert {t.name for t in graph.tensors if t.kind == "gradient"} == {
+        "down.weight.grad",
+        "up.weight.grad",
+        "up.bias.grad",
+    }
+    assert {t.name for t in graph.tensors if t.name.startswith("base")} >= {"base.weight", "base.bias"}
+
+
+def test_a_function_of_the_users_own_backward_is_traced():
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            context.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(context, grad):
+            return 2 * context.saved_tensors[0] * grad
+
+    def step(x):
+        Square.apply(model(x)).mean().backward()
+
+    with hosim.torch.fake():
+        model, x = nn.Linear(8, 1), torch.randn(4, 8)
+    names = [op.name for op in graph_of(step, x).ops]
+    assert f"step/fwd/mul@test_torch.py:{line_of('return x * x')}" in names
+    back = [name for name in names if "/bwd/mul@" in name]
+    assert len(back) == 2
+    assert back[0].startswith(f"step/bwd/mul@test_torch.py:{line_of('return x * x')}")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_is_cast_after_it_was_made(dtype):
+    with hosim.torch.fake():
+        model, x = small().to(dtype), torch.randn(16, 32, dtype=dtype)
+    graph = graph_of(model, x, loss=mean, optimizer=torch.optim.AdamW)
+    assert sizes(graph)["weight"] == 2 * (32 * 64 + 64 + 64 + 1)
+    assert {op.dtype for op in graph.ops if op.flops} == {"bf16" if dtype is torch.bfloat16 else "fp16"}
+
+
+def test_a_module_with_memory_and_one_on_meta_are_copied_and_stay_as_they_are():
+    model, x = small(), torch.randn(16, 32)
+    expected = graph_of(model, x, loss=mean, optimizer=torch.optim.AdamW)
+    assert type(model[0].weight) is nn.Parameter
+    assert model[0].weight.grad is None
+    with torch.device("meta"):
+        meta = small()
+    assert graph_of(meta, x, loss=mean, optimizer=torch.optim.AdamW) == expected
+    with hosim.torch.fake():
+        made = small()
+    assert graph_of(made, x, loss=mean, optimizer=torch.optim.AdamW) == expected
+
+
+def test_an_optimizer_with_states_is_copied_with_its_module():
+    model, x = small(), torch.randn(16, 32)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(x).mean().backward()
+    optimizer.step()
+    graph = graph_of(model, x, loss=mean, optimizer=optimizer)
+    assert sizes(graph)["optimizer_state"] == sizes(graph)["weight"]
+    held = optimizer.state[model[0].weight]["momentum_buffer"]
+    assert type(held) is torch.Tensor
+
+
+def test_tied_weights_are_one_tensor():
+    with hosim.torch.fake():
+        model, x = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8)
+        model[1].weight = model[0].weight
+    graph = graph_of(model, x, loss=mean)
+    assert sizes(graph)["weight"] == 4 * (64 + 8 + 8)
+
+
+def test_all_is_freed_after_its_last_use_if_asked():
+    module, inputs, named, options = torch_steps.made("llama")
+    as_pytorch, early = (
+        hosim.torch.capture(module, *inputs, **named, **options, free_early=free) for free in (False, True)
+    )
+    assert (as_pytorch.workload.outputs, early.workload.outputs) == ("kept", "freed")
+    assert any(op.workspace_bytes for op in as_pytorch.graph.ops)
+    assert not any(op.workspace_bytes for op in early.graph.ops)
+    assert [op.name for op in early.graph.ops] == [op.name for op in as_pytorch.graph.ops]
+    assert (live_bytes(early.graph) <= live_bytes(as_pytorch.graph)).all()
+
+
+def test_two_captures_are_the_same():
+    first, second = (torch_steps.captured("encoder_decoder") for _ in range(2))
+    assert first.graph == second.graph
+    assert (first.kept, first.derived, first.dropped) == (second.kept, second.derived, second.dropped)
+
+
+def test_the_graph_runs_two_steps_under_a_policy(tmp_path):
+    torch_steps.captured("perceptron").write(tmp_path / "mine.yaml")
+    row = hosim.run(hardware="h100_sxm", workload=tmp_path / "mine.yaml", policies=["resident"])["resident"]
+    assert row.status == "ok"
+
+
+def test_recurrent_layers_count_their_matmuls():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.LSTM(32, 16, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x)[0].mean()
+
+    with hosim.torch.fake():
+        model, x = Recurrent(), torch.randn(4, 10, 32)
+    forward = [op.flops for op in graph_of(model, x).ops if op.phase == "forward"]
+    assert sum(forward) == 2 * 4 * 10 * (32 + 16) * 4 * 16
+
+
+def test_nothing_is_used_before_it_is_written_or_after_it_is_dead():
+    graph = torch_steps.captured("checkpointed_reentrant").graph
+    found = Lifetimes(graph)
+    born = np.array(found.first_write)
+    for t, tensor in enumerate(graph.tensors):
+        assert tensor.persistent or born[t] == found.first_use[t]
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(32, 1)
+
+    def forward(self, x):
+        made = self.layer(x)
+        if made.sum() > 0:  # HERE: branch
+            made = -made
+        return made.mean()
+
+
+class Masks(Branches):
+    def forward(self, x):
+        made = self.layer(x)
+        return made[made > 0].mean()  # HERE: mask
+
+
+class Lists(Branches):
+    def forward(self, x):
+        return self.layer(x).mean() * sum(x[0].tolist())  # HERE: list
+
+
+class Arrays(Branches):
+    def forward(self, x):
+        return self.layer(x).mean() * float(x.numpy().sum())  # HERE: array
+
+
+class Wrong(Branches):
+    def forward(self, x):
+        return self.layer(x.t()).mean()  # HERE: wrong
+
+
+@pytest.mark.parametrize(
+    ("module", "mark", "must"),
+    [
+        (Branches, "branch", "nothing in a step depends on the values of tensors"),
+        (Masks, "mask", "nothing in a step depends on the values of tensors"),
+        (Lists, "list", "nothing in a step depends on the values of tensors"),
+        (Arrays, "array", "the step runs under fake tensors, found RuntimeError"),
+        (Wrong, "wrong", "the step runs under fake tensors, found RuntimeError"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_with_the_line(module, mark, must, caplog):
+    with pytest.raises(ConfigError) as raised:
+        hosim.torch.capture(module(), torch.randn(16, 32))
+    assert raised.value.where == f"{__file__}:{line_of(f'# HERE: {mark}')}"
+    assert str(raised.value).partition(": ")[2].startswith(must)
+    assert not caplog.records
+
+
+def test_a_step_that_prints_its_loss_is_refused_there():
+    def step(x):
+        loss = model(x).mean()
+        loss.backward()
+        return loss.item()
+
+    with hosim.torch.fake():
+        model = small()
+    with pytest.raises(ConfigError, match=r"test_torch\.py:\d+: .*_local_scalar_dense.*leave it out of the step"):
+        hosim.torch.capture(step, torch.randn(16, 32))
+
+
+def test_an_optimizer_that_asks_for_values_is_named():
+    with pytest.raises(ConfigError, match=r"_adafactor\.py:\d+: nothing in a step depends on the values"):
+        hosim.torch.capture(small(), torch.randn(16, 32), loss=mean, optimizer=torch.optim.Adafactor)
+
+
+def test_a_step_over_weights_with_memory_is_refused_and_leaves_them():
+    def step(x):
+        model(x).mean().backward()
+
+    model = small()
+    with pytest.raises(ConfigError, match=r"Sequential\.0\.weight: what a step uses was made in .*fake"):
+        hosim.torch.capture(step, torch.randn(16, 32))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "match"),
+    [
+        (lambda: (small(), torch.randn(16, 32)), {}, "the loss is a tensor of one element, found .*; pass loss="),
+        (lambda: (small(), torch.randn(16, 32)), {"loss": lambda out: 1.0}, "one element, found float"),
+        (lambda: (mean, torch.randn(16, 32)), {"loss": mean}, "a function runs its own loss and optimizer"),
+        (lambda: (3,), {}, "int: .*not callable"),
+        (lambda: (lambda: None,), {}, "a step runs some op, found none"),
+    ],
+)
+def test_what_is_no_step_is_refused(given, options, match):
+    with pytest.raises(ConfigError, match=match):
+        hosim.torch.capture(*given(), **options)
+
+
+@pytest.mark.slow
+def test_a_model_of_8b_at_16384_tokens_is_captured_without_its_memory():
+    more = {"num_attention_heads": 32}
+    with hosim.torch.fake():
+        config = torch_steps.LlamaConfig(
+            vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_key_value_heads=8,
+            max_position_embeddings=16384, **more,
+        )  # fmt: skip
+        model, ids = torch_steps.LlamaForCausalLM(config).to(torch.bfloat16), torch.randint(0, 128256, (1, 16384))
+    graph = graph_of(model, input_ids=ids, labels=ids, use_cache=False, optimizer=torch.optim.AdamW)
+    assert sizes(graph)["weight"] == pytest.approx(2 * 8_030_261_248, rel=1e-6)  # and the frequencies of RoPE
+    assert sizes(graph)["optimizer_state"] == 4 * 8_030_261_248
+    matmuls = sum(op.flops for op in graph.ops if op.op_class == "matmul")
+    assert matmuls == 6 * 16384 * (8_030_261_248 - 128256 * 4096 - 65 * 4096)  # without the embedding and the norms
