@@ -51,8 +51,8 @@ from simulator.graph import (
 )
 from simulator.graph_builder import GraphBuilder as GraphBuilder
 from simulator.hardware import Hardware as Hardware
-from simulator.importers.chakra import read_chakra as read_chakra
 from simulator.importers import torch as torch
+from simulator.importers.chakra import read_chakra as read_chakra
 from simulator.importers.hf import read_hf as read_hf
 from simulator.importers.imported import Imported as Imported
 from simulator.importers.kineto import read_kineto as read_kineto
