@@ -323,7 +323,7 @@ class _Reader:
                 spans.append((op, node))
         if not self._timed:
             recording.derived.append("The trace has no durations: the machine's roofline gives them.")
-        else:
+        elif spans:
             self._lay(spans, self._starts())
 
     def _starts(self) -> dict[int, int]:

@@ -146,7 +146,7 @@ class Memory:
         """Take notice of a node that is no op: a view, an empty tensor, or what holds others."""
         base = operators.plain(node.name)
         makes, stretches = operators.MAKES.fullmatch(base), operators.STRETCHES.fullmatch(base)
-        taken = {view.storage for some in node.reads for view in some}
+        taken = {view.storage for some in node.reads for view in self._tree.here(some)}
         if into is None:
             self._see_all(node)
         for view in self._tree.here(node.writes):
@@ -170,7 +170,7 @@ class Memory:
         """Let an op read and write what its node does."""
         self._see_all(node)
         changed, storages = operators.changed(node.schema), self._recording.storages
-        taken = {view.storage for some in node.reads for view in some}
+        taken = {view.storage for some in node.reads for view in self._tree.here(some)}
         for at, some in enumerate(node.reads):
             for view in self._tree.here(some):
                 number = self._number[view.storage]

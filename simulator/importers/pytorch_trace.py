@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from simulator import garbage
+from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.importers import operators
 from simulator.importers.imported import Imported
@@ -89,7 +90,7 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
         Whether recorded times are added later: collectives then meet nobody.
     """
     memory, ops = Memory(tree, recording), dict[int, Event]()
-    world = max((whole(node.more.get("pg_size")) for node in tree.nodes if node.is_collective), default=1)
+    world = max((1, *(whole(node.more.get("pg_size")) for node in tree.nodes if node.is_collective)))
     for node in tree.nodes:
         owner = tree.owner.get(node.id)
         if owner != node.id:
@@ -112,8 +113,9 @@ def _meet(node: Node, op: Event, recording: Recording, world: int) -> None:
     """Say with whom a collective meets, and about how much; if nobody can come, it is an op of no arithmetic."""
     kind, size = collective_kind(node.collective), whole(node.more.get("pg_size"))
     op.name = short(node.collective)
-    if kind is None or not 1 < size <= min(world, 1 << 14):
+    if kind is None or not 1 < size <= min(world, MOST_RANKS):
         op.is_collective = world == 0
+        recording.dropped["groups of collectives that do not say who meets"] += world > 0
         return
     group = f"group {short(node.more.get('pg_name') or 'default')}"
     start, stride = (whole(node.more.get(f"global_rank_{key}")) for key in ("start", "stride"))
@@ -194,18 +196,17 @@ def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording
 
 def _launched_by(timeline: Timeline, nodes: Mapping[int, int]) -> list[int]:
     """For each kernel the node that launched it, 0 if none: the innermost operator around the launch that is a node."""
-    asked = [(*timeline.launched.get(whole(span.args.get("correlation")), (-1, ("", ""))), number)
-             for number, span in enumerate(timeline.device)]  # fmt: skip
-    found, open_, at = [0] * len(asked), defaultdict[tuple[str, str], list[int]](list), 0
-    for launch_ns, thread, kernel in sorted(asked):
-        while at < len(timeline.ops) and timeline.ops[at].start_ns <= launch_ns:
-            open_[timeline.ops[at].at].append(at)
-            at += 1
-        stack = open_[thread]
-        while stack and timeline.ops[stack[-1]].end_ns < launch_ns:
-            stack.pop()
-        inside = (op for op in reversed(stack) if op in nodes and timeline.ops[op].end_ns >= launch_ns)
-        found[kernel] = nodes[op] if (op := next(inside, -1)) >= 0 else 0
+    never = -1, ("", "")
+    launches = [timeline.launched.get(whole(span.args.get("correlation")), never) for span in timeline.device]
+    operators_left = [(timeline.ops[number], node) for number, node in sorted(nodes.items(), reverse=True)]
+    found, around = [0] * len(launches), defaultdict[tuple[str, str], list[tuple[int, int]]](list)
+    for kernel, (launch_ns, thread) in sorted(enumerate(launches), key=lambda one: one[1]):
+        while operators_left and operators_left[-1][0].start_ns <= launch_ns:
+            op, node = operators_left.pop()
+            around[op.at].append((op.end_ns, node))
+        while around[thread] and around[thread][-1][0] < launch_ns:
+            around[thread].pop()
+        found[kernel] = around[thread][-1][1] if around[thread] else 0
     return found
 
 
@@ -220,11 +221,11 @@ def _launchers(tree: Tree, timeline: Timeline, recording: Recording) -> dict[int
     names = {node.name for node in tree.nodes if tree.owner.get(node.id) == node.id}
     ours = [node for node in tree.nodes if node.name in names]
     theirs = [(number, op) for number, op in enumerate(timeline.ops) if op.name in names]
-    letters = {name: chr(0x10000 + number) for number, name in enumerate(sorted(names))}
+    letters = {name: chr(0x10000 + number % 0x100000) for number, name in enumerate(sorted(names))}
     pattern, text = (
         "".join(letters[name] for name in some) for some in ([n.name for n in ours], [o.name for _, o in theirs])
     )
-    starts = [match.start() for match in re.finditer(f"(?={re.escape(pattern)})", text)] if pattern else []
+    starts = [match.start() for match in re.finditer(re.escape(pattern), text)] if pattern else []
     if not starts:
         must = "some run of Kineto's operators has the names of the execution trace, in their order"
         do = "record both at once, by a PyTorch that writes ids of record functions"

@@ -232,7 +232,11 @@ class Recording:
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
         }
         once = any(not graph.tensors[t].persistent for t in graph.inputs)
-        workload = Workload(name=name, title=f"{what} of {path.name}", graph=".jsonl", steps=1 if once else 2)
+        steps, why = (
+            (1, "it frees what was there before it") if once else (2, "the first warms up, the last is counted")
+        )
+        about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": steps}
+        workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         return Imported(
             files={".yaml": workload, ".jsonl": graph},
             kept={key: value for key, value in kept.items() if value},

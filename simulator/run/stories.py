@@ -227,15 +227,13 @@ _ANY_MACHINE = "h100_sxm"
 for nothing."""
 
 
-def as_recorded(graph: Graph, recorded_ns: int) -> str:
-    """Replay a recorded step as it was recorded, with all in the compute tier, and say how far it is off.
+def replayed(graph: Graph) -> tuple[int, int]:
+    """Replay one step with all in the compute tier: how long it takes [ns], and what it holds at most [B].
 
     Parameters
     ----------
     graph
-        One step, of which each op has its recorded time.
-    recorded_ns
-        What the step took where it was recorded [ns].
+        One step; what has no recorded time takes that of a roofline.
 
     Raises
     ------
@@ -248,6 +246,11 @@ def as_recorded(graph: Graph, recorded_ns: int) -> str:
     case = prepare(catalog.resolve(Scenario.model_validate(document), changes), Job.of(graph), is_changed=True)
     ((label, decide),) = case.rows().items()
     row = row_of(case, label, decide, silent).summary
-    step_ns, peak = row["step_ns"], human(row["peak_hbm_bytes"], "B")
+    return row["step_ns"], row["peak_hbm_bytes"]
+
+
+def as_recorded(graph: Graph, recorded_ns: int) -> str:
+    """Replay a recorded step as it was recorded, and say how far it is off; parameters and errors as of `replayed`."""
+    step_ns, peak_bytes = replayed(graph)
     said = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
-    return f"{said} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {peak}"
+    return f"{said} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {human(peak_bytes, 'B')}"

@@ -1,0 +1,109 @@
+"""How far the replay of published recordings is from what they recorded, and how long reading and replaying takes.
+
+    python tests/bench/recordings.py
+
+The files lie in ``shared/data`` beside the project. What was recorded is counted here anew, by nothing of hosim, where
+a file tells it: of a Kineto trace from the first start on the device to the last end there, of a memory timeline from
+the first instant to the last, and its peak. Seconds are of the processor, of one process.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import simulator as hosim
+from simulator.run import stories
+from simulator.units import human
+
+DATA = next((root / "shared/data" for root in Path(__file__).parents if (root / "shared/data").is_dir()), None)
+
+
+class Recorded(NamedTuple):
+    """A file, its reader, and how what it recorded is counted: the step [ns], and the peak [B]."""
+
+    name: str
+    read: Callable[[Path], hosim.Imported]
+    count: Callable[[Path], tuple[int, int]]
+
+
+def joined(path: Path) -> hosim.Imported:
+    """Read the pair."""
+    return hosim.read_pytorch_trace(path, kineto=path.with_name("linear_kineto.json.gz"))
+
+
+def on_device(path: Path) -> tuple[int, int]:
+    """From the first start of a kernel, copy or fill to the last end."""
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    ran = [one for one in events if one.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    return 1000 * (max(one["ts"] + one["dur"] for one in ran) - min(one["ts"] for one in ran)), 0
+
+
+def between(path: Path) -> tuple[int, int]:
+    """From the first instant to the last, and the highest sum."""
+    with gzip.open(path) as file:
+        rows = json.load(file)
+    times, held, peak = [one[0] for one in rows if one[0] >= 0], 0, 0
+    for _, _, change, _ in rows:
+        held += change
+        peak = max(peak, held)
+    return max(times) - min(times), peak
+
+
+def nothing(_: Path) -> tuple[int, int]:
+    """Nothing that the file tells without a model of its own."""
+    return 0, 0
+
+
+FILES = [
+    Recorded(
+        "kineto/critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz", hosim.read_kineto, on_device
+    ),
+    Recorded(
+        "kineto/critical_path_cuda_event_sync_multi_stream_event_sync_trace.json.gz", hosim.read_kineto, on_device
+    ),
+    Recorded(
+        "kineto/critical_path_simple_add_benchmark_result_493459_1694039959_trace.json.gz", hosim.read_kineto, on_device
+    ),
+    Recorded("pytorch_et/linear_kineto.json.gz", hosim.read_kineto, on_device),
+    Recorded("kineto/memory_analysis_memory_timeline.raw.gz", hosim.read_memory_timeline, between),
+    Recorded("pytorch_et/linear_et.json.gz", joined, nothing),
+    Recorded("chakra/feeder_tests_trace.tar.gz", hosim.read_chakra, nothing),
+    Recorded("pytorch_et/hf_GPT2_et.json.tar.gz", hosim.read_pytorch_trace, nothing),
+]
+
+
+def main() -> None:
+    """Print a line for each file."""
+    if DATA is None:
+        sys.exit("shared/data does not lie beside the project")
+    print(
+        "recording                            ops    recorded    replayed       off     peak  peak off  read s  replay s"
+    )
+    for name, read, count in FILES:
+        path = DATA / name
+        recorded_ns, recorded_bytes = count(path)
+        start = time.process_time()
+        found = read(path)
+        assert found.graph is not None
+        after = time.process_time()
+        step_ns, peak_bytes = stories.replayed(found.graph)
+        done = time.process_time()
+        recorded_ns, mark = recorded_ns or found.recorded_ns, "" if recorded_ns else "*"
+        off = f"{100 * (step_ns / recorded_ns - 1):+.3f} %" if recorded_ns else "-"
+        peak = human(peak_bytes, "B") if peak_bytes else "-"
+        peak_off = f"{100 * (peak_bytes / recorded_bytes - 1):+.3f} %" if recorded_bytes else "-"
+        took = f"{human(recorded_ns, 'ns') if recorded_ns else '-'}{mark if recorded_ns else ''}"
+        label = path.name.removeprefix("critical_path_").removeprefix("memory_analysis_").split(".")[0][:30]
+        print(f"{label:32}{len(found.graph.ops):8,}{took:>12}{human(step_ns, 'ns'):>12}{off:>10}{peak:>9}{peak_off:>10}"
+              f"{after - start:8.1f}{done - after:10.1f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Recordings that went wrong: each is read, or refused in one message that can be printed; what is read can be run."""
+
+import json
+from random import Random
+
+import pytest
+from mutations import broken, changed, packed
+from recorded import (
+    ADD,
+    DATA,
+    MM,
+    RELU,
+    Profile,
+    chakra,
+    chakra_node,
+    message,
+    profiled,
+    saved,
+    tensor,
+    trace,
+    training,
+)
+
+import simulator as hosim
+from simulator.errors import ConfigError
+from simulator.formats import graph_jsonl
+from simulator.run.stories import as_recorded
+
+LONGEST_MESSAGE = 2000
+
+
+def remembered() -> dict:
+    profile = profiled()
+    for number in range(2):
+        profile.mark(number, 30 * number, 30)
+    for at, change, address in ((5, 100, 1), (25, 50, 2), (35, -100, 1), (45, -9, 3), (58, 7, 2)):
+        profile.memory(at, change, address, 1000)
+    return profile.document
+
+
+TIMELINE = [
+    [-1, 1, 1000, 0],
+    [-1, 1, 30, 2],
+    [10, 2, 500, 4],
+    [20, 3, -500, 4],
+    [20, 3, 500, 5],
+    [25, 4, -500, 5],
+    [25, 4, -30, 2],
+]
+
+
+def linked(random: Random) -> list[dict]:
+    """Nodes of a Chakra trace, as keywords of `chakra_node`, with links and types drawn anew."""
+    nodes = []
+    for number in range(1, random.randrange(2, 9)):
+        after = tuple(random.sample(range(1, 9), random.randrange(3)))
+        after = tuple(one for one in after if one < number or random.random() < 0.05)
+        tensors = [
+            tensor(random.randrange(9), random.randrange(5), random.choice((0, 8, 1 << 40, 1 << 62))) for _ in range(3)
+        ]
+        more = {
+            "rf_id": random.randrange(4),
+            "op_schema": random.choice((MM, ADD, RELU, "((", "")),
+            "tid": random.randrange(3),
+        }
+        more |= {"is_cpu_op": random.random() < 0.5} if random.random() < 0.8 else {}
+        more |= {"comm_type": random.randrange(12), "comm_size": 64, "num_ops": random.choice((0, 5, 1 << 63))}
+        more |= {"reads": tensors[:2], "writes": tensors[2:]}
+        took = random.choice((0, 3, 1 << 50, 1 << 63))
+        nodes.append({"number": number, "name": "aten::x(0)", "kind": random.choice((4, 4, 4, 7, 2, 9)), "after": after,
+                      "took": took, "start": random.choice((0, 0, 7, 1 << 63)), **more})  # fmt: skip
+    return nodes
+
+
+def chakra_bytes(random: Random) -> bytes:
+    found = chakra(*(chakra_node(**one) for one in linked(random)))
+    return broken(found, random) if random.random() < 0.6 else found
+
+
+def json_bytes(original, random: Random) -> bytes:
+    if random.random() < 0.3:
+        return broken(json.dumps(original).encode(), random)
+    return json.dumps(changed(original, random), ensure_ascii=False).encode(errors="surrogatepass")
+
+
+KINDS = {
+    "chakra": (chakra_bytes, lambda path: hosim.read_chakra(path, ranks=2)),
+    "pytorch": (lambda random: json_bytes(trace(training()), random), hosim.read_pytorch_trace),
+    "kineto": (lambda random: json_bytes(remembered(), random), hosim.read_kineto),
+    "timeline": (lambda random: json_bytes(TIMELINE, random), hosim.read_memory_timeline),
+    "joined": (
+        lambda random: json_bytes(profiled().document, random),
+        lambda path: hosim.read_pytorch_trace(saved(path.with_name("et.json"), trace(training())), kineto=path),
+    ),
+}
+
+
+def read(kind: str, number: int, folder) -> bool:
+    """Whether what went wrong could be read."""
+    made, reader = KINDS[kind]
+    random = Random(f"{kind} {number}")
+    data = made(random)
+    path = folder / "recording.json"
+    if random.random() < 0.1:
+        path, data = folder / "recording.json.gz", packed(data, random)
+    path.write_bytes(data)
+    try:
+        found = reader(path)
+        assert str(found).replace("\n", "").isprintable()
+        graph_jsonl.write(found.graph, folder / "graph.jsonl")
+        assert graph_jsonl.read(folder / "graph.jsonl") == found.graph
+        if found.recorded_ns and number % 10 == 0 and len(found.graph.ops) < 100:
+            as_recorded(found.graph, found.recorded_ns)
+    except ConfigError as error:
+        message = str(error)
+        assert len(message) < LONGEST_MESSAGE, message
+        assert message.isprintable(), ascii(message)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recording_that_went_wrong_is_read_or_refused(kind, tmp_path):
+    found = {read(kind, number, tmp_path) for number in range(60)}
+    assert found == {True, False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("part", range(4))
+def test_ten_thousand_recordings_that_went_wrong(kind, part, tmp_path):
+    for number in range(60 + 500 * part, 560 + 500 * part):
+        read(kind, number, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA, reason="shared/data is not beside the project")
+@pytest.mark.parametrize("number", range(20))
+def test_the_published_trace_of_chakra_broken_is_read_or_refused(number, tmp_path):
+    from simulator.importers.recordings import unpacked
+
+    path = tmp_path / "step.et"
+    path.write_bytes(broken(unpacked(DATA / "chakra/feeder_tests_trace.tar.gz"), Random(number)))
+    try:
+        hosim.read_chakra(path)
+    except ConfigError as error:
+        message = str(error)
+        assert message.isprintable(), ascii(message)
+
+
+def test_a_chakra_trace_of_unknown_fields_is_read(tmp_path):
+    path = tmp_path / "step.et"
+    path.write_bytes(chakra(chakra_node(1, "a", took=5) + message((77, 5), (78, "later"), (10, message((1, "x"))))))
+    assert hosim.read_chakra(path).recorded_ns == 5000
+
+
+def test_a_profile_of_kernels_that_all_overlap_takes_as_long_as_the_longest(tmp_path):
+    profile = Profile()
+    for number in range(5):
+        profile.kernel("k", number, 100 + number, 50 - number, stream=number)
+    found = hosim.read_kineto(saved(tmp_path / "profile.json", profile.document))
+    assert found.recorded_ns == 50_000
+    assert [op.duration_ns for op in found.graph.ops] == [50_000, 0, 0, 0, 0]
