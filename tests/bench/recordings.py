@@ -83,9 +83,8 @@ def main() -> None:
     """Print a line for each file."""
     if DATA is None:
         sys.exit("shared/data does not lie beside the project")
-    print(
-        "recording                            ops    recorded    replayed       off     peak  peak off  read s  replay s"
-    )
+    heads = f"{'recording':32}{'ops':>8}{'recorded':>12}{'replayed':>12}{'off':>10}"
+    print(f"{heads}{'peak':>9}{'peak off':>10}{'read s':>8}{'replay s':>10}")
     for name, read, count in FILES:
         path = DATA / name
         recorded_ns, recorded_bytes = count(path)
