@@ -6,6 +6,8 @@ nothing that is counted, or told as dropped.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from math import gcd, lcm
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,6 @@ from simulator.importers.hf_model import Config, model_of
 from simulator.importers.hf_weights import kept_as
 from simulator.importers.imported import Imported, named
 from simulator.inputs import shown
-from simulator.units import nearest
 from simulator.workload import Workload
 
 _MOST_BYTES = 16_000_000
@@ -111,8 +112,13 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
     model = model_of(config, wanted if phase != "requests" else None)
+    if phase == "train" and sequence is None:
+        wanted = _routed_evenly(config, model, batch or 1, wanted)
     document: dict[str, Any] = {"name": named(_name(outer, path)), "model": model, "phase": phase}
-    dtypes = _dtypes(config, outer, phase) | ({"kv_cache": kv_cache} if kv_cache else {})
+    quantized = path.with_name("hf_quant_config.json")  # where ModelOpt says it
+    dtypes = _dtypes(config, _parsed(quantized) if quantized.is_file() else {}, phase) | (
+        {"kv_cache": kv_cache} if kv_cache else {}
+    )
     asked: dict[str, Any] = {"chunk": chunk, "new_tokens": new_tokens, "experts": experts}
     if phase == "requests":
         times = {"count": requests, "arrivals": {"process": "poisson", "interval": interval}}
@@ -130,6 +136,16 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     work = _validated(document | _origins(config, document), config)
     dropped = {**_dropped(config), **told}
     return Imported({".yaml": work}, {}, tuple(config.derived), dropped)
+
+
+def _routed_evenly(c: Config, model: dict[str, Any], batch: int, sequence: int) -> int:
+    """The most tokens, at most so many, whose choices the experts of a model share evenly, as training has it."""
+    parts = [model["feed_forward"], *(other.get("feed_forward", {}) for other in model.get("others", ()))]
+    steps = (part["routed"] // gcd(part["routed"], part["top_k"] * batch) for part in parts if "routed" in part)
+    found = sequence - sequence % lcm(*steps) or sequence
+    if found < sequence:
+        c.derived.append(f"{found:,} tokens in place of {sequence:,}, so that all experts train on as many of them.")
+    return found
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -152,9 +168,9 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     known = tuple(sorted((*FAMILIES, *ALSO)))
     name = ALSO.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
-        do = nearest(str(kind), known) if kind else f"add it, one of {', '.join(known)}"
-        other = "; else write its dimensions by hand (docs/tutorials/your-model.md), or capture a step of it"
-        raise ConfigError(f"{where}, model_type", "the family is known", repr(kind), do + other)
+        near = get_close_matches(str(kind), known, 5, 0.5) or known
+        do = f"if it is like {', '.join(near)}, write that; else write its dimensions by hand, or capture a step of it"
+        raise ConfigError(f"{where}, model_type", "the family is known", repr(kind), do)
     told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {
         key: outer[key]
@@ -173,12 +189,13 @@ def _name(outer: dict[str, Any], path: Path) -> str:
     return name or (path.absolute().parent.name if path.stem == "config" else path.stem)
 
 
-def _dtypes(c: Config, outer: dict[str, Any], phase: str) -> dict[str, str]:
+def _dtypes(c: Config, beside: dict[str, Any], phase: str) -> dict[str, str]:
     said = c.get("dtype", "torch_dtype")
-    if said not in _DTYPES:
+    compute = _DTYPES.get(said) if isinstance(said, str) else None
+    found = {"compute": compute or "bf16"}
+    if compute is None:
         c.derived.append("bf16, as config.json names no type that arithmetic is done in (torch_dtype).")
-    found = {"compute": _DTYPES.get(said, "bf16") if isinstance(said, str) else "bf16"}
-    quantized = c.get("quantization_config")
+    quantized = c.get("quantization_config") or beside
     if not quantized:
         return found
     kept, told = kept_as(quantized, c.where)
@@ -220,6 +237,7 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
         fault = faults(error, document)[0]
         at = ".".join(fault.at)
         told = next((text for field, (text, _) in c.origins.items() if field == at or field.startswith(f"{at}.")), at)
+        told = told.removeprefix("config.json, ")
         raise ConfigError(f"{c.where}, {told}", fault.must, fault.found, fault.do) from None
     if work.phase != "requests":
         check(work)
@@ -229,7 +247,8 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
 def _dropped(c: Config) -> dict[str, int]:
     """Keys that nobody asked for and that are not known to change nothing; and what a family has beside."""
     empty: tuple[Any, ...] = (None, False, 0, [], {}, "")
-    found = {key: 1 for key, value in c.data.items() if key not in c.used | IRRELEVANT and value not in empty}
+    known = c.used | IRRELEVANT | {*c.family.implied}
+    found = {key: 1 for key, value in c.data.items() if key not in known and value not in empty}
     mtp = {"num_nextn_predict_layers", "num_mtp_modules"} & {*found}
     told = {f"{key} (layers that only predict further tokens)": 1 for key in mtp}
     beside = {c.family.uncounted: 1} if c.family.uncounted else {}

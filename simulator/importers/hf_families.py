@@ -59,6 +59,8 @@ class Family:
         Whether the router has a bias.
     ffn_biases
         Whether feed-forwards have biases, or the key that says so.
+    implied
+        Keys that say what holds of the family anyway.
     uncounted
         What such models have beside, which is told and not counted.
     """
@@ -80,6 +82,7 @@ class Family:
     shared_width: str = ""
     router_bias: bool = False
     ffn_biases: bool | str = False
+    implied: list[str] = field(default_factory=list)
     uncounted: str = ""
 
 

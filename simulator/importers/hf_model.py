@@ -11,14 +11,10 @@ from simulator.units import nearest
 
 _ROUTED = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
-_TYPES = {
-    "full_attention",
-    "indexed_attention",
-    "attention",
-    "sliding_attention",
-    "chunked_attention",
-    "linear_attention",
-}
+_NEAR = ("sliding_attention", "chunked_attention")
+_ALL = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention")
+_TYPES = (*_ALL, *_NEAR, "linear_attention")
+"""Types of layers: those that see a window, and those that see, or choose from, all tokens before."""
 
 
 class Config:
@@ -44,7 +40,7 @@ class Config:
         """What the first of some keys says that the file has, or its family; None if none does."""
         key = next((key for key in keys if key in self.data), None)
         if key is not None:
-            self.used.add(key)
+            self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
             self._note(path, f"config.json, {key}", "quoted")
             return self.data[key]
         key = next((key for key in keys if key in self.family.defaults), None)
@@ -108,14 +104,14 @@ def model_of(c: Config, sequence: int | None) -> dict[str, Any]:
         for number, kind in enumerate(kinds):
             if number != usual:
                 held = [layer for layer, one in enumerate(of_layer) if one == number]
-                others += [{**run, part: kind} for run in _runs(held, layers)]
+                others += [{**run, part: kind} for run in runs(held, layers)]
     if others:
         model["others"] = others
         c.origins["model.others"] = ("config.json, the keys that say which layers differ", "derived")
     return model
 
 
-def _runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
+def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
     """Some layers as few ranges."""
     while held:
         every = held[1] - held[0] if len(held) > 1 else 1
@@ -137,10 +133,9 @@ Kinds = tuple[list[dict[str, Any]], list[int]]
 
 def _attentions(c: Config, layers: int, hidden: int, sequence: int | None) -> Kinds:
     full = _latent(c) if c.family.latent else _grouped(c, hidden)
-    window = c.get(c.family.window)
-    types = _types(c, layers)
-    kinds = [full]
-    if window and {"sliding_attention", "chunked_attention"} & {*types}:
+    types, kinds = _types(c, layers), [full]
+    window = c.get(c.family.window) if c.family.local != "none" or {*_NEAR} & {*types} else None
+    if window and {*_NEAR} & {*types}:
         window = c.count(c.family.window, path="model.attention.window")
         if "chunked_attention" in types:
             c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows of as many.")
@@ -153,7 +148,7 @@ def _attentions(c: Config, layers: int, hidden: int, sequence: int | None) -> Ki
         must = "lightning attention (layers of the type linear_attention) is not built"
         raise ConfigError(f"{c.where}, layer_types", must, "such layers", "import another model")
     near = len(kinds) - 1
-    return kinds, [near if kind in ("sliding_attention", "chunked_attention") else 0 for kind in types]
+    return kinds, [near if kind in _NEAR else 0 for kind in types]
 
 
 def _grouped(c: Config, hidden: int) -> dict[str, Any]:
@@ -185,7 +180,7 @@ def _latent(c: Config) -> dict[str, Any]:
     at = "model.attention"
     must, do = "biases of latent attention are not built", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
-    c.used.add("num_key_value_heads")  # each head has its own
+    c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys say
     keys = {
         "heads": "num_attention_heads",
         "kv_lora_rank": "kv_lora_rank",
@@ -199,6 +194,8 @@ def _latent(c: Config) -> dict[str, Any]:
     if c.get("index_topk") is not None:
         names = {"heads": "index_n_heads", "head_size": "index_head_dim", "top": "index_topk"}
         part["indexer"] = {name: c.count(key, path=f"{at}.indexer.{name}") for name, key in names.items()}
+        if again := (c.list_of("indexer_types", str) or []).count("shared"):
+            c.derived.append(f"{again} layers that reuse what a layer before has chosen count as choosing themselves.")
     return part
 
 
@@ -215,7 +212,7 @@ def _types(c: Config, layers: int) -> list[str]:
                 f"{c.where}, layer_types",
                 "a type of layer is known",
                 repr(one),
-                nearest(one, (*_TYPES,)),
+                nearest(one, _TYPES),
             )
         return said
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"

@@ -24,7 +24,7 @@ def kept_as(said: Any, where: str) -> tuple[dict[str, str], list[str]]:
     Returns
     -------
     dict
-        ``weights`` or ``experts`` of the workload's dtypes.
+        ``weights`` or ``experts`` of the workload's dtypes, and perhaps ``kv_cache``.
     list of str
         What was worked out.
 
@@ -35,8 +35,19 @@ def kept_as(said: Any, where: str) -> tuple[dict[str, str], list[str]]:
     """
     where = f"{where}, quantization_config"
     insist(isinstance(said, dict), where, "this is an object", repr(said))
-    method = said.get("quant_method")
-    left = said.get("ignore") or said.get("modules_to_not_convert") or []
+    said = said.get("quantization", said)
+    insist(isinstance(said, dict), where, "this is an object", repr(said))
+    found, told = _weights(said, where)
+    cache = said.get("kv_cache_quant_algo") or said.get("kv_cache_scheme")
+    is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
+    return found | ({"kv_cache": "fp8"} if is_fp8 else {}), told
+
+
+def _weights(said: dict[str, Any], where: str) -> tuple[dict[str, str], list[str]]:
+    method, algorithm = said.get("quant_method"), str(said.get("quant_algo")).upper()
+    left: Any = next(
+        (said[key] for key in ("ignore", "modules_to_not_convert", "exclude_modules") if said.get(key)), []
+    )
     alone = "experts" if isinstance(left, list) and any("self_attn" in str(one) for one in left) else "weights"
     if method == "mxfp4":
         return {"experts": "mxfp4"}, ["Routed experts are kept as mxfp4 (quantization_config), all else as computed."]
@@ -50,8 +61,8 @@ def kept_as(said: Any, where: str) -> tuple[dict[str, str], list[str]]:
         )
     if method == "compressed-tensors":
         return _compressed(said, alone, where)
-    if method == "modelopt" and str(said.get("quant_algo")).upper() in ("NVFP4", "FP8"):
-        return {"weights": str(said["quant_algo"]).lower()}, []
+    if method in ("modelopt", None) and algorithm in ("NVFP4", "FP8"):
+        return {alone: algorithm.lower()}, []
     do = f"use one of {', '.join(_METHODS)}, or remove quantization_config to count weights as they are computed"
     raise ConfigError(where, "how weights are kept is known", f"quant_method {method!r}", do)
 
@@ -75,6 +86,6 @@ def _integers(bits: Any, group: Any, alone: str, where: str) -> tuple[dict[str, 
     insist(bits in (4, 8), f"{where}, bits", must, repr(bits), "remove quantization_config to count as computed")
     if bits == 8:
         return {alone: "fp8"}, ["Integers of 8 bits count as fp8, with its scales."]
-    kept = _GROUPS.get(group if isinstance(group, int) else 0, "int4")
-    told = [] if group in _GROUPS else [f"Scales of int4 count as one for 128 inputs, not {group!r:.40}."]
-    return {alone: kept}, told
+    kept = _GROUPS.get(group) if isinstance(group, int) else None
+    told = [] if kept else [f"Scales of int4 count as one for 128 inputs, not {group!r:.40}."]
+    return {alone: kept or "int4"}, told

@@ -1,0 +1,65 @@
+"""Parameters of published decoders, read from what their ``config.json`` says, against published counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hf_models import PUBLISHED, Published
+from parameters import count
+
+import simulator as hosim
+from simulator.workload import DecoderModel
+
+NOT_COUNTED = ("qwen2_moe", "phimoe")  # a gate of one output; biases of norms and of the head
+
+
+def read(published: Published, folder: Path) -> DecoderModel:
+    file = folder / "config.json"
+    file.write_text(json.dumps(published.config))
+    model = hosim.read_hf(file, sequence=64).workload.model
+    assert isinstance(model, DecoderModel)
+    return model
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_in_all_are_the_published_ones(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    found = count(read(published, tmp_path)).total / 1e9
+    assert found == pytest.approx(published.total, rel=0.005)
+    if published.source.startswith("safetensors.total") and published.config["model_type"] not in NOT_COUNTED:
+        assert round(found * 1e9) == round(published.total * 1e9)  # to the last one
+
+
+@pytest.mark.parametrize("name", [name for name, one in PUBLISHED.items() if one.active])
+def test_parameters_that_a_token_goes_through_are_the_published_ones(name: str, tmp_path: Path) -> None:
+    """Within 0.5 %, or what rounds to the digits that are printed."""
+    published = PUBLISHED[name]
+    assert published.active is not None
+    found = count(read(published, tmp_path))
+    active = (found.active - published.tables_out * found.table) / 1e9
+    digits = len(str(published.active).partition(".")[2]) if isinstance(published.active, float) else 0
+    assert active == pytest.approx(published.active, rel=0.005) or round(active, digits) == published.active
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_of_the_modules_of_transformers(name: str, tmp_path: Path) -> None:
+    """Where it is installed: the module is made of the same keys, without memory, by other people's code."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    if not transformers.__version__.startswith("5."):
+        pytest.skip("the defaults are those of transformers 5")
+    published = PUBLISHED[name]
+    kind = {"kimi_k2": "deepseek_v3"}.get(published.config["model_type"], published.config["model_type"])
+    config = transformers.CONFIG_MAPPING[kind](**{k: v for k, v in published.config.items() if k != "model_type"})
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(config)
+    module.tie_weights()
+    counted = sum({id(one): one.numel() for one in module.parameters()}.values())
+    counted += sum(one.numel() for key, one in module.named_buffers() if "e_score_correction_bias" in key)
+    beside = {
+        "qwen2_moe": config.num_hidden_layers * config.hidden_size,  # the gate of the shared experts
+        "phimoe": (2 * config.num_hidden_layers + 1) * config.hidden_size + config.vocab_size,  # biases of norms, head
+    }.get(kind, 0)
+    assert count(read(published, tmp_path)).total == counted - beside
