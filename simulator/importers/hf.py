@@ -45,11 +45,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     tensor: int = 1,
     data: int = 1,
     pipeline: int = 1,
-    expert: int = 1,
     zero_stage: int = 0,
-    micro_batches: int | None = None,
     requests: int = 100,
-    interval: str = "500 ms",
     prompt: int = 2048,
     answer: int = 256,
 ) -> Imported:
@@ -82,16 +79,10 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
         With train: replicas with samples of their own.
     pipeline
         With train: stages with some of the layers each.
-    expert
-        With train: ranks that share the experts of a layer.
     zero_stage
         With train: what is sharded over the replicas (1: optimizer state, 2: gradients too, 3: weights too).
-    micro_batches
-        With train: batches that a step runs one after another.
     requests
-        With requests: how many requests come.
-    interval
-        With requests: mean time from one to the next.
+        With requests: how many requests come, one in half a second.
     prompt
         With requests: mean tokens of a prompt.
     answer
@@ -114,28 +105,23 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     model = model_of(config, wanted if phase != "requests" else None)
     if phase == "train" and sequence is None:
         wanted = _routed_evenly(config, model, batch or 1, wanted)
-    document: dict[str, Any] = {"name": named(_name(outer, path)), "model": model, "phase": phase}
-    quantized = path.with_name("hf_quant_config.json")  # where ModelOpt says it
-    dtypes = _dtypes(config, _parsed(quantized) if quantized.is_file() else {}, phase) | (
-        {"kv_cache": kv_cache} if kv_cache else {}
-    )
-    asked: dict[str, Any] = {"chunk": chunk, "new_tokens": new_tokens, "experts": experts}
+    axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
+    spread = {axis: number for axis, number in axes.items() if number != (axis != "zero_stage")}
+    asked: dict[str, Any] = {"batch": batch or 1, "sequence": wanted}
     if phase == "requests":
-        times = {"count": requests, "arrivals": {"process": "poisson", "interval": interval}}
-        document["requests"] = {**times, "prompt": {"mean": prompt}, "output": {"mean": answer}}
-        asked |= {"batch": batch, "sequence": sequence}
-    else:
-        asked |= {"batch": batch or 1, "sequence": wanted}
-    axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "expert": expert, "zero_stage": zero_stage}
-    spread: dict[str, Any] = {key: value for key, value in axes.items() if value > (key != "zero_stage")}
-    spread |= {"ranks": "all"} if spread else {}
-    spread |= {} if micro_batches is None else {"micro_batches": micro_batches}
-    asked |= {"parallel": spread or None, "kv": {"block": block} if block else None, "dtypes": dtypes}
-    document |= {key: value for key, value in asked.items() if value is not None}
-    document["title"] = f"{document['name']}, {phase}"
+        drawn = {"count": requests, "prompt": {"mean": prompt}, "output": {"mean": answer}}
+        drawn["arrivals"] = {"process": "poisson", "interval": "500 ms"}
+        asked = {"batch": batch, "sequence": sequence, "requests": drawn}
+    asked |= {"chunk": chunk, "new_tokens": new_tokens, "experts": experts, "kv": {"block": block} if block else None}
+    asked["parallel"] = {"ranks": "all", **spread} if spread else None
+    name, cache = named(_name(outer, path)), {"kv_cache": kv_cache} if kv_cache else {}
+    document: dict[str, Any] = {"name": name, "title": f"{name}, {phase}", "model": model, "phase": phase}
+    document |= {
+        "dtypes": _dtypes(config, path, phase) | cache,
+        **{key: asked[key] for key in asked if asked[key] is not None},
+    }
     work = _validated(document | _origins(config, document), config)
-    dropped = {**_dropped(config), **told}
-    return Imported({".yaml": work}, {}, tuple(config.derived), dropped)
+    return Imported({".yaml": work}, {}, tuple(config.derived), _dropped(config) | told)
 
 
 def _routed_evenly(c: Config, model: dict[str, Any], batch: int, sequence: int) -> int:
@@ -189,13 +175,14 @@ def _name(outer: dict[str, Any], path: Path) -> str:
     return name or (path.absolute().parent.name if path.stem == "config" else path.stem)
 
 
-def _dtypes(c: Config, beside: dict[str, Any], phase: str) -> dict[str, str]:
+def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
     said = c.get("dtype", "torch_dtype")
     compute = _DTYPES.get(said) if isinstance(said, str) else None
     found = {"compute": compute or "bf16"}
     if compute is None:
         c.derived.append("bf16, as config.json names no type that arithmetic is done in (torch_dtype).")
-    quantized = c.get("quantization_config") or beside
+    beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
+    quantized = c.get("quantization_config") or (_parsed(beside) if beside.is_file() else None)
     if not quantized:
         return found
     kept, told = kept_as(quantized, c.where)

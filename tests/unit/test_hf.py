@@ -372,9 +372,9 @@ def test_each_phase_has_options_of_its_own(folder: Path) -> None:
     assert (work.chunk, work.kv.block, work.dtypes.kv_cache, work.parallel.tensor) == (8, 8, "fp8", 2)  # type: ignore[union-attr]
     work = read(TINY, phase="decode", new_tokens=3).workload
     assert (work.new_tokens, work.sequence) == (3, 2048)
-    work = read(TINY, phase="train", sequence=32, data=2, pipeline=2, zero_stage=1, micro_batches=4).workload
-    assert (work.parallel.data, work.parallel.pipeline, work.parallel.micro_batches) == (2, 2, 4)
-    work = read(TINY, phase="requests", requests=7, prompt=50, answer=5, interval="20 ms").workload
+    work = read(TINY, phase="train", sequence=32, data=2, pipeline=2, zero_stage=1).workload
+    assert (work.parallel.data, work.parallel.pipeline, work.parallel.zero_stage) == (2, 2, 1)
+    work = read(TINY, phase="requests", requests=7, prompt=50, answer=5).workload
     assert work.requests is not None
     assert (work.requests.count, work.requests.prompt.mean, work.requests.output.mean) == (7, 50, 5)  # type: ignore[union-attr]
     assert build_job(read(kind("mixtral", **EXPERTS), experts="each").workload).ranks == 1
