@@ -3,6 +3,7 @@
 from simulator.catalog.loaded import Axis as Axis
 from simulator.catalog.loaded import Loaded as Loaded
 from simulator.catalog.loaded import at as at
+from simulator.catalog.resolved import asked_at as asked_at
 from simulator.catalog.resolved import left_open as left_open
 from simulator.catalog.resolved import question as question
 from simulator.catalog.resolved import resolve as resolve

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,10 +247,25 @@ def question(loaded: Loaded, kind: type[Largest], given: Mapping[str, Any]) -> L
     ConfigError
         If nothing says what is searched, or how far.
     """
-    at, stated = kind.direction, getattr(loaded.scenario, kind.direction)
+    stated = getattr(loaded.scenario, kind.direction)
     new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
     asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
     try:
         return kind.model_validate(asked)
     except ValidationError as error:
-        raise to_error(faults(error, asked), at, lambda keys: loaded.place(at, *keys)) from None
+        where = partial(asked_at, loaded, kind.direction, given)
+        raise to_error(faults(error, asked), kind.direction, lambda keys: where(*keys)) from None
+
+
+def asked_at(loaded: Loaded, direction: str, given: Mapping[str, Any], *keys: str) -> str:
+    """Where a part of a question was asked for: an option, or a place in the scenario.
+
+    Parameters
+    ----------
+    loaded, direction, given
+        The scenario, which question it is, and what is asked instead of what the scenario says.
+    keys
+        What leads to the part.
+    """
+    is_given = bool(keys) and given.get(keys[0]) is not None
+    return f"--{keys[0].replace('_', '-')}" if is_given else loaded.place(direction, *keys)

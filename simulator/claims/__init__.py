@@ -38,12 +38,15 @@ class Judged(NamedTuple):
         What was fitted, each with the paths of the fields where it stands.
     chosen
         What was chosen because it explains, each with the reason.
+    counted
+        For how many settings of what is left open figures hold, when that was last counted.
     """
 
     scenario: str
     verdict: Verdict
     fits: Mapping[Fit, Sequence[str]] = {}
     chosen: Mapping[str, str] = {}
+    counted: Sequence[str] = ()
 
     @property
     def row(self) -> dict[str, Any]:
@@ -99,9 +102,11 @@ def claims_view(judged: Sequence[Judged]) -> View:
     chosen = list({name: why for one in judged for name, why in one.chosen.items()}.items())
     missed = by((row for row in rows if row["verdict"] == "missed"), "missed")
     why = [("", f"{'; '.join(row['claim'] for row in own)}: {reason}") for (reason,), own in missed.items()]
-    notes = [
-        Section(head, notes=lines) for head, lines in (("Fitted", fitted), ("Chosen", chosen), ("Missed", why)) if lines
-    ]
+    told = {f"Counted by hosim sensitivity {one.scenario} --choices, and recorded": one.counted for one in judged}
+    noted = {"Fitted": fitted, "Chosen": chosen, "Missed": why} | {
+        head: [("", line) for line in lines] for head, lines in told.items()
+    }
+    notes = [Section(head, notes=lines) for head, lines in noted.items() if lines]
     return View(title, [*sections, *notes], sentences(judged))
 
 
@@ -130,8 +135,12 @@ def sentences(judged: Sequence[Judged]) -> list[str]:
     told = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if kinds else ''}{'; '.join(kinds)}."]
     if rest := [f"{count[word]} {word}" for word in reversed(_WORST_FIRST) if count[word] and word != "holds"]:
         told.append(f"Of {counted(len(words), 'printed figure')} {listed(rest)}.")
-    if headlines := [not one.verdict.is_broken for one in judged if one.verdict.headline]:
-        told.append(f"{sum(headlines)} of {counted(len(headlines), 'headline expectation')} hold.")
+    if headlines := [one.verdict.word for one in judged if one.verdict.headline]:
+        fail = Counter(word for word in headlines if word in ("missed", "BROKEN"))
+        failed = "".join(f"; {number} {word}" for word, number in fail.items())
+        told.append(
+            f"{len(headlines) - fail.total()} of {counted(len(headlines), 'headline expectation')} hold{failed}."
+        )
     for scenario, verdict, *_ in judged:
         if verdict.is_broken:
             told.append(f"BROKEN: {scenario}: {verdict}")
@@ -297,8 +306,8 @@ def checked(loaded: Loaded, point: Point) -> Rows:
                 if choice.allocator != "ideal" or not path.startswith("allocator."):
                     fields = fits[choice.row].setdefault(fit, [])
                     fields += [] if path in fields else [path]
-    chosen = claim.chosen if claim else {}
-    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), chosen)} for verdict in found]
+    more = (claim.chosen, claim.counted) if claim else ()
+    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)} for verdict in found]
 
 
 def judged(

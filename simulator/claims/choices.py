@@ -8,16 +8,19 @@ these settings alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from simulator import builders, catalog
 from simulator.catalog import Axis, Loaded
 from simulator.claims import read
-from simulator.claims.sensitivity import figures
-from simulator.errors import ConfigError
+from simulator.claims.sensitivity import compared_to_printed, figures
+from simulator.errors import ConfigError, insist
+from simulator.policies import POLICIES
 from simulator.report.rows import ABSENT, listed, percent, present
 from simulator.report.tables import Column
 from simulator.report.views import Row as ShownRow
@@ -29,6 +32,10 @@ from simulator.units import counted
 
 MOST_SETTINGS = 10_000
 """Most combinations of the choices of a claim."""
+_PLACEBOS = 1024
+"""So many figures that nobody printed are looked for."""
+_MIDDLE = (0.05, 0.95)
+"""Between these shares of the settings they lie."""
 _SHOWN = 24
 """So many selected settings are listed; all are in ``points.csv``."""
 
@@ -62,8 +69,8 @@ def enumerate_choices(
     loaded = read(scenarios, must, lambda one: one.claim and one.claim.choices)
     ahead = [[_other(one, name) for name in _claim(one).predicts] for one in loaded]
     bases = [_study(one, *_choices(one)) for one in loaded]
-    if refused := [errors[0] for base, errors in bases if not base.points]:
-        raise refused[0]
+    for base, refused in bases:
+        _insist_each_can_be(base, refused)
     points, unbuilt = _measured(bases, workers, progress)
     selections = {one.scenario.name: _selection(one, points) for one in loaded if _claim(one).selects}
     for row in points:
@@ -71,15 +78,21 @@ def enumerate_choices(
         row["selected"] = bool(held_to) and all(any(_agree(row, one) for one in own) for own in held_to)
     sections = [section for one in loaded for section in _sections(one, points)]
     for (base, _), others in zip(bases, ahead, strict=True):
-        taken = _selected(base, points)
+        taken = [
+            tuple(rows[0][axis.name] for axis in base.axes)
+            for rows in _settings(base.loaded, points)
+            if rows[0]["selected"]
+        ]
         for other in others:
             name = f"{other.scenario.name} with what {base.loaded.scenario.name} selects"
             more, unlike = _measured([_study(other, base.axes, taken)], workers, progress)
-            points += [row | {"scenario": name, "selected": True} for row in more]
+            points += [row | {"scenario": name, "selected": True, "role": ""} for row in more]
             sections += _spread(points, name, f"{name}: {other.scenario.title}")
             unbuilt += unlike
     rows = distributions(points)
-    told = _sentences(loaded, rows)
+    told = _sentences(loaded, rows, points)
+    for one in loaded:
+        told += [f"{one.scenario.name} records otherwise: {was}" for was in _claim(one).counted if was not in told]
     if unbuilt:
         told.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
     return Sweep("choices", loaded, rows, View("Claims over all choices", sections, told), {"points": points})
@@ -91,10 +104,14 @@ def _claim(loaded: Loaded) -> Claim:
 
 def _other(loaded: Loaded, name: str) -> Loaded:
     """A scenario that is run with the settings that another one selects."""
-    other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
-    if not _prints(other):
-        must, do = "what is predicted prints numbers that ours are held against", "add printed to an expectation of it"
-        raise ConfigError(loaded.place("claim", "predicts"), must, repr(name), do)
+    other, place = (
+        catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir)),
+        loaded.place("claim", "predicts"),
+    )
+    must, do = "a scenario predicts others, with what its own figures select", "drop it"
+    insist(other.scenario.name != loaded.scenario.name, place, must, f"{name!r}, which is itself", do)
+    must, do = "what is predicted prints numbers that ours are held against", "add printed to an expectation of it"
+    insist(_prints(other), place, must, repr(name), do)
     return other
 
 
@@ -102,26 +119,24 @@ def _prints(loaded: Loaded) -> bool:
     return any(one.printed is not None for one in loaded.scenario.expect)
 
 
+def _settings(loaded: Loaded, points: ShownRows) -> list[list[ShownRow]]:
+    """The rows of each setting of a scenario."""
+    own = (row for row in points if row["scenario"] == loaded.scenario.name)
+    return [*by(own, *(one.choice for one in _claim(loaded).choices)).values()]
+
+
 def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
     """The settings of a scenario, each as values by choice, that reproduce all figures that select."""
-    names, selects = [one.choice for one in _claim(loaded).choices], _claim(loaded).selects
-    own = by((row for row in points if row["scenario"] == loaded.scenario.name), *names)
     return [
-        dict(zip(names, setting, strict=True))
-        for setting, rows in own.items()
-        if all(row["holds"] for row in rows if row["figure"] in selects)
+        {one.choice: rows[0][one.choice] for one in _claim(loaded).choices}
+        for rows in _settings(loaded, points)
+        if all(row["holds"] for row in rows if row["role"] == SELECTS)
     ]
 
 
 def _agree(row: ShownRow, setting: ShownRow) -> bool:
     """Whether a point has the same value for every choice that it shares with a setting of this or another scenario."""
     return all(row[choice] == value for choice, value in setting.items() if choice in row)
-
-
-def _selected(base: Study, points: ShownRows) -> list[Point]:
-    """The settings of a scenario that are selected."""
-    own = (row for row in points if row["selected"] and row["scenario"] == base.loaded.scenario.name)
-    return list(by(own, *(axis.name for axis in base.axes)))
 
 
 def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
@@ -142,24 +157,66 @@ def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
     return axes, settings
 
 
-def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> tuple[Study, list[ConfigError]]:
+def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> tuple[Study, dict[Point, ConfigError]]:
     """The settings that a document can state, and why others are none."""
-    points, refused = list[Point](), list[ConfigError]()
+    points, refused = list[Point](), dict[Point, ConfigError]()
     for setting in settings:
         try:
-            builders.check(catalog.at(loaded, dict(zip(axes, setting, strict=True))).workload)
+            stated = catalog.at(loaded, dict(zip(axes, setting, strict=True)))
+            builders.check(stated.workload)
+            for row in stated.scenario.policies:
+                if row.policy in POLICIES:
+                    POLICIES[row.policy].read_options(row.options)
             points.append(setting)
         except ConfigError as error:
-            refused.append(error)
-    return Study(loaded, figures, axes, points), refused
+            refused[setting] = error
+    return Study(loaded, judged_setting, axes, points), refused
+
+
+def _insist_each_can_be(study: Study, refused: Mapping[Point, ConfigError]) -> None:
+    """Refuse a value that no setting can have: it is a slip, and no smaller number of settings."""
+    for at, axis in enumerate(study.axes):
+        for value in axis.values:
+            if all(point[at] != value for point in study.points):
+                raise next(error for setting, error in refused.items() if setting[at] == value)
+
+
+SELECTS, FOLLOWS = "selects", "follows"
+"""What a figure does: select settings; or follow from those that do, as it is made of nothing else."""
+
+
+def judged_setting(loaded: Loaded, point: Point) -> Rows:
+    """Judge a setting, and say what each figure does.
+
+    Parameters
+    ----------
+    loaded, point
+        The documents at a setting.
+
+    Returns
+    -------
+    list of dict
+        As of `sensitivity.figures`, with ``role``: what the figure does; and ``fits``: whether the compute tier of the
+        machine, which rows may enlarge for themselves, has room for a peak.
+    """
+    machine, compared, selects = loaded.hardware, compared_to_printed(loaded), _claim(loaded).selects
+    made = [{(row, one.column) for row in one.rows.values()} for one in compared]
+    alone = [own for own, one in zip(made, compared, strict=True) if one.figure in selects and len(own) == 1]
+    peak, room = f"peak_{machine.compute_tier}_bytes", machine.tiers[machine.compute_tier].usable_bytes
+    found = figures(loaded, point)
+    for row, one, own in zip(found, compared, made, strict=True):
+        row["role"] = SELECTS if one.figure in selects else FOLLOWS if own <= set().union(*alone) else ""
+        is_peak = one.column == peak and one.over is None and row["error"] is not None
+        row["fits"] = not is_peak or float(one.ends("printed")[0]) * (1 + row["error"]) <= room
+    return found
 
 
 def _measured(
-    studies: Sequence[tuple[Study, list[ConfigError]]], workers: int, progress: Progress | None
+    studies: Sequence[tuple[Study, Mapping[Point, ConfigError]]], workers: int, progress: Progress | None
 ) -> tuple[Rows, list[str]]:
     """Rows about printed figures, and why settings cannot be built, before they run or while."""
     found = sweep([study for study, _ in studies], workers, progress)
-    unbuilt = [str(error) for _, refused in studies for error in refused]
+    unbuilt = [str(error) for _, refused in studies for error in refused.values()]
     unbuilt += [row["notes"] for row in found if "figure" not in row]
     return [row for row in found if "figure" in row], unbuilt
 
@@ -185,14 +242,18 @@ def distributions(points: ShownRows) -> list[dict[str, Any]]:
     for own in by(points, "scenario", "asks").values():
         selected = [row for row in own if row["selected"]]
         rows.append(
-            {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed")}
+            {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed", "role")}
             | {"settings": len(own), "held": _held(own)}
-            | {"ran": sum(present(row["error"]) or row["holds"] for row in own)}
+            | {"ran": sum(map(_ran, own))}
             | {"selected": len(selected), "held_selected": _held(selected)}
             | _ends(own)
             | {f"selected_{name}": value for name, value in _ends(selected).items()}
         )
     return rows
+
+
+def _ran(row: ShownRow) -> bool:
+    return row["holds"] or present(row["error"])
 
 
 def _held(rows: ShownRows) -> int:
@@ -209,27 +270,24 @@ def _ends(rows: ShownRows) -> dict[str, Any]:
 
 def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
     """What is chosen, what each figure becomes, and the settings that are selected."""
-    choices, selects = _claim(loaded).choices, _claim(loaded).selects
-    own = [row for row in points if row["scenario"] == loaded.scenario.name]
+    choices = _claim(loaded).choices
     chosen = [
         Column.texts("  choice", (f"  {one.choice}" for one in choices), left=True),
         Column.texts("values", (", ".join(one.options) for one in choices), left=True),
     ]
-    sections = [
-        Section(f"{loaded.scenario.name}: {loaded.scenario.title}", chosen),
-        *_spread(points, loaded.scenario.name),
-    ]
-    if selected := [*by((row for row in own if row["selected"]), *(one.choice for one in choices)).values()]:
-        settings = selected[:_SHOWN]
-        firsts = [rows[0] for rows in settings]
-        columns = [_column(one.choice, firsts, left=True) for one in choices]
+    head = f"{loaded.scenario.name}: {loaded.scenario.title}"
+    sections = [Section(head, chosen), *_spread(points, loaded.scenario.name)]
+    if selected := [rows for rows in _settings(loaded, points) if rows[0]["selected"]]:
+        settings, unlike = selected[:_SHOWN], {_outcome(rows) for rows in selected}
+        columns = [_column(one.choice, [rows[0] for rows in settings], left=True) for one in choices]
         columns += [
             _column("obtained", [rows[at] for rows in settings], row["claim"])
             for at, row in enumerate(settings[0])
-            if row["figure"] in selects
+            if row["role"] == SELECTS
         ]
         some = f", {_SHOWN} of {len(selected)}" if len(selected) > _SHOWN else ""
-        sections.append(Section(f"Selected settings{some}", columns))
+        alike = f"; {counted(len(unlike), 'outcome')}" if unlike != {()} and len(unlike) < len(selected) else ""
+        sections.append(Section(f"Selected settings{some}{alike}", columns))
     return sections
 
 
@@ -239,10 +297,11 @@ def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
     columns = [
         texts("  figure", rows, lambda row: f"  {row['claim']}"),
         *(_column(name, rows) for name in ("printed", "least", "median", "most")),
-        texts("holds for", rows, lambda row: _of(row["held"], row["ran"]), left=False),
+        texts("holds for", rows, lambda row: f"{row['held']} of {row['ran']}", left=False),
     ]
     if any(row["selected"] for row in rows):
-        columns.append(texts("selected", rows, lambda row: _of(row["held_selected"], row["selected"]), left=False))
+        held = [row["role"] or f"{row['held_selected']} of {row['selected']}" for row in rows]
+        columns.append(Column.texts("selected", held, left=False))
         columns += [_column(f"selected_{name}", rows, name) for name in ("least", "median", "most")]
     return [Section(head, columns)] if rows else []
 
@@ -251,29 +310,69 @@ def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) ->
     return texts(head or key, rows, lambda row: row.get(key, ABSENT), left=left)
 
 
-def _of(held: int, total: int) -> str:
-    return f"{held} of {total}"
-
-
-def _sentences(loaded: Sequence[Loaded], rows: ShownRows) -> list[str]:
+def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows) -> list[str]:
     """Say how many settings reproduce what selects, and what these give for the other figures."""
-    selects, bases = [figure for one in loaded for figure in _claim(one).selects], [one.scenario.name for one in loaded]
-    names = listed([row["claim"] for row in rows if row["figure"] in selects and row["scenario"] in bases])
-    told = []
+    bases, told = {one.scenario.name: one for one in loaded}, []
+    who = listed([name for name, one in bases.items() if _claim(one).selects])
     for (scenario,), own in by(rows, "scenario").items():
-        total, selected = own[0]["settings"], own[0]["selected"]
-        if selects and scenario in bases:
-            ran = min(row["ran"] for row in own)
+        total, selected, ran = own[0]["settings"], own[0]["selected"], min(row["ran"] for row in own)
+        if not who or scenario not in bases:
+            told.append(f"{scenario}: {counted(total, 'setting')}.")
+        else:
             those, listed_too = (" that ran", f"; {total:,} are listed") if ran < total else ("", "")
             share = f"{percent(selected / ran) if ran else ABSENT}{listed_too}"
-            held = f"{selected} of {counted(ran, 'setting')}{those} ({share})"
-            told.append(f"{scenario}: {held} reproduce {names} together.")
-        else:
-            told.append(f"{scenario}: {counted(total, 'setting')}.")
+            names = listed([row["claim"] for row in own if row["role"] == SELECTS])
+            did = f"reproduce {names} together" if names else f"agree with what {who} selects"
+            told.append(f"{scenario}: {selected} of {counted(ran, 'setting')}{those} ({share}) {did}.")
+            told += _chances(_settings(bases[scenario], points)) if names else []
         for row in own:
-            if selected and (row["figure"] not in selects or scenario not in bases):
-                held = f"holds for {row['held_selected']} of {counted(selected, 'selected setting')}"
-                chance = f"; of all, for {row['held']} of {row['ran']} ({percent(row['held'] / row['ran'])})"
-                by_chance = chance if scenario in bases and row["ran"] else ""
+            if selected and row["role"] != SELECTS:
+                held, by_chance = f"holds for {row['held_selected']} of {counted(selected, 'selected setting')}", ""
+                if row["role"] == FOLLOWS:
+                    held = f"follows from what selects, {row['held_selected']} of {selected}"
+                if scenario in bases and row["ran"]:
+                    by_chance = f"; of all, for {row['held']} of {row['ran']} ({percent(row['held'] / row['ran'])})"
                 told.append(f"{row['claim']}, {row['printed']} printed: {held}{by_chance}.")
     return told
+
+
+def _chances(settings: Sequence[ShownRows]) -> list[str]:
+    """Say what the selected settings are among those that differ, and that fit; and beside figures of no print."""
+    ran = [rows for rows in settings if all(map(_ran, rows))]
+    unlike = {_outcome(rows): rows[0]["selected"] for rows in ran}
+    told = [f"Settings whose figures that select are equal count once: {_share(sum(unlike.values()), len(unlike))}."]
+    fit = [rows for rows in ran if all(row["fits"] for row in rows)]
+    if len(fit) < len(ran):
+        above, held = _share(len(ran) - len(fit), len(ran)), sum(rows[0]["selected"] for rows in fit)
+        told.append(f"{above} fit no device, as a peak is above what it has; of the others {_share(held, len(fit))}.")
+    return [*told, *_placebo(fit)]
+
+
+def _outcome(rows: ShownRows) -> tuple[float | None, ...]:
+    """What selects, as shares of what is printed."""
+    return tuple(row["error"] for row in rows if row["role"] == SELECTS)
+
+
+def _placebo(settings: Sequence[ShownRows]) -> list[str]:
+    """Say how often figures that nobody printed would have come out: a grid over what the settings give.
+
+    Of several figures the first, and of each other one its ratio to the first, go in equal parts of their logarithms
+    over the middle nine tenths of these settings: no placebo has parts that are rare, or that no setting has.
+    """
+    found = np.array([[1 + (error or 0) for error in _outcome(rows)] for rows in settings])
+    if len(found) < 2 or found.min() <= 0:
+        return []
+    logs = np.log(found)
+    logs[:, 1:] -= logs[:, :1]
+    ends, within = np.quantile(logs, _MIDDLE, axis=0), [row["within"] for row in settings[0] if row["role"] == SELECTS]
+    aims = np.array([*product(*np.linspace(ends[0], ends[1], round(_PLACEBOS ** (1 / len(within)))).T)])
+    aims[:, 1:] += aims[:, :1]
+    hits = np.array([(abs(found / aim - 1) <= within).all(axis=1).sum() for aim in np.exp(aims)])
+    held = max(sum(rows[0]["selected"] for rows in settings), 1)
+    hit, many, mean = (percent(share) for share in ((hits > 0).mean(), (hits >= held).mean(), hits.mean() / len(found)))
+    tried = f"Placebo: of {len(aims):,} other sets of figures, over the middle nine tenths of what these settings give"
+    return [f"{tried}, {hit} come out of some setting, {many} of {held} or more; on average of {mean} of them."]
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({percent(part / whole) if whole else ABSENT})"

@@ -21,6 +21,7 @@ from simulator.report.views import Rows as ShownRows
 from simulator.report.views import Section, View, by, texts
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import LIMITS, Expectation
+from simulator.scenario.claim import WITHIN
 from simulator.units import human
 
 _PARTS = 4
@@ -79,7 +80,7 @@ def _studies(loaded: Loaded) -> list[Study]:
         turned = None if one.options else _turned  # between two names there is nothing
         points = [(value,) for value in first]
         studies.append(Study(loaded, figures, (axis,), points, one.tried, turned, about, is_strict=True))
-    if not studies or not _compared(loaded):
+    if not studies or not compared_to_printed(loaded):
         must = "a claim leaves parameters open, and prints numbers that ours are held against"
         do = "list parameters under claim: unstated, with a range or values each, and add printed to an expectation"
         raise ConfigError(loaded.place("claim"), must, "no number" if studies else "no parameter", do)
@@ -97,7 +98,7 @@ def _turned(rows: Rows, others: Rows) -> bool:
     return any(map(turns, rows, others))
 
 
-def _compared(loaded: Loaded) -> list[Expectation]:
+def compared_to_printed(loaded: Loaded) -> list[Expectation]:
     """What is held against a printed figure, or shown beside one number that it may be near to."""
     printed = (one for one in loaded.scenario.expect if one.printed is not None)
     return [one for one in printed if one.kind != "shown" or len(one.ends("printed")) == 1]
@@ -105,9 +106,8 @@ def _compared(loaded: Loaded) -> list[Expectation]:
 
 def figures(loaded: Loaded, point: Point) -> Rows:
     """Run the rows with printed figures, and judge; what is only shown is held against what is printed, too."""
-    ours: dict[str, object] = {**dict.fromkeys(LIMITS, None), "faster_than": None, "kind": "predicted"}
-    compared = _compared(loaded)
-    held = [one.model_copy(update=ours) if one.kind == "shown" else one for one in compared]
+    compared = compared_to_printed(loaded)
+    held = [held_to_printed(one) if one.kind == "shown" else one for one in compared]
     asked = {column for one in held for column in one.columns}
     return [
         Judged(loaded.scenario.name, verdict).row
@@ -115,10 +115,17 @@ def figures(loaded: Loaded, point: Point) -> Rows:
             "kind": one.kind,
             "asks": verdict.asks,
             "holds": verdict.holds,
+            "within": ours.within,
             "verdict": "shown" if one.kind == "shown" else verdict.word,
         }
-        for verdict, one in zip(judged(loaded, held, asked=asked), compared, strict=True)
+        for verdict, one, ours in zip(judged(loaded, held, asked=asked), compared, held, strict=True)
     ]
+
+
+def held_to_printed(one: Expectation) -> Expectation:
+    """What is only shown, as if it were held; beside a guard of our own, `within` is the guard's tolerance."""
+    ours = dict.fromkeys((*LIMITS, "faster_than")) | {"kind": "predicted"}
+    return one.model_copy(update=ours if one.about is None else {**ours, "within": WITHIN})
 
 
 def dependences(points: ShownRows) -> list[dict[str, Any]]:

@@ -195,6 +195,8 @@ def _limits(one: Expectation, value: object = None) -> list[tuple[str, bool]]:
         target = ends[0] if ends else _number(one.ends("about")[0])
         must = f"about {_said(one, target)} (within {percent(one.within)})"
         found.append((must, abs(number - target) <= one.within * abs(target)))
+    if len(ends) == 1 and one.goes:
+        found.append((one.goes, (number - 1) * (ends[0] - 1) > 0))
     if one.at_most is not None:
         most = _number(one.ends("at_most")[0])
         found.append((f"at most {_said(one, most)}", number <= most))

@@ -18,7 +18,8 @@ from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
+from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
 from simulator.report.views import largest_view, scaling_view
 from simulator.run.case import Policies, prepare
@@ -27,6 +28,7 @@ from simulator.run.row import row_of, silent
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import COMPUTE, Largest, Least, Scenario
 from simulator.scenario.claim import WORKLOAD
+from simulator.units import nearest
 
 _KEPT = 4
 """Workloads that are kept built: rows are tried with the same values first."""
@@ -168,7 +170,7 @@ def largest(
         If a document is wrong, nothing says what is searched, or the workload is not valid with a value.
     """
     loaded = catalog.resolve(scenario, set)
-    return searched(loaded, catalog.question(loaded, kind, asked), policies, progress)
+    return searched(loaded, catalog.question(loaded, kind, asked), policies, progress, asked)
 
 
 def least(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
@@ -195,7 +197,13 @@ def least(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
     return largest(scenario, kind=Least, **asked)
 
 
-def searched(loaded: Loaded, question: Largest, policies: Policies | None, progress: Progress | None) -> Sweep:
+def searched(
+    loaded: Loaded,
+    question: Largest,
+    policies: Policies | None,
+    progress: Progress | None,
+    given: Mapping[str, Any] = {},
+) -> Sweep:
     """Answer a question about a scenario.
 
     Parameters
@@ -204,8 +212,19 @@ def searched(loaded: Loaded, question: Largest, policies: Policies | None, progr
         The scenario, and what is searched.
     policies, progress
         As for `largest`.
+    given
+        What of the question is not the scenario's: a message about it names the option.
+
+    Raises
+    ------
+    ConfigError
+        If the question names no field, or no row.
     """
-    search, values = _Search(loaded.asking_nothing(), question), question.values
+    where = partial(catalog.asked_at, loaded, question.direction, given)
+    known = tuple(dict.fromkeys([*(row.row for row in loaded.scenario.policies), COMPUTE, *POLICIES]))
+    must, do = "steps are held against those of a row, or against compute", nearest(question.over, known)
+    insist(question.over in known, where("over"), must, repr(question.over), do)
+    search, values = _Search(loaded.asking_nothing(), question, where("field")), question.values
     rows = search.built(values[-1]).rows(policies)
     about = (search.axis,), [(values[-1],), (values[0],)], values, search.differ
     studies = [Study(search.base, partial(search.tried, *one), *about, is_strict=True) for one in rows.items()]
@@ -219,13 +238,13 @@ def searched(loaded: Loaded, question: Largest, policies: Policies | None, progr
 class _Search:
     """Tries rows with values of a field."""
 
-    def __init__(self, loaded: Loaded, question: Largest) -> None:
+    def __init__(self, loaded: Loaded, question: Largest, where: str) -> None:
         is_size, rows = question.sign < 0, loaded.scenario.policies
         path = question.field if is_size else WORKLOAD + question.field
         kept = [{key: one.set_[key] for key in one.set_ if not fnmatchcase(path, key)} for one in rows]
         free = tuple(one.model_copy(update={"set_": own}) for one, own in zip(rows, kept, strict=True))
         self.base = replace(loaded, scenario=loaded.scenario.model_copy(update={"policies": free}))
-        self.axis = Axis(question.field, (path,), loaded.place(question.direction, "field"), "B" if is_size else None)
+        self.axis = Axis(question.field, (path,), where, "B" if is_size else None)
         self.built = lru_cache(_KEPT)(lambda value: prepare(catalog.at(self.base, {self.axis: value})))
         self.question, self.pace_ns = question, cache(self._pace_ns)
 

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of, ratio
-from simulator.units import Bytes, exact, nearest, require
+from simulator.units import Bytes, exact, in_field, nearest, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
@@ -221,7 +221,8 @@ class Largest(Part):
         must = f"at_most is at least {self.written(self.values.start)}, the least multiple that is tried"
         do = "raise at_most, or lower multiple_of"
         require(self.values, must, self.written(self.at_most), "at_most", do=do)
-        must, shortest = "a step is held to more than 0x of another one", min(self.limits)
+        with in_field("slowdown"):
+            must, shortest = "a step is held to more than 0x of another one", min(self.limits)
         require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
 
 

@@ -15,6 +15,8 @@ from simulator.units import FieldError, in_field, in_yaml, parse, require, unit_
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, or a number."""
 _FACTOR = re.compile(r"[0-9]+(\.[0-9]+)?x")
+WITHIN = 0.05
+"""The relative error that is accepted of a figure, if nothing else is said."""
 WORKLOAD = "workload."
 """How paths to fields of the workload begin."""
 _PARTS = 64
@@ -49,6 +51,11 @@ class Open(Part):
     def options(self) -> dict[str, Any]:
         """What each value is called, and the value; nothing of a range."""
         return self.values if isinstance(self.values, dict) else {in_yaml(x).strip("'"): x for x in self.values or ()}
+
+    def _check(self) -> None:
+        listed = [in_yaml(x) for x in (self.values.values() if isinstance(self.values, dict) else self.values or ())]
+        twice = next((value for value in listed if listed.count(value) > 1), "")
+        require(not twice, "a value is listed once, as it counts once", f"{twice} twice", "values", do="drop one")
 
 
 class Choice(Open):
@@ -143,10 +150,9 @@ class Unstated(Open):
         return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.6g}") for one in points))
 
     def _check(self) -> None:
-        ends, must = (
-            (self.low, self.high, self.multiple_of),
-            "what is open has a range (from, to), or values that are listed",
-        )
+        super()._check()
+        ends = self.low, self.high, self.multiple_of
+        must = "what is open has a range (from, to), or values that are listed"
         if self.values is not None:
             require(ends == (None, None, None), must, "both", do="state one of the two")
             return
@@ -200,7 +206,8 @@ class Expectation(Part):
     about
         The expected value, as a quantity (``5.36 s``) or a bare share or text.
     within
-        The accepted relative error of what is `about` or `printed`.
+        The accepted relative error of what is `about` or `printed`. What is printed as a change (``-26 %``) must
+        go the same way, too: 5 % of a ratio near 1 would accept a rise for a fall.
     at_most
         The largest value that is accepted, as a quantity or a bare share.
     at_least
@@ -233,7 +240,7 @@ class Expectation(Part):
     column: str = "step_ns"
     over: Bound | None = None
     about: Bound | None = None
-    within: Annotated[float, Field(gt=0, lt=1, strict=True)] = 0.05
+    within: Annotated[float, Field(gt=0, lt=1, strict=True)] = WITHIN
     at_most: Bound | None = None
     at_least: Bound | None = None
     equals: Bound | None = None
@@ -275,6 +282,13 @@ class Expectation(Part):
         if self.over is None or "over" in self.rows:
             return None
         return parse(self.over, self.unit) if self.unit else self.over  # type: ignore[return-value]
+
+    @property
+    def goes(self) -> str:
+        """Which way a printed change goes: ``a fall``, ``a rise``, or nothing if it is none."""
+        found = _RATIO.fullmatch(self.printed.strip()) if isinstance(self.printed, str) else None
+        change = float(found["change"] or 0) if found else 0
+        return "a fall" if change < 0 else "a rise" if change > 0 else ""
 
     def ends(self, key: Limit | Literal["printed"]) -> tuple[int | float | str, ...]:
         """What a field says, as a number of the value's unit: of a range both ends; none if it says nothing.
@@ -370,6 +384,9 @@ class Claim(Part):
         Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
     predicts
         Other scenarios, by name or path, that are run with the settings that are selected.
+    counted
+        What `hosim sensitivity --choices` told when it last ran, sentence by sentence: it takes too long to be run by
+        each `hosim validate`, which shows it as recorded.
     """
 
     sentence: str
@@ -382,6 +399,12 @@ class Claim(Part):
     choices: tuple[Choice, ...] = ()
     selects: tuple[Key, ...] = ()
     predicts: tuple[str, ...] = ()
+    counted: tuple[Line, ...] = ()
+
+    def _check(self) -> None:
+        names = [one.choice for one in self.choices]
+        twice = next((name for name in names if names.count(name) > 1), "")
+        require(not twice, "each choice has a name of its own", f"{twice!r} twice", "choices", do="rename one")
 
 
 def ratio(stated: str | float) -> float:

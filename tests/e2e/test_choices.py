@@ -1,12 +1,15 @@
 """`hosim sensitivity --choices`: for how many settings a claim holds, and what the selected ones give."""
 
 import json
+import math
+import re
 
 import chain
 import pytest
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.claims import choices
 from simulator.errors import ConfigError
 from simulator.run import prepare, run_case
 
@@ -80,6 +83,7 @@ def test_a_scenario_with_the_same_choice_is_held_to_what_another_one_selects(tmp
     assert {row["link"]: row["selected"] for row in points} == {"2 GB/s": False, "4 GB/s": True, "8 GB/s": False}
     said = "another step, 1.5 ms printed: holds for 1 of 1 selected setting; of all, for 1 of 3 (33 %)."
     assert said in found.sentences
+    assert "other: 1 of 3 settings (33 %) agree with what chain selects." in found.sentences
 
 
 def test_a_scenario_that_selects_is_held_to_nothing_that_another_one_selects(tmp_path):
@@ -181,12 +185,145 @@ def test_the_command_prints_the_table_and_writes_the_points(hosim, tmp_path):
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rows"]
 
 
-def test_values_that_cannot_be_are_no_settings(tmp_path):
-    wrong = CHOICES.replace("8 GB/s]", "8 furlongs]")
-    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(choices=wrong))])
-    assert found.rows[0]["settings"] == 4
-    assert found.sentences[-1].startswith("2 combinations of choices cannot be built, such as: ")
-    assert "8 furlongs" in found.sentences[-1]
+POLICIES = """\
+  selects: [step]
+  choices:
+    - {choice: policy, fields: [scenario.policies.1.policy], values: [reactive, lookahead], why: a test}
+    - choice: options
+      fields: [scenario.policies.1.options]
+      values: {least recent: {evict: lru}, oldest: {evict: fifo}, few ops ahead: {distance: 2}}
+      why: a test
+"""
+
+
+def test_combinations_that_cannot_be_are_no_settings(tmp_path):
+    scenario = claim(choices=POLICIES).replace("policy: reactive, opt", "policy: reactive, label: reactive, opt")
+    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
+    assert {(row["policy"], row["options"]) for row in found.tables["points"]} == {
+        ("reactive", "least recent"),
+        ("reactive", "oldest"),
+        ("lookahead", "few ops ahead"),
+    }
+    assert found.sentences[-1].startswith("3 combinations of choices cannot be built, such as: policy 'reactive'")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("8 GB/s]", "8 furlongs]", r"claim\.choices\.0 \(link: 8 furlongs\): a rate is needed"),
+        ("oldest: fifo", "oldest: banana", "option 'evict': .* found 'banana'"),
+        ("8 GB/s]", "4 GB/s]", r"claim\.choices\.0\.values: a value is listed once.*'?4 GB/s'? twice"),
+        ("oldest: fifo", "the same: lru", r"claim\.choices\.1\.values: a value is listed once.*'lru' twice"),
+        ("choice: who leaves first", "choice: link", "each choice has a name of its own, found 'link' twice"),
+        ("[step]", "[step]\n  predicts: [scenario.yaml]", "a scenario predicts others, .* which is itself"),
+    ],
+)  # fmt: skip
+def test_what_would_only_make_settings_fewer_is_refused_before_anything_runs(monkeypatch, tmp_path, old, new, message):
+    monkeypatch.setattr("simulator.claims.choices.judged_setting", None)
+    assert old in CHOICES
+    with pytest.raises(ConfigError, match=message):
+        hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(choices=CHOICES.replace(old, new)))])
+
+
+RATIO = "  - {row: reactive, over: 2 ms, printed: -5 %, figure: saved, why: what is saved}\n"
+OTHER = "  - {row: reactive, column: moved_d2h_bytes + moved_h2d_bytes, printed: 4 MB, figure: both, why: both ways}\n"
+
+
+def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_path):
+    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + RATIO + OTHER))])
+    assert {row["figure"]: row["role"] for row in found.rows} == {
+        "step": "selects",
+        "moved": "",
+        "saved": "follows",
+        "both": "",
+    }
+    (said,) = (one for one in found.sentences if one.startswith("what is saved"))
+    assert said == "what is saved, -5 % printed: follows from what selects, 2 of 2; of all, for 2 of 6 (33 %)."
+    assert any(one.startswith("both ways, 4 MB printed: holds for") for one in found.sentences)
+
+
+def test_ratios_of_two_rows_follow_if_both_rows_select(tmp_path):
+    rest = "  - {row: static, printed: 1.6 ms, within: 0.2, figure: planned, why: the planned step}\n"
+    ratio = "  - {row: reactive, over: static, printed: 1.2x, within: 0.4, figure: slower, why: slower}\n"
+    for selects, role in (("[step, planned]", "follows"), ("[step]", "")):
+        scenario = claim(choices=CHOICES.replace("[step]", selects), expect=EXPECT + rest + ratio)
+        found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
+        assert found.rows[-1]["role"] == role
+
+
+def test_settings_with_equal_figures_count_once(found):
+    """The two orders of leaving differ in nothing on a chain."""
+    assert found.sentences[1] == "Settings whose figures that select are equal count once: 1 of 3 (33 %)."
+    assert "Selected settings; 1 outcome\n" in str(found)
+
+
+def test_settings_whose_peak_is_above_what_the_device_has_are_told_apart(tmp_path):
+    """Rows may have more room than the machine: such a peak is told, and fits no device."""
+    room = """\
+  selects: [peak]
+  choices:
+    - {choice: device, fields: [tiers.hbm.capacity], values: [5 MB, 10 MB], why: a test}
+    - choice: room
+      fields: [scenario.policies.0.set]
+      values: {less: {tiers.hbm.capacity: 80 MB}, more: {tiers.hbm.capacity: 90 MB}}
+      why: a test
+"""
+    peak = "  - {row: resident, column: peak_hbm_bytes, printed: 7 MB, within: 0.2, figure: peak, why: the peak}\n"
+    scenario = claim(choices=room, expect=peak).replace("budget: 4.3 MB\n", "")
+    scenario = scenario.replace("- resident\n", "- {policy: resident, set: {tiers.hbm.capacity: 90 MB}}\n")
+    scenario = scenario.replace("  budget: room for four activations\n", "  tiers.hbm.capacity: a test\n")
+    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
+    assert [(row["device"], row["fits"], row["selected"]) for row in found.tables["points"]] == [
+        ("5 MB", False, True),
+        ("5 MB", False, True),
+        ("10 MB", True, True),
+        ("10 MB", True, True),
+    ]
+    said = "2 of 4 (50 %) fit no device, as a peak is above what it has; of the others 2 of 2 (100 %)."
+    assert said in found.sentences
+
+
+def settings(errors, held):
+    """Of two figures that select, each with a tolerance of 5 %."""
+    alike = {"role": "selects", "within": 0.05, "fits": True}
+    return [
+        [alike | {"error": error - 1, "selected": own, "holds": own} for error in pair]
+        for pair, own in zip(errors, held, strict=True)
+    ]
+
+
+def test_a_placebo_counts_what_figures_that_nobody_printed_would_have_hit():
+    """A grid of settings so dense that each placebo hits, and one so thin that hardly any does."""
+    dense = [(1.03**a, 1.03**a * 1.03**b) for a in range(20) for b in range(20)]
+    (said,) = choices._placebo(settings(dense, [True, *[False] * 399]))
+    assert said.startswith("Placebo: of 1,024 other sets of figures, over the middle nine tenths")
+    assert "100 % come out of some setting, 100 % of 1 or more" in said
+    thin = [(3.0**a, 3.0**a * 3.0**b) for a in range(4) for b in range(4)]
+    (said,) = choices._placebo(settings(thin, [True] * 4 + [False] * 12))
+    share = float(re.search(r"these settings give, ([\d.]+) % come", said)[1])
+    assert 0 < share < 10
+    assert "0 % of 4 or more" in said
+
+
+def test_a_placebo_that_is_hit_as_often_as_its_window_is_wide():
+    """One figure, a tight cluster at each whole power of two: a window of 5 % is hit for a known share of the range."""
+    ends = [2.0**power for power in range(11)]
+    (said,) = choices._placebo(settings([(end,) for end in ends], [True, *[False] * 10]))
+    width = math.log(1 / 0.95) + math.log(1 / 0.95)
+    share = float(re.search(r"these settings give, ([\d.]+) % come", said)[1])
+    assert share == pytest.approx(100 * width / math.log(2), abs=2)
+
+
+@pytest.mark.parametrize("errors", [[], [(1.0, 1.0)], [(0.0, 1.0), (1.0, 2.0)]])
+def test_no_placebo_where_there_is_no_range(errors):
+    assert choices._placebo(settings(errors, [False] * len(errors))) == []
+
+
+def test_what_was_counted_before_is_held_against_what_is_counted_now(tmp_path, found):
+    same, other = found.sentences[0], "chain: 3 of 6 settings (50 %) reproduce the step together."
+    record = f"  counted:\n    - '{same}'\n    - '{other}'\n"
+    again = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(choices=CHOICES + record))])
+    assert again.sentences[len(found.sentences) :] == [f"chain records otherwise: {other}"]
 
 
 def test_without_figures_that_select_settings_are_counted(tmp_path):

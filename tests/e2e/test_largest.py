@@ -135,6 +135,38 @@ def test_what_fits_everywhere_and_what_fits_nowhere_are_told(hosim, longest):
     assert "resident fits with no sequence that was tried: with 256 hbm is short by" in done.out
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--at-most", "3 parsecs"), "--at-most: input should be a valid integer, found '3 parsecs'"),
+        (("--over", "nosuch"), "--over: steps are held against those of a row, or against compute, found 'nosuch'"),
+        (("--slowdown", "soon"), "--slowdown: a ratio is written as '2.7x'"),
+        (("--slowdown", "0x"), "--slowdown: a step is held to more than 0x"),
+        (("--field", "sequense"), "--field (sequense: 8,192): a change names a field of the workload"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_an_option_is_said_of_the_option(hosim, longest, options, message):
+    done = hosim("largest", longest(), *options)
+    assert done.code == 1
+    assert done.err.startswith(f"hosim: {message}")
+    assert ".yaml" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("at_most: 8192", "at_most: 8192, over: nosuch", "largest.over: steps are held against those of a row"),
+        ("field: sequence", "field: sequense", "largest.field (sequense: 8,192): a change names a field"),
+        ("at_most: 8192", "at_most: 8192, slowdown: [soon]", "slowdown: a ratio is written as '2.7x'"),
+    ],
+)
+def test_what_is_wrong_in_the_scenario_is_said_of_its_line(hosim, longest, old, new, message):
+    done = hosim("largest", longest(old, new))
+    assert done.code == 1
+    assert "longest.yaml:" in done.err
+    assert message in done.err
+
+
 def test_it_may_be_another_field(hosim, longest):
     path = longest("largest:", "#")
     done = hosim("largest", path, "--field", "batch", "--at-most", 64, "--policy", "resident")
@@ -274,7 +306,7 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
     """Halving sees it by chance only: of rows as they may turn out, the hardest that fits counts; the gap is told."""
     loaded = catalog.resolve(longest())
     question = loaded.scenario.largest
-    search = _Search(loaded.asking_nothing(), question)
+    search = _Search(loaded.asking_nothing(), question, "a test")
     lacks = {
         "status": "infeasible",
         "limit": "hbm",
@@ -311,7 +343,7 @@ def test_a_row_that_others_are_held_against_must_run(longest):
         ("at_most: 8192", "at_most: 64000000", "a KV cache has at most 500,000 blocks"),
         ("at_most: 8192", "at_mots: 8192", "at_mots"),
         ("at_most: 8192", "at_most: 8 kB", "largest.at_most"),
-        ("at_most: 8192", "at_most: 8192, slowdown: [fast]", "largest: a ratio is written as"),
+        ("at_most: 8192", "at_most: 8192, slowdown: [fast]", "largest.slowdown: a ratio is written as"),
         ("at_most: 8192", "at_most: 8192, over: nobody, slowdown: [1.1x]", "nobody"),
         ("homes:", "least: {field: tiers.hbm.capacity, at_most: 1 GB}\nhomes:", "a scenario searches one thing"),
     ],

@@ -48,11 +48,27 @@ def test_without_more_ours_is_held_against_what_is_printed():
         ({"printed": ["8 s", "inf"]}, "15.0 s", True),
         ({"printed": ["16 s", "inf"]}, "15.0 s", False),
         ({"column": "wait_host_ns + wait_compaction_ns", "printed": "7 ns"}, "7 ns", True),
+        ({"over": "14.8 s", "printed": "-2 %"}, "+1.4 %", False),
+        ({"over": "15.2 s", "printed": "-2 %"}, "-1.3 %", True),
+        ({"over": "15.2 s", "printed": "+2 %"}, "-1.3 %", False),
+        ({"over": "15 s", "printed": "-2 %"}, "+0.0 %", False),
+        ({"over": "15 s", "printed": "+0 %"}, "+0.0 %", True),
+        ({"over": "14.8 s", "printed": "0.98x"}, "1.01x", True),
+        ({"over": "15.001 s", "printed": "-2 %"}, "-0.0 %", True),
     ],
 )
 def test_ratios_and_sums(said, found, holds):
     one = verdict(**said)
     assert (one.found, one.holds) == (found, holds)
+
+
+def test_a_change_that_goes_the_other_way_is_said_to():
+    assert verdict(over="14.8 s", printed="-2 %").must == "about -2.0 % (within 5.0 %) and a fall"
+    assert verdict(over="14.8 s", printed="-2 %", about="+1.4 %", kind="shown").holds
+    ways = {"-2 %": "a fall", "+2 %": "a rise", "+0 %": "", "1.02x": "", "by tens of %": ""}
+    for printed, goes in ways.items():
+        kind = "shown" if "tens" in printed else "predicted"
+        assert Expectation.model_validate({"row": "a", "over": "b", "printed": printed, "kind": kind}).goes == goes
 
 
 @pytest.mark.parametrize(
@@ -164,7 +180,19 @@ def test_what_stands_for_a_headline_has_a_line_without_a_printed_figure():
     view = claims_view(judged("one", held))
     assert view.sections[0].head == "a paper"
     assert view.sentences == ["0 printed figures predicted and held.", "1 of 1 headline expectation hold."]
-    assert "1 of 2 headline expectations hold." in sentences(judged("one", held, broken))
+    assert "1 of 2 headline expectations hold; 1 BROKEN." in sentences(judged("one", held, broken))
+    missed = verdict(printed="10 s", missed="not described", headline=True)
+    told = sentences(judged("one", held, broken, missed, missed))
+    assert "1 of 4 headline expectations hold; 1 BROKEN; 2 missed." in told
+
+
+def test_what_was_counted_before_is_shown_as_recorded_with_the_command_that_counts_anew():
+    one = verdict(printed="15 s", figure="step")
+    lines = ("a: 2 of 6 settings reproduce the step.", "it holds for 1 of 2.")
+    view = claims_view([Judged("a", one, counted=lines), Judged("a", one, counted=lines), Judged("b", one)])
+    (section,) = (section for section in view.sections if section.head.startswith("Counted"))
+    assert section.head == "Counted by hosim sensitivity a --choices, and recorded"
+    assert section.notes == [("", line) for line in lines]
 
 
 def test_a_figure_that_is_held_in_one_place_and_shown_in_another_is_held():
