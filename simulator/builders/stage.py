@@ -38,6 +38,16 @@ these.
 for each of top_k and of the shared experts, and the shares (fp32, top_k * 4 bytes). The bias of a router has no
 gradient, no optimizer state and no update: what moves it is outside of the step.
 
+*Adapters* (rank r) beside a linear of i inputs and o outputs are two more linears, whose result is added in place:
+2*T*r*(i + o) FLOP in forward, twice that in backward, and r elements a token that are saved. A frozen linear has no
+weight gradient, and its input is not saved for one. What comes before the first trained weight has no backward.
+
+*Checkpoints.* Of a checkpointed layer T * h elements are saved, its input. Backward runs all ops of its forward again
+but the last ones, which nobody reads: the down projection and the addition behind it.
+
+*Eager kernels.* A norm saves its input in fp32 and the normalised rows in place of its input; keys of latent attention
+are whole (heads * k), and what attention puts out is copied. A router in fp32 saves a copy of its input.
+
 The loss holds ``logits_copies_fp32`` fp32 copies of the logits as its workspace, each written and read once; its
 backward holds one of them (if there is any) while it writes the gradient of the logits.
 

@@ -16,7 +16,7 @@ _MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "momentum": 1, "sgd": 0}
 _STATE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _BLOCK, _LEAST = 256, 4096
 """Of 8-bit states: parameters that share an fp32 scale, and the least parameters of a weight that has such states; as
-bitsandbytes 0.45 has them, after 8-bit optimizers by block-wise quantization (arXiv 2110.02861, section 2.1)."""
+bitsandbytes has them from 0.44 on, after 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861, section 2)."""
 _ORTHOGONAL_STEPS = 5
 """Newton-Schulz steps of Muon (arXiv 2502.16982, section 2.1)."""
 

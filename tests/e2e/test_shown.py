@@ -50,6 +50,15 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3_8b_lora_h100", "llama3_8b_lora_checkpointed_h100"])
+def test_the_tables_of_fine_tuning_are_what_is_printed(name):
+    (shown,) = re.findall(rf"<!-- output of: hosim run {name} -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+    results = hosim.run(name)
+    assert shown == f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
+    assert all(verdict.holds for verdict in results.expectations)
+
+
+@pytest.mark.slow
 def test_the_table_of_allocators_is_what_is_printed():
     (shown,) = re.findall(
         r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL

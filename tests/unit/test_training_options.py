@@ -178,6 +178,13 @@ def test_adapters_alone_are_trained(targets: tuple[str, ...]) -> None:
     check_lives(graph)
 
 
+def test_llama3_8b_has_41_9_million_parameters_in_adapters_of_rank_16() -> None:
+    """8,072,204,288 parameters in all and 41,943,040 that are trained is what users of PEFT print."""
+    graph = build(catalog.read_workload("llama3_8b_lora"))
+    assert held(graph, "gradient") == 2 * 41_943_040
+    assert held(graph, "weight") == 2 * 8_072_204_288
+
+
 def test_what_is_saved_beside_adapters_of_queries_and_values() -> None:
     """Inputs of norms, of adapters, of the gate's functions, and what attention needs; not the inputs of others."""
     graph = build(workload(lora={"rank": RANK}))
