@@ -526,3 +526,35 @@ def test_cut_and_changed_samples_are_read_or_refused(folder: Path, data: st.Data
     text = data.draw(st.sampled_from(FILES)).read_bytes()
     start, stop = sorted(data.draw(st.tuples(st.integers(0, len(text)), st.integers(0, len(text)))))
     check_spoilt(text[:start] + data.draw(st.binary(max_size=4)) + text[stop:], "decode")
+
+
+# what is imported runs
+
+RUNNING = {
+    "gpt_oss": kind("gpt_oss", **EXPERTS, head_dim=16, sliding_window=8, quantization_config={"quant_method": "mxfp4"}),
+    "gemma3": kind("gemma3_text", head_dim=16, sliding_window=8, sliding_window_pattern=2, tie_word_embeddings=True),
+    "deepseek_v32": kind("deepseek_v32", **DSA, quantization_config=FP8),
+    "llama4": kind("llama4_text", **EXPERTS, intermediate_size_mlp=96, interleave_moe_layer_step=2),
+    "minimax_m2": kind("minimax_m2", **EXPERTS, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"phase": "decode", "new_tokens": 2},
+        {"phase": "decode", "block": 8, "experts": "each"},
+        {"phase": "prefill", "chunk": 16, "experts": "grouped"},
+        {"phase": "train"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:
+    if name == "deepseek_v32" and options["phase"] == "train":
+        pytest.skip("backward of attention to chosen tokens is not built")
+    if name == "gemma3":
+        options = {key: value for key, value in options.items() if key != "experts"}
+    read(RUNNING[name], batch=2, sequence=32, **options).write("mine.yaml")
+    found = hosim.run(hardware="h100_sxm", workload="mine.yaml", policies=["resident", "reactive", "static"])
+    assert {row.status for row in found.values()} == {"ok"}
