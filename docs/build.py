@@ -31,14 +31,22 @@ from simulator.catalog.text import compose, to_yaml
 from simulator.cli import hosim as command
 from simulator.formats import augmented_json, graph_jsonl, plan_jsonl, residency_json, tables_csv
 from simulator.lifetime import live_bytes
-from simulator.metrics.figures import FIGURES
+from simulator.metrics.figures import FIGURES, SERVED
 from simulator.plan import View
 from simulator.policies import POLICIES
 from simulator.policies.writer import Move, Writer, write
 
 DOCS = Path(__file__).parent
 _MADE = "<!-- made by docs/build.py -->"
-_UNITS = {"ns": "ns", "B": "B", "share": "share of 1", "times": "multiple", "count": "number", "text": "text"}
+_UNITS = {
+    "ns": "ns",
+    "B": "B",
+    "share": "share of 1",
+    "times": "multiple",
+    "count": "number",
+    "per s": "a second",
+    "text": "text",
+}
 _WIDTH = 100
 _EXAMPLE_LINES = 10
 _BESIDE = (Writer, Move, write, View, live_bytes, *(f for m in (graph_jsonl, plan_jsonl) for f in (m.read, m.write)))
@@ -51,6 +59,7 @@ _ROWS = {
     "bound": "rows with a lower bound",
     "addresses": "rows with addresses",
     "table": "tables of several rows",
+    "served": "rows of `hosim serve`",
 }
 _FORMATS = {
     "Graphs: hosim-graph/1": graph_jsonl,
@@ -109,7 +118,8 @@ def columns() -> str:
     )
     worse = {"": "", "more": "more is worse", "less": "less is worse"}
     rows = [
-        (f"`{one.column}`", _UNITS[one.unit], one.head, one.meaning, _ROWS[one.of], worse[one.worse]) for one in FIGURES
+        (f"`{one.column}`", _UNITS[one.unit], one.head, one.meaning, _ROWS[one.of], worse[one.worse])
+        for one in (*FIGURES, *SERVED)
     ]
     head = ("column", "unit", "heading", "meaning", "which rows have it", "direction")
     return f"# Columns\n\n{_MADE}\n\n{about}\n\n{_table(head, rows)}"

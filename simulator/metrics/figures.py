@@ -17,9 +17,9 @@ from typing import Literal, get_args
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
-Unit = Literal["ns", "B", "share", "times", "count", "text"]
+Unit = Literal["ns", "B", "share", "times", "count", "per s", "text"]
 Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field"]
-Of = Literal["run", "rank", "ranks", "bound", "addresses", "table"]
+Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class Figure:
         What it is, in a sentence.
     of
         Which rows have it: every ``run``; a ``rank`` that ran to its end, and so every job; jobs of several ``ranks``;
-        rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others.
+        rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others; what is
+        ``served``.
     over
         Of what there is one for each.
     worse
@@ -124,10 +125,62 @@ FIGURES = (
 """All figures, in the order of a summary."""
 
 
+_AT = {
+    "p50": "half of the requests", "p90": "90 of 100 requests", "p95": "95 of 100 requests",
+    "p99": "99 of 100 requests",
+}  # fmt: skip
+LATENCIES = {
+    "ttft": ("TTFT", "From the arrival, with the wait in the queue, to the end of the iteration of the first token"),
+    "tpot": ("TPOT", "Time of each output token after the first, of requests with several"),
+    "e2e": ("E2E", "End-to-end latency, from the arrival to the last token"),
+}  # fmt: skip
+"""The latencies of a request: heading and meaning."""
+SERVED = (
+    Figure("requests", "count", "requests", "Requests that came.", of="served"),
+    Figure("finished", "count", "finished", "Requests that had their last token.", of="served", worse="less"),
+    *(Figure(f"{name}_{at}_ns", "ns", f"{head} {at}", f"{meaning}; what {who} do not exceed (nearest rank).",
+             of="served", worse="more") for name, (head, meaning) in LATENCIES.items() for at, who in _AT.items()),
+    *(Figure(f"{name}_mean_ns", "ns", f"{head} mean", f"{meaning}; the mean.", of="served", worse="more")
+      for name, (head, meaning) in LATENCIES.items()),
+    Figure("waited_p50_ns", "ns", "waited p50", "From arrival to admission, of half of the requests.", of="served"),
+    Figure("tokens_per_s", "per s", "tokens/s", "Output tokens by the time until the last one.", of="served",
+           worse="less"),
+    Figure("total_tokens_per_s", "per s", "all tokens/s", "Tokens of the prompts that were read or found, and output "
+           "tokens, by the same time.", of="served", worse="less"),
+    Figure("goodput_per_s", "per s", "goodput/s", "Requests that meet every objective of `slo`, by the same time; one "
+           "with a single output token has no TPOT to meet.", of="served", worse="less"),
+    Figure("goodput_fraction", "share", "goodput", "The share of all requests that meet every objective of `slo`.",
+           of="served", worse="less"),
+    Figure("prompt_tokens", "count", "prompt tokens", "Of all requests that were admitted.", of="served"),
+    Figure("computed_fraction", "share", "computed", "The share of prompt tokens that were computed; with those that "
+           "were found it is 1.", of="served"),
+    Figure("hit_<>_fraction", "share", "hit in <>", "The share of prompt tokens that were found in the tier.",
+           of="served", over="tier"),
+    Figure("read_<>_hit_p50_ns", "ns", "read at <> %", "From admission to the first token, for prompts of which 0, 25, "
+           "50, 75 or 100 % were found (the nearest of these).", of="served", over="field"),
+    Figure("even_bytes_per_s", "count", "even at", "Rate [B/s] at which the KV cache of the prompts of which nothing "
+           "was found takes as long to copy as it took from their admission to their first token.", of="served"),
+    Figure("stall_fraction", "share", "stall", "The share of the busy time that no op ran.", of="served", worse="more"),
+    Figure("end_ns", "ns", "end", "End of the last iteration.", of="served"),
+    Figure("iterations", "count", "iterations", "Iterations of the scheduler.", of="served"),
+    Figure("replayed", "count", "replayed", "How many of them the engine replayed; the others were of their classes.",
+           of="served"),
+    Figure("most_waiting", "count", "most waiting", "The most requests that waited after an iteration had begun.",
+           of="served"),
+    Figure("waiting_at_last", "count", "waiting at last", "Requests that waited when the last one came.", of="served"),
+    Figure("offered_per_s", "per s", "offered/s", "Requests that came, by the time in which they came.", of="served"),
+    Figure("served_per_s", "per s", "served/s", "Requests that left, by the time of iterations in which some sequence "
+           "runs.", of="served"),
+    Figure("unanswered", "count", "unanswered", "Requests of the file that add no token, and are left out.",
+           of="served"),
+)  # fmt: skip
+"""Figures of what `hosim serve` serves; waits, `drain_ns` and what links moved are registered above."""
+
+
 @cache
 def figure_of(column: str) -> Figure:
     """The figure that a column holds; of a column that is not registered, one by the end of its name."""
-    for figure in FIGURES:
+    for figure in (*FIGURES, *SERVED):
         if (place := figure.place_in(column)) is not None:
             return figure.at(place)
     ends: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share", "": "count"}

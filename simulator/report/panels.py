@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -25,6 +25,8 @@ class Panel(NamedTuple):
         Columns of the ends of a band around each curve, which thin lines show.
     limit
         A height that is drawn if it is near.
+    dense
+        Of many points, which have no marks: the scale of the axis, ``log`` if they are far apart on it.
     """
 
     title: str
@@ -37,6 +39,7 @@ class Panel(NamedTuple):
     scale: float = 1
     band: tuple[str, ...] = ()
     limit: float = math.inf
+    dense: Literal["", "linear", "log"] = ""
 
 
 class Map(NamedTuple):

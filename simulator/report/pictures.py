@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from simulator.report import drawing
@@ -35,6 +35,8 @@ _BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
 """Lines of bounds of different plans."""
 _BESIDE, _PANEL_IN = 3, 2.7
 """Panels of curves side by side, and the height of a line of them."""
+_FAR = 8
+"""So many times the least value of an axis calls for a logarithmic one."""
 _DECADES = 100
 """Heights that differ by more are drawn on a logarithmic axis."""
 _LABELS = 8
@@ -209,9 +211,9 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     most = max(heights, default=1)
     limit = panel.limit if 0 < panel.limit <= _NEAR * most else 0
     unit, size = units(max(most, limit), panel.unit) if panel.unit in ("ns", "B") else (panel.unit, 1)
-    places = _places(ax, list(dict.fromkeys(row[panel.x] for row in rows)))
+    places = _places(ax, list(dict.fromkeys(row[panel.x] for row in rows)), panel.dense)
     for (name,), own in by(rows, panel.of).items():
-        style = styles[str(name)]
+        style = styles[str(name)] | ({"marker": ""} if panel.dense else {})
         for key in (panel.y, *panel.band):
             there = [row for row in own if present(row.get(key))]
             look = style if key == panel.y else {"color": style["color"], "linewidth": 0.8, "linestyle": ":"}
@@ -230,11 +232,16 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     label(ax, panel.title, panel.axis, f"[{unit}]" if unit else "")
 
 
-def _places(ax: Axes, values: Sequence[Any]) -> dict[Any, float]:
+def _places(ax: Axes, values: Sequence[Any], scale: str) -> dict[Any, float]:
     """Where each value stands: numbers on their axis, logarithmic if they are far apart, anything else side by side."""
+    if scale:
+        ax.set_xscale(scale if max(values, default=0) > _FAR * min(values, default=0) > 0 else "linear")
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        return {value: float(value) for value in values}
     are_numbers = all(isinstance(value, int | float) for value in values)
     places = {value: float(value if are_numbers else number) for number, value in enumerate(values)}
-    if max(places.values(), default=0) > 8 * min(places.values(), default=0) > 0:
+    if max(places.values(), default=0) > _FAR * min(places.values(), default=0) > 0:
         ax.set_xscale("log", base=2)
     if len(places) <= _LABELS:
         ax.xaxis.set_major_locator(FixedLocator(list(places.values())))

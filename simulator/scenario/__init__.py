@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,11 +13,11 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of, ratio
-from simulator.units import Bytes, exact, in_field, nearest, require
+from simulator.units import Bytes, Nanoseconds, exact, in_field, nearest, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
-    "PolicyChoice", "Scenario", "Switches", "Unstated", "label_of",
+    "PolicyChoice", "Scenario", "Slo", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
 
 Keep = Literal["kept", "none"]
@@ -236,6 +236,30 @@ class Least(Largest):
     multiple_of: Annotated[Bytes, Field(ge=1)] = 10**8
 
 
+class Slo(Part):
+    """Objectives of a service: what a request's latencies may be at most, for it to count as goodput.
+
+    Attributes
+    ----------
+    ttft_ns, tpot_ns, e2e_ns
+        Time to the first token, time of each output token after it, and time to the last one [ns].
+    """
+
+    ttft_ns: Nanoseconds | None = Field(None, alias="ttft")
+    tpot_ns: Nanoseconds | None = Field(None, alias="tpot")
+    e2e_ns: Nanoseconds | None = Field(None, alias="e2e")
+
+    def _check(self) -> None:
+        require(self.model_fields_set, "an objective names a latency", "none", do="add ttft, tpot or e2e")
+
+    def is_met(self, latencies: Mapping[str, Any]) -> bool:
+        """Whether a request that has left met them all: its latencies [ns] by the names of the attributes."""
+        if latencies["e2e_ns"] is None:
+            return False
+        limits = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return all(limit is None or (latencies[name] or 0) <= limit for name, limit in limits)
+
+
 class Scenario(Document):
     """A workload on a machine under some policies.
 
@@ -281,6 +305,8 @@ class Scenario(Document):
         For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
         with the room [B] for that, or null for what is there. Of the compute tier the room is that of sequences that
         run as well. Default: the compute tier alone.
+    slo
+        For `hosim serve`: what latencies are asked for; requests that meet all of them count as goodput.
     switches
         Modelling choices about the machine.
     expect
@@ -305,6 +331,7 @@ class Scenario(Document):
     draws: DrawsOrigin = DrawsOrigin()
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     kv_tiers: dict[str, Bytes | None] = {}
+    slo: Slo | None = None
     switches: Switches = Switches()
     expect: tuple[Expectation, ...] = ()
     claim: Claim | None = None

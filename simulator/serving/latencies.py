@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from simulator.metrics.figures import LATENCIES
 from simulator.report.panels import Panel
-from simulator.report.rows import ABSENT, listed, percent, present, quantity
-from simulator.report.tables import figures, headed, occurring
+from simulator.report.rows import listed, percent, present, quantity, shown
+from simulator.report.tables import figures, occurring
 from simulator.report.views import Section, View, texts
 from simulator.serving.story import Story, quantile
 from simulator.trace import CAUSES
@@ -21,9 +22,11 @@ _SMALL = 0.01
 """A smaller difference is none that somebody would notice."""
 _LONG = 0.1
 """A queue of this share of all requests when the last one comes is told."""
-_POINTS = 64
+_POINTS = 100
 """So many points of a curve can be told apart."""
-_NS_PER_S = 10**9
+_TOLD = (50, 90, 99)
+"""Of so many of 100 requests latencies are shown; the summary has more."""
+_NS_PER_S, _NS_PER_MS = 10**9, 10**6
 
 
 def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
@@ -36,21 +39,20 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
     rows, stories
         See `simulator.serving.story`.
     """
-    latency = {f"{key}_p{p}_ns": f"{short} p{p}" for short, key in (("first token", "ttft"), ("next", "tpot"))
-               for p in (50, 95)}  # fmt: skip
-    hits = {f"hit_{tier}_fraction": f"hit in {tier}" for tier in _between(rows, "hit_", "_fraction")}
+    latency = {name: [f"{name}_p{p}_ns" for p in _TOLD] for name in LATENCIES}
+    rates = ["tokens_per_s", *(["goodput_per_s", "goodput_fraction"] if present(rows[0]["goodput_fraction"]) else [])]
+    hits = [f"hit_{tier}_fraction" for tier in _between(rows, "hit_", "_fraction")]
     moved = occurring(rows, (f"moved_{link}_bytes" for link in _between(rows, "moved_", "_bytes")))
-    reading = {_read(share): f"read at {share} %" for share in _read_shares(rows)}
+    reading = [_read(share) for share in _read_shares(rows)]
     blocks = [
         [
             texts("status", rows, lambda row: row["status"]),
             texts("finished", rows, lambda row: f"{row['finished']:,} of {row['requests']:,}", left=False),
-            *headed(rows, latency),
-            texts("tokens/s", rows, lambda row: _rate(row["tokens_per_s"]), left=False),
-            *headed(rows, {"stall_fraction": "stall"}),
+            *figures(rows, (*latency["ttft"], *latency["tpot"])),
         ],
-        [*headed(rows, {"computed_fraction": "computed", **hits}), *figures(rows, moved)],
-        [*headed(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
+        figures(rows, (*latency["e2e"], *rates, "stall_fraction")),
+        figures(rows, ("computed_fraction", *hits, *moved)),
+        [*figures(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
     ]
     name = texts("policy", rows, lambda row: row["policy"])
     return View(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
@@ -69,10 +71,6 @@ def _read_shares(rows: Rows) -> list[str]:
     shares = _between(rows, "read_", "_hit_p50_ns")
     told = [share for share in shares if any(present(row[_read(share)]) for row in rows)]
     return told if len(told) > 1 else []
-
-
-def _rate(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def sentences(rows: Rows) -> list[str]:
@@ -103,7 +101,7 @@ def _told(row: Row) -> Iterator[str]:
     first, late, more = (quantity(row[column], "ns") for column in ("ttft_p50_ns", "ttft_p95_ns", "tpot_p50_ns"))
     yield (
         f"{policy}: half of the requests have their first token within {first} of sending, 95 % within {late}; "
-        f"a further token takes {more}, {_rate(row['tokens_per_s'])} tokens come out in a second."
+        f"a further token takes {more}, {shown('tokens_per_s', row['tokens_per_s'])} tokens come out in a second."
     )
     tiers = {tier: row[f"hit_{tier}_fraction"] for tier in _between([row], "hit_", "_fraction")}
     there = listed([f"{percent(share)} in {tier}" for tier, share in tiers.items() if share]) or "nothing"
@@ -116,8 +114,13 @@ def _told(row: Row) -> Iterator[str]:
     most = max(spent, key=lambda column: row[column])
     most_of_it = f", most for {spent[most]}" if row[most] else ""
     yield f"{policy} waits for {percent(row['stall_fraction'])} of the time of its iterations{most_of_it}."
+    if present(row["goodput_fraction"]):
+        yield (
+            f"{policy}: {percent(row['goodput_fraction'])} of the requests meet every objective, "
+            f"{shown('goodput_per_s', row['goodput_per_s'])} in a second."
+        )
     if row["waiting_at_last"] >= _LONG * row["requests"]:
-        rates = " and ".join(f"{_rate(row[f'{what}_per_s'])} {what}" for what in ("offered", "served"))
+        rates = " and ".join(f"{shown(f'{what}_per_s', row[f'{what}_per_s'])} {what}" for what in ("offered", "served"))
         yield (
             f"{policy}: {row['waiting_at_last']:,} of {row['requests']:,} requests waited when the last one came "
             f"(in a second {rates}), so that the latencies tell how many came."
@@ -125,22 +128,27 @@ def _told(row: Row) -> Iterator[str]:
 
 
 def _panels(stories: Sequence[Story]) -> list[Panel]:
-    """Curves: who has the first token after how long, what a further one takes, and how many wait."""
+    """Curves: the share of requests by their latencies; and over time who waits, who decodes, and where blocks lie."""
     panels = []
-    for column, title in (
-        ("ttft_ns", "share of requests with a first token"),
-        ("tpot_ns", "share by time for a further one"),
-    ):
-        times = {story.policy: [row[column] for row in story.requests if present(row[column])] for story in stories}
+    for name in ("ttft", "tpot"):
+        known = ((one.policy, (row[f"{name}_ns"] for row in one.requests)) for one in stories)
+        times = {policy: sorted(filter(present, own)) for policy, own in known}
         points = [
-            {"policy": policy, "within_s": (quantile(own, share) or 0) / _NS_PER_S, "share": float(share)}
+            {"policy": policy, "within_ms": (quantile(own, share) or 0) / _NS_PER_MS, "share": float(share)}
             for policy, own in times.items()
-            for share in (range(5, 101, 5) if own else ())
+            for share in (range(1, 101) if own else ())
         ]
-        panels.append(Panel(title, "within [s]", "%", points, "within_s", "share"))
-    waiting = [
-        {"policy": story.policy, "time_s": row["start_ns"] / _NS_PER_S, "waiting": row["waiting"]}
-        for story in stories
-        for row in story.iterations[:: max(1, len(story.iterations) // _POINTS)]
-    ]
-    return [*panels, Panel("requests that wait", "time [s]", "", waiting, "time_s", "waiting")]
+        panels.append(
+            Panel(f"share of requests by {name.upper()}", "within [ms]", "%", points, "within_ms", "share", dense="log")
+        )
+    tiers = stories[0].tiers if stories else ()
+    over_time = {"waiting": "requests that wait", "decoding": "sequences that decode"}
+    over_time |= {f"used_{tier}_blocks": f"KV blocks in {tier}" for tier in tiers}
+    for column, title in over_time.items():
+        rows = [
+            {"policy": one.policy, "time_s": row["start_ns"] / _NS_PER_S, column: row[column]}
+            for one in stories
+            for row in one.iterations[:: max(1, len(one.iterations) // _POINTS)]
+        ]
+        panels.append(Panel(title, "time [s]", "", rows, "time_s", column, dense="linear"))
+    return panels

@@ -8,12 +8,16 @@ from typing import Any
 
 from simulator.builders import Iteration
 from simulator.catalog import Loaded
+from simulator.metrics.figures import LATENCIES
+from simulator.scenario import Slo
 from simulator.serving.asked import Rooms
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Scheduler, Served, Tiers
 from simulator.trace import CAUSES
 from simulator.workload import Arriving, Request, Requests
 
+PERCENTS = (50, 90, 95, 99)
+"""So many of 100 requests have a latency of at most what is told."""
 _SHARES = 4
 """Prompts are told apart by how many quarters of them were found."""
 
@@ -64,7 +68,8 @@ class Story:
         hit: Sequence[int | None] = served.hit or [None] * len(self.tiers)
         line |= {f"hit_{name}_tokens": tokens for name, tokens in zip(self.tiers, hit, strict=True)}
         line |= {"ttft_ns": None if first is None else first - about.arrival_ns}
-        return line | {"tpot_ns": None if adding_ns is None or not more else round(adding_ns / more)}
+        line |= {"tpot_ns": None if adding_ns is None or not more else round(adding_ns / more)}
+        return line | {"e2e_ns": None if last is None else last - about.arrival_ns}
 
 
 def serve_row(
@@ -156,43 +161,13 @@ def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> d
     dict
         ``policy``, ``status``, ``why``
             The row; ``ok``, ``overloaded``, ``infeasible``, ``blocked`` or ``refused``; and what is in the way.
-        ``requests``, ``finished``
-            How many came, and how many had their last token.
-        ``ttft_p50_ns``, ``ttft_p95_ns``
-            From when a request was sent, which is its arrival, to the end of the iteration that gives its first token,
-            so that it has waited in the queue as well: of 100 requests, the 50th and the 95th by time (nearest rank).
-        ``tpot_p50_ns``, ``tpot_p95_ns``
-            From the first token to the last one, by the tokens after the first; of requests with several.
-        ``ttft_mean_ns``, ``tpot_mean_ns``
-            The means of these.
-        ``waited_p50_ns``
-            From arrival to admission.
-        ``tokens_per_s``
-            Tokens added until the end of the run.
-        ``prompt_tokens``, ``computed_fraction``, ``hit_<tier>_fraction``
-            Of all that were admitted; the shares that were computed, and that were found in each tier, add up to 1.
-        ``read_<n>_hit_p50_ns``
-            From admission to the first token, for prompts of which 0, 25, 50, 75 or 100 % were found (the nearest of
-            these).
-        ``even_bytes_per_s``
-            Rate at which the KV cache of the prompts of which nothing was found takes as long to copy as it took from
-            their admission to their first token.
-        ``moved_<link>_bytes``
-            Bytes copied.
-        ``stall_fraction``, ``wait_<cause>_ns``, ``drain_ns``
-            What of the time of iterations no op ran; that compute waited, and for what; and that an iteration lasted on
-            for its stores after its last op. The latter two add up to the former.
-        ``busy_ns``, ``end_ns``
-            Time of iterations in which some sequence runs (blocks that are stored while nobody does hold nobody up),
-            and end of the last iteration.
-        ``iterations``, ``replayed``
-            How many there were, and how many of them were replayed.
-        ``most_waiting``, ``waiting_at_last``
-            The most requests that waited after an iteration had begun, and how many when the last one came.
-        ``offered_per_s``, ``served_per_s``
-            Requests that came, by the time in which they came; and that left, by the busy time.
-        ``unanswered``
-            Requests of the file that add no token, and are left out.
+        ``<column>``
+            Each of `simulator.metrics.figures.SERVED`.
+        ``moved_<link>_bytes``, ``wait_<cause>_ns``, ``drain_ns``
+            Bytes copied; that compute waited, and for what; and that an iteration lasted on for its stores after its
+            last op. The latter two add up to `stall_fraction` of `busy_ns`.
+        ``busy_ns``
+            Time of iterations in which some sequence runs: blocks stored while nobody does hold nobody up.
     """
     ran = [one for one in story.iterations if one["held_blocks"]]
     waits = [f"wait_{cause}_ns" for cause in CAUSES]
@@ -206,7 +181,7 @@ def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> d
         "requests": len(story.served),
         "finished": len(left),
         **_latencies(story.requests),
-        "tokens_per_s": _ratio(sum(one.made for one in story.served) * 10**9, story.end_ns),
+        **_throughput(story, loaded.scenario.slo),
         **_hits(story, token_bytes),
         **{column: sum(one[column] for one in story.iterations) for column in moved},
         "stall_fraction": _ratio(sum(one["stall_ns"] for one in ran) + spent["drain_ns"], busy),
@@ -234,11 +209,22 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def _latencies(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    times = {name: [ns for one in requests if (ns := one[f"{name}_ns"]) is not None] for name in ("ttft", "tpot")}
+    times = {name: [ns for one in requests if (ns := one[f"{name}_ns"]) is not None] for name in LATENCIES}
     waited = [one["admitted_ns"] - one["arrival_ns"] for one in requests if one["admitted_ns"] is not None]
-    found = {f"{name}_p{percent}_ns": quantile(ns, percent) for name, ns in times.items() for percent in (50, 95)}
+    found = {f"{name}_p{percent}_ns": quantile(ns, percent) for name, ns in times.items() for percent in PERCENTS}
     found |= {f"{name}_mean_ns": round(sum(ns) / len(ns)) if ns else None for name, ns in times.items()}
     return found | {"waited_p50_ns": quantile(waited, 50)}
+
+
+def _throughput(story: Story, slo: Slo | None) -> dict[str, Any]:
+    """What came out in a second: tokens, and requests that meet what is asked of their latencies."""
+    made = sum(one.made for one in story.served)
+    read = sum(one.request.prompt for one in story.served if one.first_ns is not None)
+    found = {"tokens_per_s": made, "total_tokens_per_s": made + read}
+    met = None if slo is None else sum(map(slo.is_met, story.requests))
+    rates = {column: _ratio(number * 10**9, story.end_ns) for column, number in found.items()}
+    rates["goodput_per_s"] = None if met is None else _ratio(met * 10**9, story.end_ns)
+    return rates | {"goodput_fraction": None if met is None else _ratio(met, len(story.served))}
 
 
 def _hits(story: Story, token_bytes: int) -> dict[str, Any]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from serving_cases import told
 
+from simulator.metrics.figures import LATENCIES
 from simulator.report.pictures import curves
 from simulator.serving.latencies import sentences, view
 from simulator.trace import CAUSES
 from simulator.workload import Request
+
+WHICH = ("p50", "p90", "p95", "p99", "mean")
 
 
 def table(rows):
@@ -16,10 +19,16 @@ def table(rows):
 
 def row(policy="static", **more):
     about = {"policy": policy, "status": "ok", "why": "", "requests": 10, "finished": 10, "tokens_per_s": 50.0}
-    about |= {f"{name}_{which}_ns": 10**6 for name in ("ttft", "tpot") for which in ("p50", "p95", "mean")}
+    about |= {f"{name}_{which}_ns": 10**6 for name in LATENCIES for which in WHICH}
     about |= {"computed_fraction": 0.5, "hit_hbm_fraction": 0.2, "hit_ddr_fraction": 0.3}
     about |= {f"read_{share}_hit_p50_ns": None for share in (0, 25, 50, 75, 100)}
-    about |= {"unanswered": 0, "offered_per_s": 9.0, "served_per_s": 1585.0}
+    about |= {
+        "goodput_per_s": None,
+        "goodput_fraction": None,
+        "unanswered": 0,
+        "offered_per_s": 9.0,
+        "served_per_s": 1585.0,
+    }
     about |= {"even_bytes_per_s": None, "moved_h2d_bytes": 2000, "stall_fraction": 0.0, "drain_ns": 0}
     about |= {f"wait_{cause}_ns": 0 for cause in CAUSES}
     return about | {"most_waiting": 3, "waiting_at_last": 0, "iterations": 7, "replayed": 5} | more
@@ -79,16 +88,30 @@ def test_rows_are_compared_by_the_mean():
     )
 
 
-def test_the_curves_are_shares_by_time_and_the_queue():
+def test_the_curves_are_shares_by_time_and_the_queue_the_batch_and_the_cache():
     story, _ = told([Request(0, 10, 2), Request(0, 30, 2)], (100.0,), max_tokens=16)
-    first, further, queue = view("toy", [row()], [story]).panels
+    first, further, *over_time = panels = view("toy", [row()], [story]).panels
     assert first.rows[-1]["share"] == 100
-    assert max(row["within_s"] for row in first.rows) == max(one["ttft_ns"] for one in story.requests) / 1e9
-    assert max(row["within_s"] for row in further.rows) == max(one["tpot_ns"] for one in story.requests) / 1e9
-    assert [row["time_s"] for row in queue.rows] == [one["start_ns"] / 1e9 for one in story.iterations]
-    assert curves("toy", [first, further, queue]).png()
+    assert max(row["within_ms"] for row in first.rows) == max(one["ttft_ns"] for one in story.requests) / 1e6
+    assert max(row["within_ms"] for row in further.rows) == max(one["tpot_ns"] for one in story.requests) / 1e6
+    assert [panel.y for panel in over_time] == ["waiting", "decoding", "used_hbm_blocks"]
+    for panel in over_time:
+        assert [row["time_s"] for row in panel.rows] == [one["start_ns"] / 1e9 for one in story.iterations]
+        assert [row[panel.y] for row in panel.rows] == [one[panel.y] for one in story.iterations]
+    assert curves("toy", panels).png()
+
+
+def test_goodput_is_told_where_objectives_are_stated():
+    assert "goodput" not in table([row()])
+    good = row(goodput_fraction=0.75, goodput_per_s=12.345)
+    lines = table([good]).split("\n\n")[1].splitlines()
+    assert [line.split()[-5:] for line in lines][1] == ["12.3", "75", "%", "0", "%"]
+    assert lines[0].split()[-3:] == ["goodput/s", "goodput", "stall"]
+    assert sentences([good])[-1] == "static: 75 % of the requests meet every objective, 12.3 in a second."
 
 
 def test_what_is_not_there_is_a_dash():
-    lines = [line.split() for line in table([row(tpot_p50_ns=None, tokens_per_s=None)]).splitlines()]
-    assert lines[1] == ["static", "ok", "10", "of", "10", "1.00", "ms", "1.00", "ms", "-", "1.00", "ms", "-", "0", "%"]
+    first, second = (line.split() for line in table([row(tpot_p50_ns=None, tokens_per_s=None)]).splitlines()[1:5:3])
+    assert first[:5] == ["static", "ok", "10", "of", "10"]
+    assert first[11:13] == ["-", "1.00"]
+    assert second == ["static", "1.00", "ms", "1.00", "ms", "1.00", "ms", "-", "0", "%"]
