@@ -11,6 +11,15 @@ BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...``
 Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600`` or ``2024-05-10 00:00:00.009930+00:00`` (UTC without an
 offset), and count from the first one; requests are put in the order of their arrival. ``prefix`` is any name; two
 prompts with the same one have as many of their first tokens in common as the shorter of both ``prefix_tokens`` says.
+Prefixes may form a tree, as when conversations go on over a document, or blocks of tokens are named one by one::
+
+    arrival,prompt,output,prefix,prefix_tokens
+    0,9000,20,system manual,500 8000
+    1,9500,20,system manual turn2,500 8000 900
+
+Where ``prefix_tokens`` has several numbers, ``prefix`` has as many names between blanks, a part of the prompt each. Two
+prompts have a part in common if all parts before it are the same and equally long.
+
 Other columns are not read. Requests without an output token (BurstGPT lists what failed with none) are left out, and
 counted. A file may be larger than the memory: kept are only the requests that are asked for.
 
@@ -33,6 +42,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from heapq import nsmallest
+from itertools import accumulate
 from pathlib import Path
 
 from simulator import inputs
@@ -50,7 +60,7 @@ _REQUESTS = (
 """What files call the arrival, and the tokens of prompt and output."""
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
 _PREFIX = {"prefix", "prefix_tokens"}
-_MOST_TOKENS, _MOST_CHOICES, _LONGEST_S = 10_000_000, 1_000_000, 10**9
+_MOST_TOKENS, _MOST_CHOICES, _LONGEST_S, _MOST_PARTS = 10_000_000, 1_000_000, 10**9, 10_000
 _NS = 10**9
 _SELDOM = 1 << 12
 """After so many lines each it is told how many were read."""
@@ -167,7 +177,7 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
         served, and are too many.
     """
     table = _Table(path, *_REQUESTS)
-    unanswered, prefixes = 0, dict[str, int]()
+    unanswered, prefixes = 0, dict[tuple[int, int, str], int]()
 
     def answered() -> Iterator[Request]:
         nonlocal unanswered
@@ -191,15 +201,23 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
     return Arriving([one._replace(arrival_ns=one.arrival_ns - kept[0].arrival_ns) for one in kept], unanswered)
 
 
-def _request(table: _Table, row: dict[str, str], prefixes: dict[str, int]) -> Request:
+def _request(table: _Table, row: dict[str, str], prefixes: dict[tuple[int, int, str], int]) -> Request:
+    """A request of a line; `prefixes` are those that are known: what is above, where that ends, and the name."""
     arrival, prompt, output = table.names
     tokens = _whole(prompt, row[prompt], 1, _MOST_TOKENS)
     request = Request(_time(arrival, row[arrival]), tokens, _whole(output, row[output], 0, _MOST_TOKENS))
     if not row.keys() >= _PREFIX or not row["prefix"]:
         return request
-    shared = _whole("prefix_tokens", row["prefix_tokens"], 0, _MOST_TOKENS)
-    require(shared <= tokens, "a prefix is a part of its prompt", f"{shared:,} of {tokens:,} tokens")
-    return request._replace(prefix=prefixes.setdefault(row["prefix"], len(prefixes)), prefix_tokens=shared)
+    sizes = [_whole("prefix_tokens", size, 0, _MOST_TOKENS) for size in row["prefix_tokens"].split()]
+    names = row["prefix"].split() if len(sizes) > 1 else [row["prefix"]]
+    must = f"each of several prefix_tokens is named in prefix, and of at most {_MOST_PARTS:,}"
+    require(len(names) == len(sizes) <= _MOST_PARTS, must, f"{len(names):,} names and {len(sizes):,} numbers")
+    require(sum(sizes) <= tokens, "a prefix is a part of its prompt", f"{sum(sizes):,} of {tokens:,} tokens")
+    chain, above = list[tuple[int, int]](), (-1, 0)
+    for name, end in zip(names, accumulate(sizes), strict=True):
+        above = prefixes.setdefault((*above, name), len(prefixes)), end
+        chain.append(above)
+    return request._replace(prefix=chain[-1][0], prefix_tokens=chain[-1][1], above=tuple(chain[:-1]))
 
 
 def _time(what: str, text: str) -> int:

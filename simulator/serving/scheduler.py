@@ -9,7 +9,8 @@ below is copied in by the iteration that reads the first part of what is left. A
 once the iteration that computes its last token has ended.
 
 KV blocks lie in tiers: held by sequences that run, cached after they have left, stored one tier down, dropped at last.
-A block is named by what its tokens are: the i-th of a shared prefix, or the i-th of a request. The compute tier holds
+A block is named by what its tokens are: the i-th of a shared prefix (of a tree of prefixes, that in which it ends), or
+the i-th of a request. The compute tier holds
 the blocks of all sequences that run. What they leave is cached there, if that tier keeps blocks, the least recently
 used first to go when room is needed; then it is stored in the next tier down, unless that has it already, where it may
 make the least recently used one go further down. From the last tier blocks are dropped. A block that is copied in stays
@@ -174,6 +175,8 @@ class Served:
         How many of its tokens are cached, and how many it has added.
     blocks
         What it holds.
+    shared
+        The blocks of its prefix, whoever computes them.
     """
 
     number: int
@@ -185,6 +188,7 @@ class Served:
     cached: int = 0
     made: int = 0
     blocks: list[Block] = field(default_factory=list)
+    shared: list[Block] = field(default_factory=list)
 
     @property
     def is_reading(self) -> bool:
@@ -267,8 +271,10 @@ class Scheduler:
             return None
         one, size = self.waiting[0], self._block
         request = one.request
-        found = self.tiers.find(Block(True, request.prefix, number) for number in range(request.shared // size))
-        hit = [Block(True, request.prefix, number) for number in range(len(found))]
+        if not one.shared:
+            one.shared = [Block(True, prefix, number) for number, prefix in enumerate(request.prefixes(size))]
+        found = self.tiers.find(one.shared[: request.shared // size])
+        hit = one.shared[: len(found)]
         total = -(-(request.prompt + request.output) // size)
         if not self.tiers.fits(hit, total - len(hit)):
             return None
@@ -287,9 +293,7 @@ class Scheduler:
         """
         for one, new in work.parts:
             before, one.cached = one.cached // self._block, one.cached + new
-            shared = min(one.cached, one.request.prefix_tokens) // self._block
-            for number in range(before, shared):
-                block = Block(True, one.request.prefix, number)
+            for number, block in enumerate(one.shared[before : one.cached // self._block], before):
                 if self.tiers.computed(one.blocks[number], block):
                     one.blocks[number] = block
             if not one.is_reading:
@@ -300,8 +304,8 @@ class Scheduler:
         left = [one for one in self.running if one.made == one.request.output]
         for one in left:
             one.end_ns = now_ns
-            shared = one.request.prefix_tokens // self._block
-            self.tiers.release(one.blocks, full=one.cached // self._block, doubles=shared)
+            self.tiers.release(one.blocks, full=one.cached // self._block, doubles=len(one.shared))
+            one.blocks, one.shared = [], []
         if left:
             self.running = [one for one in self.running if one.made < one.request.output]
         return left

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
@@ -148,6 +150,8 @@ class Request(NamedTuple):
         How many tokens it reads, and how many it adds.
     prefix, prefix_tokens
         Which prefix its prompt begins with, and how many of its tokens that is; 0 tokens if it shares none.
+    above
+        Prefixes form a tree: those above that one, from the root down, and with how many tokens each ends.
     """
 
     arrival_ns: int
@@ -155,6 +159,14 @@ class Request(NamedTuple):
     output: int
     prefix: int = 0
     prefix_tokens: int = 0
+    above: tuple[tuple[int, int], ...] = ()
+
+    def prefixes(self, block: int) -> Iterator[int]:
+        """Of each full block of its prefix, of so many tokens, the prefix that the last token is of."""
+        end = 0
+        for prefix, tokens in (*self.above, (self.prefix, self.prefix_tokens)):
+            begin, end = end, tokens // block
+            yield from repeat(prefix, end - begin)
 
     @property
     def shared(self) -> int:

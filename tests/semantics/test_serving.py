@@ -121,3 +121,19 @@ def test_a_crowd_that_comes_at_once_is_served():
     story, _ = told([Request(0, 60, 2) for _ in range(60)], (inf,), max_sequences=1)
     assert story.status == "ok"
     assert all(one.end_ns is not None for one in story.served)
+
+
+def test_prompts_share_what_their_chains_of_prefixes_have_in_common():
+    """Blocks of 4; a system prompt of 8 tokens, then either of two manuals, of which the third request adds a turn.
+
+    Block 3 holds 2 tokens of the manual and 2 of the turn, so that it is the turn's.
+    """
+    system, manual, other, turn = range(4)
+    come = [
+        Request(0, 15, 1, manual, 14, ((system, 8),)),
+        Request(500, 15, 1, other, 14, ((system, 8),)),
+        Request(1000, 24, 1, turn, 20, ((system, 8), (manual, 14))),
+        Request(1500, 30, 1, turn, 20, ((system, 8), (manual, 14))),
+    ]
+    story, _ = told(come, (inf,))
+    assert [one.hit for one in story.served] == [[0], [8], [12], [20]]

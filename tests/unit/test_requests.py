@@ -89,3 +89,43 @@ def test_what_is_no_time_and_no_number_is_refused_in_few_words(row, tmp_path):
 def test_a_quantile_is_a_value_that_occurred():
     assert [quantile([30, 10, 20], percent) for percent in (0, 33, 34, 50, 67, 95)] == [30, 10, 20, 20, 30, 30]
     assert quantile([], 50) is None
+
+
+def test_prefixes_form_a_tree(tmp_path):
+    """A part is another one if what is before it differs, in name or in length."""
+    path = tmp_path / "tree.csv"
+    path.write_text(
+        "arrival,prompt,output,prefix,prefix_tokens\n"
+        "0,90,1,a b,16 32\n"
+        "1,90,1,a b c,16 32 8\n"
+        "2,90,1,x b,16 32\n"
+        "3,90,1,a b,8 32\n"
+        "4,90,1,a b,24\n"
+        "5,90,1,a,16\n"
+    )
+    found = [(one.above, one.prefix, one.prefix_tokens) for one in read_requests(path).requests]
+    assert found == [
+        (((0, 16),), 1, 48),
+        (((0, 16), (1, 48)), 2, 56),
+        (((3, 16),), 4, 48),
+        (((0, 8),), 5, 40),
+        ((), 6, 24),
+        ((), 0, 16),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ("a b c,16 32", "each of several prefix_tokens is named in prefix, and of at most 10,000, found 3 names and 2"),
+        ("a b,80 20", "a prefix is a part of its prompt, found 100 of 90 tokens"),
+        ("a b,80 -2", "prefix_tokens is a whole number from 0"),
+        ("a,", "each of several prefix_tokens is named in prefix, and of at most 10,000, found 1 names and 0"),
+    ],
+)
+def test_a_wrong_chain_is_one_message(cells, said, tmp_path):
+    path = tmp_path / "tree.csv"
+    path.write_text(f"arrival,prompt,output,prefix,prefix_tokens\n0,90,1,{cells}\n")
+    with pytest.raises(ConfigError) as refused:
+        read_requests(path)
+    assert f"tree.csv:2: {said}" in str(refused.value)
