@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from simulator.serving.asked import Rooms
-from simulator.serving.replays import Replays
 from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
 from simulator.workload import Request, Requests
@@ -73,13 +72,6 @@ def write(folder: Path, requests: str = DRAWN, kv_tiers: str = SMALL_TIERS, box:
     path = folder / "story.yaml"
     path.write_text(STORY.replace("KV_TIERS", kv_tiers))
     return path
-
-
-class Exact(Replays):
-    """Each iteration is replayed as it is."""
-
-    def rounded(self, work):
-        return work
 
 
 class Told:

@@ -82,6 +82,7 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
 
 
 @common.command("Serve requests that come and leave, and tell latencies.", "scenario", "policy", "set", "out")
+@click.option("--exact", is_flag=True, help="Replay every iteration, also those that are alike.")
 def serve(scenario: str, **more: Any) -> int:
     """Serve the requests of SCENARIO iteration by iteration, one row per policy.
 
@@ -92,8 +93,8 @@ def serve(scenario: str, **more: Any) -> int:
       hosim serve mine.yaml --out results/serve
 
     The scheduler is fixed: each sequence that runs adds a token, prompts fill the rest of max_tokens,
-    first come, first served. The policy moves data within an iteration, which the engine replays; alike
-    ones once, for which what they attend to is rounded up by less than 1/16.
+    first come, first served. The policy moves data within an iteration, which the engine replays, alike
+    ones once.
     How far a row is, is told on stderr: on a terminal always, elsewhere every 30 s.
 
     The exit code is 1 if no row served all requests, or an expectation of the scenario fails (--set switches

@@ -62,10 +62,11 @@ def serve(
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Sequence[str] | None = None,
     progress: Progress | None = None,
+    exact: bool = False,
 ) -> Serving:
     """Serve requests that come and leave.
 
-    Iterations that attend to about as much (less than 1/16 apart) are replayed once.
+    Iterations that are alike are replayed once: see `simulator.serving.classes`.
 
     Parameters
     ----------
@@ -77,6 +78,9 @@ def serve(
         Only these rows of the scenario, or policies with their default options.
     progress
         Called now and then.
+    exact
+        Whether every iteration is replayed as it is, which takes as many times as long as there are iterations in a
+        class.
 
     Raises
     ------
@@ -89,7 +93,8 @@ def serve(
     names, come, room = read_served(loaded, policies, progress)
     enough = sum(one.prompt + one.output for one in come.requests)  # more blocks than all together ever hold
     tokens = int(min(room.blocks[0], enough)) * asked.block
-    stories = [serve_row(name, Replays(loaded, name, tokens), room, asked, come.requests, progress) for name in names]
+    replays = {name: Replays(loaded, name, tokens, exact=exact) for name in names}
+    stories = [serve_row(*one, room, asked, come.requests, progress) for one in replays.items()]
     rows = [summary(story, loaded, come, room.block_bytes // asked.block) for story in stories]
     view = latencies.view(loaded.scenario.title or loaded.scenario.name, rows, stories)
     tables = {

@@ -133,7 +133,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     ConfigError
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
-    asked, model = asked_of(loaded), loaded.workload.model
+    asked = asked_of(loaded)
     here, kept = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
     names = (here, *(tier for tier in kept if tier != here))
     if here in kept and next(iter(kept)) != here:
@@ -142,8 +142,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     decoding = min(asked.max_sequences, len(requests))
     fullest = Iteration(decoding=decoding, reading=asked.max_tokens - decoding, answers=decoding)
     graph = iteration(loaded.workload, fullest, 0)
-    elements = model.kv_elements if isinstance(model, DecoderModel) else 0
-    size = asked.block * elements * loaded.workload.dtypes.kv_bytes
+    size = asked.block * token_bytes(loaded)
     there = (_room_bytes(loaded, graph, tier) for tier in names)
     blocks = tuple(room if room == math.inf else int(room // size) for room in there)
     number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
@@ -153,6 +152,12 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
     insist(needed <= blocks[0], f"workload {loaded.workload.name}, requests", rule, found, do)
     return Rooms(names, blocks, here in kept or not kept, size)
+
+
+def token_bytes(loaded: Loaded) -> int:
+    """What a token takes in the KV cache of all layers [B]."""
+    model = loaded.workload.model
+    return loaded.workload.dtypes.kv_bytes * (model.kv_elements if isinstance(model, DecoderModel) else 0)
 
 
 def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:

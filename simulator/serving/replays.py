@@ -1,8 +1,6 @@
 """What iterations take: each is a graph that the row's policy plans and the engine replays, alike ones once.
 
-Numbers of tokens vary from iteration to iteration. So that many are alike, tokens of prompts are rounded up to whole
-blocks, and what is attended to (tokens cached, pairs) to five binary digits, less than 1/16 more. What is copied is not
-rounded.
+Numbers of tokens vary from iteration to iteration; which of them are alike is said in `simulator.serving.classes`.
 
 Before the steps of the plan is copied, whatever the row's policy thinks of it:
 
@@ -30,13 +28,11 @@ from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Job
 from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan, View
 from simulator.policies import Problem
-from simulator.run.case import prepare
+from simulator.run.case import Case, prepare
 from simulator.run.row import checked
 from simulator.serving.asked import asked_of
+from simulator.serving.classes import PARTS, WAITS, Classes
 from simulator.trace import CAUSES
-
-_DIGITS = 5
-"""Binary digits of what is attended to: with more, few iterations are alike."""
 
 
 class Replays:
@@ -50,11 +46,13 @@ class Replays:
         Which of its policies decides.
     room
         How many tokens the KV cache has room for in the compute tier.
+    exact
+        Whether every iteration is replayed as it is, and none stands for others.
     """
 
-    def __init__(self, loaded: Loaded, row: str, room: int) -> None:
-        self._loaded, self._row, self._room = loaded, row, room
-        self._asked = asked_of(loaded)
+    def __init__(self, loaded: Loaded, row: str, room: int, *, exact: bool = False) -> None:
+        self._loaded, self._row, self._room, self._exact = loaded, row, room, exact
+        self._asked, self._classes = asked_of(loaded), Classes(loaded, _smallest(loaded).problem)
         self._known: dict[Iteration, dict[str, Any]] = {}
 
     def __len__(self) -> int:
@@ -71,17 +69,24 @@ class Replays:
             took; of it ``stall_ns``, how long compute waited, by ``wait_<cause>_ns``, and ``drain_ns``, how long copies
             ran after the last op; and ``moved_<link>_bytes``.
         """
-        key = self.rounded(work)
-        if key not in self._known:
-            self._known[key] = self._replay(key)
-        return self._known[key]
+        if self._exact:
+            return self._replayed(work)
+        for parts in PARTS:
+            alike, more_ns = self._classes.of(work, parts)
+            known = self._replayed(alike)
+            if known["status"] != "ok":
+                return known
+            if known["stall_ns"] + known["drain_ns"] <= WAITS * known["took_ns"]:
+                break
+        more = self._classes.moved(work)
+        more.subtract(self._classes.moved(alike))
+        moved = {(column := f"moved_{link}_bytes"): known[column] + number for link, number in more.items()}
+        return {**known, "took_ns": known["took_ns"] + more_ns, **moved}
 
-    def rounded(self, work: Iteration) -> Iteration:
-        """The iteration whose time stands for that of others like it: none is shorter than what it stands for."""
-        block, most = self._asked.block, self._asked.max_tokens
-        reading = min(-(-work.reading // block) * block, max(work.reading, most - work.decoding))
-        context, cached, pairs = map(_up, (work.context, work.cached, work.pairs))
-        return work._replace(reading=reading, context=context, cached=cached, pairs=pairs)
+    def _replayed(self, work: Iteration) -> dict[str, Any]:
+        if work not in self._known:
+            self._known[work] = self._replay(work)
+        return self._known[work]
 
     def _replay(self, work: Iteration) -> dict[str, Any]:
         here = self._loaded.hardware.compute_tier
@@ -107,14 +112,13 @@ class Replays:
 
 def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
     """Say which rows there are; see `simulator.run.case.Case.rows`."""
-    work = Iteration(decoding=1, answers=1)
-    return list(prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1))).rows(policies))
+    return list(_smallest(loaded).rows(policies))
 
 
-def _up(number: int) -> int:
-    """Round up to five binary digits."""
-    unit = 1 << max(0, number.bit_length() - _DIGITS)
-    return -(-number // unit) * unit
+def _smallest(loaded: Loaded) -> Case:
+    """The least that an iteration can be."""
+    work = Iteration(decoding=1, context=1, answers=1)
+    return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1)))
 
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:

@@ -2,7 +2,7 @@
 
 ``python tests/bench/serving.py`` takes a minute; with ``--load`` it serves the load of ``chat_kv_tiers_h100`` over
 slower links as well, a quarter of a minute of processor time for each, and with ``--exact`` a part of it with and
-without rounding.
+without classes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 import simulator as hosim
 from simulator import catalog
 from simulator.catalog import dump
-from simulator.serving.replays import Replays
 
 TOKENS_K = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
 COMPUTED_MS = (266, 634, 1099, 1652, 2290, 3013, 3840, 4785, 5734, 6848)
@@ -70,10 +69,8 @@ def load() -> Iterator[str]:
 def exact(folder: Path) -> Iterator[str]:
     """Thirty requests of that load, with rounding and without."""
     path = _documents(folder, "chat_kv_tiers_h100", {"count": 30, "output": {"mean": 48, "spread": 0.5}})
-    rounded = Replays.rounded
     for is_exact in (False, True):
-        Replays.rounded = (lambda _, work: work) if is_exact else rounded
-        (row,) = hosim.serve(path, policies=["static"]).rows
+        (row,) = hosim.serve(path, policies=["static"], exact=is_exact).rows
         times = {
             key: f"{row[key] / 1e6:.2f} ms" for key in ("ttft_p50_ns", "ttft_p95_ns", "tpot_p50_ns", "tpot_p95_ns")
         }

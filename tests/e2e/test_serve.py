@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from serving_cases import DRAWN, Exact, write
+from serving_cases import DRAWN, write
 
 import simulator as hosim_api
 from simulator.formats import tables_csv
+from simulator.metrics.figures import SERVED, figure_of
 from simulator.run.case import Case
 from simulator.serving import scheduler
-from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Block
 
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
@@ -32,10 +32,10 @@ def test_there_is_a_line_for_each_policy_and_sentences_about_them(hosim, tmp_pat
     done = hosim("serve", write(tmp_path))
     assert done.code == 0
     blocks = done.out.split("\n\n")
-    assert [block.split()[0] for block in blocks[:3]] == ["policy"] * 3
+    assert [block.split()[0] for block in blocks[:4]] == ["policy"] * 4
     assert [line[:9].strip() for line in blocks[0].splitlines()] == ["policy", "static", "on demand"]
     assert "12 of 12" in blocks[0]
-    assert "static: half of the requests have their first token within " in blocks[3]
+    assert "static: half of the requests have their first token within " in blocks[4]
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_path):
@@ -45,25 +45,14 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_pa
     for name in ("one", "two"):
         assert hosim("serve", path, "--out", tmp_path / name).code == 0
     path.write_text(path.read_text() + "seed: 7\n")
-    assert hosim("serve", path, "--out", tmp_path / "other").code == 0
+    other = hosim_api.serve(path)
     files = {p.name for p in (tmp_path / "one").iterdir()}
     assert files == set(json.loads((tmp_path / "one" / "summary.json").read_text())["files"])
     assert {"requests.csv", "iterations.csv", "serve.png", "serve.svg", "report.html"} <= files
-    one, two, other = ({n: (tmp_path / name / n).read_bytes() for n in files} for name in ("one", "two", "other"))
+    one, two = ({n: (tmp_path / name / n).read_bytes() for n in files} for name in ("one", "two"))
     assert one == two
-    assert one["requests.csv"] != other["requests.csv"]
+    assert one["requests.csv"] != other.requests.to_csv(index=False, lineterminator="\n").encode()
     assert hosim("serve", tmp_path / "one" / "scenario.yaml").out == hosim("serve", write(folder)).out
-
-
-def test_rounding_never_shortens_and_costs_little(tmp_path, monkeypatch):
-    """Less than 1/16 more is attended to; prompts of 40 tokens are read in whole blocks of 8, which costs most."""
-    path = write(tmp_path)
-    rounded = hosim_api.serve(path, policies=["static"]).rows[0]
-    monkeypatch.setattr(Replays, "rounded", Exact.rounded)
-    exact = hosim_api.serve(path, policies=["static"]).rows[0]
-    assert rounded["replayed"] < exact["replayed"] <= exact["iterations"]
-    assert 1 < rounded["busy_ns"] / exact["busy_ns"] < 1.06
-    assert 0.98 < rounded["tpot_p50_ns"] / exact["tpot_p50_ns"] < 1.02
 
 
 def test_the_tables_add_up(tmp_path):
@@ -304,3 +293,47 @@ def test_the_shipped_scenario_answers_its_question():
     none, half, most = (row[f"read_{share}_hit_p50_ns"] for share in (0, 50, 100))
     assert most < half < none
     assert none / most > 5
+
+
+def test_latencies_are_held_against_objectives(tmp_path):
+    path = write(tmp_path)
+    (free,) = hosim_api.serve(path, policies=["static"]).rows
+    assert free["goodput_fraction"] is free["goodput_per_s"] is None
+    path.write_text(f"{path.read_text()}slo: {{ttft: {free['ttft_p50_ns']} ns, e2e: {free['e2e_p90_ns']} ns}}\n")
+    found = hosim_api.serve(path, policies=["static"])
+    (row,), requests = found.rows, found.requests
+    met = (requests["ttft_ns"] <= free["ttft_p50_ns"]) & (requests["e2e_ns"] <= free["e2e_p90_ns"])
+    assert 0 < met.sum() < len(requests)
+    assert row["goodput_fraction"] == met.sum() / len(requests)
+    assert row["goodput_per_s"] == pytest.approx(met.sum() * 1e9 / row["end_ns"])
+    tokens = requests["output_tokens"].sum()
+    assert row["tokens_per_s"] == pytest.approx(tokens * 1e9 / row["end_ns"])
+    assert row["total_tokens_per_s"] == pytest.approx((tokens + requests["prompt_tokens"].sum()) * 1e9 / row["end_ns"])
+
+
+def test_every_column_of_a_summary_is_registered(tmp_path):
+    (row,) = hosim_api.serve(write(tmp_path), policies=["static"]).rows
+    assert [column for column in row if not figure_of(column).meaning] == ["policy", "why", "busy_ns"]
+    assert all(any(figure.place_in(column) is not None for column in row) for figure in SERVED)
+
+
+def test_an_expectation_may_be_about_goodput(hosim, tmp_path):
+    path = write(tmp_path)
+    path.write_text(
+        f"{path.read_text()}slo: {{tpot: 1 s}}\n"
+        "expect: [{row: static, column: goodput_fraction, at_least: 1, why: a token takes less}]\n"
+    )
+    assert hosim("serve", path, "--policy", "static").code == 0
+    path.write_text(path.read_text().replace("tpot: 1 s", "tpot: 1 ns"))
+    done = hosim("serve", path, "--policy", "static")
+    assert done.code == 1
+    assert "goodput_fraction must be at least 100 %, found 8.3 %" in done.err
+
+
+@pytest.mark.parametrize(("slo", "said"), [("{}", "names a latency"), ("{ttft: 3}", "a time is a number and a unit")])
+def test_wrong_objectives_are_one_message(slo, said, hosim, tmp_path):
+    path = write(tmp_path)
+    path.write_text(f"{path.read_text()}slo: {slo}\n")
+    done = hosim("serve", path)
+    assert (done.code, done.out) == (1, "")
+    assert said in done.err

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serving_cases import BOX, DRAWN, Exact, told, write
+from serving_cases import BOX, DRAWN, told, write
 
 import simulator as hosim
 from simulator import catalog
@@ -85,7 +85,7 @@ def test_more_room_below_never_finds_less_of_the_first_hit(requests, rooms):
 
 
 def _replays(folder, **more):
-    return Exact(catalog.resolve(write(folder, **more)), "static", 1000)
+    return Replays(catalog.resolve(write(folder, **more)), "static", 1000, exact=True)
 
 
 MIX = Iteration(decoding=3, context=90, reading=20, cached=40, pairs=1010, answers=4)
@@ -112,13 +112,13 @@ def test_stores_without_end_cost_nothing_and_slow_ones_hold_the_iteration_up(tmp
 
 
 @pytest.mark.parametrize("rate", [1, 2, 8])
-def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate, monkeypatch):
+def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate):
     """Prompts share nothing: with links `rate` times as slow no request has its first token sooner."""
     alone = DRAWN.replace("  prefixes: {number: 2, tokens: 24, skew: 1.0}\n", "")
     path = write(tmp_path, requests=alone)
-    monkeypatch.setattr(Replays, "rounded", Exact.rounded)
     fast, slow = (
-        hosim.serve(path, set={"links.*.bandwidth": f"{speed} MB/s"}).requests for speed in (1000, 1000 // rate)
+        hosim.serve(path, set={"links.*.bandwidth": f"{speed} MB/s"}, exact=True).requests
+        for speed in (1000, 1000 // rate)
     )
     assert (slow["ttft_ns"] >= fast["ttft_ns"]).all()
     assert (slow["hit_ddr_tokens"] == 0).all()
@@ -145,8 +145,23 @@ def test_what_cannot_be_queued_is_waited_for_before_the_first_op(tmp_path, queue
 
 def test_a_runtime_waits_for_what_cannot_be_queued_too(tmp_path):
     free, held = (
-        Exact(catalog.resolve(write(tmp_path, requests=text)), "on demand", 1000).of(FOUND)
+        Replays(catalog.resolve(write(tmp_path, requests=text)), "on demand", 1000, exact=True).of(FOUND)
         for text in (DRAWN, f"{DRAWN}  queued_blocks: 1\n")
     )
     assert all(held[column] == free[column] for column in held if column.startswith("moved_"))
     assert held["wait_transfer_ns"] >= 32 * 256
+
+
+@given(crowds(), ROOMS, st.booleans(), st.lists(st.integers(1, 39), max_size=3, unique=True))
+def test_a_prefix_in_parts_is_shared_as_a_whole_one(requests, rooms, keeps, ends):
+    """Each prefix is cut at the same places into a chain: nothing changes."""
+
+    def cut(one):
+        parts = [end for end in sorted(ends) if end < one.prefix_tokens]
+        name = one.prefix * 8
+        return one._replace(prefix=name + len(parts), above=tuple((name + at, end) for at, end in enumerate(parts)))
+
+    whole, _ = told(requests, rooms, keeps=keeps, max_tokens=16)
+    parts, _ = told([cut(one) for one in requests], rooms, keeps=keeps, max_tokens=16)
+    assert parts.requests == whole.requests
+    assert parts.iterations == whole.iterations

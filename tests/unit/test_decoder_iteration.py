@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from building import build
-from serving_cases import Exact, write
+from serving_cases import write
 
 from simulator import catalog
 from simulator.builders import Iteration, iteration
 from simulator.cost import durations_ns
+from simulator.serving.replays import Replays
 from simulator.workload import Workload
 
 DENSE = {"kind": "dense", "width": 128}
@@ -72,6 +73,6 @@ def test_the_copy_of_a_layer_ends_before_its_prompts_attend(tmp_path):
     times = durations_ns(graph, loaded.hardware)
     last = next(number for number, op in enumerate(graph.ops) if op.name == "L01/prefill/attn.prefill")
     assert sum(times) < 5_120_000
-    done = Exact(loaded, "static", 1000).of(work)
+    done = Replays(loaded, "static", 1000, exact=True).of(work)
     assert done["took_ns"] == 2 * 5_120_000 + sum(times[last:])
     assert done["moved_h2d_bytes"] == 2 * 40 * 128

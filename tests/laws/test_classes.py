@@ -1,0 +1,90 @@
+"""Laws of classes of iterations: what stands for others is near them, and exact where nothing waits."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from serving_cases import BOX, DRAWN, write
+
+import simulator as hosim
+from simulator import catalog
+from simulator.builders import Iteration, iteration
+from simulator.cost import durations_ns
+from simulator.serving.classes import PARTS
+from simulator.serving.replays import Replays
+
+BLOCK, TOKEN_BYTES, OPS = 8, 2 * 2 * 2 * 16 * 2, 40
+FIGURES = [f"{name}_p{percent}_ns" for name, percent in product(("ttft", "tpot", "e2e"), (50, 90, 99))]
+
+
+@st.composite
+def works(draw, most=400):
+    """Iterations that may occur, whose numbers belong together."""
+    decoding = draw(st.integers(0, 4))
+    reading = draw(st.integers(0 if decoding else 1, 64 - decoding))
+    cached = draw(st.integers(0, most)) if reading else 0
+    ends = draw(st.integers(0, min(reading, 3)))
+    loads, stores = (draw(st.integers(0, 20)) * BLOCK for _ in range(2))
+    return Iteration(
+        decoding=decoding,
+        context=decoding * draw(st.integers(1, most)),
+        reading=reading,
+        cached=cached,
+        pairs=reading * cached + reading * (reading + 1) // 2,
+        answers=decoding + ends,
+        loads=(("ddr", loads),) if loads and reading else (),
+        stores=((("hbm", "ddr"), stores),) if stores else (),
+    )
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """Replays by classes, and exact ones, of a row and over links of a rate."""
+    made = {}
+    for row, rate in product(("static", "on demand"), ("1 GB/s", "inf")):
+        box = BOX.replace("bandwidth: 1 GB/s", f"bandwidth: {rate}")
+        loaded = catalog.resolve(write(tmp_path_factory.mktemp("box"), box=box))
+        made[row, rate] = [Replays(loaded, row, 1000, exact=exact) for exact in (False, True)]
+    return made
+
+
+@given(works())
+def test_what_ops_take_is_known_from_the_numbers(both, work):
+    replays, _ = both["static", "inf"]
+    loaded = replays._loaded
+    taken = sum(durations_ns(iteration(loaded.workload, work, 1000), loaded.hardware))
+    replays._classes.of(work, 1)
+    kind = (*map(bool, work[:6]), work.answers == work.decoding + work.reading)
+    assert replays._classes._shapes[kind].ops_ns(work) == pytest.approx(taken, abs=OPS)
+
+
+@given(works())
+def test_where_nothing_waits_all_of_a_class_are_exact(both, work):
+    by_class, exact = (one.of(work) for one in both["static", "inf"])
+    assert by_class["took_ns"] == pytest.approx(exact["took_ns"], abs=2 * OPS)
+
+
+@pytest.mark.parametrize("row", ["static", "on demand"])
+@given(work=works())
+def test_what_waits_makes_of_an_error_is_bounded(both, row, work):
+    """Half a step of each number and of each way, as a share of what the ops take; bytes are exact."""
+    by_class, exact = (one.of(work) for one in both[row, "1 GB/s"])
+    taken = exact["took_ns"] - exact["stall_ns"] - exact["drain_ns"]
+    assert abs(by_class["took_ns"] - exact["took_ns"]) <= 8 * taken / min(PARTS) / 2 + 2 * OPS
+    moved = [column for column in exact if column.startswith("moved_")]
+    assert [by_class[column] for column in moved] == [exact[column] for column in moved]
+
+
+CROWD = DRAWN.replace("count: 12", "count: 90").replace("interval: 40 us", "interval: 60 us")
+
+
+@pytest.mark.parametrize("row", ["static", "on demand"])
+def test_a_trace_is_within_1_percent_of_replaying_every_iteration(row, tmp_path):
+    path = write(tmp_path, requests=CROWD, kv_tiers="hbm: 48 KiB, ddr: 256 KiB")
+    (by_class,), (exact,) = (hosim.serve(path, policies=[row], exact=exact).rows for exact in (False, True))
+    assert by_class["replayed"] < 0.7 * exact["replayed"]
+    for column in ("end_ns", "busy_ns", *FIGURES):
+        assert by_class[column] == pytest.approx(exact[column], rel=0.01)
