@@ -12,8 +12,10 @@ from simulator import catalog
 from simulator.errors import ScopeError
 from simulator.policies import POLICIES
 from simulator.report import tables
+from simulator.report.rows import quantity
 from simulator.run.case import prepare
 from simulator.run.row import replayed
+from simulator.run.studies import scaling
 
 pytestmark = pytest.mark.slow
 
@@ -85,3 +87,40 @@ def test_in_every_shipped_scenario_a_compiled_static_part_is_at_least_as_fast(na
             pytest.skip(str(refused))
         steps.append(replayed(case, policy, plans).summary["step_ns"])
     assert steps[0] <= steps[1]
+
+
+def cells(heading):
+    """The rows of a table of the page."""
+    (found,) = re.findall(rf"^\| {heading} \|.*\n\|[-|]+\n((?:\|.*\n)+)", PAGES, re.MULTILINE)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in found.splitlines()]
+
+
+def test_from_how_many_tokens_on_compute_hides_experts():
+    rows = scaling("experts_hidden_by_tokens").rows
+    by_tokens = {f"{row['sequence']:,}": [own for own in rows if own["sequence"] == row["sequence"]] for row in rows}
+    assert cells(r"tokens \| compute") == [
+        [tokens, quantity(own[0]["compute_ns"], "ns"), *(quantity(row["step_ns"], "ns") for row in own)]
+        for tokens, own in by_tokens.items()
+    ]
+    hidden = {
+        label: min(row["sequence"] for row in rows if row["policy"] == label and row["slowdown_vs_compute"] < 1.01)
+        for label in dict.fromkeys(row["policy"] for row in rows)
+    }
+    assert [*hidden.values()] == [24576, 8192, 4096]
+    for tokens, milliseconds in zip(hidden.values(), (95, 27, 13), strict=True):
+        assert round(by_tokens[f"{tokens:,}"][0]["compute_ns"] / 32 / 1e6) == milliseconds
+
+
+def test_from_which_model_on_moving_costs_nothing():
+    """All that is saved for backward: what must move grows with the width, what computes with its square."""
+    rows = scaling("offload_by_model_size").rows
+    told = []
+    for layers, hidden in dict.fromkeys((row["model.layers"], row["model.hidden"]) for row in rows):
+        own = [row for row in rows if (row["model.layers"], row["model.hidden"]) == (layers, hidden)]
+        stays, *moved = (row["step_ns"] for row in own)
+        told.append(
+            [quantity(own[0]["peak_hbm_bytes"], "B"), quantity(stays, "ns"), *(f"{ns / stays:.2f}x" for ns in moved)]
+        )
+    assert [row[1:] for row in cells("model")] == told
+    costs = [float(row[2].removesuffix("x")) for row in told]
+    assert costs == sorted(costs, reverse=True)
