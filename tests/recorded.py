@@ -120,7 +120,7 @@ class Profile:
         """A kernel, and the call by which the host launched it."""
         self._next += 1
         self._event("cuda_runtime", "cudaLaunchKernel", launch, 1, 1, 1, {"correlation": self._next})
-        self._event(cat, name, ts, dur, 0, stream, {"correlation": self._next, "stream": stream, "device": 0, **args})
+        self._event(cat, name, ts, dur, 0, stream, {"correlation": self._next, "stream": stream, "device": 0} | args)
 
     def memory(self, ts: float, change: int, address: int, total: int = 0, kind: int = 1) -> None:
         """An allocation or its end."""

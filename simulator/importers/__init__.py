@@ -68,7 +68,9 @@ KINDS: dict[str, Kind] = {
         "a config.json of Hugging Face",
         ((b'"model_type"', b'"hidden_size"'), (b'"model_type"', b'"text_config"')),
     ),
-    "chakra": Kind("chakra", "an execution trace of Chakra (.et), in the wire format of protocol buffers"),
+    "chakra": Kind(
+        "chakra", "an execution trace of Chakra (.et), in the wire format of protocol buffers", ((b"is_cpu_op",),)
+    ),
     "pytorch-trace": Kind(
         "pytorch_trace",
         "an execution trace of PyTorch (JSON), alone or with the Kineto trace of the same run",
@@ -76,7 +78,7 @@ KINDS: dict[str, Kind] = {
     ),
     "kineto": Kind("kineto", "a trace of the PyTorch profiler (JSON)", ((b'"traceEvents"',), (b'"deviceProperties"',))),
     "memory-timeline": Kind(
-        "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", name="read_memory_timeline"
+        "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", ((b"[[-1, 1, ",),), "read_memory_timeline"
     ),
     "torch": Kind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
 }

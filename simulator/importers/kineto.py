@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,8 @@ class Timeline:
     device, ops, marks
         What ran on devices; operators of the host; annotations of people. By start.
     memory
-        Times, changes of size, and addresses of what was allocated on devices, in order of time.
+        Times, changes of size, addresses and sums of what was allocated on devices, in order of time; of the host if
+        nothing ran on a device.
     launched
         Correlation -> when the host launched that, and on which thread.
     others
@@ -79,13 +80,17 @@ class Timeline:
             must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
             raise ConfigError(where, must, type(events).__name__, do)
         self.device, self.ops, self.marks = list[Span](), list[Span](), list[Span]()
-        self.memory = list[tuple[int, int, int, int]]()
-        self.launched, self.others = dict[int, tuple[int, tuple[str, str]]](), defaultdict[str, int](int)
+        self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
+        self.launched, self.others = dict[int, tuple[int, tuple[str, str]]](), Counter[str]()
         for event in events:
             self._sort(event)
+        devices = Counter(whole(span.args.get("device")) for span in self.device)
+        busiest = max(devices, key=devices.__getitem__, default=0)
+        self.others["what ran on other devices than the busiest"] += len(self.device) - devices[busiest]
+        self.device = [span for span in self.device if whole(span.args.get("device")) == busiest]
         for spans in (self.device, self.ops, self.marks):
             spans.sort(key=lambda one: (one.start_ns, -one.end_ns))
-        self.memory.sort(key=lambda one: one[0])
+        self.memory = sorted(self._memory[not self.device], key=lambda one: one[0])
 
     def _sort(self, event: dict[str, Any]) -> None:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
@@ -93,8 +98,9 @@ class Timeline:
         start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur", 0))
         if name == "[memory]":
             change = args.get("Bytes")
-            if start_ns is not None and type(change) is int and whole(abs(change)) and args.get("Device Type") != 0:
-                self.memory.append((start_ns, change, whole(args.get("Addr")), whole(args.get("Total Allocated"))))
+            if start_ns is not None and type(change) is int and whole(abs(change)):
+                held, on_host = whole(args.get("Total Allocated")), args.get("Device Type") == 0
+                self._memory[on_host].append((start_ns, change, whole(args.get("Addr")), held))
                 return
         if event.get("ph") != "X" or start_ns is None or took_ns is None:
             self.others[f"events {cat or name[:40]!r}" if event.get("ph") != "M" else "names of threads"] += 1
@@ -122,17 +128,13 @@ class Timeline:
         return [mark for mark in self.marks if mark.name.startswith(_STEP)]
 
 
-def _ns(microseconds: object) -> int | None:
+def _ns(microseconds: Any) -> int | None:
     """A time of the trace [ns]; None if it is none."""
-    if isinstance(microseconds, str) and len(microseconds) < 30:
-        try:
-            microseconds = float(microseconds)
-        except ValueError:
-            return None
-    if type(microseconds) is int:
-        return microseconds * 1000 if 0 <= microseconds < 10**17 else None
-    fine = isinstance(microseconds, float) and math.isfinite(microseconds) and 0 <= microseconds < 1e17
-    return round(microseconds * 1000) if fine else None  # type: ignore[operator]
+    try:
+        found = float(microseconds)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(found) * 1000 + round(found % 1 * 1000) if 0 <= found < 2**53 else None
 
 
 @garbage.kept()
@@ -153,11 +155,15 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
     """
     timeline, recording = Timeline(Path(source)), Recording()
     spans, window, end_ns = _one_step(timeline, recording, step)
-    lay(recording, spans, [None] * len(spans), ())
+    ops = lay(recording, spans, [None] * len(spans), ())
     if end_ns > (last := spans[0].start_ns + recording.step_ns):
         recording.ops.append(host(end_ns - last))
         recording.step_ns += end_ns - last
-    _remember(timeline, recording, spans, window)
+    asked = (
+        (timeline.launch_ns(span) if timeline.device else span.end_ns, number) for number, span in enumerate(spans)
+    )
+    launches = sorted(asked)
+    _remember([one for one in timeline.memory if window[0] <= one[0] < window[1]], recording, launches, ops)
     recording.dropped.update(timeline.others)
     recording.dropped["operators of the host"] += len(timeline.ops)
     return recording.imported(timeline.path, "A step")
@@ -167,7 +173,7 @@ def _one_step(timeline: Timeline, recording: Recording, step: int | None) -> tup
     """What ran on the device in one step; when the host was at it; and when the next step began on the device [ns]."""
     where, marks = shown(timeline.path), timeline.steps
     spans, all_of_it = timeline.device or _outermost(timeline.ops), (0, 1 << 62)
-    if not timeline.device and spans:
+    if not timeline.device:
         recording.derived.append("Nothing ran on a device: the outermost operators of the host are the ops.")
     must, do = "something runs in a recording", "profile with the activities of the device"
     insist(spans, where, must, "neither kernels, nor operators of the host", do)
@@ -181,9 +187,8 @@ def _one_step(timeline: Timeline, recording: Recording, step: int | None) -> tup
     insist(number >= 0, where, "the step is one that the profiler marked", str(step), f"choose of {', '.join(names)}")
     window = marks[number].start_ns, marks[number + 1].start_ns if number + 1 < len(marks) else 1 << 62
     mine = [span for span in spans if window[0] <= timeline.launch_ns(span) < window[1]]
-    insist(
-        mine, where, "something runs in the step", f"nothing launched in {marks[number].name}", "choose another --step"
-    )
+    found = f"nothing launched in {marks[number].name}"
+    insist(mine, where, "something runs in the step", found, "choose another --step")
     later = [span.start_ns for span in spans if timeline.launch_ns(span) >= window[1]]
     recording.derived.append(f"The step is {marks[number].name} of {counted(len(marks), 'marked step')} (--step).")
     recording.dropped["what ran in other steps"] += len(spans) - len(mine)
@@ -206,7 +211,9 @@ def host(took_ns: int) -> Event:
     return Event("host", more={"duration_ns": took_ns, "repeatable": False})
 
 
-def lay(recording: Recording, spans: Sequence[Span], owners: Sequence[Event | None], ops: Iterable[Event]) -> None:
+def lay(
+    recording: Recording, spans: Sequence[Span], owners: Sequence[Event | None], ops: Iterable[Event]
+) -> list[Event]:
     """Give ops the times of their spans, laid on one stream, and let the host take those in which nothing ran.
 
     Parameters
@@ -219,22 +226,29 @@ def lay(recording: Recording, spans: Sequence[Span], owners: Sequence[Event | No
         Span for span, the op that it is a part of; what is of none becomes an op of its own.
     ops
         In program order; those that own no span take no time.
+
+    Returns
+    -------
+    list of Event
+        Span for span, its op.
     """
     pieces = list(laid((span.start_ns, span.end_ns) for span in spans))
-    before, loose = defaultdict[int, list[Event]](list), list[Event]()
+    before, loose, found = defaultdict[int, list[Event]](list), list[Event](), list[Event]()
     for op in ops:
         op.more["duration_ns"] = 0
     for (gap_ns, took_ns), span, owner in zip(pieces, spans, owners, strict=True):
         loose += [host(gap_ns)] if gap_ns else []
+        found.append(owner or event_of(span, took_ns))
         if owner is None:
-            loose.append(event_of(span, took_ns))
-            continue
-        owner.more["duration_ns"] = (owner.more["duration_ns"] or 0) + took_ns
-        before[id(owner)] += loose
-        loose = []
+            loose.append(found[-1])
+        else:
+            owner.more["duration_ns"] = (owner.more["duration_ns"] or 0) + took_ns
+            before[id(owner)] += loose
+            loose = []
     recording.ops = [one for op in ops for one in (*before[id(op)], op)] + loose
     recording.step_ns = max(span.end_ns for span in spans) - spans[0].start_ns
     _tell(recording, spans, pieces)
+    return found
 
 
 def _tell(recording: Recording, spans: Sequence[Span], pieces: Sequence[tuple[int, int]]) -> None:
@@ -244,9 +258,8 @@ def _tell(recording: Recording, spans: Sequence[Span], pieces: Sequence[tuple[in
     copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
     recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {counted(len({one.at for one in spans}), 'stream')}"
     if copied:
-        recording.kept["recorded copies"] = (
-            f"{len(copied):,} of {human(sum(copied), 'B')}, as ops of their recorded time"
-        )
+        moved = f"{len(copied):,} of {human(sum(copied), 'B')}"
+        recording.kept["recorded copies"] = f"{moved}, as ops of their recorded time"
     if hidden_ns:
         share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / all_ns:.1f} %) hid"
         recording.derived.append(f"What overlaps counts from the end of what began before it: {share}.")
@@ -263,41 +276,37 @@ def event_of(span: Span, took_ns: int) -> Event:
     return event
 
 
-def _remember(timeline: Timeline, recording: Recording, spans: Sequence[Span], window: tuple[int, int]) -> None:
-    """Give the ops what was allocated and freed between their launches, if the trace tells of memory."""
-    changes = [one for one in timeline.memory if window[0] <= one[0] < window[1]]
+def _remember(
+    changes: Sequence[tuple[int, int, int, int]],
+    recording: Recording,
+    launches: Sequence[tuple[int, int]],
+    ops: Sequence[Event],
+) -> None:
+    """Give ops what was allocated and freed between their launches, which are (time, number of the op)."""
     if not changes:
         return
-    numbers = [number for number, op in enumerate(recording.ops) if op.name != "host"]
-    launches = sorted((timeline.launch_ns(span), number) for span, number in zip(spans, numbers, strict=True))
-    recording.derived.append(
-        "The first op launched after an allocation writes it, the last one before its end reads it."
-    )
-    held = allocated = max(0, changes[0][3] - changes[0][1])
+    text = "The first op launched after an allocation writes it, the last one before its end reads it."
+    recording.derived.append(text)
+    held = before = max(0, changes[0][3] - changes[0][1])
     live: dict[int, tuple[int, int]] = {}
-    number = 0
     for at_ns, change, address, _ in changes:
-        while number < len(launches) and launches[number][0] < at_ns:
-            number += 1
+        behind = bisect_left(launches, (at_ns, 0))
         held += change
         recording.peak_bytes = max(recording.peak_bytes, held)
-        if change > 0 and number < len(launches):
-            live[address] = launches[number][1], recording.storage(change)
-            recording.ops[launches[number][1]].writes[live[address][1]] = None
+        if change > 0 and behind < len(launches):
+            live[address] = first, storage = launches[behind][1], recording.storage(change)
+            ops[first].writes[storage] = None
         elif change < 0:
             first, storage = live.pop(address, (0, -1))
             if storage < 0:
-                storage, allocated = recording.storage(-change, "input"), allocated + change
-            last = launches[max(0, number - 1)][1]
-            if (
-                recording.ops[max(first, last)] is not recording.ops[first]
-                or storage not in recording.ops[first].writes
-            ):
-                recording.ops[max(first, last)].reads[storage] = None
+                storage, before = recording.storage(-change, "input"), before + change
+            last = ops[max(first, launches[max(0, behind - 1)][1])]
+            if storage not in last.writes:
+                last.reads[storage] = None
     for _, storage in live.values():
         recording.storages[storage].stays = True
-    if allocated > 0:
-        recording.ops[0].reads[recording.storage(allocated, "weight", persistent=True)] = None
+    if before > 0:
+        recording.ops[0].reads[recording.storage(before, "weight", persistent=True)] = None
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.importers import operators
@@ -40,11 +40,11 @@ class Node(NamedTuple):
     schema: str
     reads: list[list[View]]
     writes: list[View]
-    texts: list[str]
-    shapes_in: Any
-    shapes_out: Any
-    types: Any
-    more: dict[str, Any]
+    texts: Sequence[str] = ()
+    shapes_in: Any = None
+    shapes_out: Any = None
+    types: Any = None
+    more: Mapping[str, Any] = {}
 
     @property
     def is_operator(self) -> bool:

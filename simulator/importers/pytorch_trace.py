@@ -54,25 +54,21 @@ def _node(raw: Any, where: str) -> Node:
     insist(is_node, where, "a node has an id and a name", f"{raw!r:.60}", "record the trace again")
     attrs = raw["attrs"] if isinstance(raw.get("attrs"), list) else []
     more = {str(one.get("name")): one.get("value") for one in attrs if isinstance(one, dict)} or raw
-    inner = [raw[key] if isinstance(raw.get(key), dict) else {} for key in ("inputs", "outputs")]
-    took, gave = (
-        inner if isinstance(raw.get("inputs"), dict) else ({"values": raw.get(k)} for k in ("inputs", "outputs"))
-    )
+    took, gave = _side(raw, "input"), _side(raw, "output")
     values = took["values"] if isinstance(took.get("values"), list) else []
-    return Node(
-        id=raw["id"],
-        parent=whole(raw.get("ctrl_deps", raw.get("parent"))),
-        rf_id=whole(more.get("rf_id")),
-        name=raw["name"],
-        schema=str(more.get("op_schema") or ""),
-        reads=[list(views(value)) if isinstance(value, list) else [] for value in values],
-        writes=list(views(gave.get("values"))),
-        texts=[value for value in values if isinstance(value, str)],
-        shapes_in=took.get("shapes", raw.get("input_shapes")),
-        shapes_out=gave.get("shapes", raw.get("output_shapes")),
-        types=took.get("types", raw.get("input_types")),
-        more=more,
-    )
+    reads = [list(views(value)) if isinstance(value, list) else [] for value in values]
+    texts = [value for value in values if isinstance(value, str)]
+    parent, schema = whole(raw.get("ctrl_deps", raw.get("parent"))), str(more.get("op_schema") or "")
+    ids = raw["id"], parent, whole(more.get("rf_id"))
+    written, shapes = list(views(gave.get("values"))), (took.get("shapes"), gave.get("shapes"))
+    return Node(*ids, raw["name"], schema, reads, written, texts, *shapes, took.get("types"), more)
+
+
+def _side(raw: dict[str, Any], key: str) -> dict[str, Any]:
+    """Values, shapes and types of what a node reads or puts out, which stood beside each other in old versions."""
+    found = raw.get(f"{key}s")
+    old = {"values": found, "shapes": raw.get(f"{key}_shapes"), "types": raw.get(f"{key}_types")}
+    return found if isinstance(found, dict) else old
 
 
 def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> dict[int, Event]:
@@ -178,16 +174,18 @@ def read_pytorch_trace(
 
 def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording: Recording) -> None:
     """Give ops the time of what they launched; the idle time between is the host's."""
-    where = shown(timeline.path)
-    insist(timeline.device, where, "a joined Kineto trace has kernels", "none", "profile the device's activities")
-    launchers = _launchers(tree, timeline, recording)
-    owners = [tree.owner.get(node) for node in _launched_by(timeline, launchers)]
+    where, launchers = shown(timeline.path), _launchers(tree, timeline, recording)
+    owned = list(zip(timeline.device, _launched_by(timeline, launchers), strict=True))
+    if not owned:
+        recording.derived.append("Nothing ran on a device: ops take the times of the host's operators.")
+        owned = [(timeline.ops[number], node) for number, node in sorted(launchers.items()) if node in ops]
+    owners = [tree.owner.get(node) for _, node in owned]
     mine = [number for number, owner in enumerate(owners) if owner in ops]
     must, do = "the two traces are of the same run", "record both at once"
     insist(mine, where, must, "no kernel that an op of the execution trace launched", do)
     first, last = mine[0], mine[-1] + 1
     recording.dropped["kernels, copies and fills outside of the step"] += len(owners) - (last - first)
-    spans, owning = timeline.device[first:last], [ops.get(owner or 0) for owner in owners[first:last]]
+    spans, owning = [span for span, _ in owned[first:last]], [ops.get(owner or 0) for owner in owners[first:last]]
     lay(recording, spans, owning, ops.values())
     recording.kept["ops that launched something"] = f"{len({id(op) for op in owning if op}):,}"
     if left := owning.count(None):

@@ -30,6 +30,8 @@ from simulator.workload import Workload
 
 MOST_BYTES = 400_000_000
 """Most bytes of a recording, unpacked; it is in memory as a whole, as objects several times as large."""
+MOST_VALUES = 40_000_000
+"""Most values of one in JSON: short ones take many times their bytes."""
 
 _PICKLE = re.compile(rb"\x80[\x02-\x05][^\n\x12]|PK\x03\x04")
 """How pickles begin, and what torch.save writes; no trace of Chakra does."""
@@ -75,6 +77,9 @@ def _first_file(data: bytes, where: str) -> bytes:
 def json_of(path: Path) -> Any:
     """Read a recording in JSON; errors as of `unpacked`, or if it is none."""
     data = unpacked(path)
+    values = sum(map(data.count, (b",", b"[", b"{")))
+    must = f"a recording has at most {MOST_VALUES:,} values"
+    insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
         return orjson.loads(inputs.unmarked(data, path))
     except orjson.JSONDecodeError as error:

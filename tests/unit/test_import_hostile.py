@@ -24,6 +24,7 @@ from recorded import (
 import simulator as hosim
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
+from simulator.importers import refuse_foreign, sniff
 from simulator.run.stories import as_recorded
 
 LONGEST_MESSAGE = 2000
@@ -146,6 +147,35 @@ def test_the_published_trace_of_chakra_broken_is_read_or_refused(number, tmp_pat
     except ConfigError as error:
         message = str(error)
         assert message.isprintable(), ascii(message)
+
+
+def test_recordings_are_known_by_what_is_in_them(tmp_path):
+    files = {"pytorch-trace": json.dumps(trace(training())), "kineto": json.dumps(profiled().document),
+             "memory-timeline": json.dumps(TIMELINE)}  # fmt: skip
+    data = {kind: text.encode() for kind, text in files.items()}
+    data["chakra"] = chakra(chakra_node(1, "a", took=5, is_cpu_op=False))
+    for kind, content in data.items():
+        path = tmp_path / "recording"
+        path.write_bytes(content)
+        assert sniff(path) == kind
+        with pytest.raises(ConfigError, match=f"run `hosim import {kind} "):
+            refuse_foreign(path)
+
+
+def test_short_values_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulator.importers.recordings.MOST_VALUES", 100)
+    path = tmp_path / "recording.json"
+    path.write_text("[" + "[]," * 200 + "0]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="a recording has at most 100 values, found about 401; record fewer steps"):
+        hosim.read_kineto(path)
+
+
+def test_nodes_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulator.importers.chakra.MOST_NODES", 3)
+    path = tmp_path / "recording.et"
+    path.write_bytes(chakra(*(chakra_node(number, "a") for number in range(5))))
+    with pytest.raises(ConfigError, match="message 4: a Chakra trace has at most 3 nodes"):
+        hosim.read_chakra(path)
 
 
 def test_a_chakra_trace_of_unknown_fields_is_read(tmp_path):

@@ -119,11 +119,49 @@ def test_without_a_device_the_outermost_operators_are_the_ops(tmp_path):
     assert ops(found) == [("aten::linear", 30_000), ("host", 10_000), ("aten::relu", 5_000)]
 
 
+def test_without_a_device_what_an_operator_allocates_is_its_own(tmp_path):
+    profile = Profile()
+    profile.op("aten::linear", 10, 30)
+    profile.op("aten::relu", 50, 5)
+    profile.memory(20, 64, 0xA, 64, kind=0)
+    profile.memory(52, 32, 0xB, 96, kind=0)
+    profile.memory(54, -64, 0xA, 32, kind=0)
+    graph = read(tmp_path, profile).graph
+    assert [t.size_bytes for t in graph.tensors] == [64, 32]
+    assert [(op.name.partition("/")[2], op.reads, op.writes) for op in graph.ops if op.name[-4:] != "host"] == [
+        ("aten::linear", (), (0,)),
+        ("aten::relu", (), (1,)),
+    ]
+
+
 def test_times_have_parts_of_microseconds(tmp_path):
     profile = Profile()
     profile.kernel("a", 1, 5.25, 0.5)
     profile.kernel("b", 2, 5.751, 0.001)
     assert ops(read(tmp_path, profile)) == [("a", 500), ("host", 1), ("b", 1)]
+
+
+def test_times_are_exact_to_the_nanosecond_however_late_they_are(tmp_path):
+    profile = Profile()
+    profile.kernel("a", 1, 1712195495519689, 100)
+    profile.kernel("b", 2, 1712195495519689.5 + 100, 63.813)
+    assert ops(read(tmp_path, profile)) == [("a", 100_000), ("host", 500), ("b", 63_813)]
+
+
+def test_of_several_devices_the_busiest_is_taken(tmp_path):
+    profile = Profile()
+    for number, device in enumerate((0, 1, 1)):
+        profile.kernel(f"on{device}", number, 10 + 10 * number, 5, device=device)
+    found = read(tmp_path, profile)
+    assert [name for name, _ in ops(found)] == ["on1", "host", "on1"]
+    assert found.dropped["what ran on other devices than the busiest"] == 1
+
+
+def test_a_kernel_of_any_name_is_no_idle_time(tmp_path):
+    profile = Profile()
+    profile.kernel("host", 5, 10, 5)
+    profile.memory(1, 64, 0xA, 64)
+    assert [op.writes for op in read(tmp_path, profile).graph.ops] == [(0,)]
 
 
 def test_allocations_live_from_the_next_launch_to_the_last_one_before_their_end(tmp_path):

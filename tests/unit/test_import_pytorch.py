@@ -188,6 +188,17 @@ def test_without_ids_the_median_of_the_runs_of_the_same_names_is_taken(tmp_path)
     assert found.dropped["kernels, copies and fills outside of the step"] == 12
 
 
+def test_without_a_device_ops_take_the_times_of_the_hosts_operators(tmp_path):
+    profile = recorded.Profile()
+    for number, at, took in ((3, 0, 40), (4, 1, 2), (5, 5, 30), (6, 50, 7), (12, 60, 9)):
+        profile.op(f"op{number}", at, took, **{"Record function id": number * 10, "External id": at})
+    found = read(tmp_path, training(), kineto=saved(tmp_path / "kineto.json", profile.document))
+    times = [(op.name.partition("/")[2], op.duration_ns) for op in found.graph.ops if op.duration_ns]
+    mm, relu, back = ("aten::mm", 30_000), ("aten::relu", 7_000), ("aten::mm", 9_000)
+    assert times == [mm, ("host", 15_000), relu, ("host", 3_000), back]
+    assert "Nothing ran on a device: ops take the times of the host's operators." in found.derived
+
+
 def test_collectives_with_times_meet_nobody(tmp_path):
     profile = recorded.Profile()
     profile.op("record_param_comms", 0, 9, **{"Record function id": 10, "External id": 1})
@@ -200,7 +211,7 @@ def test_collectives_with_times_meet_nobody(tmp_path):
 @pytest.mark.parametrize(
     ("profile", "message"),
     [
-        (recorded.Profile(), "a joined Kineto trace has kernels, found none"),
+        (recorded.Profile(), "in their order, found none of 0 operators"),
         (
             profiled,
             "some run of Kineto's operators has the names of the execution trace, in their order, found none of 6",
