@@ -208,7 +208,9 @@ def largest(scenario: str, **more: Any) -> int:
     return common.judged(common.told(sweep, scenario, out=None, **more).rows)
 
 
-@common.command("Search the least memory with which a step is hardly longer.", "scenario", "policy", "set", *_ASKED)
+@common.command(
+    "Search the least memory, or bandwidth, with which a step is hardly longer.", "scenario", "policy", "set", *_ASKED
+)
 def least(scenario: str, **more: Any) -> int:
     """Search, for each row of SCENARIO, the least value of a field of the machine with which it still fits.
 
@@ -216,6 +218,7 @@ def least(scenario: str, **more: Any) -> int:
     Examples:
       hosim least deepseek_v3_nsa_peak --field tiers.hbm.capacity --at-least "60 GB" --at-most "80 GB"
         --multiple-of "100 MB" --over resident --slowdown 1.01x --slowdown 1.25x
+      hosim least llama3_8b_train_910c --field "links.*.bandwidth" --at-most "200 GB/s" --slowdown 1.001x
 
     What is not given here is as the scenario says under `least:`. What rows set for themselves of the field
     does not count. All else is as of hosim largest, with less in place of more.

@@ -137,16 +137,23 @@ def largest_view(rows: Rows, question: Largest, tier: str, title: str) -> View:
         texts(f"{question.direction} {question.field}", rows, value, left=False),
         texts("no plan beyond", rows, lambda row: question.written(row.get(bound)) or ABSENT, left=False),
         *figures(rows, ("step_ns",)),
-        texts("slowdown", rows, lambda row: ratio(row.get("slowdown")), left=False),
+        texts("slowdown", rows, lambda row: _longer(row.get("slowdown"), question), left=False),
         *figures(rows, (f"peak_{tier}_bytes", "least_peak_bytes")),
         texts("limited by", rows, lambda row: row.get("limit") or ABSENT),
-        texts("at", rows, lambda row: row.get("limit_at") or ratio(row.get("next_slowdown"))),
+        texts("at", rows, lambda row: row.get("limit_at") or _longer(row.get("next_slowdown"), question)),
     ]
     step, first, last = map(question.written, (question.values.step, question.values[0], question.values[-1]))
     size = "whole numbers" if step == "1" else f"multiples of {step}"
     tried = f"Tried were {size} from {first} to {last}, halving the distance between one that fits and one that does"
     premise = f"{tried} not: what fits is taken to fit with {less}, too."
     return View(title, [Section(columns=columns)], [*(_limit(row, question) for row in rows), premise])
+
+
+def _longer(slowdown: float | None, question: Largest) -> str:
+    """Write how many times as long a step is, with as many digits as tell it from what was asked for."""
+    if slowdown is None or all(limit == round(limit, 2) for limit in question.limits):
+        return ratio(slowdown)
+    return f"{slowdown:.4f}x"
 
 
 def _limit(row: Row, question: Largest) -> str:
@@ -156,7 +163,7 @@ def _limit(row: Row, question: Largest) -> str:
         return f"{who} was not searched: {row['notes']}."
     within = f" within {question.within(row['within'])}" if question.slowdown else ""
     told = f"{who} fits{within} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
-    told += f", with a step of {ratio(row['slowdown'])} {question.over}" if row.get("slowdown") else ""
+    told += f", with a step of {_longer(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
         told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
     if "next" not in row:
@@ -164,7 +171,7 @@ def _limit(row: Row, question: Largest) -> str:
         return f"{told}, the {question.direction} that was tried; {do} to go on."
     lack = f"its plan is {row['limit']}"
     if row["limit"] == "step":
-        lack = f"a step takes {ratio(row['next_slowdown'])} {question.over}"
+        lack = f"a step takes {_longer(row['next_slowdown'], question)} {question.over}"
     if "limit_at" in row:
         short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
         lack = f"{row['limit']} is short by {short} at {row['limit_at']}"

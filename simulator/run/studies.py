@@ -239,12 +239,11 @@ class _Search:
     """Tries rows with values of a field."""
 
     def __init__(self, loaded: Loaded, question: Largest, where: str) -> None:
-        is_size, rows = question.sign < 0, loaded.scenario.policies
-        path = question.field if is_size else WORKLOAD + question.field
-        kept = [{key: one.set_[key] for key in one.set_ if not fnmatchcase(path, key)} for one in rows]
+        path, rows = question.field if question.sign < 0 else WORKLOAD + question.field, loaded.scenario.policies
+        kept = [{key: one.set_[key] for key in one.set_ if not _overlap(path, key)} for one in rows]
         free = tuple(one.model_copy(update={"set_": own}) for one, own in zip(rows, kept, strict=True))
         self.base = replace(loaded, scenario=loaded.scenario.model_copy(update={"policies": free}))
-        self.axis = Axis(question.field, (path,), where, "B" if is_size else None)
+        self.axis = Axis(question.field, (path,), where, question.unit)
         self.built = lru_cache(_KEPT)(lambda value: prepare(catalog.at(self.base, {self.axis: value})))
         self.question, self.pace_ns = question, cache(self._pace_ns)
 
@@ -295,6 +294,11 @@ class _Search:
             first = bisect_left(order, True, start, key=lambda at: self.built(at).of(label).unfit(label) is not None)
             found[f"bound_{question.field}"] = order[first - 1] if 0 < first < len(order) else None
         return found | {"next": limit[question.field], "next_slowdown": limit["slowdown"], **lacks}
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Whether one of two paths, whose parts may be patterns, names what the other does."""
+    return fnmatchcase(path, other) or fnmatchcase(other, path)
 
 
 def _met(row: Row, within: float) -> bool:

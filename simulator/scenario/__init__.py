@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of, ratio
-from simulator.units import Bytes, Nanoseconds, exact, in_field, nearest, require
+from simulator.units import Bytes, Nanoseconds, exact, in_field, nearest, parse, require, unit_of
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
@@ -153,13 +153,13 @@ class Largest(Part):
     ----------
     field
         Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down. Under ``least``
-        the field path of a size of the machine, such as ``tiers.hbm.capacity``.
+        the field path of a figure of the machine, such as ``tiers.hbm.capacity`` or ``links.*.bandwidth``.
     at_most
-        The largest value that is tried; under ``least`` a size, as is all that is tried.
+        The largest value that is tried; under ``least`` with its unit (``200 GB/s``), as all that is tried; or a count.
     at_least
         The smallest value that is tried, if it is a multiple.
     multiple_of
-        Only multiples of this are tried; under ``least``, if nothing is said, of 100 MB.
+        Only multiples of this are tried; under ``least``, if nothing is said, of 100 MB, or 100 MB/s.
     over
         Label of the row whose step is what a step is held against: with the same value, or under ``least`` with the
         largest one that is tried; or ``compute``: the time of all computes.
@@ -211,29 +211,56 @@ class Largest(Part):
     @property
     def values(self) -> range:
         """All values that may be tried, in order."""
-        return range(-(-self.at_least // self.multiple_of) * self.multiple_of, self.at_most + 1, self.multiple_of)
+        least, most, step = map(self._whole, ("at_least", "at_most", "multiple_of"))
+        return range(-(-least // step) * step, most + 1, step)
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of what is searched; None of a count."""
+        return None
+
+    def _whole(self, key: str) -> int:
+        return int(getattr(self, key))
 
     def written(self, value: int | None) -> str:
         """Write a value for people; nothing for none."""
-        return "" if value is None else exact(value, "B") if self.sign < 0 else f"{value:,}"
+        return "" if value is None else f"{value:,}" if self.unit is None else exact(value, self.unit)
 
     def _check(self) -> None:
         must = f"at_most is at least {self.written(self.values.start)}, the least multiple that is tried"
         do = "raise at_most, or lower multiple_of"
-        require(self.values, must, self.written(self.at_most), "at_most", do=do)
+        require(self.values, must, self.written(self._whole("at_most")), "at_most", do=do)
         with in_field("slowdown"):
             must, shortest = "a step is held to more than 0x of another one", min(self.limits)
         require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
 
 
+_STEP = {"B": 10**8, "B/s": 10**8}
+"""Unit -> only multiples of this are tried, if nothing is said."""
+
+
 class Least(Largest):
-    """The question down to which capacity of a tier a row still fits, asked like `Largest`."""
+    """The question down to which value of a figure of the machine a row still fits, asked like `Largest`."""
 
     direction: ClassVar[str] = "least"
     sign: ClassVar[int] = -1
-    at_most: Bytes
-    at_least: Bytes = 1
-    multiple_of: Annotated[Bytes, Field(ge=1)] = 10**8
+    at_most: str | Count  # type: ignore[assignment]
+    at_least: str | Count = 0  # type: ignore[assignment]
+    multiple_of: str | Count = 0  # type: ignore[assignment]
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of what is searched; None of a count."""
+        return unit_of(self.at_most)
+
+    def _whole(self, key: str) -> int:
+        stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
+        if isinstance(stated, int):
+            return stated or usual
+        with in_field(key):
+            whole = parse(stated, self.unit or "B")
+            require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
+        return int(whole)
 
 
 class Slo(Part):

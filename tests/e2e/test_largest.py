@@ -9,6 +9,7 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.errors import ConfigError
 from simulator.report.views import largest_view
 from simulator.run.case import prepare
 from simulator.run.studies import _Search
@@ -353,3 +354,33 @@ def test_a_wrong_question_is_one_message(old, new, said, hosim, longest):
     assert done.code == 1
     assert said in done.err
     assert done.err.count("hosim: ") == 1
+
+
+@pytest.mark.parametrize("field", ["links.*.bandwidth", "links.h2d.bandwidth"])
+def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
+    path = longest("largest: {field: sequence, at_most: 8192, multiple_of: 256}", "budget: 9 MB")
+    path.with_name("workload.yaml").write_text(WORKLOAD.replace("sequence: 512", "sequence: 2048"))
+    asked = {"field": field, "at_most": "500 GB/s", "multiple_of": "1 GB/s", "slowdown": ["2x"]}
+    (row,) = hosim_api.least(path, policies=["static"], **asked).rows
+    value = row[f"least_{field}"]
+    assert 10**9 < value < 500 * 10**9
+    assert row["next"] == value - 10**9
+
+    def slowdown(bandwidth):
+        ran = hosim_api.run(path, set={field: f"{bandwidth} B/s"}, policies=["static"])["static"].summary
+        return ran["slowdown_vs_compute"]
+
+    assert slowdown(value) == row["slowdown"] <= 2 < slowdown(row["next"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"at_most": "3 parsecs"}, "--at-most"),
+        ({"at_most": "200 GB/s", "at_least": "1 GB"}, "--at-least"),
+        ({"at_most": "inf"}, "what is tried is at least 1 and has an end"),
+    ],
+)
+def test_amounts_that_are_none_are_told_at_the_option(longest, asked, told):
+    with pytest.raises(ConfigError, match=told):
+        hosim_api.least(longest(), field="links.*.bandwidth", **asked)
