@@ -247,6 +247,7 @@ class _Reader:
         self._operators = {node.id: node.as_operator(schemas[node.id]) for node in nodes}
         self._memory = Memory(Tree(list(self._operators.values())), recording)
         self._ops: dict[object, Event] = {}
+        self._links: dict[int, int] = {}
 
     def read(self) -> None:
         """Make the ops."""
@@ -268,6 +269,12 @@ class _Reader:
             times = [(starts[node.id] * 1000, (starts[node.id] + node.took) * 1000) for _, node in ran]
             spans = [Span(*time, "", "", stream, {}) for time, stream in zip(times, streams, strict=True)]
             lay(recording, spans, [op for op, _ in ran], recording.ops)
+        if recording.groups:
+            text = "Collectives without a duration take the machine's time, and so the recorded step is not known."
+            recording.derived.append(text)
+            recording.step_ns = 0
+            for op in recording.ops:
+                op.more["duration_ns"] = None if "collective" in op.more else op.more.get("duration_ns")
 
     def _starts(self) -> dict[int, int]:
         """When each node began [us]: as recorded, or once what it depends on has ended."""
@@ -293,10 +300,12 @@ class _Reader:
         self._memory.use(operator, op)
         if node.type == _COLLECTIVE and not self._meet(node, op):
             return None
+        if not op.reads and not op.writes:
+            self._link(node, op)
         if not self._timed and node.type == _COMPUTE:
             op.more |= {"flops": whole(node.attrs.get("num_ops")), "dtype": dtype_of(operator.types, "bf16")}
             op.more["op_class"] = "matmul"
-            if not op.reads and not op.writes:
+            if node.id in self._links:
                 op.more["read_bytes"] = whole(node.attrs.get("tensor_size"))
         self._ops[key] = op
         self._recording.ops.append(op)
@@ -307,10 +316,17 @@ class _Reader:
         number = node.attrs.get("comm_type", -1)
         names = dict(enumerate(_COLLECTIVES.split()))
         kind, op.is_collective = collective_kind(names.get(number, plain(op.name))), True
-        if not self._timed and (kind is None or self._ranks == 1):
+        if node.took:
+            return True
+        if kind is None or self._ranks == 1:
             self._recording.dropped["collectives of one rank (--ranks)"] += 1
             return False
-        if not self._timed and kind is not None:
-            self._recording.groups.setdefault("all", [list(range(self._ranks))])
-            op.more["collective"] = meeting(kind, "all", whole(node.attrs.get("comm_size")))
+        self._recording.groups.setdefault("all", [list(range(self._ranks))])
+        op.more["collective"] = meeting(kind, "all", whole(node.attrs.get("comm_size")))
         return True
+
+    def _link(self, node: _Node, op: Event) -> None:
+        """Keep what a node without tensors depends on, as tensors of no bytes."""
+        op.reads.update((self._links[one], None) for one in node.after if one in self._links)
+        self._links[node.id] = self._recording.storage(0)
+        op.writes[self._links[node.id]] = None

@@ -62,12 +62,35 @@ def test_recorded_starts_are_taken(tmp_path):
         chakra_node(2, "b", took=10, start=103, tid=2, after=(1,)),
         chakra_node(3, "c", took=1, start=120, tid=1, after=(2,)),
     ]
-    assert about(read(tmp_path, *nodes).graph) == [
-        ("a", 5_000, 0, 0),
-        ("b", 8_000, 0, 0),
-        ("host", 7_000, 0, 0),
-        ("c", 1_000, 0, 0),
+    times = [(name, ns) for name, ns, _, _ in about(read(tmp_path, *nodes).graph)]
+    assert times == [("a", 5_000), ("b", 8_000), ("host", 7_000), ("c", 1_000)]
+
+
+def test_dependencies_of_nodes_without_tensors_are_tensors_of_no_bytes(tmp_path):
+    nodes = [
+        chakra_node(1, "a", num_ops=5),
+        chakra_node(2, "b", num_ops=5),
+        chakra_node(3, "c", after=(1, 2), num_ops=5),
     ]
+    graph = read(tmp_path, *nodes).graph
+    assert [(op.reads, op.writes) for op in graph.ops] == [((), (0,)), ((), (1,)), ((0, 1), (2,))]
+    assert {t.size_bytes for t in graph.tensors} == {0}
+
+
+def test_collectives_without_a_duration_wait_for_what_they_depend_on(tmp_path):
+    nodes = [chakra_node(1, "up", took=9), chakra_node(2, "x", 7, (1,), comm_type=2, comm_size=64)]
+    nodes.append(chakra_node(3, "down", took=5, after=(2,)))
+    found = read(tmp_path, *nodes, ranks=8)
+    assert [(op.duration_ns, op.collective is not None, op.reads) for op in found.graph.ops] == [
+        (9_000, False, ()),
+        (None, True, (0,)),
+        (5_000, False, (1,)),
+    ]
+    assert found.recorded_ns == 0
+    assert "Collectives without a duration take the machine's time" in found.derived[-1]
+    alone = read(tmp_path, *nodes)
+    assert [op.duration_ns for op in alone.graph.ops] == [9_000, 5_000]
+    assert alone.recorded_ns == 14_000
 
 
 def test_parts_that_lead_in_a_circle_are_no_order(tmp_path):

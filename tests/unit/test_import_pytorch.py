@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 import recorded
-from recorded import ADD, EMPTY, FILL, MM, RELU, VIEW, node, profiled, saved, tensor, trace, training
+from recorded import ABSENT, ADD, DATA, EMPTY, FILL, MM, RELU, VIEW, node, profiled, saved, tensor, trace, training
 
 import simulator as hosim
 from simulator.errors import ConfigError
@@ -404,3 +404,25 @@ def test_a_timeline_is_sorted_by_start(tmp_path):
     found = Timeline(saved(tmp_path / "k.json", profiled().document))
     assert [span.start_ns for span in found.device] == sorted(span.start_ns for span in found.device)
     assert len(found.device) == 8
+
+
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+def test_the_published_trace_of_gpt2_has_its_weights_and_as_many_gradients():
+    found = hosim.read_pytorch_trace(DATA / "pytorch_et/hf_GPT2_et.json.tar.gz")
+    sizes = {
+        kind: [t.size_bytes for t in found.graph.tensors if str(t.kind) == kind] for kind in ("weight", "gradient")
+    }
+    assert found.kept["nodes"] == "27,156"
+    assert sorted(sizes["weight"]) == sorted(sizes["gradient"])
+    assert sum(sizes["weight"]) == 4 * 774_030_080  # GPT-2 large: 36 layers of 1,280, 50,257 words, 1,024 positions
+    products = 6 * 512 * (36 * 12 * 1280**2 + 50_257 * 1280) + 36 * 6 * 2 * 512**2 * 1280
+    assert sum(op.flops for op in found.graph.ops) == products
+
+
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+def test_the_published_pair_is_joined_and_replays_as_recorded():
+    pair = DATA / "pytorch_et"
+    found = hosim.read_pytorch_trace(pair / "linear_et.json.gz", kineto=pair / "linear_kineto.json.gz")
+    assert found.kept["ops that launched something"] == "217"
+    assert sum(op.duration_ns for op in found.graph.ops) == found.recorded_ns
+    assert "(+0.00 %)" in as_recorded(found.graph, found.recorded_ns)
