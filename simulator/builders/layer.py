@@ -52,9 +52,9 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
 
     def layer(x: str) -> str:
         context = t.part("attention", lambda x: attend(t.norm("norm1", x)), x)
-        r = t.vector("add1", [x, _behind(t, "norm1", t.linear("attn.o", context))], adds=True)
+        r = t.vector("add1", [x, _behind(t, "norm1", t.linear("attn.o", context))], adds=t.residual)
         fed_forward = t.part("feed_forward", lambda r: fed(t, t.norm("norm2", r, sums="add1")), r)
-        return t.vector("add2", [r, _behind(t, "norm2", fed_forward)], adds=True)
+        return t.vector("add2", [r, _behind(t, "norm2", fed_forward)], adds=t.residual)
 
     return t.part("layer", layer, x)
 

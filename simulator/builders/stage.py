@@ -38,7 +38,7 @@ these.
 for each of top_k and of the shared experts, and the shares (fp32, top_k * 4 bytes). The bias of a router has no
 gradient, no optimizer state and no update: what moves it is outside of the step.
 
-*Adapters* (rank r) beside a linear of i inputs and o outputs are two more linears, whose result is added in place:
+*Adapters* (rank r) beside a linear of i inputs and o outputs are two more linears, whose result is added:
 2*T*r*(i + o) FLOP in forward, twice that in backward, and r elements a token that are saved. A frozen linear has no
 weight gradient, and its input is not saved for one. What comes before the first trained weight has no backward.
 

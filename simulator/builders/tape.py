@@ -12,13 +12,14 @@ far as others read what they make: the last ones of a layer only made what the n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Unpack
+from itertools import compress
+from typing import Unpack
 
 from simulator.builders.sheet import Sheet, Spread, laid_out
 from simulator.builders.weights import ADAPTER, Laid, numbered
 from simulator.graph import chosen_number
 from simulator.graph_builder import OpFields
-from simulator.layout import Axes, Weight
+from simulator.layout import Axes, Layout, Weight
 from simulator.workload import Experts
 
 FP32_BYTES = 4
@@ -35,16 +36,6 @@ FORWARD = ("forward", "again")
 
 Back = Callable[[str], None]
 """Makes the gradients of what an op took from that of what it made."""
-
-
-class _Due(NamedTuple):
-    """An op of the backward of a segment that is not written down yet."""
-
-    name: str
-    reads: list[str]
-    writes: list[str]
-    is_again: bool
-    more: OpFields
 
 
 class Tape(Sheet):
@@ -67,7 +58,7 @@ class Tape(Sheet):
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
         self._shared = set[str]()  # gradients that are those of two tensors: none adds up in place there
         self._between = False  # whether forward is between checkpoints
-        self._due: list[_Due] | None = None
+        self._due: list[tuple[bool, tuple[str, list[str], list[str], OpFields]]] | None = None  # runs again; an op
 
     def weight(self, name: str) -> Weight:
         """A weight of the current block, as of a `Sheet`; one that is trained wants a gradient."""
@@ -95,11 +86,13 @@ class Tape(Sheet):
         if self._due is None:
             super().write(name, reads, writes, more)
         else:
-            self._due.append(_Due(name, reads, writes, bool(self.again), more))
+            self._due.append((self.phase == "again", (name, reads, writes, more)))
 
     # ops with gradients
 
-    def vector(self, name: str, reads: list[str], *, saves: bool = True, adds: bool = False, size: int = 0) -> str:
+    def vector(
+        self, name: str, reads: list[str], *, saves: bool = True, adds: Layout | None = None, size: int = 0
+    ) -> str:
         """Add an op of equal shapes, in the layout of its inputs that is cut most.
 
         Parameters
@@ -109,11 +102,11 @@ class Tape(Sheet):
         saves
             Whether its gradients depend on what it took.
         adds
-            Whether it adds to the residual, in the layout of that; the gradient of both is that of the sum.
+            The layout in which it adds them up, if it does; the gradient of each is that of the sum.
         size
             Of an element of what it makes [B]; default: that of the model's data type.
         """
-        target = self.residual if adds else max((self.layout(x).whole for x in reads), key=lambda made: made.parts)
+        target = adds or max((self.layout(x).whole for x in reads), key=lambda made: made.parts)
         taken = [self.to(x, target) for x in reads]
         out = self.tensor(f"{name}.out", self.spread[taken[0]].width, target, size, self.spread[taken[0]].rows)
         self.op(name, taken, [out])
@@ -125,9 +118,9 @@ class Tape(Sheet):
                 return
             dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
             wanted = [x for x in reads if self.wants(x)]
-            sizes = (self.spread[x].element_bytes for x in wanted)
-            made = [self.spread[dy]._replace(element_bytes=size) for size in sizes]
-            grads = [self.add(f"{x}.grad", spread) for x, spread in zip(wanted, made, strict=True)]
+            sizes = [self.spread[x].element_bytes for x in wanted]
+            made = zip(wanted, (self.spread[dy]._replace(element_bytes=size) for size in sizes), strict=True)
+            grads = [self.add(f"{x}.grad", spread) for x, spread in made]
             self.op(name, [dy, *saved], grads)
             self.give(wanted, [self.to(grad, self.layout(x).whole) for x, grad in zip(wanted, grads, strict=True)])
 
@@ -174,23 +167,21 @@ class Tape(Sheet):
         """Multiply rows, or the first elements of them, by a weight; what comes out is cut, or a summand, as that is.
 
         So is the gradient of what it took. At inference as many experts are read as are expected to be chosen. What an
-        adapter makes of the same rows (LoRA, arXiv 2106.09685) is added in place.
+        adapter makes of the same rows (LoRA, arXiv 2106.09685) is added.
         """
         if f"{name}.{ADAPTER[0]}" not in self.weights[self.block]:
             return self._linear(name, x, weight or self.weight(name))
-        added, out = x, self._linear(name, x, self.weight(name))
+        out, added = self._linear(name, x, self.weight(name)), x
         for part in ADAPTER:
             added = self._linear(f"{name}.{part}", added, self.weight(f"{name}.{part}"))
-        here = self.layout(out).whole
-        self.op(f"{name}.lora", [self.to(out, here), self.to(added, here)], [out])
-        apart = list[tuple[str, Back]]()
-        if self.is_saving:
-            backs = self._backs[f"{self.micro}{self.block}"]
-            apart, backs[-3:] = backs[-3:], []
+        out = self.vector(f"{name}.lora", [out, added], adds=self.layout(out).whole)
+        if not self.is_saving:
+            return out
+        backs = self._backs[f"{self.micro}{self.block}"]
+        apart, backs[-4:] = backs[-4:], []
 
         def back(dy: str) -> None:
-            self._shared.add(dy)
-            self.give([out, added], [dy, dy])
+            self.grads[out] = dy
             self._go_through(apart)
 
         return self.record(out, back)
@@ -198,7 +189,7 @@ class Tape(Sheet):
     def _linear(self, name: str, x: str, weight: Weight) -> str:
         bias = f"{name}.bias"
         weights = [weight, *([self.weight(bias)] if bias in self.weights[self.block] else [])]
-        names = [self.held[one.name] for one in weights]
+        names = [self._ready(name, weight), *(self.held[one.name] for one in weights[1:])]
         *experts, inner, outer = weight.layout.tensor_map
         *_, inputs, outputs = weight.shape
         if weight.name.startswith("embed/"):  # a tied table is used transposed
@@ -218,7 +209,7 @@ class Tape(Sheet):
             if self.wants(x):
                 there = laid_out(self.mesh, taken.tensor_map, outer)
                 dx = [self.tensor(f"{name}.in.grad", inputs, there, size, rows)]
-                self.op(f"{name}.dgrad", [dy, self.held[weight.name]], dx, flops=flops)
+                self.op(f"{name}.dgrad", [dy, self._ready(name, weight)], dx, flops=flops)
             if any(one.is_trained for one in weights):
                 saved = [self.to(x, taken)] * weight.is_trained
                 found = [self.grad(one, tokens) for one in weights]
@@ -228,10 +219,23 @@ class Tape(Sheet):
 
         return self.record(out, back)
 
+    def _ready(self, name: str, weight: Weight) -> str:
+        """What an op reads of a weight: in training what is made of it first, if it is kept in another format."""
+        size = weight.parameters * self.element_bytes
+        if self.phase not in (*FORWARD, "backward") or self.weight_bytes(weight) == size:
+            return self.held[weight.name]
+        again = ".bwd" if self.phase == "backward" else self.again
+        spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
+        made = self.add(f"{self.micro}{weight.name}.ready{again}", spread)
+        self.op(f"{name}.ready", [self.held[weight.name]], [made])
+        return made
+
     def read_bytes(self, weight: Weight) -> int:
         """What an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
         part, size = self.layer.feed_forward, self.weight_bytes(weight)
-        if weight.kind != "expert" or self.phase in FORWARD or not isinstance(part, Experts):
+        if self.phase in FORWARD:
+            return weight.parameters * self.element_bytes
+        if weight.kind != "expert" or not isinstance(part, Experts):
             return size
         return (
             size // part.held * -(-chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k) // part.ranks)
@@ -306,18 +310,17 @@ class Tape(Sheet):
 
     def _catch_up(self) -> None:
         """Write down the backward of a segment; of the ops that run again those that others need."""
-        due, self._due, read, kept = self._due or [], None, set[str](), list[_Due]()
-        for op in reversed(due):
-            if not op.is_again or not read.isdisjoint(op.writes):
-                read.update(op.reads)
-                kept.append(op)
-        made = set[str]()
-        for op in reversed(kept):
-            for name in op.writes if op.is_again else ():
+        due, self._due, read, made = self._due or [], None, set[str](), set[str]()
+        kept = list[bool]()
+        for is_again, (_, reads, writes, _) in reversed(due):
+            kept.append(not is_again or not read.isdisjoint(writes))
+            read.update(reads if kept[-1] else ())
+        for is_again, op in compress(due, reversed(kept)):
+            for name in op[2] if is_again else ():
                 if name not in made:
                     super().add(name, self.spread[name])
                     made.add(name)
-            self.write(op.name, op.reads, op.writes, op.more)
+            self.write(*op)
 
     def give(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
         """Note gradients of tensors, or add each to what is known of it, in an op that is named after `sums`."""

@@ -213,7 +213,8 @@ def size_bytes(weight: Weight, dtypes: Dtypes) -> int:
     """Size of what a rank holds of a weight [B]; matrices of layers but for routers are kept as ``dtypes.weights``."""
     kept = (dtypes.experts if weight.kind == "expert" else None) or dtypes.weights
     is_matrix = len(weight.shape) > 1 and not weight.name.startswith(("embed/", "head/"))
-    if kept is None or not is_matrix or weight.name.endswith(("/ffn.router.weight", ".bias.weight")):
+    excepted = weight.is_trained or weight.name.endswith(("/ffn.router.weight", ".bias.weight"))
+    if kept is None or not is_matrix or excepted:
         return weight.parameters * dtypes.element_bytes
     return matrix_bytes(kept, weight.layout.local_shape(weight.shape, weight.name))
 
@@ -278,14 +279,15 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
             layout = Layout(mesh, tensor_map)
             replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
             parameters = layout.local_elements(spec.shape, f"{where}, {name}")
-            is_trained = module.endswith(ADAPTER) or not (module == "ffn.router_bias" or _fits(name, frozen))
+            is_frozen = module == "ffn.router_bias" or _fits(name, frozen) or workload.phase != "train"
+            is_trained = module.endswith(ADAPTER) or not is_frozen
             laid.weights.setdefault(block, {})[module] = Weight(
                 name, spec.shape, layout, spec.kind, parameters, replicas, is_trained
             )
     for pattern in unused:
         must, do = "a layout is for weights that the model has", nearest(pattern, tuple(laid.by_name)[:12])
         raise ConfigError(f"{where}, parallel.layouts", must, repr(pattern), do)
-    if model == workload.model:  # and not the same with fewer layers
+    if workload.phase == "train" and model == workload.model:  # and not the same with fewer layers
         _check_trained(laid, frozen)
     return laid
 

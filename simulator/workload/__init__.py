@@ -42,8 +42,8 @@ _PHASES: dict[str, tuple[str, ...]] = {
     "kernels": ("train",),
     "dtypes.gradients": ("train",),
     "dtypes.router": ("train",),
-    "dtypes.weights": (*_INFERENCE, "requests"),
-    "dtypes.experts": (*_INFERENCE, "requests"),
+    "dtypes.weights": ("train", *_INFERENCE, "requests"),
+    "dtypes.experts": ("train", *_INFERENCE, "requests"),
     "dtypes.kv_cache": (*_INFERENCE, "requests"),
 }
 """Key -> the phases that it is for."""
@@ -229,6 +229,12 @@ class Workload(Document):
         must, found = "what is kept of a weight is said once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
+        kept = (self.lora or self.frozen) and self.parallel.zero_stage < 3
+        must, at = (
+            "a format of weights is for inference, or for frozen ones that ZeRO leaves whole",
+            ("dtypes", "weights"),
+        )
+        require(kept or not (self.dtypes.weights or self.dtypes.experts), must, "another", *at, do="remove it")
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
         must, at = f"layers are numbered from 0 to {model.layers - 1}", ("checkpoint", "layers")
         require(last < model.layers, must, str(last), *at, do="correct it")

@@ -39,14 +39,16 @@ FORMATS = {
     "int4_of_32": Format(4, (32, 1), 16),
     "mxfp4": Format(4, (32, 1), 8),
     "nvfp4": Format(4, (16, 1), 8),
+    "nf4": Format(4, (64, 1), 8),
 }
 """By name. ``fp8``: an fp32 scale for each block of 128 x 128 (DeepSeek-V3, README_WEIGHTS.md of the model card).
 ``int4``: an fp16 scale and a 4-bit zero point for 128 inputs of each output (AWQ, arXiv 2306.00978, group size 128).
 ``int4_of_32``: a bf16 scale for 32 inputs (Kimi-K2-Thinking, quantization_config of the model card). ``mxfp4``: an
 8-bit scale for 32 inputs (OCP Microscaling Formats 1.0, section 5.4). ``nvfp4``: an fp8 scale for 16 inputs (NVIDIA,
-"Introducing NVFP4", June 2025); its one fp32 scale a matrix is not counted."""
+"Introducing NVFP4", June 2025); its one fp32 scale a matrix is not counted. ``nf4``: an 8-bit scale for 64 weights
+(QLoRA, arXiv 2305.14314, section 3); the fp32 scale of 256 of these is not counted."""
 
-Kept = Literal["bf16", "fp16", "fp32", "fp8", "int4", "int4_of_32", "mxfp4", "nvfp4"]
+Kept = Literal["bf16", "fp16", "fp32", "fp8", "int4", "int4_of_32", "mxfp4", "nvfp4", "nf4"]
 """How weights may be kept."""
 
 
@@ -68,7 +70,8 @@ class Dtypes(Part):
     gradients
         In training, gradients of weights, in which micro-batches and ranks add up; default: as `compute`.
     weights
-        For inference, the matrices of layers but for routers; default: as `compute`. Arithmetic stays in `compute`.
+        The matrices of layers but for routers; default: as `compute`. Arithmetic stays in `compute`. In training those
+        that are frozen, which are made ready in `compute` before each use (QLoRA, arXiv 2305.14314).
     experts
         The same of routed experts alone; default: as `weights`.
     kv_cache

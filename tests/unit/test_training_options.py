@@ -185,6 +185,14 @@ def test_llama3_8b_has_41_9_million_parameters_in_adapters_of_rank_16() -> None:
     assert held(graph, "weight") == 2 * 8_072_204_288
 
 
+def test_llama3_70b_has_828_million_parameters_in_adapters_of_rank_64() -> None:
+    graph = build(catalog.read_workload("llama3_70b_qlora"))
+    assert held(graph, "gradient") == 2 * 828_375_040
+    linears = 80 * 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672)
+    kept = held(graph, "weight") - 2 * (828_375_040 + 2 * 128256 * 8192 + 161 * 8192)
+    assert kept == linears * (4 + 8 / 64) / 8
+
+
 def test_what_is_saved_beside_adapters_of_queries_and_values() -> None:
     """Inputs of norms, of adapters, of the gate's functions, and what attention needs; not the inputs of others."""
     graph = build(workload(lora={"rank": RANK}))
@@ -222,6 +230,27 @@ def test_a_frozen_end_still_hands_gradients_back() -> None:
     assert held(graph, "gradient") == 2 * trained
     assert held(graph, "optimizer_state") == 12 * trained
     assert saved_bytes(graph, "L02/") == T * (2 * (2 * H + 2 * Q + 2 * KV + 3 * F) + 4 * 4)
+
+
+NF4 = {"dtypes": {"weights": "nf4"}, "lora": {"rank": RANK, "targets": ["attn.*", "ffn.*"]}}
+
+
+def test_frozen_matrices_in_four_bits_are_made_ready_before_each_use() -> None:
+    """QLoRA, arXiv 2305.14314: 4 bits and an 8-bit scale for 64 inputs; adapters, norms and tables stay in bf16."""
+    alike, graph = build(workload(lora=NF4["lora"])), build(workload(**NF4))
+    kept = sum(ceil((i * o * 4 + ceil(i / 64) * o * 8) / 8) for i, o in LINEARS.values())
+    wide = 2 * sum(i * o for i, o in LINEARS.values())
+    assert held(alike, "weight") - held(graph, "weight") == LAYERS * (wide - kept)
+    for phase in ("forward", "backward"):
+        assert products(graph, phase) == products(alike, phase)
+    for block, times in (("L00", 2 * 7 - 3), ("L01", 2 * 7)):  # the first layer's input has no gradient
+        assert sum(op.name.endswith(".ready") for op in graph.ops if op.name.startswith(block)) == times
+    for kind in ("gradient", "optimizer_state"):
+        assert sizes(graph, kind) == sizes(alike, kind)
+    assert saved_bytes(graph, "L01/") == saved_bytes(alike, "L01/")
+    again = build(workload(**NF4, checkpoint={}))
+    check_lives(again)
+    assert sum(op.name.startswith("L01/again") and op.name.endswith(".ready") for op in again.ops) == 6
 
 
 # checkpoints
@@ -322,6 +351,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"checkpoint": {"part": "attention"}, "lora": {"rank": RANK, "targets": ["attn.q_b", "attn.o", "ffn.*"]}},
     {"frozen": ["embed/*", "L00/*", "L01/*"]},
     {"frozen": ["L02/*", "head/*"], "optimizer": {"kind": "muon"}, "checkpoint": {"layers": [1]}},
+    NF4 | {"checkpoint": {"part": "feed_forward"}},
     {"kernels": "eager", "dtypes": {"router": "fp32", "gradients": "fp32"}},
 ]
 
@@ -329,6 +359,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(("layout", "options", "stage"), list(product(LAYOUTS, OPTIONS, (0, 3))))
 def test_all_ranks_do_the_work_of_one(layout: dict[str, Any], options: dict[str, Any], stage: int) -> None:
     """But for what each tensor rank does alike: narrow matrices of adapters among it, where tokens are not cut."""
+    stage = 2 if "weights" in options.get("dtypes", {}) and stage == 3 else stage
     alone = build(workload(MLA, EXPERTS, **options))
     found = build_job(workload(MLA, EXPERTS, parallel={"ranks": "all", "zero_stage": stage, **layout}, **options))
     check_job(found, catalog.read_hardware("cloudmatrix384"))
@@ -391,3 +422,9 @@ def test_patterns_fit_something() -> None:
     with pytest.raises(ConfigError, match="something is trained, found all weights frozen"):
         check(workload(frozen=["*"]))
     check(workload(frozen=["L02/*"], checkpoint={"layers": [2]}))
+
+
+def test_formats_are_for_frozen_weights() -> None:
+    must = "a format of weights is for inference, or for frozen ones that ZeRO leaves whole, found another"
+    assert refusal(dtypes={"weights": "nf4"}).startswith(must)
+    assert refusal(parallel={"ranks": "all", "data": 2, "zero_stage": 3}, **NF4).startswith(must)
