@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ def nodes_of(path: Path) -> list[Node]:
     must, version = "hosim reads versions 1 of execution traces", str(found.get("schema"))[:100]
     insist(_VERSION.fullmatch(version), f"{where}: schema", must, repr(version), "record it by a PyTorch from 2.1 on")
     nodes = [_node(raw, f"{where}: nodes[{number}]") for number, raw in enumerate(found["nodes"])]
-    nodes.sort()
+    nodes.sort(key=attrgetter("id"))
     twice = next((b.id for a, b in pairwise(nodes) if a.id == b.id), None)
     insist(twice is None, where, "each node has its own id", f"{twice} twice", "record it again")
     return nodes

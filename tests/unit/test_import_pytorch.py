@@ -249,6 +249,10 @@ def test_kernels_that_no_op_launched_are_refused(tmp_path):
         ({"nodes": [1], "schema": "1.0.1"}, r"nodes\[0\]: a node has an id and a name, found 1"),
         ({"nodes": [{"id": 1}], "schema": "1.0.1"}, r"nodes\[0\]: a node has an id and a name"),
         ({"nodes": [{"id": 1, "name": "a"}] * 2, "schema": "1.0.1"}, "each node has its own id, found 1 twice"),
+        (
+            {"nodes": [{"id": 1, "name": "a", "x": x} for x in (1, "b")], "schema": "1.0.1"},
+            "each node has its own id, found 1 twice",
+        ),
     ],
 )
 def test_what_is_no_trace_is_told(tmp_path, document, message):
