@@ -73,19 +73,18 @@ def _command(name: str, about: str, reader: Callable[..., Any]) -> click.Command
     def read(source: str, out: Path, force: bool, as_json: bool, **given: Any) -> None:
         import orjson
 
+        from simulator.run.stories import as_recorded
+
         found = reader(source, **given)
         files = found.write(out, force=force)
+        replay = as_recorded(found.graph, found.recorded_ns) if found.graph and found.recorded_ns else ""
         if as_json:
-            told = {**found.json(), "files": [str(file) for file in files]}
+            told = {**found.json(), "files": [str(file) for file in files], **({"replay": replay} if replay else {})}
             click.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
             return
         said = f"{source}: {about}"
         wrote = "\n".join(("written:", *(f"  {file}" for file in files)))
-        click.echo("\n".join(part for part in (said, str(found), wrote) if part))
-        if found.recorded_ns and found.graph:
-            from simulator.run.stories import as_recorded
-
-            click.echo(as_recorded(found.graph, found.recorded_ns))
+        click.echo("\n".join(part for part in (said, str(found), wrote, replay) if part))
 
     first = (inspect.getdoc(reader) or "").partition("\n\n")[0]
     text = f"{first}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"

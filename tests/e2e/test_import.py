@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import recorded
 
 
 def test_a_graph_is_imported_told_and_checked(hosim, scenario, tmp_path, monkeypatch):
@@ -119,3 +120,17 @@ def test_what_ships_needs_a_source_for_each_figure(hosim, monkeypatch):
 
     monkeypatch.setattr(Document, "entry_of", lambda self, path: None)
     assert "each figure has an origin" in hosim("check", "h100_sxm").err
+
+
+def test_a_recorded_step_is_replayed_when_it_is_imported(hosim, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = recorded.saved(tmp_path / "profile.json", recorded.profiled().document)
+    replay = "replayed as recorded: 70.0 us a step, recorded 70.0 us (+0.00 %), peak 0 B"
+    done = hosim("import", "kineto", source, "-o", "mine.yaml")
+    assert (done.code, done.err, done.out.splitlines()[-1]) == (0, "", replay)
+    told = json.loads(hosim("import", "kineto", source, "-o", "mine.yaml", "--force", "--json").out)
+    assert told["replay"] == replay
+    assert hosim("check", "mine.yaml").code == 0
+    ran = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "resident")
+    assert ran.code == 0
+    assert "70.0 us" in ran.out
