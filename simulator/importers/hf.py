@@ -27,6 +27,9 @@ from simulator.workload import Workload
 
 _MOST_BYTES = 16_000_000
 _USUAL_SEQUENCE = 4096
+_OF_BOTH = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
+"""Keys that stand outside of a ``text_config`` and hold for it, too."""
+_ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
 
@@ -116,10 +119,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     asked["parallel"] = {"ranks": "all", **spread} if spread else None
     name, cache = named(_name(outer, path)), {"kv_cache": kv_cache} if kv_cache else {}
     document: dict[str, Any] = {"name": name, "title": f"{name}, {phase}", "model": model, "phase": phase}
-    document |= {
-        "dtypes": _dtypes(config, path, phase) | cache,
-        **{key: asked[key] for key in asked if asked[key] is not None},
-    }
+    document["dtypes"] = _dtypes(config, path, phase) | cache
+    document |= {key: value for key, value in asked.items() if value is not None}
     work = _validated(document | _origins(config, document), config)
     return Imported({".yaml": work}, {}, tuple(config.derived), _dropped(config) | told)
 
@@ -158,11 +159,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
         do = f"if it is like {', '.join(near)}, write that; else write its dimensions by hand, or capture a step of it"
         raise ConfigError(f"{where}, model_type", "the family is known", repr(kind), do)
     told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
-    shared = {
-        key: outer[key]
-        for key in ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
-        if key in outer
-    }
+    shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if inner is not outer:
         own = {"text_config", "model_type", *shared, *TOWERS} | IRRELEVANT
         told |= {key: 1 for key in outer if key not in own}
@@ -199,13 +196,8 @@ def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     usual = {path for path in c.origins if not path.startswith("model.") or _stated(model, path.split(".")[1:])}
     sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in sorted(usual)}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
-    mine = [
-        key for key in ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests") if key in document
-    ]
-    return {
-        "sources": sources,
-        "assumed": dict.fromkeys(mine, "chosen when the model was imported; change it to yours"),
-    }
+    mine = [key for key in document if key in _ASKED]
+    return {"sources": sources, "assumed": dict.fromkeys(mine, "chosen when it was imported; change it to yours")}
 
 
 def _stated(value: Any, path: list[str]) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from simulator.errors import ConfigError, insist
 from simulator.importers.hf_families import VERSION, Family
 from simulator.units import nearest
+from simulator.workload.models import MOST_OTHERS
 
 _ROUTED = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
@@ -57,7 +59,7 @@ class Config:
         """A whole number; `derived` where no key says it."""
         found = self.get(*keys, path=path)
         if found is None and derived is not None:
-            self._note(path, f"config.json, which has no {keys[0]}", "derived")
+            self._note(path, f"config.json, which has no {keys[0]}: from other keys", "derived")
             return derived
         insist(found is not None, f"{self.where}, {keys[0]}", "a decoder has this key", "none", "add it")
         fits = isinstance(found, int) and not isinstance(found, bool) and least <= found <= 10**9
@@ -99,12 +101,11 @@ def model_of(c: Config, sequence: int | None) -> dict[str, Any]:
     parts = {"attention": _attentions(c, layers, hidden, sequence), "feed_forward": _feed_forwards(c, layers)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
-        usual = max(range(len(kinds)), key=lambda i: (kinds[i].get("kind") == "experts", of_layer.count(i), -i))
+        usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
         model[part] = kinds[usual]
-        for number, kind in enumerate(kinds):
-            if number != usual:
-                held = [layer for layer, one in enumerate(of_layer) if one == number]
-                others += [{**run, part: kind} for run in runs(held, layers)]
+        for number in {*of_layer} - {usual}:
+            held = [layer for layer, one in enumerate(of_layer) if one == number]
+            others += [{**run, part: kinds[number]} for run in islice(runs(held, layers), MOST_OTHERS + 1)]
     if others:
         model["others"] = others
         c.origins["model.others"] = ("config.json, the keys that say which layers differ", "derived")
@@ -114,15 +115,14 @@ def model_of(c: Config, sequence: int | None) -> dict[str, Any]:
 def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
     """Some layers as few ranges."""
     while held:
-        every = held[1] - held[0] if len(held) > 1 else 1
-        run = held[:1]
-        while run[-1] + every in held:
+        left, every, run = {*held}, held[1] - held[0] if len(held) > 1 else 1, held[:1]
+        while run[-1] + every in left:
             run.append(run[-1] + every)
         found = {key: value for key, value, usual in (("start", run[0], 0), ("every", every, 1)) if value != usual}
         if run[-1] + every < layers:
             found["stop"] = run[-1] + 1
         yield found
-        held = [layer for layer in held if layer not in set(run)]
+        held = sorted(left - {*run})
 
 
 # attention
@@ -137,12 +137,12 @@ def _attentions(c: Config, layers: int, hidden: int, sequence: int | None) -> Ki
     window = c.get(c.family.window) if c.family.local != "none" or {*_NEAR} & {*types} else None
     if window and {*_NEAR} & {*types}:
         window = c.count(c.family.window, path="model.attention.window")
-        if "chunked_attention" in types:
-            c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows of as many.")
         if sequence is not None and window > sequence:
             c.origins.pop("model.attention.window")
             c.derived.append(f"No token of {sequence:,} leaves the window of {window:,} ({c.family.window}): left out.")
         else:
+            if "chunked_attention" in types:
+                c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
             kinds.append(full | {"window": window})
     if "linear_attention" in types:
         must = "lightning attention (layers of the type linear_attention) is not built"
@@ -157,23 +157,13 @@ def _grouped(c: Config, hidden: int) -> dict[str, Any]:
     part: dict[str, Any] = {
         "kind": "gqa",
         "heads": heads,
-        "kv_heads": _or_else(c, heads, "num_key_value_heads", f"{at}.kv_heads"),
-        "head_size": _or_else(c, hidden // heads, "head_dim", f"{at}.head_size"),
+        "kv_heads": c.count("num_key_value_heads", path=f"{at}.kv_heads", derived=heads),
+        "head_size": c.count("head_dim", path=f"{at}.head_size", derived=hidden // heads),
     }
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
-    norms = (
-        c.flag(family.qk_norms) if isinstance(family.qk_norms, str) and family.qk_norms != "all" else family.qk_norms
-    )
+    norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms
     more = {"biases": [one for one in "qkvo" if one in biased], "qk_norms": norms, "sink_logits": family.sink_logits}
     return part | {key: value for key, value in more.items() if value}
-
-
-def _or_else(c: Config, derived: int, key: str, path: str) -> int:
-    """What a key says unless it is null or absent."""
-    if c.get(key) is None:
-        c.origins[path] = (f"config.json, which has no {key}: num_attention_heads and hidden_size", "derived")
-        return derived
-    return c.count(key, path=path)
 
 
 def _latent(c: Config) -> dict[str, Any]:
@@ -202,18 +192,11 @@ def _latent(c: Config) -> dict[str, Any]:
 def _types(c: Config, layers: int) -> list[str]:
     """What each layer sees: by ``layer_types``, or as the family does."""
     codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
-    said = c.list_of("layer_types", str, layers) or [
-        ("linear_attention", "full_attention")[bool(i)] for i in codes or ()
-    ]
+    said = c.list_of("layer_types", str, layers) or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
+    for one in {*said} - {*_TYPES}:
+        must, do = "a type of layer is known", nearest(one, _TYPES)
+        raise ConfigError(f"{c.where}, layer_types", must, repr(one), do)
     if said:
-        for one in said:
-            insist(
-                one in _TYPES,
-                f"{c.where}, layer_types",
-                "a type of layer is known",
-                repr(one),
-                nearest(one, _TYPES),
-            )
         return said
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
     near = _near(c, layers)
@@ -262,12 +245,8 @@ def _feed_forwards(c: Config, layers: int) -> Kinds:
     else:
         c.origins.pop(f"{at}.shared", None)
     dense = _dense(c, layers)
-    if not dense:
-        c.used.update({family.width} & {*c.data})
-        return [part], [0] * layers
-    width = c.count(family.width, path="model.others")
-    kinds = [part, {"kind": "dense", "width": width, **more}]
-    return (kinds[1:], [0] * layers) if len(dense) == layers else (kinds, [int(i in dense) for i in range(layers)])
+    width = c.count(family.width, path="model.others" if len(dense) < layers else f"{at}.width")
+    return [part, {"kind": "dense", "width": width, **more}], [int(layer in dense) for layer in range(layers)]
 
 
 def _dense(c: Config, layers: int) -> set[int]:

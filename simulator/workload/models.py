@@ -140,6 +140,10 @@ class Other(Part):
         )
 
 
+MOST_OTHERS = 100
+"""Most entries of layers that differ: each is held against every layer."""
+
+
 class DecoderModel(Part):
     """The dimensions of a decoder, whose attention and feed-forward are parts.
 
@@ -173,7 +177,7 @@ class DecoderModel(Part):
     vocabulary: Count
     attention: Attention
     feed_forward: FeedForward
-    others: tuple[Other, ...] = ()
+    others: Annotated[tuple[Other, ...], Field(max_length=MOST_OTHERS)] = ()
     norms: Literal["before", "both"] = "before"
     tied_embeddings: StrictBool = False
 

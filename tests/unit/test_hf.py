@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def test_sample_files_become_workloads(file: Path, phase: str) -> None:
     found = hosim.read_hf(file, phase=phase, **options)
     assert found.workload.phase == phase
     assert set(found.dropped) <= {"num_nextn_predict_layers (layers that only predict further tokens)"}
-    assert None not in [found.workload.origin(path) for path in found.workload.figures()]
+    assert found.workload.origins()["mine"] == 0
 
 
 @pytest.mark.skipif(not FILES, reason="the sample files are not there")
@@ -103,7 +104,7 @@ def test_each_figure_names_the_key_that_it_comes_from(folder: Path) -> None:
         "model.vocabulary": "config.json, vocab_size",
         "model.attention.heads": "config.json, num_attention_heads",
         "model.attention.kv_heads": "config.json, num_key_value_heads",
-        "model.attention.head_size": "config.json, which has no head_dim: num_attention_heads and hidden_size",
+        "model.attention.head_size": "config.json, which has no head_dim: from other keys",
         "model.feed_forward.width": "config.json, intermediate_size",
     }
     assert set(work.assumed) == {"batch", "sequence"}
@@ -431,7 +432,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         (TINY | {"tie_word_embeddings": "yes"}, "tie_word_embeddings: this is true or false, found 'yes'"),
         (
             TINY | {"num_attention_heads": 65},
-            "config.json, which has no head_dim: num_attention_heads and hidden_size: input",
+            "config.json, which has no head_dim: from other keys: input",
         ),
         (TINY | {"layer_types": ["full_attention"]}, "this has an entry for each of 4 layers, found 1"),
         (TINY | {"layer_types": ["spiral"] * 4}, "a type of layer is known, found 'spiral'"),
@@ -444,6 +445,13 @@ def test_what_cannot_be_read_is_refused(config: Any, message: str, folder: Path)
     found = refusal(config)
     assert message in found
     assert len(found) < 2000
+
+
+def test_layers_that_differ_without_a_rule_are_refused(folder: Path) -> None:
+    draw = random.Random(1)
+    types = [draw.choice(["full_attention", "sliding_attention"]) for _ in range(10_000)]
+    config = kind("gemma3_text", head_dim=16, sliding_window=8, num_hidden_layers=10_000, layer_types=types)
+    assert "at most 100 items" in refusal(config, sequence=16)
 
 
 def test_what_is_no_file_is_refused(folder: Path) -> None:
