@@ -48,6 +48,8 @@ class Loaded:
         another one.
     entries
         The documents that were read from files.
+    is_job_given
+        Whether what runs is given, so that the workload says nothing of it but its name.
     """
 
     scenario: Scenario
@@ -60,6 +62,13 @@ class Loaded:
     scale: Mapping[str, float] = field(default_factory=dict)
     unscaled: Hardware | None = field(default=None, repr=False)
     entries: dict[str, Entry[Any]] = field(default_factory=dict, repr=False)
+    is_job_given: bool = False
+
+    @property
+    def handled(self) -> dict[str, int | None]:
+        """Tokens and samples that all ranks handle in a step; None of what is not known."""
+        work = None if self.is_job_given else self.workload
+        return {"tokens": work and work.tokens, "samples": work and work.samples}
 
     def place(self, *keys: str) -> str:
         """Where a field of the scenario stands: file, line and path; its name and the path if it was read from no file.

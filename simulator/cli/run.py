@@ -57,11 +57,14 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
 
 def _told(results: Results, out: Path | None) -> Iterator[str]:
     """The table, what a person would say, where the report is, and what of the expectations is no failure."""
+    from simulator.report.card import line
     from simulator.report.tables import PIPE_WIDTH, plain
     from simulator.units import counted
 
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else PIPE_WIDTH
+    cards = [f"{name}: {line(card)}" for name, card in results.card.items()]
+    yield "\n".join(fill(text, width, subsequent_indent="  ") if is_terminal else text for text in cards)
     yield plain(list(results.values()), width)
     yield "\n".join(fill(text, width) if is_terminal else text for text in results.sentences)
     if results.largest is not None:

@@ -118,6 +118,9 @@ class Late:
         return chosen_number(len(self.candidates), self.samples, self.each)
 
 
+AGAIN = "/again/"
+"""Part of the names of ops that a program itself runs a second time, as between checkpoints."""
+
 OP_CLASSES = ("matmul", "attention", "vector")
 """Classes that every machine knows: what it does not list reaches its default fraction."""
 
@@ -212,6 +215,20 @@ class Graph:
             found.update(t for t in op.reads if t not in written)
             written.update(op.writes)
         return tuple(sorted(found))
+
+    @property
+    def arithmetic(self) -> dict[str, int]:
+        """By data type, what a step computes of the model, however it is run [FLOP].
+
+        Every op counts once but elementwise ones (class ``vector``), and those that a checkpoint runs again (`AGAIN` in
+        their names): matrices and attention, as PaLM counts (arXiv 2204.02311, appendix B), but for what kernels of
+        attention skip, as causal ones do, or compute again in backward.
+        """
+        found: dict[str, int] = {}
+        for op in self.ops:
+            if op.flops and op.op_class != "vector" and AGAIN not in op.name:
+                found[op.dtype] = found.get(op.dtype, 0) + op.flops
+        return found
 
     @property
     def meets(self) -> bool:

@@ -17,7 +17,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.metrics.peaks import peaks_bytes
 from simulator.metrics.steps import Ran
-from simulator.metrics.summary import against, counted, exposed_ns, fragmentation, is_collective
+from simulator.metrics.summary import achieved, against, counted, exposed_ns, fragmentation, is_collective
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace, instances, pick, tuples
 
@@ -49,7 +49,7 @@ def summarise(
     if job.ranks == 1:
         return counted(job.graphs[0], hardware, ran or Ran.of(job.graphs[0], hardware, trace), bound)
     rows = by_rank(job, hardware, trace)
-    whole = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
+    whole: dict[str, Any] = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
     if trace.status != "ok":
         makespan = max(row["makespan_ns"] for row in rows)
         return {**rows[0], "makespan_ns": makespan, **whole, **against(None, bound), "ranks": job.ranks}
@@ -58,6 +58,9 @@ def summarise(
     for name in hardware.link_names:
         whole[f"moved_{name}_bytes"] = sum(row[f"moved_{name}_bytes"] for row in rows)
     whole |= fragmentation(hardware, trace, None)
+    whole |= achieved(
+        [(job.graphs[one], times) for one, times in Counter(job.graph_of).items()], hardware, mine["step_ns"]
+    )
     whole.pop("compactions", None)
     shares = {
         "ranks": job.ranks,

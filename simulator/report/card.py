@@ -16,18 +16,18 @@ Card = dict[str, str]
 _WEIGHTS = (TensorKind.WEIGHT, TensorKind.EXPERT)
 
 
-def model_card(workload: Workload, job: Job | None) -> Card:
+def model_card(workload: Workload | None, job: Job | None) -> Card:
     """Say what runs: parameters in all and for a token, weights, KV cache and arithmetic of a token, ops and tensors.
 
     Parameters
     ----------
     workload
-        The model, or the graph's document.
+        The model, or the graph's document; None if the job is not of it.
     job
         What all ranks run; None of requests, whose iterations are built as they come.
     """
     card: Card = {}
-    if counts := parameters(workload):
+    if workload is not None and (counts := parameters(workload)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
     whose = " a rank" if job and job.ranks > 1 else ""
@@ -36,10 +36,10 @@ def model_card(workload: Workload, job: Job | None) -> Card:
         for name, size in zip(("weights", "persistent tensors"), kept.values(), strict=True):
             if size and name not in card and "weights" not in card:
                 card[name] = human(size, "B") + whose
-    if workload.model is not None:
+    if workload is not None and workload.model is not None:
         card["KV cache"] = f"{human(workload.model.decoder.kv_elements * workload.dtypes.kv_bytes, 'B')} a token"
     if job is not None:
-        card |= _arithmetic(job, workload.tokens)
+        card |= _arithmetic(job, workload and workload.tokens)
         graphs = ", ".join(
             f"{counted(len(g.ops), 'op')} and {counted(len(g.tensors), 'tensor')}" for g in job.graphs[:4]
         )
@@ -52,9 +52,8 @@ def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:
 
 
 def _arithmetic(job: Job, tokens: int | None) -> Card:
-    """Arithmetic of all ranks, for each token where tokens are known."""
-    times = Counter(job.graph_of)
-    flops = sum(times[number] * sum(op.flops for op in graph.ops) for number, graph in enumerate(job.graphs))
+    """Arithmetic of all ranks (`Graph.arithmetic`), for each token where tokens are known."""
+    flops = sum(times * sum(job.graphs[one].arithmetic.values()) for one, times in Counter(job.graph_of).items())
     if not flops:
         return {}
     much = human(flops / (tokens or 1), "FLOP/s").removesuffix("/s")

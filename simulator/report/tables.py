@@ -23,6 +23,8 @@ T = TypeVar("T")
 PIPE_WIDTH = 100
 """Characters of a line in a pipe."""
 _GAP = "  "
+SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
+"""Columns of how much is done in a second."""
 WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
 """Columns of what compute waits for."""
 SELDOM_S = 30
@@ -127,7 +129,9 @@ def occurring(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) ->
 
 
 def sections(rows: Sequence[Row]) -> list[list[Column]]:
-    """Return the table of a run: how long a step takes, what it waits for, and what memories hold and links move.
+    """Return the table of a run: how long a step takes, and how much it does in it; what holds it up.
+
+    What it waits for, and what memories hold and links move, comes after that.
 
     Parameters
     ----------
@@ -136,8 +140,8 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary for row in rows], rows[0].hardware
 
-    times = figures(summaries, ("status", "step_ns", "slowdown_vs_fastest", "slowdown_vs_compute", "gap_fraction"))
-    times.append(Column.texts("bound", map(bound_name, rows)))
+    speed = figures(summaries, ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED))
+    times = [*figures(summaries, ("slowdown_vs_compute",)), Column.texts("bound", map(bound_name, rows))]
     times += figures(summaries, ("hidden_fraction", *occurring(summaries, ["recompute_ns"]), "stall_ns"))
     columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
     held = occurring(summaries, columns)
@@ -145,7 +149,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
     demands = (f"demand_{bus}" for bus in machine.buses)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
-    parts = (times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held))
+    parts = (speed, times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held))
     return [[column for column in part if set(column.cells) != {ABSENT}] for part in parts]
 
 

@@ -105,6 +105,7 @@ def read(
     if isinstance(scenario, str | Path):
         refuse_foreign(scenario)
     loaded = catalog.resolve(scenario, set)
+    loaded = replace(loaded, is_job_given=job is not None)
     if trace is not None:
         loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"trace": trace}))
     return prepare(loaded, job, is_changed=bool(set))

@@ -120,13 +120,10 @@ class Cells:
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a cell."""
         case, tokens = self._case(loaded), loaded.workload.tokens
-        rows = [
+        return [
             row.summary | {"ranks": case.job.ranks, "tokens": tokens}
             for row in rows_of(case, self._policies, advice=False)
         ]
-        for row in rows:
-            row["tokens_per_s"] = tokens * 10**9 / row["step_ns"] if tokens and row.get("step_ns") else None
-        return rows
 
     def _case(self, loaded: Loaded) -> Case:
         said = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"

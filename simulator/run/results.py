@@ -17,6 +17,7 @@ from simulator.hardware import without_effect
 from simulator.plan import Actions, Plan
 from simulator.processes import aside
 from simulator.report import expectations, files, readings
+from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row, listed
@@ -245,6 +246,13 @@ class Results(dict[str, Result]):
         return found + [known.get(asks, Check(asks, skipped=why)) for asks in asked]
 
     @cached_property
+    def card(self) -> dict[str, Card]:
+        """What ran (``model``) and where (``machine``): parameters, weights, arithmetic of a token, peaks, tiers."""
+        loaded = self.case.loaded
+        work = None if loaded.is_job_given else loaded.workload
+        return {"model": model_card(work, self.case.job), "machine": machine_card(self.case.hardware)}
+
+    @cached_property
     def provenance(self) -> dict[str, Any]:
         """Where every number comes from: version, inputs, switches, what was assumed and what was fitted."""
         return provenance(self.case.loaded, list(self), [verdict.asks for verdict in self.expectations])
@@ -253,6 +261,7 @@ class Results(dict[str, Result]):
     def more(self) -> dict[str, Any]:
         """What ``summary.json`` says besides the rows; of each row that ran, what it waited for by cause and place."""
         return {
+            "card": self.card,
             "sentences": self.sentences,
             "expectations": [asdict(verdict) for verdict in self.expectations],
             "stalls": {label: readings.by_place(row) for label, row in self.items() if row.status == "ok"},

@@ -84,8 +84,8 @@ def scaling(
 
         ``ranks``
             Ranks of the job.
-        ``tokens``, ``tokens_per_s``
-            What all ranks train on, read or add in a step, and in a second; None of a graph from a file.
+        ``tokens``
+            What all ranks train on, read or add in a step; None of a graph from a file that does not say.
         ``efficiency``
             Tokens per second and rank, against those of the policy's first point that ran to its end. With as much
             for each rank everywhere (weak scaling) that is the step there over the step here.

@@ -68,9 +68,9 @@ class Workload(Document):
         What of it runs: a training step; ``prefill`` of prompts or ``decode`` of new tokens on one rank; ``serve``,
         both on two pools of ranks; or ``requests`` that arrive and leave.
     batch
-        Sequences that run together, of each replica and micro-batch.
+        Sequences that run together, of each replica and micro-batch; of a graph from a file, those of its step.
     sequence
-        Tokens of each sequence.
+        Tokens of each sequence; of a graph from a file only told, as `batch`: tokens and samples per second need it.
     dtypes
         Data types of what is kept.
     kernels
@@ -148,18 +148,30 @@ class Workload(Document):
 
     @property
     def tokens(self) -> int | None:
-        """Tokens that all ranks train on, read or add in a step; None of pools, and of a graph from a file."""
-        if self.model is None or self.phase in ("serve", "requests"):
-            return None
-        if self.phase in _INFERENCE:
-            return self.replicas * self.batch * (self.sequence if self.phase == "prefill" else self.new_tokens)
-        replicas = self.parallel.data if self.parallel.ranks == "all" else 1
-        return self.replicas * replicas * self.parallel.micro_batches * self.batch * self.sequence
+        """Tokens that all ranks train on, read or add in a step; None of pools, and of a graph that does not say."""
+        if self.phase == "decode":
+            return self.replicas * self.batch * self.new_tokens
+        stated = self.model is not None or "sequence" in self.model_fields_set
+        return self._sequences * self.sequence if stated and self.phase not in ("serve", "requests") else None
+
+    @property
+    def samples(self) -> int | None:
+        """Sequences that all ranks train on or read in a step; None of others, and of a graph that does not say."""
+        stated = self.model is not None or "batch" in self.model_fields_set
+        return self._sequences if stated and self.phase in ("train", "prefill") else None
+
+    @property
+    def _sequences(self) -> int:
+        parallel = self.parallel
+        replicas = parallel.data * parallel.micro_batches if parallel.ranks == "all" else parallel.micro_batches
+        return self.replicas * replicas * self.batch
 
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
-        for key in sorted(self.model_fields_set & {"model", "dtypes", "phase", *_PHASES} - {"replicas"}):
+        for key in sorted(
+            self.model_fields_set & {"model", "dtypes", "phase", *_PHASES} - {"replicas", "batch", "sequence"}
+        ):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
         for key, phases in _PHASES.items():

@@ -44,7 +44,11 @@ def test_a_workload_runs_on_a_machine_without_a_scenario(hosim, scenario):
     where = ("--hardware", folder / "machine.yaml", "--workload", folder / "workload.yaml")
     done = hosim("run", *where)
     assert (done.code, done.err) == (0, "")
-    assert [line.split()[0] for line in done.out.splitlines()[1:4]] == ["resident", "reactive", "static"]
+    cards, table = done.out.split("\n\n")[:2]
+    assert cards.startswith(
+        "model: weights 100 kB; graph 13 ops and 13 tensors\nmachine: peak arithmetic bf16 1.00 TFLOP/s; "
+    )
+    assert [line.split()[0] for line in table.splitlines()[1:]] == ["resident", "reactive", "static"]
     named = hosim("run", *where, "--policy", "static", "--policy", "recompute", "--json")
     assert [row["policy"] for row in json.loads(named.out)["rows"]] == ["static", "recompute"]
     assert hosim("plan", *where).out.startswith("static on workload_on_machine: ")

@@ -201,7 +201,7 @@ def test_the_optimum_of_one_step_is_a_row_like_any_other(hosim, tmp_path):
 def test_policy_keeps_these_rows_only(hosim, scenario):
     done = hosim("run", scenario, "--policy", "static", "--policy", "offload_saved")
     assert done.code == 0
-    assert [line.split()[0] for line in done.out.split("\n\n")[0].splitlines()] == ["policy", "static", "offload_saved"]
+    assert [line.split()[0] for line in done.out.split("\n\n")[1].splitlines()] == ["policy", "static", "offload_saved"]
 
 
 def test_an_expectation_that_fails_is_exit_code_1(hosim, tmp_path):
