@@ -140,8 +140,10 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary for row in rows], rows[0].hardware
 
-    speed = figures(summaries, ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED))
-    times = [*figures(summaries, ("slowdown_vs_compute",)), Column.texts("bound", map(bound_name, rows))]
+    times = figures(
+        summaries, ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute")
+    )
+    times.append(Column.texts("bound", map(bound_name, rows)))
     times += figures(summaries, ("hidden_fraction", *occurring(summaries, ["recompute_ns"]), "stall_ns"))
     columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
     held = occurring(summaries, columns)
@@ -149,7 +151,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
     demands = (f"demand_{bus}" for bus in machine.buses)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
-    parts = (speed, times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held))
+    parts = (times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held))
     return [[column for column in part if set(column.cells) != {ABSENT}] for part in parts]
 
 
