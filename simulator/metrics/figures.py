@@ -29,8 +29,7 @@ class Figure:
     Attributes
     ----------
     column, unit, head
-        Its column in a summary, its unit there (``share``: of 1; ``times``: a multiple), and its heading in
-        tables.
+        Its column in a summary, its unit there (``share``: of 1; ``times``: a multiple), and its heading in tables.
     meaning
         What it is, in a sentence.
     of
@@ -72,8 +71,8 @@ FIGURES = (
     Figure("step_ns", "ns", "step", "`E_n - E_(n-1)`, or `M` of a run of one step.", of="run", worse="more"),
     Figure("tokens_per_s", "per s", "tokens/s", "Tokens that all ranks train on, read or add in a step, by `step_ns`."),
     Figure("samples_per_s", "per s", "samples/s", "Sequences that all ranks train on or read in a step, by `step_ns`."),
-    Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of each "
-           "op once, but elementwise ones and what runs again; of attention what its kernels compute."),
+    Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of "
+           "each op once, but elementwise ones and what runs again; of attention what its kernels compute."),
     Figure("mfu", "share", "MFU", "Model FLOPs utilisation: `tflops` as a share of the device's peak in the data type "
            "of most of that arithmetic (PaLM, arXiv 2204.02311, appendix B)."),
     Figure("makespan_ns", "ns", "makespan", "`M`, the last end of anything.", of="run", worse="more"),
