@@ -67,8 +67,10 @@ class Loaded:
     @property
     def handled(self) -> dict[str, int | None]:
         """Tokens and samples that all ranks handle in a step; None of what is not known."""
-        work = None if self.is_job_given else self.workload
-        return {"tokens": work and work.tokens, "samples": work and work.samples}
+        work = self.workload
+        return (
+            {"tokens": None, "samples": None} if self.is_job_given else {"tokens": work.tokens, "samples": work.samples}
+        )
 
     def place(self, *keys: str) -> str:
         """Where a field of the scenario stands: file, line and path; its name and the path if it was read from no file.

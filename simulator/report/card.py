@@ -39,7 +39,7 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     if workload is not None and workload.model is not None:
         card["KV cache"] = f"{human(workload.model.decoder.kv_elements * workload.dtypes.kv_bytes, 'B')} a token"
     if job is not None:
-        card |= _arithmetic(job, workload and workload.tokens)
+        card |= _arithmetic(job, None if workload is None else workload.tokens)
         graphs = ", ".join(
             f"{counted(len(g.ops), 'op')} and {counted(len(g.tensors), 'tensor')}" for g in job.graphs[:4]
         )
