@@ -30,6 +30,7 @@ _NAMES = {
     "importers.pytorch_trace": "read_pytorch_trace",
     "importers.torch": "read_torch",
     "importers.recorded": "read_graph",
+    "importers.request_traces": "read_request_trace",
     "plan": "Plan Actions View",
     "policies.problem": "Problem Replay",
     "report.changes": "Diff diff",

@@ -11,11 +11,21 @@ from pathlib import Path
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, jsonl, plan_jsonl, residency_json
 from simulator.formats.residency_json import Views
-from simulator.formats.tables_csv import read_requests, read_routing
+from simulator.formats.tables_csv import read_requests, read_routing, requests_csv
 from simulator.graph import Graph
 from simulator.plan import Plan
 
-__all__ = ["FORMATS", "SUFFIXES", "check", "read_graph", "read_plan", "read_requests", "read_routing", "sniff"]
+__all__ = [
+    "FORMATS",
+    "SUFFIXES",
+    "check",
+    "read_graph",
+    "read_plan",
+    "read_requests",
+    "read_routing",
+    "requests_csv",
+    "sniff",
+]
 
 FORMATS: dict[str, Callable[[Path], str]] = {
     graph_jsonl.SCHEMA: graph_jsonl.describe,

@@ -92,7 +92,7 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
     """
     known_keys = {"schema": header, **kinds}
     types: dict[str, TypeAdapter[dict[str, Any]]] = {"schema": TypeAdapter(header)}
-    for number, record in _objects(path):
+    for number, record in objects(path):
         if "schema" in types:
             kind, must = "schema", f'the first line is a header with "schema": "{schema}"'
             known = record.get("schema") == schema
@@ -129,7 +129,7 @@ def count(header: Line, read_counts: Mapping[str, int]) -> None:
             raise header.error(FieldError(must, str(seen), "write the file again, or correct the header"))
 
 
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file, with the numbers of their lines."""
     number = 0
     for block in inputs.blocks(path):

@@ -38,11 +38,10 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from heapq import nsmallest
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from simulator import inputs
@@ -194,18 +193,37 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
                 yield request
 
     try:
-        kept = nsmallest(count or MOST, answered(), key=lambda one: one.arrival_ns)
-        require(kept, "a file of requests has some that add a token", "none", do="add lines")
+        come = Arriving.first(answered(), count or MOST)
+        require(come.requests, "a file of requests has some that add a token", "none", do="add lines")
     except FieldError as error:
         raise table.error(error) from None
-    return Arriving([one._replace(arrival_ns=one.arrival_ns - kept[0].arrival_ns) for one in kept], unanswered)
+    return come._replace(unanswered=unanswered)
+
+
+def requests_csv(requests: Iterable[Request]) -> bytes:
+    """Write requests as hosim's own table, whose prefixes are named by their numbers.
+
+    Parameters
+    ----------
+    requests
+        In any order.
+    """
+    lines = [",".join((*_REQUESTS[0], "prefix", "prefix_tokens"))]
+    for one in requests:
+        chain = (*one.above, (one.prefix, one.prefix_tokens)) if one.prefix_tokens else ()
+        names = " ".join(str(prefix) for prefix, _ in chain)
+        sizes = " ".join(str(end - before) for (_, before), (_, end) in pairwise(((0, 0), *chain)))
+        seconds = Decimal(one.arrival_ns).scaleb(-9).normalize()
+        lines.append(f"{seconds:f},{one.prompt},{one.output},{names},{sizes}")
+    return "\n".join([*lines, ""]).encode()
 
 
 def _request(table: _Table, row: dict[str, str], prefixes: dict[tuple[int, int, str], int]) -> Request:
     """A request of a line; `prefixes` are those that are known: what is above, where that ends, and the name."""
     arrival, prompt, output = table.names
-    tokens = _whole(prompt, row[prompt], 1, _MOST_TOKENS)
-    request = Request(_time(arrival, row[arrival]), tokens, _whole(output, row[output], 0, _MOST_TOKENS))
+    added = _whole(output, row[output], 0, _MOST_TOKENS)
+    tokens = _whole(prompt, row[prompt], min(1, added), _MOST_TOKENS)
+    request = Request(_time(arrival, row[arrival]), tokens, added)
     if not row.keys() >= _PREFIX or not row["prefix"]:
         return request
     sizes = [_whole("prefix_tokens", size, 0, _MOST_TOKENS) for size in row["prefix_tokens"].split()]

@@ -80,6 +80,17 @@ KINDS: dict[str, Kind] = {
     "memory-timeline": Kind(
         "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", ((b"[[-1, 1, ",),), "read_memory_timeline"
     ),
+    "requests": Kind(
+        "request_traces",
+        "a trace of requests: Mooncake (JSON lines), Azure or BurstGPT (CSV), or conversations of ShareGPT (JSON)",
+        (
+            (b'"input_length"', b'"output_length"'),
+            (b"ContextTokens", b"GeneratedTokens"),
+            (b"Request tokens", b"Response tokens"),
+            (b'"conversations"', b'"human"'),
+        ),
+        "read_request_trace",
+    ),
     "torch": Kind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
 }
 """Name on the command line -> the kind."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
 from itertools import repeat
 from typing import Annotated, Literal, NamedTuple
 
@@ -183,7 +184,26 @@ class Arriving(NamedTuple):
         Who is served.
     unanswered
         How many more a file has that add no token, and are left out.
+    further, late
+        How many come after those who are served; and how many stood behind a later one.
     """
 
     requests: list[Request]
     unanswered: int = 0
+    further: int = 0
+    late: int = 0
+
+    @classmethod
+    def first(cls, requests: Iterable[Request], most: int) -> Arriving:
+        """Take the first requests by arrival, at most so many, from the first one's on; `requests` may be many more."""
+        number = late = last_ns = 0
+
+        def counted() -> Iterator[Request]:
+            nonlocal number, late, last_ns
+            for one in requests:
+                number, late, last_ns = number + 1, late + (one.arrival_ns < last_ns), max(last_ns, one.arrival_ns)
+                yield one
+
+        kept = nsmallest(most, counted(), key=lambda one: one.arrival_ns)
+        kept = [one._replace(arrival_ns=one.arrival_ns - kept[0].arrival_ns) for one in kept]
+        return cls(kept, further=number - len(kept), late=late)

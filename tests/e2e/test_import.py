@@ -138,3 +138,19 @@ def test_a_recorded_step_is_replayed_when_it_is_imported(hosim, tmp_path, monkey
     ran = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "resident")
     assert ran.code == 0
     assert "70.0 us" in ran.out
+
+
+def test_a_trace_of_requests_is_imported_and_served(hosim, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    about = ((0, 1100, [0, 1, 2]), (1500, 1300, [0, 1, 3]), (2000, 512, [0]))
+    lines = [{"timestamp": at, "input_length": n, "output_length": 5, "hash_ids": ids} for at, n, ids in about]
+    (tmp_path / "trace.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert "hosim import requests trace.jsonl -o trace.yaml" in hosim("serve", "trace.jsonl").err
+    done = hosim("import", "requests", "trace.jsonl", "-o", "mine.yaml", "--model", "llama32_1b_hits")
+    assert (done.code, done.err) == (0, "")
+    assert "  requests: 3 within 2 s" in done.out
+    assert hosim("check", "mine.yaml").code == 0
+    served = hosim("serve", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "static")
+    assert (served.code, served.err) == (0, "")
+    assert "3 of 3" in served.out
+    assert "static finds of all prompt tokens 35 % in hbm; 65 % are computed." in served.out

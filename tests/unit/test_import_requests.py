@@ -1,0 +1,222 @@
+"""Traces of requests become requests and a workload: each kind by hand, faults in one message, and spoilt files."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+import pytest
+from mutations import broken, changed, packed
+from recorded import ABSENT, DATA
+
+import simulator as hosim
+from simulator import importers
+from simulator.errors import ConfigError
+from simulator.formats import read_requests
+from simulator.importers import request_traces
+
+MOONCAKE = [
+    {"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]},
+    {"timestamp": 1500, "input_length": 1300, "output_length": 7, "hash_ids": [0, 1, 3]},
+    {"timestamp": 2000.5, "input_length": 512, "output_length": 1, "hash_ids": [0]},
+    {"timestamp": 2500, "input_length": 90, "output_length": 0, "hash_ids": [9]},
+]
+AZURE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.0319600,3180,8
+"""
+BURST = """\
+Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,a,1.5,ChatGPT,472,18,490,Conversation log
+45,b,2,ChatGPT,0,0,0,Conversation log
+118,,3,GPT-4,417,276,693,API log
+"""
+SHAREGPT = [
+    {"id": "x", "conversations": [{"from": "human", "value": "a" * 40}, {"from": "gpt", "value": "b" * 80},
+                                  {"from": "human", "value": "c"}]},
+    {"id": "y", "conversations": [{"from": "gpt", "value": "first"}]},
+    {"id": "z", "conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!" * 12}]},
+]  # fmt: skip
+
+
+def jsonl(records):
+    return "".join(f"{json.dumps(one)}\n" for one in records)
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Import a text, write what comes of it, and read that back."""
+
+    def do(text, name="trace.txt", **options):
+        path = tmp_path / name
+        path.write_text(text)
+        found = hosim.read_request_trace(path, **options)
+        files = found.write(tmp_path / "mine.yaml", force=True)
+        return found, read_requests(files[1])
+
+    return do
+
+
+def test_blocks_of_mooncake_become_a_tree_of_prefixes(imported):
+    found, come = imported(jsonl(MOONCAKE))
+    first, second, third = come.requests
+    assert [(one.arrival_ns, one.prompt, one.output) for one in come.requests] == [
+        (0, 1100, 5), (1_500_000_000, 1300, 7), (2_000_500_000, 512, 1),
+    ]  # fmt: skip
+    assert (first.above, first.prefix_tokens) == (((0, 512), (1, 1024)), 1100)
+    assert (second.above, second.prefix, second.prefix_tokens) == (((0, 512), (1, 1024)), 3, 1300)
+    assert (third.above, third.prefix) == ((), 0)
+    assert found.workload.requests.block == 512
+    assert found.kept["prefixes"] == f"{100 * (1024 + 512) / (1100 + 1300 + 512):.0f} % of prompt tokens came before"
+    assert found.dropped == {"requests without an output token": 1}
+
+
+def test_an_id_after_others_is_another_block(imported):
+    """Names count with all before them, so that a trace whose ids are of the blocks alone is read aright."""
+    records = [{**MOONCAKE[0], "hash_ids": ids} for ids in ([1, 5, 6], [2, 5, 6])]
+    _, come = imported(jsonl(records))
+    assert len({node for one in come.requests for node, _ in (*one.above, (one.prefix, 0))}) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (AZURE, [(0, 4808, 10), (52_000_000, 3180, 8)]),
+        (BURST, [(0, 472, 18), (113_000_000_000, 417, 276)]),
+        ("arrival,prompt,output\n3,8,1\n1,9,2\n", [(0, 9, 2), (2_000_000_000, 8, 1)]),
+    ],
+)
+def test_tables_are_told_by_their_columns(text, expected, imported):
+    _, come = imported(text)
+    assert [one[:3] for one in come.requests] == expected
+    found, slow = imported(text, slower=2.5)
+    assert [one.arrival_ns for one in slow.requests] == [round(2.5 * at) for at, *_ in expected]
+    assert "Times between arrivals are 2.5 times as long as in the file (--slower)." in found.derived
+
+
+def test_what_is_left_out_and_what_is_out_of_order_is_told(imported):
+    assert imported(BURST)[0].dropped == {"requests without an output token": 1}
+    found, come = imported("arrival,prompt,output\n3,8,1\n1,9,2\n2,7,1\n", count=2)
+    assert [one.prompt for one in come.requests] == [9, 7]
+    assert found.dropped == {"further requests": 1}
+    assert found.derived[:2] == (
+        "2 requests stood behind ones that came later; they are in the order of arrival.",
+        "The first 2 requests by arrival are taken (--count; a run serves at most 100,000).",
+    )
+
+
+def test_conversations_become_lengths_at_a_rate(imported):
+    found, come = imported(json.dumps(SHAREGPT), rate=2.0, characters=8.0)
+    assert [one[1:3] for one in come.requests] == [(5, 10), (1, 2)]
+    assert come.requests[1].arrival_ns > 0
+    assert found.dropped == {"later turns of conversations": 1, "conversations without question and answer": 1}
+    twice = imported(json.dumps(SHAREGPT), rate=1.0)[1].requests[1].arrival_ns
+    assert twice == pytest.approx(2 * come.requests[1].arrival_ns, abs=2)
+
+
+@pytest.mark.parametrize("text", [jsonl(MOONCAKE), AZURE, BURST, json.dumps(SHAREGPT)])
+def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
+    path = tmp_path / "trace"
+    path.write_text(text)
+    assert importers.sniff(path) == "requests"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("", {}, "a trace of requests has some, found an empty file"),
+        (" \n\n", {}, "a trace of requests has some, found an empty file"),
+        ("TIMESTAMP,ContextTokens\n", {}, "the first line names arrival,prompt,output or TIMESTAMP,ContextTokens,Gen"),
+        (AZURE.replace(",10\n", ",-1\n"), {}, "trace.txt:2: GeneratedTokens is a whole number from 0"),
+        ("Timestamp,Request tokens,Response tokens\n-5,1,1\n", {}, "Timestamp is a number of seconds from 0"),
+        (jsonl([{**MOONCAKE[0], "timestamp": -1}]), {}, "trace.txt:1, timestamp: timestamp is a number from 0"),
+        (
+            jsonl([{"timestamp": 0, "output_length": 1}]),
+            {},
+            "input_length is a number from 1 to 10,000,000, found none",
+        ),
+        (jsonl(MOONCAKE)[:-9], {}, "trace.txt:4: each line is a JSON object, found a last line that breaks off"),
+        (jsonl(MOONCAKE), {"hash_block": 16}, "names each block of 16 tokens, found 3 names for 1,100 tokens; see --"),
+        (jsonl([{**MOONCAKE[0], "hash_ids": [[]]}]), {}, "hash_ids is a list of numbers, or of names"),
+        (jsonl(MOONCAKE[3:]), {}, "a trace of requests has some that add a token, found none"),
+        ("[" * 10_000, {}, "conversations are JSON"),
+        ("[1, {}]", {}, "a conversation begins with a question (human) and its answer (gpt), found none that does"),
+        (AZURE, {"slower": 0.0}, "--slower: it is above 0"),
+        (AZURE, {"count": 0}, "--count: it is above 0"),
+        (json.dumps(SHAREGPT), {"rate": float("nan")}, "--rate: it is above 0"),
+        (AZURE, {"model": "llama3_8b_train"}, "--model llama3_8b_train: requests are served by a decoder"),
+        (AZURE, {"model": "deepseek_v3_decode"}, "requests are served by a model of the family decoder with gqa"),
+    ],
+)
+def test_a_fault_is_one_message(text, options, said, imported):
+    with pytest.raises(ConfigError) as refused:
+        imported(text, **options)
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 700
+
+
+def test_a_long_trace_is_cut_at_what_a_run_serves(imported, monkeypatch):
+    monkeypatch.setattr(request_traces, "MOST", 2)
+    found, come = imported(jsonl(MOONCAKE))
+    assert len(come.requests) == 2
+    assert found.dropped["further requests"] == 1
+
+
+def spoilt(random: Random) -> bytes:
+    """A file of one of the kinds that went wrong."""
+    which = random.randrange(4)
+    if which < 2:
+        return broken(random.choice((AZURE, BURST)).encode(), random)
+    records = changed(MOONCAKE if which == 2 else SHAREGPT, random)
+    if which == 2 and type(records) is list:
+        data = jsonl(records).encode(errors="surrogatepass")
+    else:
+        data = json.dumps(records, ensure_ascii=False).encode(errors="surrogatepass")
+    return broken(data, random) if random.random() < 0.4 else data
+
+
+def read(number: int, folder) -> bool:
+    random = Random(f"requests {number}")
+    data, path = spoilt(random), folder / "trace.txt"
+    if random.random() < 0.1:
+        path, data = folder / "trace.txt.gz", packed(data, random)
+    path.write_bytes(data)
+    try:
+        found = hosim.read_request_trace(path)
+        assert str(found).replace("\n", "").isprintable()
+        files = found.write(folder / "mine.yaml", force=True)
+        assert read_requests(files[1]).requests
+    except ConfigError as error:
+        message = str(error)
+        assert len(message) < 2000, message
+        assert message.isprintable(), ascii(message)
+        return False
+    return True
+
+
+def test_a_trace_that_went_wrong_is_read_or_refused(tmp_path):
+    assert {read(number, tmp_path) for number in range(200)} == {True, False}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_ten_thousand_traces_that_went_wrong(part, tmp_path):
+    for number in range(200 + 2500 * part, 2700 + 2500 * part):
+        read(number, tmp_path)
+
+
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+@pytest.mark.parametrize(
+    ("name", "requests", "prompts"),
+    [
+        pytest.param("mooncake_synthetic_trace.jsonl", 3993, 61_194_628, marks=pytest.mark.slow),
+        ("AzureLLMInferenceTrace_code.csv", 8819, 18_059_974),
+    ],
+)
+def test_published_traces_are_read_whole(name, requests, prompts, tmp_path):
+    found = hosim.read_request_trace(DATA / "requests" / name)
+    come = read_requests(found.write(tmp_path / "mine.yaml")[1]).requests
+    assert len(come) == requests
+    assert sum(one.prompt for one in come) == prompts
+    assert not found.dropped
