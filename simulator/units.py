@@ -163,6 +163,28 @@ def parse(text: object, unit: str) -> int | float:
     return whole
 
 
+_RATIO = re.compile(r"(?P<times>\d+(\.\d+)?) ?x|(?P<change>[+-]\d+(\.\d+)?) ?%")
+
+
+def ratio(stated: str | float) -> float:
+    """Read ``2.7x``, ``-26 %`` or a number.
+
+    Raises
+    ------
+    FieldError
+        If it is none of these.
+    """
+    if not isinstance(stated, str):
+        return stated
+    if stated.strip() == "inf":
+        return math.inf
+    found = _RATIO.fullmatch(stated.strip())
+    must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
+    if found is None:
+        raise FieldError(must, repr(stated), "write it so")
+    return float(found["times"]) if found["times"] else 1 + float(found["change"]) / 100
+
+
 def unit_of(text: object) -> str | None:
     """The unit inside of a quantity (of ``inf`` any); None if the text is none."""
     for unit in ("B/s", "FLOP/s", "ns", "B"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,7 @@ class Judged(NamedTuple):
 
     scenario: str
     verdict: Verdict
-    fits: Mapping[Fit, Sequence[str]] = {}
+    fits: Mapping[Fit, Collection[str]] = {}
     chosen: Mapping[str, str] = {}
     counted: Sequence[str] = ()
 
@@ -299,23 +300,17 @@ def checked(loaded: Loaded, point: Point) -> Rows:
         do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
         raise ConfigError(loaded.place("expect"), must, "nothing", do)
     found = judged(loaded, scenario.expect, is_changed=bool(point)) + (untested(claim) if claim else [])
-    fits: dict[str, dict[Fit, list[str]]] = {choice.row: {} for choice in scenario.policies}
+    fits: dict[str, dict[Fit, dict[str, None]]] = {choice.row: {} for choice in scenario.policies}
     for document in (scenario, loaded.hardware, loaded.workload):
-        for path, fit in document.fitted.items():
-            for choice in scenario.policies:
-                if choice.allocator != "ideal" or not path.startswith("allocator."):
-                    fields = fits[choice.row].setdefault(fit, [])
-                    fields += [] if path in fields else [path]
+        for choice, (path, fit) in product(scenario.policies, document.fitted.items()):
+            if choice.allocator != "ideal" or not path.startswith("allocator."):
+                fits[choice.row].setdefault(fit, {})[path] = None
     more = (claim.chosen, claim.counted) if claim else ()
     return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)} for verdict in found]
 
 
 def judged(
-    loaded: Loaded,
-    expected: Sequence[Expectation],
-    *,
-    is_changed: bool = False,
-    asked: Collection[str] | None = None,
+    loaded: Loaded, expected: Sequence[Expectation], *, is_changed: bool = False, asked: Collection[str] | None = None
 ) -> list[Verdict]:
     """Run, or serve, the rows that something is expected of, and judge.
 

@@ -28,7 +28,7 @@ from simulator.report.views import Rows as ShownRows
 from simulator.report.views import Section, View, by, texts
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Claim
-from simulator.units import counted
+from simulator.units import counted, nearest
 
 MOST_SETTINGS = 10_000
 """Most combinations of the choices of a claim."""
@@ -75,14 +75,11 @@ def enumerate_choices(
     selections = {one.scenario.name: _selection(one, points) for one in loaded if _claim(one).selects}
     for row in points:
         held_to = [selections[row["scenario"]]] if row["scenario"] in selections else selections.values()
-        row["selected"] = bool(held_to) and all(any(_agree(row, one) for one in own) for own in held_to)
+        agree = (any(all(row.get(key, value) == value for key, value in one) for one in own) for own in held_to)
+        row["selected"] = bool(held_to) and all(agree)
     sections = [section for one in loaded for section in _sections(one, points)]
     for (base, _), others in zip(bases, ahead, strict=True):
-        taken = [
-            tuple(rows[0][axis.name] for axis in base.axes)
-            for rows in _settings(base.loaded, points)
-            if rows[0]["selected"]
-        ]
+        taken = [setting for setting, rows in _settings(base.loaded, points).items() if rows[0]["selected"]]
         for other in others:
             name = f"{other.scenario.name} with what {base.loaded.scenario.name} selects"
             more, unlike = _measured([_study(other, base.axes, taken)], workers, progress)
@@ -104,14 +101,10 @@ def _claim(loaded: Loaded) -> Claim:
 
 def _other(loaded: Loaded, name: str) -> Loaded:
     """A scenario that is run with the settings that another one selects."""
-    other, place = (
-        catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir)),
-        loaded.place("claim", "predicts"),
-    )
-    must, do = "a scenario predicts others, with what its own figures select", "drop it"
-    insist(other.scenario.name != loaded.scenario.name, place, must, f"{name!r}, which is itself", do)
-    must, do = "what is predicted prints numbers that ours are held against", "add printed to an expectation of it"
-    insist(_prints(other), place, must, repr(name), do)
+    other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
+    must = "what is predicted is another scenario, which prints numbers that ours are held against"
+    place, is_other = loaded.place("claim", "predicts"), other.scenario.name != loaded.scenario.name
+    insist(is_other and _prints(other), place, must, repr(name), "drop it, or add printed there")
     return other
 
 
@@ -119,54 +112,50 @@ def _prints(loaded: Loaded) -> bool:
     return any(one.printed is not None for one in loaded.scenario.expect)
 
 
-def _settings(loaded: Loaded, points: ShownRows) -> list[list[ShownRow]]:
+def _settings(loaded: Loaded, points: ShownRows) -> dict[Point, list[ShownRow]]:
     """The rows of each setting of a scenario."""
     own = (row for row in points if row["scenario"] == loaded.scenario.name)
-    return [*by(own, *(one.choice for one in _claim(loaded).choices)).values()]
+    return by(own, *(one.choice for one in _claim(loaded).choices))
 
 
-def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
+def _selection(loaded: Loaded, points: ShownRows) -> list[list[tuple[str, Any]]]:
     """The settings of a scenario, each as values by choice, that reproduce all figures that select."""
-    return [
-        {one.choice: rows[0][one.choice] for one in _claim(loaded).choices}
-        for rows in _settings(loaded, points)
-        if all(row["holds"] for row in rows if row["role"] == SELECTS)
-    ]
-
-
-def _agree(row: ShownRow, setting: ShownRow) -> bool:
-    """Whether a point has the same value for every choice that it shares with a setting of this or another scenario."""
-    return all(row[choice] == value for choice, value in setting.items() if choice in row)
+    names, settings = [one.choice for one in _claim(loaded).choices], _settings(loaded, points).items()
+    held = [setting for setting, rows in settings if all(row["holds"] for row in rows if row["role"] == SELECTS)]
+    return [[*zip(names, setting, strict=True)] for setting in held]
 
 
 def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
     """What may be chosen, and all combinations of it."""
-    choices = _claim(loaded).choices
-    if not choices or not _prints(loaded):
-        must = "a claim lists choices, and prints numbers that ours are held against"
-        do = "list them under claim: choices, with their values, and add printed to an expectation"
-        raise ConfigError(loaded.place("claim"), must, "none", do)
+    choices, where = _claim(loaded).choices, loaded.place("claim", "choices")
+    must = "a claim lists choices, and prints numbers that ours are held against"
+    do = "list them under claim: choices, with their values, and add printed to an expectation"
+    insist(choices and _prints(loaded), loaded.place("claim"), must, "none", do)
     axes = tuple(
         Axis(one.choice, one.fields, loaded.place("claim", "choices", str(number)), values=one.options)
         for number, one in enumerate(choices)
     )
     settings = [*product(*(one.options for one in choices))]
-    if len(settings) > MOST_SETTINGS:
-        must, do = f"choices have at most {MOST_SETTINGS:,} combinations", "list fewer values"
-        raise ConfigError(loaded.place("claim", "choices"), must, f"{len(settings):,}", do)
+    must, found = f"choices have at most {MOST_SETTINGS:,} combinations", f"{len(settings):,}"
+    insist(len(settings) <= MOST_SETTINGS, where, must, found, "list fewer values")
     return axes, settings
 
 
-def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> tuple[Study, dict[Point, ConfigError]]:
+Stated = tuple[Study, dict[Point, ConfigError]]
+"""The settings that a document can state, and why others are none."""
+
+
+def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> Stated:
     """The settings that a document can state, and why others are none."""
-    points, refused = list[Point](), dict[Point, ConfigError]()
+    points, refused, place = list[Point](), dict[Point, ConfigError](), loaded.place("claim", "choices")
     for setting in settings:
         try:
             stated = catalog.at(loaded, dict(zip(axes, setting, strict=True)))
             builders.check(stated.workload)
             for row in stated.scenario.policies:
-                if row.policy in POLICIES:
-                    POLICIES[row.policy].read_options(row.options)
+                must, known = "a policy is one that hosim has", tuple(POLICIES)
+                insist(row.policy in known or row.is_file, place, must, repr(row.policy), nearest(row.policy, known))
+                _ = row.is_file or POLICIES[row.policy].read_options(row.options)
             points.append(setting)
         except ConfigError as error:
             refused[setting] = error
@@ -211,9 +200,7 @@ def judged_setting(loaded: Loaded, point: Point) -> Rows:
     return found
 
 
-def _measured(
-    studies: Sequence[tuple[Study, Mapping[Point, ConfigError]]], workers: int, progress: Progress | None
-) -> tuple[Rows, list[str]]:
+def _measured(studies: Sequence[Stated], workers: int, progress: Progress | None) -> tuple[Rows, list[str]]:
     """Rows about printed figures, and why settings cannot be built, before they run or while."""
     found = sweep([study for study, _ in studies], workers, progress)
     unbuilt = [str(error) for _, refused in studies for error in refused.values()]
@@ -243,8 +230,7 @@ def distributions(points: ShownRows) -> list[dict[str, Any]]:
         selected = [row for row in own if row["selected"]]
         rows.append(
             {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed", "role")}
-            | {"settings": len(own), "held": _held(own)}
-            | {"ran": sum(map(_ran, own))}
+            | {"settings": len(own), "held": _held(own), "ran": sum(map(_ran, own))}
             | {"selected": len(selected), "held_selected": _held(selected)}
             | _ends(own)
             | {f"selected_{name}": value for name, value in _ends(selected).items()}
@@ -277,7 +263,7 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
     ]
     head = f"{loaded.scenario.name}: {loaded.scenario.title}"
     sections = [Section(head, chosen), *_spread(points, loaded.scenario.name)]
-    if selected := [rows for rows in _settings(loaded, points) if rows[0]["selected"]]:
+    if selected := [rows for rows in _settings(loaded, points).values() if rows[0]["selected"]]:
         settings, unlike = selected[:_SHOWN], {_outcome(rows) for rows in selected}
         columns = [_column(one.choice, [rows[0] for rows in settings], left=True) for one in choices]
         columns += [
@@ -324,14 +310,13 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows) -> 
             names = listed([row["claim"] for row in own if row["role"] == SELECTS])
             did = f"reproduce {names} together" if names else f"agree with what {who} selects"
             told.append(f"{scenario}: {selected} of {counted(ran, 'setting')}{those} ({share}) {did}.")
-            told += _chances(_settings(bases[scenario], points)) if names else []
+            told += _chances([*_settings(bases[scenario], points).values()]) if names else []
         for row in own:
             if selected and row["role"] != SELECTS:
-                held, by_chance = f"holds for {row['held_selected']} of {counted(selected, 'selected setting')}", ""
-                if row["role"] == FOLLOWS:
-                    held = f"follows from what selects, {row['held_selected']} of {selected}"
-                if scenario in bases and row["ran"]:
-                    by_chance = f"; of all, for {row['held']} of {row['ran']} ({percent(row['held'] / row['ran'])})"
+                how = "follows from what selects," if row["role"] == FOLLOWS else "holds for"
+                held = f"{how} {row['held_selected']} of {counted(selected, 'selected setting')}"
+                is_base = scenario in bases and row["ran"]
+                by_chance = f"; of all, for {_share(row['held'], row['ran'])}" if is_base else ""
                 told.append(f"{row['claim']}, {row['printed']} printed: {held}{by_chance}.")
     return told
 

@@ -72,13 +72,10 @@ def _studies(loaded: Loaded) -> list[Study]:
     """How each parameter is varied: all that is listed; or a few values, then between those where a figure turns."""
     studies = []
     for one, axis, taken in catalog.left_open(loaded):
-        first = one.options or (
-            taken,
-            *(one.tried[part * (len(one.tried) - 1) // _PARTS] for part in range(_PARTS + 1)),
-        )
+        spread = (one.tried[part * (len(one.tried) - 1) // _PARTS] for part in range(_PARTS + 1))
         about = {"parameter": one.parameter, "unit": one.unit or "", "taken": taken}
         turned = None if one.options else _turned  # between two names there is nothing
-        points = [(value,) for value in first]
+        points = [(value,) for value in one.options or (taken, *spread)]
         studies.append(Study(loaded, figures, (axis,), points, one.tried, turned, about, is_strict=True))
     if not studies or not compared_to_printed(loaded):
         must = "a claim leaves parameters open, and prints numbers that ours are held against"
@@ -111,13 +108,8 @@ def figures(loaded: Loaded, point: Point) -> Rows:
     asked = {column for one in held for column in one.columns}
     return [
         Judged(loaded.scenario.name, verdict).row
-        | {
-            "kind": one.kind,
-            "asks": verdict.asks,
-            "holds": verdict.holds,
-            "within": ours.within,
-            "verdict": "shown" if one.kind == "shown" else verdict.word,
-        }
+        | {"kind": one.kind, "asks": verdict.asks, "holds": verdict.holds, "within": ours.within}
+        | {"verdict": "shown" if one.kind == "shown" else verdict.word}
         for verdict, one, ours in zip(judged(loaded, held, asked=asked), compared, held, strict=True)
     ]
 

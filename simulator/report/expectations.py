@@ -125,13 +125,8 @@ def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
     if not holds:
         found = _in_full(one, str(rows[one.row]["status"]), (value, found, must))
     must = must or "anything: the printed figure is only shown"
-    more: dict[str, Any] = {
-        "kind": one.kind,
-        "figure": one.figure or "",
-        "missed": one.missed,
-        "headline": one.headline,
-    }
-    more |= {"source": one.source or source} | _printed(one, value, must)
+    more: dict[str, Any] = {"kind": one.kind, "missed": one.missed, "headline": one.headline}
+    more |= {"figure": one.figure or "", "source": one.source or source} | _printed(one, value, must)
     return Verdict(one.row, one.column, must, found, holds, one.why, asks(one), **more)
 
 
@@ -195,8 +190,8 @@ def _limits(one: Expectation, value: object = None) -> list[tuple[str, bool]]:
         target = ends[0] if ends else _number(one.ends("about")[0])
         must = f"about {_said(one, target)} (within {percent(one.within)})"
         found.append((must, abs(number - target) <= one.within * abs(target)))
-    if len(ends) == 1 and one.goes:
-        found.append((one.goes, (number - 1) * (ends[0] - 1) > 0))
+    if len(ends) == 1 and "%" in str(one.printed) and ends[0] != 1:  # 5 % of a ratio near 1 may be a rise for a fall
+        found.append(("a fall" if ends[0] < 1 else "a rise", (number - 1) * (ends[0] - 1) > 0))
     if one.at_most is not None:
         most = _number(one.ends("at_most")[0])
         found.append((f"at most {_said(one, most)}", number <= most))

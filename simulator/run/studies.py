@@ -30,6 +30,8 @@ from simulator.scenario import COMPUTE, Largest, Least, Scenario
 from simulator.scenario.claim import WORKLOAD
 from simulator.units import nearest
 
+Given = Mapping[str, Any]
+_NONE: Given = {}
 _KEPT = 4
 """Workloads that are kept built: rows are tried with the same values first."""
 
@@ -198,11 +200,7 @@ def least(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
 
 
 def searched(
-    loaded: Loaded,
-    question: Largest,
-    policies: Policies | None,
-    progress: Progress | None,
-    given: Mapping[str, Any] = {},
+    loaded: Loaded, question: Largest, policies: Policies | None, progress: Progress | None, given: Given = _NONE
 ) -> Sweep:
     """Answer a question about a scenario.
 

@@ -12,8 +12,8 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of, ratio
-from simulator.units import Bytes, Nanoseconds, exact, in_field, nearest, parse, require, unit_of
+from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of
+from simulator.units import Bytes, Nanoseconds, exact, in_field, nearest, parse, ratio, require, unit_of
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
@@ -79,10 +79,8 @@ class PolicyChoice(Part):
 
     def _check(self) -> None:
         label_of(self.row)
-        must, do = (
-            "turns are for a policy that knows what ranks share",
-            "drop staggered, or name a policy without alone",
-        )
+        must = "turns are for a policy that knows what ranks share"
+        do = "drop staggered, or name a policy without alone"
         knows, found = not (self.alone or self.is_file), "alone: true" if self.alone else f"the plan {self.policy!r}"
         require(knows or not self.staggered, must, found, "staggered", do=do)
 
@@ -384,10 +382,8 @@ class Scenario(Document):
     def _check(self) -> None:
         for key, values in self.scaling.items():
             first, points = next((name, len(listed)) for name, listed in self.scaling.items())
-            must, found = (
-                "each field of scaling has a value at each point",
-                f"{len(values)} here and {points} at {first}",
-            )
+            must = "each field of scaling has a value at each point"
+            found = f"{len(values)} here and {points} at {first}"
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
         figures = [one.figure for one in self.expect if one.figure]
         for figure in self.claim.selects if self.claim else ():

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, StrictBool
 
 from simulator.document import Count, Key, Line, Part, Reason, flaw
-from simulator.units import FieldError, in_field, in_yaml, parse, require, unit_of
+from simulator.units import FieldError, in_field, in_yaml, parse, ratio, require, unit_of
 
 End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, or a number."""
@@ -127,11 +127,6 @@ class Unstated(Open):
         return float(str(value)[:-1])
 
     @property
-    def said(self) -> str:
-        """The values, or the range, for people."""
-        return ", ".join(self.options) or f"{self.low} to {self.high}"
-
-    @property
     def is_factor(self) -> bool:
         """Whether figures are multiplied, and not replaced."""
         return self.unit == "x"
@@ -188,7 +183,6 @@ Kind = Literal["predicted", "fitted", "shown", "by construction"]
 Limit = Literal["about", "at_most", "at_least", "equals"]
 LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
 """Fields that say what must hold of a value by itself."""
-_RATIO = re.compile(r"(?P<times>\d+(\.\d+)?) ?x|(?P<change>[+-]\d+(\.\d+)?) ?%")
 
 
 class Expectation(Part):
@@ -282,13 +276,6 @@ class Expectation(Part):
         if self.over is None or "over" in self.rows:
             return None
         return parse(self.over, self.unit) if self.unit else self.over  # type: ignore[return-value]
-
-    @property
-    def goes(self) -> str:
-        """Which way a printed change goes: ``a fall``, ``a rise``, or nothing if it is none."""
-        found = _RATIO.fullmatch(self.printed.strip()) if isinstance(self.printed, str) else None
-        change = float(found["change"] or 0) if found else 0
-        return "a fall" if change < 0 else "a rise" if change > 0 else ""
 
     def ends(self, key: Limit | Literal["printed"]) -> tuple[int | float | str, ...]:
         """What a field says, as a number of the value's unit: of a range both ends; none if it says nothing.
@@ -405,16 +392,3 @@ class Claim(Part):
         names = [one.choice for one in self.choices]
         twice = next((name for name in names if names.count(name) > 1), "")
         require(not twice, "each choice has a name of its own", f"{twice!r} twice", "choices", do="rename one")
-
-
-def ratio(stated: str | float) -> float:
-    """Read ``2.7x``, ``-26 %`` or a number."""
-    if not isinstance(stated, str):
-        return stated
-    if stated.strip() == "inf":
-        return math.inf
-    found = _RATIO.fullmatch(stated.strip())
-    must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
-    if found is None:
-        raise FieldError(must, repr(stated), "write it so")
-    return float(found["times"]) if found["times"] else 1 + float(found["change"]) / 100

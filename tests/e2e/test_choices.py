@@ -143,7 +143,7 @@ def test_a_scenario_that_is_to_be_predicted_is_read_before_anything_runs(hosim, 
 
 
 def test_a_scenario_that_is_to_be_predicted_prints_something(tmp_path):
-    with pytest.raises(ConfigError, match=r"what is predicted prints numbers .* 'other.yaml'"):
+    with pytest.raises(ConfigError, match=r"what is predicted is another .* which prints numbers .* 'other.yaml'"):
         hosim_api.enumerate_choices([predicting(tmp_path, chain.SCENARIO.replace("name: chain", "name: other"))])
 
 
@@ -211,18 +211,22 @@ def test_combinations_that_cannot_be_are_no_settings(tmp_path):
     ("old", "new", "message"),
     [
         ("8 GB/s]", "8 furlongs]", r"claim\.choices\.0 \(link: 8 furlongs\): a rate is needed"),
+        ("options.evict]", "policy]", "a policy is one that hosim has, found 'lru'"),
         ("oldest: fifo", "oldest: banana", "option 'evict': .* found 'banana'"),
         ("8 GB/s]", "4 GB/s]", r"claim\.choices\.0\.values: a value is listed once.*'?4 GB/s'? twice"),
         ("oldest: fifo", "the same: lru", r"claim\.choices\.1\.values: a value is listed once.*'lru' twice"),
         ("choice: who leaves first", "choice: link", "each choice has a name of its own, found 'link' twice"),
-        ("[step]", "[step]\n  predicts: [scenario.yaml]", "a scenario predicts others, .* which is itself"),
+        ("[step]", "[step]\n  predicts: [scenario.yaml]", "predicted is another scenario, .* found 'scenario.yaml'"),
     ],
 )  # fmt: skip
 def test_what_would_only_make_settings_fewer_is_refused_before_anything_runs(monkeypatch, tmp_path, old, new, message):
     monkeypatch.setattr("simulator.claims.choices.judged_setting", None)
     assert old in CHOICES
+    scenario = claim(choices=CHOICES.replace(old, new)).replace(
+        "policy: reactive,", "policy: reactive, label: reactive,"
+    )
     with pytest.raises(ConfigError, match=message):
-        hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(choices=CHOICES.replace(old, new)))])
+        hosim_api.enumerate_choices([chain.write(tmp_path, scenario=scenario)])
 
 
 RATIO = "  - {row: reactive, over: 2 ms, printed: -5 %, figure: saved, why: what is saved}\n"
@@ -238,7 +242,8 @@ def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_
         "both": "",
     }
     (said,) = (one for one in found.sentences if one.startswith("what is saved"))
-    assert said == "what is saved, -5 % printed: follows from what selects, 2 of 2; of all, for 2 of 6 (33 %)."
+    what = "follows from what selects, 2 of 2 selected settings; of all, for 2 of 6 (33 %)."
+    assert said == f"what is saved, -5 % printed: {what}"
     assert any(one.startswith("both ways, 4 MB printed: holds for") for one in found.sentences)
 
 
