@@ -127,6 +127,11 @@ class Unstated(Open):
         return float(str(value)[:-1])
 
     @property
+    def said(self) -> str:
+        """The values, or the range, for people."""
+        return ", ".join(self.options) or f"{self.low} to {self.high}"
+
+    @property
     def is_factor(self) -> bool:
         """Whether figures are multiplied, and not replaced."""
         return self.unit == "x"
