@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForCondition
 
 import simulator as hosim
 from simulator.importers import torch_fakes
+from simulator.importers.torch_recorder import tensors
 
 
 def classes(out):
@@ -31,6 +32,17 @@ def llama(layers=4, hidden=256, tokens=512, vocabulary=1024, **more):
     )  # fmt: skip
     ids = torch.randint(0, vocabulary, (1, tokens))
     return LlamaForCausalLM(config).to(torch.bfloat16), {"input_ids": ids, "labels": ids, "use_cache": False}
+
+
+def llama_8b():
+    """Make Llama 3.1 8B and 16,384 tokens under fake tensors: module, and inputs and options by name."""
+    with hosim.torch.fake():
+        config = LlamaConfig(
+            vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+            num_key_value_heads=8, max_position_embeddings=131072,
+        )  # fmt: skip
+        model, ids = LlamaForCausalLM(config).to(torch.bfloat16), torch.randint(0, 128256, (1, 16384))
+    return model, {"input_ids": ids, "labels": ids, "use_cache": False, "optimizer": torch.optim.AdamW}
 
 
 def encoder_decoder():
@@ -95,7 +107,7 @@ class Mixed(nn.Module):
 
 
 def mixed_precision():
-    return Mixed(), torch.randn(512, 256)
+    return Mixed(), torch.randn(16384, 256)
 
 
 STEPS = {
@@ -128,9 +140,9 @@ def captured(name, **more):
     return hosim.torch.capture(module, *inputs, **named, **options)
 
 
-def tracked_bytes(name):
+def tracked_bytes(made_parts):
     """The peak of the same step by PyTorch's memory tracker, with all states of the optimizer there [B]."""
-    module, inputs, named, options = made(name)
+    module, inputs, named, options = made_parts
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Module is None")  # of a loss that is made in forward
@@ -139,8 +151,7 @@ def tracked_bytes(name):
         step = torch_fakes.step_of(module, optimizer, options.get("loss"))
         step(*inputs, **named)
         tracker = MemTracker()
-        given = [value for value in (*inputs, *named.values()) if isinstance(value, torch.Tensor)]
-        tracker.track_external(module, optimizer, *given)
+        tracker.track_external(module, optimizer, *tensors((inputs, named)))
         with tracker:
             step(*inputs, **named)
     return sum(found["Total"] for found in tracker.get_tracker_snapshot("peak").values())

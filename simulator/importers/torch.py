@@ -86,6 +86,7 @@ def capture(
         tensor; with file and line.
     """
     fakes, watch, recorder = (_part(f"torch_{part}") for part in ("fakes", "watch", "recorder"))
+    step = getattr(step, "_orig_mod", step)  # not compiled
     is_module, kind = watch.is_module(step), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
@@ -160,8 +161,9 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
     stays = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B")
     held = human(max(held_bytes), "B")
     derived = [
-        "Of two steps the second was recorded, as PyTorch runs it on the CPU: attention has the kernel of that.",
-        "An optimizer that is made without foreach or fused loops over parameters there.",
+        "Of two steps the second was recorded, on fake tensors of the CPU; what asks for CUDA gets these.",
+        "As on CUDA, attention drops out in its kernel, and autocast leaves losses, norms and softmax in fp32.",
+        "An optimizer that is made without foreach or fused loops over parameters, as it does on the CPU.",
         "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions and attention.",
         "The traffic of an op is what it shows of the tensors that it takes and makes.",
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
@@ -169,6 +171,8 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
     ]
     if free_early:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
+    if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
+        derived.append(f"Of the softmax of attention {apart:,} are ops, where PyTorch has no kernel on the CPU.")
     if record.again:
         derived.append(f"Of the ops of backward, {record.again:,} run forward again (activation checkpointing).")
     workload = Workload(

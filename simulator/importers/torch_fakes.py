@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simulator.errors import ConfigError, insist
+from simulator.importers.torch_device import accelerated
 from simulator.importers.torch_watch import line_of_error
 
 
@@ -40,16 +40,12 @@ def entered() -> Iterator[None]:
         swap(one, other)
 
     log = logging.getLogger(FakeTensorMode.__module__)  # it prints what is raised, too
-    level = log.level
     with ExitStack() as stack:
         stack.callback(setattr, torch.utils, "swap_tensors", swap)
-        stack.callback(log.setLevel, level)
+        stack.callback(log.setLevel, log.level)
         torch.utils.swap_tensors = swap_unheld
         log.setLevel(logging.CRITICAL)
-        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)  # recurrent layers are one op there, whose FLOPs are not counted
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(accelerated())
         stack.enter_context(mode())
         yield
 
@@ -60,10 +56,10 @@ def faked(values: Any) -> Any:
 
 
 def _fake(tensor: Any) -> Any:
-    """A fake tensor like this one; for one on the device ``meta`` on the CPU, because kernels differ there."""
+    """A fake tensor like this one, on the CPU."""
     if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode():
         return tensor
-    if tensor.device.type != "meta":
+    if tensor.device.type == "cpu":
         return mode().from_tensor(tensor, static_shapes=True)
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
@@ -71,7 +67,6 @@ def _fake(tensor: Any) -> Any:
 
 def copied(module: Any, optimizer: Any) -> tuple[Any, Any]:
     """The module with fake tensors, a copy unless it has no others; and an optimizer over its parameters, or None."""
-    module = getattr(module, "_orig_mod", module)  # not compiled
     held, is_made = [*module.parameters(), *module.buffers()], isinstance(optimizer, torch.optim.Optimizer)
     if is_made:
         held += [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, torch.Tensor)]

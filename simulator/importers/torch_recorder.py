@@ -55,6 +55,19 @@ _FLASH = {
 """Op that PyTorch does not count -> the one that it counts, which has the same first arguments."""
 
 
+_NEAR = 4
+"""Within so many nodes that were made before, the op of a node is looked for."""
+
+
+def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
+    """FLOPs of a matmul of groups of rows, or of columns, which are all rows, or columns, together."""
+    return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
+
+
+_COUNTED = {_aten._grouped_mm: _grouped_flops}
+"""Op that PyTorch does not count -> its FLOPs."""
+
+
 @dataclass(eq=False, slots=True)
 class Storage:
     """A storage that the step uses.
@@ -261,14 +274,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             first = self._first.setdefault(site.path, site)
             site = site if site.line else first
         else:
-            site = self._sites.get(node._sequence_nr(), Site(node.name(), ""))
+            number = node._sequence_nr()
+            near = (self._sites.get(number - back) for back in range(_NEAR))  # some nodes are made after their op
+            site = next(filter(None, near), Site(node.name(), ""))
         self._sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)  # of the node that was made for this op
         return site
 
 
 def _numbers(ran: Ran, sources: list[torch.Tensor]) -> dict[str, Any]:
     """FLOPs, traffic, class and data type of an op that reads these tensors."""
-    counted, targets = flop_registry.get(_FLASH.get(ran.packet, ran.packet)), [*ran.changed, *ran.new]
+    packet, targets = _FLASH.get(ran.packet, ran.packet), [*ran.changed, *ran.new]
+    counted = _COUNTED.get(packet) or flop_registry.get(packet)
     write_bytes = sum(map(_touched, targets))
     read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]
     if ran.packet in _PICKS:

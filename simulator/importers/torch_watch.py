@@ -20,6 +20,8 @@ from simulator.errors import insist
 
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<")
+_OUTSIDE = str(Path(__file__).with_name("torch.py"))
+"""Who calls the user's step, or the function that makes it."""
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 
 
@@ -35,10 +37,15 @@ def _is_users(code: CodeType) -> bool:
     return not code.co_filename.startswith(_NOT_USERS)
 
 
+@cache
+def _is_end(code: CodeType) -> bool:
+    return code.co_name == "_engine_run_backward" or code.co_filename == _OUTSIDE
+
+
 def line_of(frame: FrameType | None) -> str:
-    """File and line of the innermost frame that is not PyTorch's; empty if there is none since backward began."""
+    """File and line of the innermost frame that is the user's; empty if there is none, or none since backward began."""
     while frame is not None and not _is_users(frame.f_code):
-        frame = None if frame.f_code.co_name == "_engine_run_backward" else frame.f_back
+        frame = None if _is_end(frame.f_code) else frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
 
 

@@ -1,9 +1,12 @@
 """`hosim import torch`: a function of the user's becomes a graph that runs; without torch one line says what to do."""
 
+import re
+import shlex
 import sys
 from importlib.util import find_spec
 
 import pytest
+from pages import ROOT, blocks
 
 NEEDS_TORCH = pytest.mark.skipif(
     find_spec("torch") is None, reason='torch is not installed (pip install "hosim[torch]")'
@@ -76,6 +79,24 @@ def test_a_function_becomes_a_graph_that_runs(hosim, mine):
     assert "static  ok " in done.out
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@NEEDS_TORCH
+def test_the_guide_goes_from_nothing_to_a_table(hosim, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "how-to" / "bring-your-own-model.md").read_text(encoding="utf-8")
+    part = text.partition("## A PyTorch module")[2].partition("\n## ")[0]
+    (code,), (commands,) = blocks(part, "py"), blocks(part, "text")
+    assert len(code.splitlines()) + len(commands.splitlines()) <= 10
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    try:
+        done = [hosim(*shlex.split(line)[1:]) for line in commands.splitlines()]
+    finally:
+        sys.modules.pop("mine", None)
+    assert [one.code for one in done] == [0, 0]
+    assert "static    ok " in done[-1].out
+
+
 @NEEDS_TORCH
 @pytest.mark.parametrize(
     ("function", "name", "outputs"),
@@ -118,8 +139,6 @@ def test_what_is_no_step_is_one_line(hosim, mine, source, said):
     done = hosim("import", "torch", source, "-o", "mine.yaml")
     assert (done.code, done.out) == (1, "")
     assert len(done.err.splitlines()) == 1
-    import re
-
     assert re.search(said, done.err)
     assert not (mine / "mine.yaml").exists()
 
