@@ -67,6 +67,7 @@ PYTHON = [
     for path in FILES
     if blocks(path.read_text(encoding="utf-8"), "python")
     and not {"reference", "notebooks", "tutorials"} & {*path.parts}
+    and path.stem != "bring-your-own-model"
 ]
 """Notebooks and tutorials run in tests of their own."""
 
