@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 from pathlib import Path
@@ -460,6 +461,11 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
     Path("config.json").write_bytes(b" " * 17_000_000)
     with pytest.raises(ConfigError, match="at most 16,000,000 bytes"):
         hosim.read_hf("config.json")
+    Path("bomb.json.gz").write_bytes(gzip.compress(b" " * 50_000_000))
+    with pytest.raises(ConfigError, match="at most 16,000,000 bytes"):
+        hosim.read_hf("bomb.json.gz")
+    Path("small.json.gz").write_bytes(gzip.compress(json.dumps(TINY).encode()))
+    assert hosim.read_hf("small.json.gz", sequence=32).workload.sequence == 32
 
 
 def test_phases_that_are_not_built_for_a_model_say_so(folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from building import build
 from hf_models import PUBLISHED, Published
 from parameters import count
 
@@ -63,3 +64,19 @@ def test_parameters_are_those_of_the_modules_of_transformers(name: str, tmp_path
         "phimoe": (2 * config.num_hidden_layers + 1) * config.hidden_size + config.vocab_size,  # biases of norms, head
     }.get(kind, 0)
     assert count(read(published, tmp_path)).total == counted - beside
+
+
+@pytest.mark.parametrize(
+    ("name", "size_bytes"),
+    [
+        ("gpt-oss-20b", 13_761_264_768),  # total_size of model.safetensors.index.json, with biases, sinks and scales
+        ("gpt-oss-120b", 65_248_815_744),  # the same; arXiv 2508.10925, table 1: 60.8 GiB
+        ("Qwen3-32B", 65_524_246_528),  # the same, in bf16
+    ],
+)
+def test_weights_take_as_many_bytes_as_the_published_files(name: str, size_bytes: int, tmp_path: Path) -> None:
+    kept = {"quantization_config": {"quant_method": "mxfp4"}} if name.startswith("gpt-oss") else {}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(PUBLISHED[name].config | kept))
+    graph = build(hosim.read_hf(file, sequence=256).workload)
+    assert sum(t.size_bytes for t in graph.tensors if t.kind in ("weight", "expert")) == size_bytes
