@@ -19,6 +19,11 @@ _TYPES = (*_ALL, *_NEAR, "linear_attention")
 """Types of layers: those that see a window, and those that see, or choose from, all tokens before."""
 
 
+_RULES = {"max_window_layers", "no_rope_layer_interval", "no_rope_layers", "sliding_window_pattern"}
+_RULES |= {"_sliding_window_pattern", "use_sliding_window"}
+"""Keys that say which layers see a window where no key names the type of each."""
+
+
 class Config:
     """The keys of a file, each noted when it is asked for.
 
@@ -197,6 +202,7 @@ def _types(c: Config, layers: int) -> list[str]:
         must, do = "a type of layer is known", nearest(one, _TYPES)
         raise ConfigError(f"{c.where}, layer_types", must, repr(one), do)
     if said:
+        c.used |= _RULES
         return said
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
     near = _near(c, layers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from building import build
@@ -44,16 +45,34 @@ def test_parameters_that_a_token_goes_through_are_the_published_ones(name: str, 
     assert active == pytest.approx(published.active, rel=0.005) or round(active, digits) == published.active
 
 
+def known(published: Published, transformers: Any) -> tuple[str, Any]:
+    """The family and the configuration as transformers has it."""
+    if not transformers.__version__.startswith("5."):
+        pytest.skip("the defaults are those of transformers 5")
+    kind = {"kimi_k2": "deepseek_v3"}.get(published.config["model_type"], published.config["model_type"])
+    return kind, transformers.CONFIG_MAPPING[kind](**{k: v for k, v in published.config.items() if k != "model_type"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_that_transformers_writes_are_read_as_the_same_models(name: str, tmp_path: Path) -> None:
+    """With all their keys, of which none is dropped but what is not counted."""
+    published = PUBLISHED[name]
+    model = read(published, tmp_path)
+    _, config = known(published, pytest.importorskip("transformers"))
+    config.save_pretrained(tmp_path / "saved")
+    found = hosim.read_hf(tmp_path / "saved", sequence=64)
+    assert found.workload.model == model
+    assert all(key.startswith(("num_nextn_predict", "the gate of", "biases of")) for key in found.dropped)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_are_those_of_the_modules_of_transformers(name: str, tmp_path: Path) -> None:
     """Where it is installed: the module is made of the same keys, without memory, by other people's code."""
     transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    if not transformers.__version__.startswith("5."):
-        pytest.skip("the defaults are those of transformers 5")
     published = PUBLISHED[name]
-    kind = {"kimi_k2": "deepseek_v3"}.get(published.config["model_type"], published.config["model_type"])
-    config = transformers.CONFIG_MAPPING[kind](**{k: v for k, v in published.config.items() if k != "model_type"})
+    kind, config = known(published, transformers)
     with torch.device("meta"):
         module = transformers.AutoModelForCausalLM.from_config(config)
     module.tie_weights()
