@@ -53,6 +53,15 @@ _EXPERTS = {"kind": "experts", "routed": 16, "top_k": 2, "width": 256, "shared":
 FAMILIES = {
     "llama": Family("Llama", "llama", ALIKE, GQA, DENSE),
     "qwen3": Family("Qwen3", "qwen3", ALIKE | {"head_dim": 96}, GQA | {"head_size": 96, "qk_norms": True}, DENSE),
+    "qwen2": Family("Qwen2", "qwen2", ALIKE, GQA | {"biases": ["q", "k", "v"]}, DENSE),
+    "olmoe": Family(
+        "Olmoe", "olmoe", ALIKE | _ROUTED | {"num_experts": 16, "intermediate_size": 256, "eos_token_id": 1},
+        GQA | {"qk_norms": "all"}, {"kind": "experts", "routed": 16, "top_k": 2, "width": 256},
+    ),
+    "qwen3_moe": Family(
+        "Qwen3Moe", "qwen3_moe", ALIKE | _ROUTED | {"head_dim": 64, "num_experts": 16, "moe_intermediate_size": 256},
+        GQA | {"qk_norms": True}, {"kind": "experts", "routed": 16, "top_k": 2, "width": 256},
+    ),
     "mixtral": Family(
         "Mixtral", "mixtral", ALIKE | {"num_local_experts": 8, "num_experts_per_tok": 2}, GQA,
         {"kind": "experts", "routed": 8, "top_k": 2, "width": F},
@@ -72,7 +81,7 @@ class Case(NamedTuple):
 
 CASES = [
     *(Case(family) for family in FAMILIES),
-    *(Case(family, "fused") for family in ("llama", "qwen3", "mixtral")),
+    *(Case(family, "fused") for family in ("llama", "qwen2", "qwen3", "mixtral", "olmoe", "qwen3_moe")),
     *(Case("llama", "eager", option) for option in ("lora", "frozen", "checkpoint", "fp32")),
     *(Case("llama", "fused", option) for option in ("lora", "frozen", "checkpoint", "fp32")),
     *(Case("qwen3", "eager", option) for option in ("lora", "frozen")),

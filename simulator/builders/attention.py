@@ -59,7 +59,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
-from simulator.builders.tape import FORWARD, FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import TENSOR, numbered
 from simulator.graph import Late
 from simulator.workload import Gqa, Indexer, Mla, Sparse
@@ -125,7 +125,7 @@ def at_once(t: Tape, x: str) -> str:
     here = t.cut(max((t.layout(x).tensor_map[1] for x in of_heads), key=len))
     taken, sinks = [*(t.to(x, here) for x in of_heads), *of_all], sink_logits(t)
     context = t.tensor("attn.core.out", part.width, here)
-    statistics = [t.tensor("attn.core.lse", part.heads, here, FP32_BYTES)] if t.phase in FORWARD else []
+    statistics = [t.tensor("attn.core.lse", part.heads, here, FP32_BYTES)] if t.is_forward else []
     most = min(sequence, (part.window or sequence) + part.sinks)
     pairs = t.elements(context) * most * (2 * sequence - most) // (sequence * value)  # twice those of all heads
     t.op("attn.core", [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from simulator.builders.tape import FORWARD, FP32_BYTES, ID_BYTES, Tape
+from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH, TENSOR, numbered
 from simulator.errors import ConfigError
 from simulator.graph_builder import OpFields
@@ -125,11 +125,11 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     """
     own, tokens, experts = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], 1
     taken = x
-    if t.phase in FORWARD and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
+    if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits = t.linear("ffn.router", taken)
     bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
-    if t.phase in FORWARD:
+    if t.is_forward:
         experts = part.routed
         if own * part.top_k % experts:
             must = "with balanced routing every expert gets as many of a rank's tokens * top_k"

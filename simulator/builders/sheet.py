@@ -42,6 +42,10 @@ laid_out = lru_cache(Layout)
 """The few layouts of a model, each made once."""
 
 
+Due = tuple[bool, tuple[str, list[str], list[str], str], OpFields]
+"""Whether an op runs again within backward; and the op: its name, what it reads and writes, its kind, and more."""
+
+
 class Sheet:
     """The step of one rank: ops of the current micro-batch, block and phase.
 
@@ -68,6 +72,8 @@ class Sheet:
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
+        self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
+        self.due: list[Due] | None = None  # ops that are written down later
         self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
         self.spread: dict[str, Spread] = {}
         self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
@@ -121,7 +127,8 @@ class Sheet:
         """Add an activation with this full name that is spread so; return the name."""
         self.spread[name] = spread
         kind = self.kinds.get(name.rpartition("/")[2], "activation")
-        self.graph.tensor(name, self.made_bytes(name), kind)
+        if not self.again:  # else it is declared when it is known that it is made
+            self.graph.tensor(name, self.made_bytes(name), kind)
         return name
 
     def elements(self, name: str) -> int:
@@ -143,9 +150,10 @@ class Sheet:
         return self.spread[name].layout
 
     def weight(self, name: str) -> Weight:
-        """A weight of the current block; its tensor is declared when it is first named."""
+        """A weight of the current block, declared when it is first named; it wants a gradient if it is trained."""
         weight = self.weights[self.block][name]
         self.declare(weight.name, self.weight_bytes(weight), weight.kind)
+        self.wanting.update([self.held[weight.name]] * weight.is_trained)
         return weight
 
     def declare(self, name: str, size_bytes: int, kind: str) -> str:
@@ -158,6 +166,11 @@ class Sheet:
     def weight_bytes(self, weight: Weight) -> int:
         """What this rank holds of a weight [B]."""
         return size_bytes(weight, self.workload.dtypes)
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether ops are those of forward: for the first time, or again within backward."""
+        return self.phase in {"forward", "again"}
 
     @property
     def again(self) -> str:
@@ -177,12 +190,13 @@ class Sheet:
         more.setdefault("dtype", self.workload.dtypes.compute)
         if more.get("flops"):
             more.setdefault("op_class", "matmul")
-        self.write(self.op_name(name), [*reads], [*writes], more)
-
-    def write(self, name: str, reads: list[str], writes: list[str], more: OpFields) -> None:
-        """Write down an op by its full name."""
-        kind = "collective" if more.get("collective") else "compute"
-        self.graph.op(name, reads, writes, kind, **more)
+        op = self.op_name(name), [*reads], [*writes], "collective" if more.get("collective") else "compute"
+        if self.is_forward and not self.wanting.isdisjoint(op[1]):
+            self.wanting.update(op[2])
+        if self.due is None:
+            self.graph.op(*op, **more)
+        else:
+            self.due.append((bool(self.again), op, more))
 
     def multiply(self, name: str, reads: list[str], read_bytes: int, *, width: int = 0, rows: int = 0) -> str:
         """Multiply each head's part of rows (default: all tokens) by its part of a weight; without gradients.

@@ -11,14 +11,12 @@ far as others read what they make: the last ones of a layer only made what the n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import compress
-from typing import Unpack
+from collections.abc import Callable
+from itertools import compress, takewhile
 
 from simulator.builders.sheet import Sheet, Spread, laid_out
 from simulator.builders.weights import ADAPTER, Laid, numbered
 from simulator.graph import chosen_number
-from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Layout, Weight
 from simulator.workload import Experts
 
@@ -30,9 +28,6 @@ def starts(prefix: str, count: int) -> list[str]:
     """What the names of what runs several times begin with: ``mb0/``, ``mb1/`` ...; nothing where it runs once."""
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
-
-FORWARD = ("forward", "again")
-"""Phases in which ops of forward run: for the first time, or again within backward."""
 
 Back = Callable[[str], None]
 """Makes the gradients of what an op took from that of what it made."""
@@ -49,7 +44,6 @@ class Tape(Sheet):
 
     def __init__(self, laid: Laid, name: str = "", rows: int = 0) -> None:
         super().__init__(laid, name, rows)
-        self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
         self.has_trained_before = False  # in an earlier stage
         self.graded: dict[str, str] = {}  # weight -> its gradient in this micro-batch, or of all so far
         self.shards: dict[str, str] = {}  # weight -> the shard of its gradient, with ZeRO
@@ -58,35 +52,6 @@ class Tape(Sheet):
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
         self._shared = set[str]()  # gradients that are those of two tensors: none adds up in place there
         self._between = False  # whether forward is between checkpoints
-        self._due: list[tuple[bool, tuple[str, list[str], list[str], OpFields]]] | None = None  # runs again; an op
-
-    def weight(self, name: str) -> Weight:
-        """A weight of the current block, as of a `Sheet`; one that is trained wants a gradient."""
-        weight = super().weight(name)
-        if weight.is_trained:
-            self.wanting.add(self.held[weight.name])
-        return weight
-
-    def add(self, name: str, spread: Spread) -> str:
-        """Add an activation, as to a `Sheet`; what an op makes again is declared once it is known that it runs."""
-        if not self.again:
-            return super().add(name, spread)
-        self.spread[name] = spread
-        return name
-
-    def op(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
-        """Add an op, as to a `Sheet`; what is made in forward of what wants a gradient wants one, too."""
-        reads, writes = [*reads], [*writes]
-        if self.phase in FORWARD and not self.wanting.isdisjoint(reads):
-            self.wanting.update(writes)
-        super().op(name, reads, writes, **more)
-
-    def write(self, name: str, reads: list[str], writes: list[str], more: OpFields) -> None:
-        """Write down an op, or put it off until the backward of a segment is known."""
-        if self._due is None:
-            super().write(name, reads, writes, more)
-        else:
-            self._due.append((self.phase == "again", (name, reads, writes, more)))
 
     # ops with gradients
 
@@ -118,8 +83,7 @@ class Tape(Sheet):
                 return
             dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
             wanted = [x for x in reads if self.wants(x)]
-            sizes = [self.spread[x].element_bytes for x in wanted]
-            made = zip(wanted, (self.spread[dy]._replace(element_bytes=size) for size in sizes), strict=True)
+            made = [(x, self.spread[dy]._replace(element_bytes=self.spread[x].element_bytes)) for x in wanted]
             grads = [self.add(f"{x}.grad", spread) for x, spread in made]
             self.op(name, [dy, *saved], grads)
             self.give(wanted, [self.to(grad, self.layout(x).whole) for x, grad in zip(wanted, grads, strict=True)])
@@ -134,10 +98,10 @@ class Tape(Sheet):
         weight, layout = self.weight(name), self.layout(x)
         rows, width = self.spread[x].rows, self.spread[x].width
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
-        if self.phase in FORWARD and self.workload.kernels == "eager":
+        if self.is_forward and self.workload.kernels == "eager":
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
-            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] * weight.is_trained
+            saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if weight.is_trained else []
         self.op(name, [x, self.held[weight.name]], [out, *(one for one in saved if one != x)])
 
         def back(dy: str) -> None:
@@ -211,7 +175,7 @@ class Tape(Sheet):
                 dx = [self.tensor(f"{name}.in.grad", inputs, there, size, rows)]
                 self.op(f"{name}.dgrad", [dy, self._ready(name, weight)], dx, flops=flops)
             if any(one.is_trained for one in weights):
-                saved = [self.to(x, taken)] * weight.is_trained
+                saved = [self.to(x, taken)] if weight.is_trained else []
                 found = [self.grad(one, tokens) for one in weights]
                 old, new = ([each for lists in found for each in lists[i]] for i in (0, 1))
                 self.op(f"{name}.wgrad", [dy, *saved, *old], new, flops=flops * weight.is_trained)
@@ -222,7 +186,7 @@ class Tape(Sheet):
     def _ready(self, name: str, weight: Weight) -> str:
         """What an op reads of a weight: in training what is made of it first, if it is kept in another format."""
         size = weight.parameters * self.element_bytes
-        if self.phase not in (*FORWARD, "backward") or self.weight_bytes(weight) == size:
+        if not (self.is_forward or self.phase == "backward") or self.weight_bytes(weight) == size:
             return self.held[weight.name]
         again = ".bwd" if self.phase == "backward" else self.again
         spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
@@ -233,7 +197,7 @@ class Tape(Sheet):
     def read_bytes(self, weight: Weight) -> int:
         """What an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
         part, size = self.layer.feed_forward, self.weight_bytes(weight)
-        if self.phase in FORWARD:
+        if self.is_forward:
             return weight.parameters * self.element_bytes
         if weight.kind != "expert" or not isinstance(part, Experts):
             return size
@@ -266,9 +230,10 @@ class Tape(Sheet):
 
     def goes_back(self, block: str) -> bool:
         """Whether a block has a backward: a weight of it is trained, or one before it."""
-        first = next((name for name, part in self.weights.items() if any(one.is_trained for one in part.values())), "")
-        order = [*self.weights]
-        return self.has_trained_before or (bool(first) and order.index(first) <= order.index(block))
+        blocks = takewhile(lambda name: name != block, self.weights)
+        return self.has_trained_before or any(
+            one.is_trained for b in (*blocks, block) for one in self.weights[b].values()
+        )
 
     def go_back(self, block: str) -> None:
         """Make all gradients of a block, the last op first."""
@@ -300,7 +265,7 @@ class Tape(Sheet):
         self._between = False
 
         def back(dy: str) -> None:
-            self._due, self.phase = [], "again"
+            self.due, self.phase = [], "again"
             made = segment(x)
             self.phase, self.grads[made] = "backward", dy
             self.go_back(self.block)
@@ -310,17 +275,16 @@ class Tape(Sheet):
 
     def _catch_up(self) -> None:
         """Write down the backward of a segment; of the ops that run again those that others need."""
-        due, self._due, read, made = self._due or [], None, set[str](), set[str]()
-        kept = list[bool]()
-        for is_again, (_, reads, writes, _) in reversed(due):
+        due, self.due, read, made, kept = self.due or [], None, set[str](), set[str](), list[bool]()
+        for is_again, (_, reads, writes, _), _ in reversed(due):
             kept.append(not is_again or not read.isdisjoint(writes))
             read.update(reads if kept[-1] else ())
-        for is_again, op in compress(due, reversed(kept)):
+        for is_again, op, more in compress(due, reversed(kept)):
             for name in op[2] if is_again else ():
                 if name not in made:
-                    super().add(name, self.spread[name])
+                    self.add(name, self.spread[name])
                     made.add(name)
-            self.write(*op)
+            self.graph.op(*op, **more)
 
     def give(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
         """Note gradients of tensors, or add each to what is known of it, in an op that is named after `sums`."""

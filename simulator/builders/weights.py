@@ -267,7 +267,7 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
         for module, spec in adapted.items():
             name, tensor_map = f"{block}/{module}.weight", spec.tensor_map
             if spec.kind == "expert" and parallel.expert > parallel.data:
-                tensor_map = ((*TENSOR, *EXPERT), (), ())
+                tensor_map = ((*TENSOR, *EXPERT), *((),) * (len(spec.shape) - 1))
             for pattern, cut in parallel.layouts.items():
                 if fnmatchcase(name, pattern):
                     where_cut = f"{where}, parallel.layouts.{pattern}, {name}"

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from building import build
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from trained import (
     ALONE,
@@ -388,6 +390,54 @@ def test_stages_before_the_first_trained_weight_neither_send_nor_receive_gradien
     first, second, third = build_job(workload(parallel=parallel, frozen=["embed/*", "L00/*", "L01/norm1*"])).graphs
     assert not any(op.phase == "backward" for op in first.ops)
     assert [ends(graph) for graph in (first, second, third)] == [(2, 0), (2, 4), (2, 2)]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Any kinds of layers, with any of the options, on one rank or on eight."""
+    attention = draw(st.sampled_from([GQA, GQA | {"qk_norms": "all", "biases": ["q", "o"], "sink_logits": True}, MLA]))
+    feed_forward = draw(st.sampled_from([DENSE | {"biases": True}, EXPERTS, EXPERTS | {"biases": True}]))
+    other = draw(
+        st.none() | st.fixed_dictionaries({"start": st.integers(0, 2), "attention": st.sampled_from([GQA, MLA])})
+    )
+    model = {"attention": attention, "feed_forward": feed_forward, "norms": draw(st.sampled_from(["before", "both"]))}
+    model |= {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V, "others": [other] if other else []}
+    patterns = st.sampled_from(["embed/*", "L00/*", "L0[01]/*", "*/attn.*", "*norm*", "head/*"])
+    data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE}
+    data["frozen"] = draw(st.none() | st.lists(patterns, max_size=3))
+    targets = st.lists(st.sampled_from(["attn.*", "ffn.*", "attn.o"]), min_size=1)
+    data["lora"] = draw(st.none() | st.fixed_dictionaries({"rank": st.integers(1, 3), "targets": targets}))
+    parts = st.sampled_from(["layer", "attention", "feed_forward"])
+    data["checkpoint"] = draw(st.none() | st.fixed_dictionaries({"part": parts, "layers": st.none() | st.just([0, 2])}))
+    data["optimizer"] = {"kind": draw(st.sampled_from(["adamw", "muon", "adafactor", "sgd"]))}
+    data["kernels"] = draw(st.sampled_from(["fused", "eager"]))
+    dtypes = {"gradients": draw(st.sampled_from([None, "fp32"])), "router": draw(st.sampled_from([None, "fp32"]))}
+    spread = {"ranks": "all", "data": 2, "tensor": 2, "pipeline": 2, "expert": 1}
+    if "routed" in feed_forward:
+        spread["expert"] = draw(st.sampled_from([1, 2, 4]))
+    spread |= {"sequence": draw(st.booleans()), "micro_batches": 2, "zero_stage": draw(st.integers(0, 3))}
+    data["parallel"] = draw(st.sampled_from([{}, spread]))
+    if data["lora"] and spread["zero_stage"] < 3 and draw(st.booleans()):
+        dtypes["weights"] = "nf4"
+    return Workload.model_validate(data | {"dtypes": dtypes})
+
+
+@settings(max_examples=25, deadline=None)
+@given(workloads())
+def test_any_options_together(found: Workload) -> None:
+    """Ranks meet, all dies, what is trained is updated once; checkpoints change neither that nor what must be saved."""
+    job = build_job(found)
+    check_job(job, catalog.read_hardware("cloudmatrix384"))
+    alike = build_job(found.model_copy(update={"checkpoint": None}))
+    for graph, other in zip(job.graphs, alike.graphs, strict=True):
+        check_lives(graph)
+        for kind in ("weight", "expert", "gradient", "optimizer_state"):
+            assert sizes(graph, kind) == sizes(other, kind)
+        assert saved_bytes(graph, "") <= saved_bytes(other, "")
+        updates = [op for op in graph.ops if op.phase == "update" and not op.collective]
+        graded = {name.partition(".weight.grad")[0] for name in sizes(graph, "gradient") if not name.endswith(".part")}
+        graded = {name.partition("/")[2] if name.startswith("mb") else name for name in graded}
+        assert {op.name.replace("/update", "") for op in updates if not op.name.endswith(".momentum")} == graded
 
 
 # what is refused
