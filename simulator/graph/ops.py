@@ -220,13 +220,13 @@ class Graph:
     def arithmetic(self) -> dict[str, int]:
         """By data type, what a step computes of the model, however it is run [FLOP].
 
-        Every op counts once but elementwise ones (class ``vector``), and those that a checkpoint runs again (`AGAIN` in
-        their names): matrices and attention, as PaLM counts (arXiv 2204.02311, appendix B), but for what kernels of
-        attention skip, as causal ones do, or compute again in backward.
+        Every op counts once but elementwise ones (class ``vector``), those of the update, and those that a checkpoint
+        runs again (`AGAIN` in their names): matrices and attention, as PaLM counts (arXiv 2204.02311, appendix B), but
+        for what kernels of attention skip, as causal ones do, or compute again in backward.
         """
         found: dict[str, int] = {}
         for op in self.ops:
-            if op.flops and op.op_class != "vector" and AGAIN not in op.name:
+            if op.flops and op.op_class != "vector" and op.phase != "update" and AGAIN not in op.name:
                 found[op.dtype] = found.get(op.dtype, 0) + op.flops
         return found
 

@@ -310,6 +310,11 @@ def test_gradients_and_updates_are_those_without_checkpoints() -> None:
         assert named[0] == named[1]
 
 
+def test_the_arithmetic_of_the_model_is_that_without_checkpoints_and_updates() -> None:
+    alike, graph = (build(workload(**one)) for one in ({}, {"checkpoint": {}, "optimizer": {"kind": "muon"}}))
+    assert graph.arithmetic == alike.arithmetic
+
+
 def test_checkpoints_beside_adapters_save_the_same() -> None:
     graph = build(workload(MLA, EXPERTS, lora={"rank": RANK, "targets": ["attn.*", "ffn.*"]}, checkpoint={}))
     assert [saved_bytes(graph, f"L{layer:02d}/") for layer in range(LAYERS)] == [2 * T * H] * LAYERS
