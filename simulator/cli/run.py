@@ -286,8 +286,10 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: 
 
     The key `claim: choices:` lists what else may be chosen, value by value. With --choices all combinations
     run; told is for how many each figure holds, and what those give that reproduce all figures of the
-    key `selects:`. Scenarios of the key `predicts:` run with these alone. A scenario without `selects:` is
-    held to what others select that name the same choices.
+    key `selects:`; also how many of them differ, fit the device, and how often figures that nobody printed
+    would have come out. What is made of figures that select follows, and is no prediction. Scenarios of the
+    key `predicts:` run with these alone. A scenario without `selects:` is held to what others select that
+    name the same choices. A value that no setting can have is refused.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.claims.choices import enumerate_choices
     from simulator.claims.sensitivity import sensitivity as sweep
