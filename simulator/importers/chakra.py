@@ -81,17 +81,17 @@ def _message(data: bytes) -> Message:
 
 
 def _number(message: Message, field: int) -> int:
-    return next((value for value in reversed(message.get(field, ())) if isinstance(value, int)), 0)
+    return next((value for value in message.get(field, [])[::-1] if isinstance(value, int)), 0)
 
 
 def _bytes(message: Message, field: int) -> bytes:
-    return next((value for value in reversed(message.get(field, ())) if isinstance(value, bytes)), b"")
+    return next((value for value in message.get(field, [])[::-1] if isinstance(value, bytes)), b"")
 
 
 def _numbers(message: Message, field: int) -> list[int]:
     """All numbers of a field, one by one or packed."""
     found = list[int]()
-    for value in message.get(field, ()):
+    for value in message.get(field, []):
         at = 0
         while isinstance(value, bytes) and at < len(value):
             number, at = _varint(value, at)

@@ -159,11 +159,9 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
     if end_ns > (last := spans[0].start_ns + recording.step_ns):
         recording.ops.append(host(end_ns - last))
         recording.step_ns += end_ns - last
-    asked = (
-        (timeline.launch_ns(span) if timeline.device else span.end_ns, number) for number, span in enumerate(spans)
-    )
-    launches = sorted(asked)
-    _remember([one for one in timeline.memory if window[0] <= one[0] < window[1]], recording, launches, ops)
+    begins = sorted((timeline.launch_ns(span), number) for number, span in enumerate(spans))
+    ends = begins if timeline.device else sorted((span.end_ns, number) for number, span in enumerate(spans))
+    _remember([one for one in timeline.memory if window[0] <= one[0] < window[1]], recording, (begins, ends), ops)
     recording.dropped.update(timeline.others)
     recording.dropped["operators of the host"] += len(timeline.ops)
     return recording.imported(timeline.path, "A step")
@@ -279,10 +277,14 @@ def event_of(span: Span, took_ns: int) -> Event:
 def _remember(
     changes: Sequence[tuple[int, int, int, int]],
     recording: Recording,
-    launches: Sequence[tuple[int, int]],
+    launches: tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]],
     ops: Sequence[Event],
 ) -> None:
-    """Give ops what was allocated and freed between their launches, which are (time, number of the op)."""
+    """Give ops what was allocated and freed between their launches, or while they ran on the host.
+
+    `launches` are when they began and ended there, each with the number of the op, by time.
+    """
+    begins, ends = launches
     if not changes:
         return
     text = "The first op launched after an allocation writes it, the last one before its end reads it."
@@ -290,17 +292,17 @@ def _remember(
     held = before = max(0, changes[0][3] - changes[0][1])
     live: dict[int, tuple[int, int]] = {}
     for at_ns, change, address, _ in changes:
-        behind = bisect_left(launches, (at_ns, 0))
+        begun, ended = (bisect_left(times, (at_ns, 0)) for times in launches)
         held += change
         recording.peak_bytes = max(recording.peak_bytes, held)
-        if change > 0 and behind < len(launches):
-            live[address] = first, storage = launches[behind][1], recording.storage(change)
+        if change > 0 and ended < len(ends):
+            live[address] = first, storage = ends[ended][1], recording.storage(change)
             ops[first].writes[storage] = None
         elif change < 0:
             first, storage = live.pop(address, (0, -1))
             if storage < 0:
                 storage, before = recording.storage(-change, "input"), before + change
-            last = ops[max(first, launches[max(0, behind - 1)][1])]
+            last = ops[max(first, begins[max(0, begun - 1)][1])]
             if storage not in last.writes:
                 last.reads[storage] = None
     for _, storage in live.values():

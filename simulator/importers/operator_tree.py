@@ -90,23 +90,41 @@ class Tree:
         self.nodes, self.owner, self.phase, self.gathers = nodes, dict[int, int](), dict[int, str](), set[int]()
         named = {view.device for node in nodes for some in (node.writes, *node.reads) for view in some} - {""}
         self.devices = frozenset(named - {"cpu"} or named)
-        holds = set[int]()
-        for node in reversed(nodes):
-            if node.id in holds or (node.is_operator and self._touches(node)):
-                self.owner.update({} if node.id in holds else {node.id: node.id})
-                holds.add(node.parent if node.parent < node.id else node.id)
+        kept = self._kept()
         for node in nodes:
             begins = (phase for name, phase in _PHASES.items() if node.name.startswith(name))
             self.phase[node.id] = next(begins, self.phase.get(node.parent, ""))
             if node.parent in self.gathers or node.name.startswith(_GATHERS):
                 self.gathers.add(node.id)
-            if node.id not in self.owner and node.id not in holds and node.parent in self.owner:
-                self.owner[node.id] = self.owner[node.parent]
+            if node.parent in self.owner or node.id in kept:
+                self.owner[node.id] = self.owner.get(node.parent, node.id)
         self.trains = "backward" in self.phase.values()
+
+    def _kept(self) -> set[int]:
+        """Ids of nodes that work, with none below that do; or that put out what none below makes, and so work, too."""
+        kept, holds, made = set[int](), set[int](), dict[int, set[int]]()
+        for node in reversed(self.nodes):
+            below = made.pop(node.id, set())
+            fresh = self.storages(node.writes) - self.storages(*node.reads)
+            if node.is_operator and self._touches(node) and (node.id not in holds or fresh - below):
+                kept.add(node.id)
+            if node.id in kept or operators.MAKES.fullmatch(operators.plain(node.name)):
+                below |= fresh
+            if node.parent < node.id:
+                beside = made.get(node.parent, set())
+                small, large = sorted((below, beside), key=len)
+                large |= small
+                made[node.parent] = large
+                holds.update({node.parent} if node.id in kept or node.id in holds else ())
+        return kept
 
     def here(self, some: list[View]) -> list[View]:
         """Those of some tensors that are on the device and not empty."""
         return [view for view in some if view.device in self.devices and view.size_bytes]
+
+    def storages(self, *several: list[View]) -> set[int]:
+        """Ids of the storages of tensors that are on the device and not empty."""
+        return {view.storage for some in several for view in self.here(some)}
 
     def _touches(self, node: Node) -> bool:
         return any(map(self.here, (node.writes, *node.reads)))
@@ -146,16 +164,17 @@ class Memory:
         """Take notice of a node that is no op: a view, an empty tensor, or what holds others."""
         base = operators.plain(node.name)
         makes, stretches = operators.MAKES.fullmatch(base), operators.STRETCHES.fullmatch(base)
-        taken = {view.storage for some in node.reads for view in self._tree.here(some)}
+        taken = self._tree.storages(*node.reads)
         if into is None:
             self._see_all(node)
         for view in self._tree.here(node.writes):
             if stretches:
                 self._stretched.add(view.tensor)
-            elif makes and view.storage not in taken and into is None:
-                self._make(view)
-            elif makes and view.storage not in taken and into is not None:
-                into.more["workspace_bytes"] = into.more.get("workspace_bytes", 0) + view.until_bytes
+            elif makes and view.storage not in taken:
+                if into is None:
+                    self._make(view)
+                elif self._number.get(view.storage) not in into.writes:
+                    into.more["workspace_bytes"] = into.more.get("workspace_bytes", 0) + view.until_bytes
             if node.id in self._tree.gathers and view.storage in self._number:
                 self._recording.storages[self._number[view.storage]].kind = "gradient"
 
@@ -170,7 +189,7 @@ class Memory:
         """Let an op read and write what its node does."""
         self._see_all(node)
         changed, storages = operators.changed(node.schema), self._recording.storages
-        taken = {view.storage for some in node.reads for view in self._tree.here(some)}
+        taken = self._tree.storages(*node.reads)
         for at, some in enumerate(node.reads):
             for view in self._tree.here(some):
                 number = self._number[view.storage]

@@ -16,7 +16,7 @@ MAKES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
 """ATen ops that only make room for a tensor, or change it."""
 _IDLE = re.compile(
     "result_type|lift_fresh|set_|(detach|squeeze|unsqueeze|t|as_strided|transpose)_|is_.*|size|stride|numel|to"
-    "|contiguous|type_as|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
+    "|contiguous|type_as|resolve_(conj|neg)|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
 )
 """ATen ops that do no work on the device, beside views."""
 STRETCHES = re.compile("expand(_as)?|broadcast_to|as_strided")

@@ -1,6 +1,10 @@
 """How far the replay of published recordings is from what they recorded, and how long reading and replaying takes.
 
     python tests/bench/recordings.py
+    python tests/bench/recordings.py --record
+
+With ``--record`` a step of a small encoder is recorded here, on the CPU, in every form that PyTorch has, and each is
+held against what PyTorch itself counts; that needs torch.
 
 The files lie in ``shared/data`` beside the project. What was recorded is counted here anew, by nothing of hosim, where
 a file tells it: of a Kineto trace from the first start on the device to the last end there, of a memory timeline from
@@ -15,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import simulator as hosim
@@ -104,5 +109,65 @@ def main() -> None:
               f"{after - start:8.1f}{done - after:10.1f}")  # fmt: skip
 
 
+def record(folder: Path) -> dict[str, int]:
+    """Record a step of an encoder in all forms, and count with PyTorch: FLOPs of products, parameters [B]."""
+    import torch
+    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+    from torch.utils.flop_counter import FlopCounterMode
+
+    torch.manual_seed(0)
+    layers = [torch.nn.TransformerEncoderLayer(128, 4, 512, batch_first=True) for _ in range(3)]
+    model = torch.nn.Sequential(torch.nn.Embedding(1000, 128), *layers, torch.nn.Linear(128, 1000))
+    optimizer, words = torch.optim.AdamW(model.parameters()), torch.randint(0, 1000, (4, 64))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+        optimizer.step()
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    step()
+    told = {"profile_memory": True, "record_shapes": True, "with_stack": True}
+    observer = ExecutionTraceObserver().register_callback(str(folder / "et.json"))
+    with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer, **told) as profiler:
+        step()
+    profiler.export_chrome_trace(str(folder / "kineto.json"))
+    profiler.export_memory_timeline(str(folder / "memory.raw.json.gz"), device="cpu")
+    return {"flops": counter.get_total_flops(), "bytes": sum(4 * one.numel() for one in model.parameters())}
+
+
+def held(folder: Path) -> None:
+    """Print what each form says beside what PyTorch counts."""
+    counted = record(folder)
+    joined_ = hosim.read_pytorch_trace(folder / "et.json", kineto=folder / "kineto.json")
+    _, recorded = between(folder / "memory.raw.json.gz")
+    graph = joined_.graph
+    assert graph is not None
+    kinds = {
+        kind: sum(t.size_bytes for t in graph.tensors if t.kind == kind)
+        for kind in ("weight", "gradient", "optimizer_state")
+    }
+    print(
+        f"execution trace: {sum(op.flops for op in graph.ops):,} FLOPs of products, PyTorch counts {counted['flops']:,}"
+    )
+    for kind, bytes_ in kinds.items():
+        times = 2 if kind == "optimizer_state" else 1
+        print(f"execution trace: {bytes_:,} B of {kind}, PyTorch has {times * counted['bytes']:,} B")
+    forms = {"execution trace": joined_, "kineto": hosim.read_kineto(folder / "kineto.json"),
+             "memory timeline": hosim.read_memory_timeline(folder / "memory.raw.json.gz")}  # fmt: skip
+    for name, found in forms.items():
+        assert found.graph is not None
+        step_ns, peak = stories.replayed(found.graph)
+        off = f"{100 * (step_ns / found.recorded_ns - 1):+.2f} %"
+        there = sum(t.size_bytes for t in found.graph.tensors if t.persistent)
+        print(f"{name}: step {off}, peak {human(peak, 'B')}, of which {human(there, 'B')} were there before")
+    print(f"recorded peak, with what was there before: {human(recorded, 'B')}")
+
+
 if __name__ == "__main__":
-    main()
+    if "--record" in sys.argv:
+        with TemporaryDirectory() as name:
+            held(Path(name))
+    else:
+        main()

@@ -130,7 +130,7 @@ def test_without_a_device_what_an_operator_allocates_is_its_own(tmp_path):
     assert [t.size_bytes for t in graph.tensors] == [64, 32]
     assert [(op.name.partition("/")[2], op.reads, op.writes) for op in graph.ops if op.name[-4:] != "host"] == [
         ("aten::linear", (), (0,)),
-        ("aten::relu", (), (1,)),
+        ("aten::relu", (0,), (1,)),
     ]
 
 

@@ -94,6 +94,33 @@ def test_what_an_op_makes_and_keeps_to_itself_is_its_workspace(tmp_path):
     assert found.dropped["nodes folded into the op that they are a part of"] == 1
 
 
+def test_the_room_of_what_an_op_puts_out_is_no_workspace(tmp_path):
+    a, b = tensor(10, 1, 8), tensor(12, 3, 8)
+    nodes = [node(1, 0, "aten::relu", [a], [b], RELU), node(2, 1, "aten::empty", [[8]], [b], EMPTY)]
+    assert [op.workspace_bytes for op in read(tmp_path, nodes).graph.ops] == [0]
+
+
+def test_an_op_that_puts_out_what_none_below_makes_works_itself(tmp_path):
+    """As products on the CPU, which copy the bias, and sums, which fill their result first."""
+    a, w, out = tensor(10, 1, 64), tensor(11, 2, 64), tensor(12, 3, 64)
+    below = node(
+        2, 1, "aten::copy_", [out, tensor(13, 4, 8)], [out], "aten::copy_(Tensor(a!) self, Tensor src) -> Tensor(a!)"
+    )
+    nodes = [node(1, 0, "aten::mm", [a, w], [out], MM, ([[8, 8], [8, 8]], [[8, 8]])), below]
+    graph = read(tmp_path, nodes).graph
+    assert [(told(graph, op), op.flops) for op in graph.ops] == [(("aten::mm", [256, 256], [256]), 1024)]
+
+
+def test_an_op_of_which_others_below_make_all_is_only_their_holder(tmp_path):
+    a, out = tensor(10, 1, 8), tensor(12, 3, 8)
+    nodes = [
+        node(1, 0, "aten::sum", [a], [out], RELU),
+        node(2, 1, "aten::relu", [a], [tensor(13, 4, 8)], RELU),
+        node(3, 1, "aten::tanh", [tensor(13, 4, 8)], [out], RELU),
+    ]
+    assert [op.name for op in read(tmp_path, nodes).graph.ops] == ["0/aten::relu", "1/aten::tanh"]
+
+
 def test_lists_of_tensors_are_changed_where_the_schema_says_so(tmp_path):
     schema = "aten::_foreach_add_.List(Tensor(a!)[] self, Tensor[] other, *, Scalar alpha=1) -> ()"
     lists = [[tensor(1, 1, 8), tensor(2, 2, 8)], [tensor(3, 3, 8), tensor(4, 4, 8)], 1]
