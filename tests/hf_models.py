@@ -171,6 +171,15 @@ PUBLISHED = {
     ),
     "GLM-5": Published({"model_type": "glm_moe_dsa"}, 744, None, "model card: 744 B"),
     "MiniMax-M2": Published({"model_type": "minimax_m2"}, 228.689764864, 10, "safetensors.total; model card: 10 B", 1),
+    "MiniMax-Text-01": Published(
+        {"model_type": "minimax", "head_dim": 128, "num_local_experts": 32, "vocab_size": 200064}
+        | {"layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 10}
+        | _sizes(6144, 9216, 80, 64, 8),
+        456.089655296,
+        45.9,
+        "safetensors.total; arXiv 2501.08313, abstract",
+        2,
+    ),
     "OLMoE-1B-7B": Published(
         {"model_type": "olmoe", "intermediate_size": 1024}, 6.919161856, 1.3, "safetensors.total; arXiv 2409.02060"
     ),

@@ -22,6 +22,12 @@ each new one, which attends to the best n of them, absorbed in both phases::
 ``attn.index`` takes 2 * H * d FLOP a pair and reads the key of d elements of each token once; of the n latents each
 token reads its own. Both lie in the same tensor of the cache. Every rank has the whole indexer.
 
+*Linear* (lightning attention, MiniMax-01, arXiv 2501.08313, section 2.2). Of all tokens before, a head of d elements
+keeps the d x d sum of k^T v in fp32 (``L03/state``), whatever their number: 4 * d * d FLOP a token and head add to it
+and read it, and 4 * d FLOP a pair of the same block of a prompt::
+
+    attn.q attn.k attn.v   attn.q.silu attn.k.silu attn.v.silu   attn.core   attn.norm   attn.gate   attn.gated
+
 *Sparse.* Native sparse attention (NSA, arXiv 2502.11089, section 3): compressed, selected and near tokens, mixed by
 gates.
 
@@ -61,8 +67,9 @@ from typing import NamedTuple
 from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import TENSOR, numbered
+from simulator.errors import ConfigError
 from simulator.graph import Late
-from simulator.workload import Gqa, Indexer, Mla, Sparse
+from simulator.workload import Gqa, Indexer, Linear, Mla, Sparse
 
 
 class Query(NamedTuple):
@@ -117,6 +124,9 @@ def at_once(t: Tape, x: str) -> str:
     key, value = part.key_and_value
     if isinstance(part, Gqa):
         of_heads, of_all = projected(t, x), list[str]()
+    elif isinstance(part, Linear):
+        must, do = "linear attention reads a cache", "choose phase prefill or decode"
+        raise ConfigError(t.where, must, f"phase {t.workload.phase}", do)
     else:
         q, latent = _latent(t, part.of_one(t.mesh.size(TENSOR)), x)
         of_heads, of_all = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
@@ -170,6 +180,8 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
     Latent attention takes the form that is the cheaper one in this phase.
     """
     part = t.attention
+    if isinstance(part, Linear):
+        return _linear(t, part, cache, x)
     indexer = part.indexer if isinstance(part, Mla) else None
     is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None or indexer is not None)
     if isinstance(part, Gqa):
@@ -190,6 +202,27 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
             read_bytes=query.taken_bytes + query.seen_bytes, write_bytes=t.made_bytes(out) + cache.added_bytes,
         )  # fmt: skip
     return t.multiply("attn.v_b", [out], t.made_bytes(out)) if is_absorbed else out
+
+
+def _linear(t: Tape, part: Linear, cache: Cache, x: str) -> str:
+    """Add the new tokens to the state of each head, and read it."""
+    taken = [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
+    size, new, state = part.head_size, cache.span.new, cache.state
+    whole, left = divmod(new, part.block)
+    pairs = whole * (part.block * (part.block + 1) // 2) + left * (left + 1) // 2
+    flops = 4 * cache.batch * part.heads * size * (new * size + pairs)
+    state_bytes = cache.batch * part.state * FP32_BYTES
+    before = [state] if cache.span.cached else []
+    if not before:
+        t.graph.tensor(state, state_bytes, "kv_cache")
+    elif t.phase == "decode":
+        t.declare(state, state_bytes, "kv_cache")
+    out = t.of_heads("attn.core.out", part.width)
+    t.op(
+        "attn.core", [*taken, *before], [out, state], op_class="attention", flops=flops,
+        read_bytes=t.made_bytes(*taken) + len(before) * state_bytes, write_bytes=t.made_bytes(out) + state_bytes,
+    )  # fmt: skip
+    return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
 
 
 def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> Query:

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from simulator.builders.tape import Tape
 from simulator.builders.weights import numbered
-from simulator.workload import Compress, KvBlocks, Select
+from simulator.workload import Compress, KvBlocks, Linear, Select
 
 
 class Span(NamedTuple):
@@ -150,6 +150,8 @@ class Cache:
         Tensors with them, and what an op reads that attends to them [B].
     added, added_bytes
         Tensors that the new tokens join, and what an op writes that caches them [B].
+    state
+        Where linear attention keeps what is left of all tokens.
     tokens, pairs
         How many new tokens all sequences have, and how often one of those of a sequence attends to a token.
     """
@@ -164,6 +166,7 @@ class Cache:
         sinks, near = self.near
         self.held = list(dict.fromkeys([*self.store.of(0, sinks), *self.store.of(near, cached)]))
         self.added = self.store.of(cached, span.length)
+        self.state = f"{tape.block}/state"
         self.tokens, self.pairs = batch * span.new, pairs(span, most)
         self.held_bytes, self.added_bytes = batch * self.seen * token_bytes, self.tokens * part.views * token_bytes
 
@@ -212,7 +215,8 @@ class Room:
     def kept(self, layer: str) -> list[str]:
         """What the next token after the prompts needs of a layer."""
         cache = self.cache(Span(self.work.sequence, 1), layer)
-        return [*cache.held, *cache.compressed.of(0, self.work.sequence)]
+        state = [cache.state] if isinstance(self.tape.attention, Linear) else []
+        return [*cache.held, *cache.compressed.of(0, self.work.sequence), *state]
 
     def _add(self, layer: str, spans: list[tuple[str, Span]], there: int) -> None:
         """Add the tensors of spans of tokens, of which so many are there before the step; without blocks, one each."""
@@ -226,13 +230,9 @@ class Room:
             self._cut(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, there)
             return
         for name, span in spans:
-            tokens = cache.seen if span.length <= there else span.new
-            self._put(
-                cache.store,
-                span.length,
-                {name: work.batch * tokens * self.tape.attention.views},
-                lasts=span.length <= there,
-            )
+            tokens = work.batch * (cache.seen if span.length <= there else span.new)
+            sizes = {name: tokens * self.tape.attention.views} if self.tape.token_bytes else {}
+            self._put(cache.store, span.length, sizes, lasts=span.length <= there)
 
     def _cut(self, layer: str, tokens: range, kv: KvBlocks, there: int) -> None:
         """Add the blocks of these tokens; those that no token sees are left out."""
@@ -247,7 +247,7 @@ class Room:
             is_begun, is_new = start >= there, kv.new == "as_needed" and start > there
             is_seen = not is_begun or after.sees(start, stop)
             sizes = {f"{layer}/kv/{group}/{numbers[number]}": size for group, size in groups.items()}
-            if not (is_begun or first.sees(start, stop)):
+            if not self.tape.token_bytes or not (is_begun or first.sees(start, stop)):
                 sizes = {}
             self._put(first.store, stop, sizes, lasts=there > 0 and is_seen and not is_new)
             self.come += sizes if is_new and is_seen else []

@@ -16,12 +16,14 @@ from simulator.errors import ConfigError
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
 from simulator.workload import (
+    Attention,
     DecoderModel,
     Dense,
     Dtypes,
     Experts,
     Gqa,
     Layer,
+    Linear,
     LlamaModel,
     Lora,
     Mla,
@@ -85,11 +87,16 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
     yield "head", {"norm": _norm(h)} | ({} if model.tied_embeddings else {"lm": Spec((h, v), _COLUMN)})
 
 
+def _attention(h: int, part: Attention) -> Specs:
+    if isinstance(part, Linear):
+        return _linear(h, part.width)
+    found = _gqa(h, part) if isinstance(part, Gqa) else _mla(h, part)
+    return found | (_sparse(h, part, part.sparse.compress.block) if part.sparse is not None else {})
+
+
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part = model.hidden, kind.attention
-    attention = _gqa(h, part) if isinstance(part, Gqa) else _mla(h, part)
-    if part.sparse is not None:
-        attention |= _sparse(h, part, part.sparse.compress.block)
+    attention = _attention(h, part)
     first, second = ({} if model.norms == "before" else {f"{name}.after": _norm(h)} for name in ("norm1", "norm2"))
     attention = {f"attn.{name}": spec for name, spec in attention.items()}
     return {"norm1": _norm(h), **attention, **first, "norm2": _norm(h), **_feed_forward(h, kind.feed_forward), **second}
@@ -121,6 +128,11 @@ def _gqa(h: int, part: Gqa) -> Specs:
         name: Spec((h, width), _COLUMN) for name, width in (("q", q), ("k", kv * part.views), ("v", kv * part.views))
     }
     return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, part.biases)
+
+
+def _linear(h: int, width: int) -> Specs:
+    columns = {name: Spec((h, width), _COLUMN) for name in ("q", "k", "v", "gate")}
+    return columns | {"norm": _norm(width, TENSOR), "o": Spec((width, h), _ROW)}
 
 
 def _mla(h: int, part: Mla) -> Specs:

@@ -43,6 +43,8 @@ class Family:
         Which layers see a window.
     window
         Key of the window.
+    linear
+        Whether layers that see no window have lightning attention.
     width
         Key of the inner width of a dense feed-forward.
     expert_width
@@ -72,6 +74,7 @@ class Family:
     norms: Literal["before", "both"] = "before"
     local: Local = "none"
     window: str = "sliding_window"
+    linear: bool = False
     width: str = "intermediate_size"
     expert_width: str = "moe_intermediate_size"
     experts: bool = False

@@ -149,11 +149,12 @@ def _attentions(c: Config, layers: int, hidden: int, sequence: int | None) -> Ki
             if "chunked_attention" in types:
                 c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
             kinds.append(full | {"window": window})
-    if "linear_attention" in types:
-        must = "lightning attention (layers of the type linear_attention) is not built"
-        raise ConfigError(f"{c.where}, layer_types", must, "such layers", "import another model")
     near = len(kinds) - 1
-    return kinds, [near if kind in _NEAR else 0 for kind in types]
+    if "linear_attention" in types:
+        insist(c.family.linear, f"{c.where}, layer_types", "linear attention is that of MiniMax", "another one")
+        block = c.count("block_size", path="model.attention.block")
+        kinds.append({"kind": "linear", "heads": full["heads"], "head_size": full["head_size"], "block": block})
+    return kinds, [near if kind in _NEAR else len(kinds) - 1 if kind == "linear_attention" else 0 for kind in types]
 
 
 def _grouped(c: Config, hidden: int) -> dict[str, Any]:
@@ -205,8 +206,9 @@ def _types(c: Config, layers: int) -> list[str]:
         c.used |= _RULES
         return said
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
+    found = ("full_attention", "linear_attention") if c.family.linear else (usual, "full_attention")
     near = _near(c, layers)
-    return [usual if layer in near else "full_attention" for layer in range(layers)]
+    return [found[layer not in near] for layer in range(layers)]
 
 
 def _near(c: Config, layers: int) -> set[int]:

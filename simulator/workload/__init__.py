@@ -8,7 +8,17 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Mla, Select, Sparse, check_attention
+from simulator.workload.attention_kinds import (
+    Attention,
+    Compress,
+    Gqa,
+    Indexer,
+    Linear,
+    Mla,
+    Select,
+    Sparse,
+    check_attention,
+)
 from simulator.workload.models import DecoderModel, Dense, Experts, Layer, LlamaModel, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools, matrix_bytes
@@ -16,8 +26,9 @@ from simulator.workload.training import Checkpoint, Lora, Optimizer
 
 __all__ = [
     "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
-    "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "LlamaModel", "Lora", "Mla", "Model", "Optimizer",
-    "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload", "matrix_bytes",
+    "Experts", "Gqa", "Indexer", "KvBlocks", "Layer", "Lengths", "Linear", "LlamaModel", "Lora", "Mla", "Model",
+    "Optimizer", "Other", "Parallel", "Pools", "Prefixes", "Request", "Requests", "Select", "Sparse", "Workload",
+    "matrix_bytes",
 ]  # fmt: skip
 
 
@@ -228,6 +239,8 @@ class Workload(Document):
         """Refuse parts whose backward is not built."""
         must, found = "training is built without what only inference has", "backward of sparse attention is not built"
         require(attention.sparse is None, must, found, "model", "attention", "sparse", do="remove sparse")
+        found = "backward of linear attention is not built"
+        require(not isinstance(attention, Linear), must, found, "model", "attention", "kind", do="choose another phase")
         chooses = isinstance(attention, Mla) and attention.indexer is not None
         found = "backward of attention to chosen tokens is not built"
         require(not chooses, must, found, "model", "attention", "indexer", do="remove indexer")

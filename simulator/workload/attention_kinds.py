@@ -173,6 +173,62 @@ class Gqa(_Attention):
         self._divides("kv_heads", "heads")
 
 
+class Linear(_Attention):
+    """Lightning attention, to which a matrix for each head is left of all tokens before (MiniMax-01, arXiv 2501.08313).
+
+    What heads put out is normalised, all as one, and multiplied by a gate.
+
+    Attributes
+    ----------
+    kind
+        Names this attention.
+    heads
+        Heads, each with queries, keys and values of its own.
+    head_size
+        Width of a head.
+    block
+        Tokens of a prompt that attend to one another pair by pair, before they are added to the matrix.
+    """
+
+    kind: Literal["linear"]
+    heads: Count
+    head_size: Count
+    block: Count = 256
+
+    @property
+    def kv_elements(self) -> int:
+        """What grows with each token: nothing."""
+        return 0
+
+    @property
+    def state(self) -> int:
+        """Elements that a sequence keeps in a layer, however long it is."""
+        return self.heads * self.head_size**2
+
+    def of_one(self, ranks: int) -> Linear:
+        """Return the same with the heads of one of so many ranks."""
+        return self.model_copy(update={"heads": self.heads // ranks})
+
+    @property
+    def groups(self) -> int:
+        """Groups of heads that choose together: none chooses."""
+        return self.heads
+
+    @property
+    def key_and_value(self) -> tuple[int, int]:
+        """Elements of a key and of a value of a head."""
+        return self.head_size, self.head_size
+
+    @property
+    def width(self) -> int:
+        """Elements of a token that all heads put out."""
+        return self.heads * self.head_size
+
+    def _check(self) -> None:
+        stated = self.model_fields_set & {"window", "sinks", "sparse"}
+        require(not stated, "linear attention sees all tokens before", " and ".join(sorted(stated)), do="remove it")
+
+
 class Indexer(Part):
     """Scores all tokens before with few heads, so that a token attends to the best ones (DeepSeek-V3.2-Exp, section 1).
 
@@ -260,11 +316,11 @@ class Mla(_Attention):
         require(self.indexer is None or (plain and self.q_lora_rank), must, found, "indexer", do="remove it")
 
 
-Attention = Annotated[Gqa | Mla, Field(discriminator="kind")]
+Attention = Annotated[Gqa | Mla | Linear, Field(discriminator="kind")]
 """How tokens attend to one another."""
 
 
-def check_attention(part: Gqa | Mla, sequence: int) -> None:
+def check_attention(part: Attention, sequence: int) -> None:
     """Refuse windows and blocks that sequences of so many tokens never fill.
 
     Raises

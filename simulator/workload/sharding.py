@@ -9,7 +9,7 @@ from pydantic import StrictBool
 
 from simulator.document import MOST_RANKS, Count, CountOrNone, Layers, Part, Ranks
 from simulator.units import require, would_divide
-from simulator.workload.attention_kinds import Gqa, Mla
+from simulator.workload.attention_kinds import Attention
 
 
 class Format(NamedTuple):
@@ -139,7 +139,7 @@ class KvBlocks(Part):
         """How many of `batch` sequences have a block in the same tensor."""
         return batch if self.sequences == "all" else self.sequences
 
-    def check(self, part: Gqa | Mla, chunk: int | None) -> None:
+    def check(self, part: Attention, chunk: int | None) -> None:
         """Refuse blocks that do not suit the attention, or the chunks of prompts.
 
         Raises

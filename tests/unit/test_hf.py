@@ -224,6 +224,19 @@ def test_latent_attention_and_what_chooses_tokens(folder: Path) -> None:
     assert "2 layers that reuse what a layer before has chosen count as choosing themselves." in shared.derived
 
 
+def test_layers_with_linear_attention(folder: Path) -> None:
+    more = {"head_dim": 16, **EXPERTS, "block_size": 8}
+    for said in (
+        {"attn_type_list": [0, 0, 1, 0]},
+        {"layer_types": [f"{x}_attention" for x in ["linear", "linear", "full", "linear"]]},
+    ):
+        found = model(kind("minimax", **more, **said))
+        assert [found.layer(i).attention.kind for i in range(4)] == ["linear", "linear", "gqa", "linear"]
+    found = model(kind("minimax", **more))
+    assert [found.layer(i).attention.kind for i in range(4)] == ["gqa", "linear", "gqa", "linear"]
+    assert "linear attention is that of MiniMax" in refusal(TINY | {"layer_types": ["linear_attention"] * 4})
+
+
 # feed-forwards
 
 DENSE = {
@@ -550,6 +563,7 @@ RUNNING = {
     "deepseek_v32": kind("deepseek_v32", **DSA, quantization_config=FP8),
     "llama4": kind("llama4_text", **EXPERTS, intermediate_size_mlp=96, interleave_moe_layer_step=2),
     "minimax_m2": kind("minimax_m2", **EXPERTS, head_dim=16),
+    "minimax": kind("minimax", **EXPERTS, attn_type_list=[0, 0, 0, 1]),
 }
 
 
@@ -565,8 +579,8 @@ RUNNING = {
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:
-    if name == "deepseek_v32" and options["phase"] == "train":
-        pytest.skip("backward of attention to chosen tokens is not built")
+    if name in ("deepseek_v32", "minimax") and options["phase"] == "train":
+        pytest.skip("backward of attention to chosen tokens, and of linear attention, is not built")
     if name == "gemma3":
         options = {key: value for key, value in options.items() if key != "experts"}
     read(RUNNING[name], batch=2, sequence=32, **options).write("mine.yaml")
