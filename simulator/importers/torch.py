@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, redirect_stdout
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -125,19 +125,24 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     module, _, function = source.partition(":")
     where, must, do = f"import torch {source}", "a step is named as package.module:function", "write such as mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
-    with _part("torch_fakes").refused(where), fake():
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            made = getattr(import_module(module), function)()
-        finally:
-            sys.path.pop(0)
-    if isinstance(made, Imported):
-        return made
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        with redirect_stdout(sys.stderr):  # what the code prints is not what the command says
+            with _part("torch_fakes").refused(where), fake():
+                made = getattr(import_module(module), function)()
+            return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
+    finally:
+        sys.path.remove(here)
+
+
+def _captured(where: str, made: Any, **usual: Any) -> Imported:
+    """Capture what a function has returned."""
     parts = list(made) if isinstance(made, tuple) else [made]
-    options = parts.pop() if isinstance(parts[-1], dict) else {}
+    options = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     must, do = "the function returns a module or a step, and its inputs", "end it with such as `return model, tokens`"
     insist(parts and callable(parts[0]), where, must, type(made).__name__, do)
-    return capture(*parts, **{"name": name, "free_early": free_early, **options})
+    return capture(*parts, **{**usual, **options})
 
 
 def _part(module: str) -> Any:
@@ -164,7 +169,7 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         "Of two steps the second was recorded, on fake tensors of the CPU; what asks for CUDA gets these.",
         "As on CUDA, attention drops out in its kernel, and autocast leaves losses, norms and softmax in fp32.",
         "An optimizer that is made without foreach or fused loops over parameters, as it does on the CPU.",
-        "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions and attention.",
+        "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions, and attention between all pairs.",
         "The traffic of an op is what it shows of the tensors that it takes and makes.",
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",

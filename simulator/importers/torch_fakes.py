@@ -108,7 +108,7 @@ def refused(name: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where, found = line_of_error(error) or name, f"{type(error).__name__}: {error}"
         must, do = "the step runs under fake tensors", "correct it there"
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):

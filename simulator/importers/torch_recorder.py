@@ -48,13 +48,6 @@ _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.
 """What leaves nothing of the old values where it writes."""
 _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
 """What reads of its first argument no more than it makes."""
-_FLASH = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _aten._scaled_dot_product_flash_attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _aten._scaled_dot_product_flash_attention_backward,
-}
-"""Op that PyTorch does not count -> the one that it counts, which has the same first arguments."""
-
-
 _NEAR = 4
 """Within so many nodes that were made before, the op of a node is looked for."""
 
@@ -64,8 +57,15 @@ def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any
     return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
 
 
-_COUNTED = {_aten._grouped_mm: _grouped_flops}
-"""Op that PyTorch does not count -> its FLOPs."""
+_COUNTED = {
+    **flop_registry,
+    _aten._grouped_mm: _grouped_flops,
+    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        _aten._scaled_dot_product_flash_attention_backward
+    ],
+}
+"""Op -> PyTorch's counter of its FLOPs; attention on the CPU has the arguments of that on a GPU."""
 
 
 @dataclass(eq=False, slots=True)
@@ -283,8 +283,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 def _numbers(ran: Ran, sources: list[torch.Tensor]) -> dict[str, Any]:
     """FLOPs, traffic, class and data type of an op that reads these tensors."""
-    packet, targets = _FLASH.get(ran.packet, ran.packet), [*ran.changed, *ran.new]
-    counted = _COUNTED.get(packet) or flop_registry.get(packet)
+    counted, targets = _COUNTED.get(ran.packet), [*ran.changed, *ran.new]
     write_bytes = sum(map(_touched, targets))
     read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]
     if ran.packet in _PICKS:

@@ -1,12 +1,18 @@
 """`hosim import torch`: a function of the user's becomes a graph that runs; without torch one line says what to do."""
 
+import json
 import re
 import shlex
 import sys
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pages import ROOT, blocks
+
+import simulator
+from simulator.errors import ConfigError
 
 NEEDS_TORCH = pytest.mark.skipif(
     find_spec("torch") is None, reason='torch is not installed (pip install "hosim[torch]")'
@@ -53,6 +59,24 @@ def fails():
 
 def nothing():
     return None
+
+def empty():
+    return ()
+
+def only_options():
+    return {"loss": None},
+
+def ends():
+    raise SystemExit("the code ends")
+
+def prints():
+    print("from the function")
+    class Late(Model):
+        def forward(self, x):
+            import mine_late
+            print("from the model")
+            return super().forward(x) * mine_late.SCALE
+    return Late(), torch.randn(32, 64)
 """
 
 
@@ -60,6 +84,8 @@ def nothing():
 def mine(tmp_path, monkeypatch):
     """A folder with a module of the user's, where the command runs."""
     (tmp_path / "mine_steps.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "mine_late.py").write_text("SCALE = 2.0\n", encoding="utf-8")
+    (tmp_path / "mine_broken.py").write_text("def step(:\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     sys.modules.pop("mine_steps", None)
@@ -126,6 +152,10 @@ def test_options_reach_the_capture(hosim, mine):
         ("mine_steps:branches", r"mine_steps.py:\d+: nothing in a step depends on the values of tensors"),
         ("mine_steps:fails", r"mine_steps.py:\d+: .*found ZeroDivisionError: of the user"),
         ("mine_steps:nothing", "the function returns a module or a step, and its inputs, found NoneType"),
+        ("mine_steps:empty", "the function returns a module or a step, and its inputs, found tuple"),
+        ("mine_steps:only_options", "the function returns a module or a step, and its inputs, found tuple"),
+        ("mine_steps:ends", r"mine_steps.py:\d+: .*found SystemExit: the code ends"),
+        ("mine_broken:step", "import torch mine_broken:step: .*found SyntaxError"),
         ("mine_steps:absent", "import torch mine_steps:absent: .*has no attribute 'absent'"),
         ("mine_absent:step", "import torch mine_absent:step: .*No module named 'mine_absent'"),
         ("mine_steps.py", "a step is named as package.module:function, found 'mine_steps.py'"),
@@ -141,6 +171,27 @@ def test_what_is_no_step_is_one_line(hosim, mine, source, said):
     assert len(done.err.splitlines()) == 1
     assert re.search(said, done.err)
     assert not (mine / "mine.yaml").exists()
+
+
+@NEEDS_TORCH
+def test_what_the_function_prints_and_imports_late_stays_its_own(hosim, mine):
+    before = list(sys.path)
+    done = hosim("import", "torch", "mine_steps:prints", "-o", "mine.yaml", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["files"] == ["mine.yaml", "mine.jsonl"]
+    assert "from the function" in done.err
+    assert "from the model" in done.err
+    assert sys.path == before
+    sys.modules.pop("mine_late", None)
+
+
+@given(st.text(max_size=40) | st.from_regex(r"[.:/\\ a-z]{0,12}", fullmatch=True))
+def test_whatever_stands_for_a_function_is_refused_unless_it_is_a_name(source):
+    module, _, function = source.partition(":")
+    if all(part.isidentifier() for part in (*module.split("."), function)):
+        return
+    with pytest.raises(ConfigError, match=r"a step is named as package\.module:function"):
+        simulator.read_torch(source)
 
 
 def test_without_torch_one_line_says_what_to_install(hosim, mine, monkeypatch):

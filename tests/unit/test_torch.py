@@ -2,7 +2,6 @@
 
 import resource
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,29 +13,12 @@ import torch_models  # noqa: E402
 import torch_steps  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+from torch_steps import graph_of, line_of, mean, small  # noqa: E402
 
 import simulator as hosim  # noqa: E402
 from simulator.errors import ConfigError  # noqa: E402
 from simulator.importers import torch_fakes  # noqa: E402
 from simulator.lifetime import Lifetimes, live_bytes  # noqa: E402
-
-
-def graph_of(*given, **more):
-    return hosim.torch.capture(*given, **more).graph
-
-
-def small():
-    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
-
-
-def mean(out):
-    return out.mean()
-
-
-def line_of(text, file=__file__):
-    """Number of the line of a file that has this text."""
-    lines = Path(file).read_text(encoding="utf-8").split("\n")
-    return next(number for number, line in enumerate(lines, 1) if line.endswith(text))
 
 
 def sizes(graph):
@@ -301,10 +283,10 @@ def test_a_function_of_the_users_own_backward_is_traced():
     with hosim.torch.fake():
         model, x = nn.Linear(8, 1), torch.randn(4, 8)
     names = [op.name for op in graph_of(step, x).ops]
-    assert f"step/fwd/mul@test_torch.py:{line_of('return x * x')}" in names
+    assert f"step/fwd/mul@test_torch.py:{line_of('return x * x', __file__)}" in names
     back = [name for name in names if "/bwd/mul@" in name]
     assert len(back) == 2
-    assert back[0].startswith(f"step/bwd/mul@test_torch.py:{line_of('return x * x')}")
+    assert back[0].startswith(f"step/bwd/mul@test_torch.py:{line_of('return x * x', __file__)}")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -393,178 +375,6 @@ def test_nothing_is_used_before_it_is_written_or_after_it_is_dead():
     born = np.array(found.first_write)
     for t, tensor in enumerate(graph.tensors):
         assert tensor.persistent or born[t] == found.first_use[t]
-
-
-class Written(nn.Module):
-    """Written for CUDA, with what models of images do when they are made."""
-
-    def __init__(self, device="cuda", **more):
-        super().__init__()
-        self.rates = [float(rate) for rate in torch.linspace(0, 0.1, 3)]
-        self.norm, self.layer = nn.LayerNorm(32), nn.Linear(32, 32, device=device)
-        nn.init.trunc_normal_(self.layer.weight, std=0.02)
-        self.autocast = {"device_type": device, **more}
-
-    def forward(self, x):
-        with torch.autocast(**self.autocast):
-            made = self.norm(self.layer(x.to("cuda:0")))
-            return made.softmax(-1).pow(2).mean()
-
-
-@pytest.mark.parametrize(
-    ("device", "more", "dtype"),
-    [("cuda", {}, "fp16"), ("cuda", {"dtype": torch.bfloat16}, "bf16"), ("cpu", {}, "bf16")],
-)
-def test_what_is_written_for_cuda_casts_as_it_does_there(device, more, dtype):
-    with hosim.torch.fake():
-        model, x = Written(device, **more).cuda(), torch.randn(4, 32, device="cuda").cuda()
-    ops = [op for op in graph_of(model, x).ops if op.phase == "forward"]
-    assert {op.dtype for op in ops if op.flops} == {dtype}
-    after = [op.name.partition("@")[0].rpartition("/")[2] for op in ops if not op.flops and op.dtype == "fp32"]
-    assert {"native_layer_norm", "_softmax", "pow", "mean"} <= set(after)
-
-
-def test_what_was_patched_is_as_before():
-    before = torch.autocast.__init__, nn.init._no_grad_trunc_normal_, torch.utils.swap_tensors
-    with pytest.raises(ConfigError), hosim.torch.fake():
-        hosim.torch.capture(3)
-    assert (torch.autocast.__init__, nn.init._no_grad_trunc_normal_, torch.utils.swap_tensors) == before
-    assert type(torch.zeros(1)) is torch.Tensor
-    assert torch.backends.mkldnn.enabled
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("keywords", [False, True])
-def test_attention_drops_out_in_its_kernel(dropout, keywords):
-    def step(x):
-        more = {"dropout_p": dropout, "is_causal": True} if keywords else {}
-        given = () if keywords else (None, dropout, True)
-        nn.functional.scaled_dot_product_attention(x, x, x, *given, **more).sum().backward()
-
-    with hosim.torch.fake():
-        x = torch.randn(1, 4, 16, 8, requires_grad=True)
-    classes = [op.op_class for op in graph_of(step, x).ops]
-    assert classes.count("attention") == 2
-
-
-def test_attention_without_a_kernel_is_told():
-    def step(x):
-        nn.functional.scaled_dot_product_attention(x, x, x[..., :4]).sum().backward()
-
-    with hosim.torch.fake():
-        x = torch.randn(1, 4, 16, 8, requires_grad=True)
-    assert "Of the softmax of attention 1 are ops" in " ".join(hosim.torch.capture(step, x).derived)
-
-
-def test_experts_in_groups_count_the_rows_of_all():
-    def step(x, ends):
-        torch._grouped_mm(x, weights, offs=ends).relu().sum().backward()
-
-    with hosim.torch.fake():
-        x = torch.randn(64, 32, dtype=torch.bfloat16, requires_grad=True)
-        weights = torch.randn(4, 32, 16, dtype=torch.bfloat16, requires_grad=True)
-        ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32)
-    flops = [op.flops for op in graph_of(step, x, ends).ops if op.op_class == "matmul"]
-    assert flops == [2 * 64 * 32 * 16] * 3
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
-def test_a_compiled_module_runs_uncompiled():
-    model, x = small(), torch.randn(16, 32)
-    assert graph_of(torch.compile(model), x, loss=mean) == graph_of(model, x, loss=mean)
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(32, 1)
-
-    def forward(self, x):
-        made = self.layer(x)
-        if made.sum() > 0:  # HERE: branch
-            made = -made
-        return made.mean()
-
-
-class Masks(Branches):
-    def forward(self, x):
-        made = self.layer(x)
-        return made[made > 0].mean()  # HERE: mask
-
-
-class Lists(Branches):
-    def forward(self, x):
-        return self.layer(x).mean() * sum(x[0].tolist())  # HERE: list
-
-
-class Arrays(Branches):
-    def forward(self, x):
-        return self.layer(x).mean() * float(x.numpy().sum())  # HERE: array
-
-
-class Wrong(Branches):
-    def forward(self, x):
-        return self.layer(x.t()).mean()  # HERE: wrong
-
-
-@pytest.mark.parametrize(
-    ("module", "mark", "must"),
-    [
-        (Branches, "branch", "nothing in a step depends on the values of tensors"),
-        (Masks, "mask", "nothing in a step depends on the values of tensors"),
-        (Lists, "list", "nothing in a step depends on the values of tensors"),
-        (Arrays, "array", "the step runs under fake tensors, found RuntimeError"),
-        (Wrong, "wrong", "the step runs under fake tensors, found RuntimeError"),
-    ],
-)
-def test_what_cannot_be_traced_is_refused_with_the_line(module, mark, must, caplog):
-    with pytest.raises(ConfigError) as raised:
-        hosim.torch.capture(module(), torch.randn(16, 32))
-    assert raised.value.where == f"{__file__}:{line_of(f'# HERE: {mark}')}"
-    assert str(raised.value).partition(": ")[2].startswith(must)
-    assert not caplog.records
-
-
-def test_a_step_that_prints_its_loss_is_refused_there():
-    def step(x):
-        loss = model(x).mean()
-        loss.backward()
-        return loss.item()
-
-    with hosim.torch.fake():
-        model = small()
-    with pytest.raises(ConfigError, match=r"test_torch\.py:\d+: .*_local_scalar_dense.*leave it out of the step"):
-        hosim.torch.capture(step, torch.randn(16, 32))
-
-
-def test_an_optimizer_that_asks_for_values_is_named():
-    with pytest.raises(ConfigError, match=r"_adafactor\.py:\d+: nothing in a step depends on the values"):
-        hosim.torch.capture(small(), torch.randn(16, 32), loss=mean, optimizer=torch.optim.Adafactor)
-
-
-def test_a_step_over_weights_with_memory_is_refused_and_leaves_them():
-    def step(x):
-        model(x).mean().backward()
-
-    model = small()
-    with pytest.raises(ConfigError, match=r"Sequential\.0\.weight: what a step uses was made in .*fake"):
-        hosim.torch.capture(step, torch.randn(16, 32))
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("given", "options", "match"),
-    [
-        (lambda: (small(), torch.randn(16, 32)), {}, "the loss is a tensor of one element, found .*; pass loss="),
-        (lambda: (small(), torch.randn(16, 32)), {"loss": lambda out: 1.0}, "one element, found float"),
-        (lambda: (mean, torch.randn(16, 32)), {"loss": mean}, "a function runs its own loss and optimizer"),
-        (lambda: (3,), {}, "int: .*not callable"),
-        (lambda: (lambda: None,), {}, "a step runs some op, found none"),
-    ],
-)
-def test_what_is_no_step_is_refused(given, options, match):
-    with pytest.raises(ConfigError, match=match):
-        hosim.torch.capture(*given(), **options)
 
 
 @pytest.mark.slow
