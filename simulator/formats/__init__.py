@@ -79,7 +79,7 @@ def _is_trace(path: Path) -> bool:
 def _unknown(path: Path, must: str) -> ConfigError:
     record, do = jsonl.first(path), "correct the header, or choose another file"
     if record.keys() >= _MODEL_KEYS:
-        do = "these are dimensions of a model: write a workload of them, with 'model: {family: decoder, ...}'"
+        do = f"these are dimensions of a model: run `hosim import hf {path} -o mine.yaml`"
     keys = f"none, but the keys {', '.join(record)}" if record else "none"
     return ConfigError(f"{path}:1", must, repr(record["schema"]) if "schema" in record else keys, do)
 

@@ -14,6 +14,7 @@ is asked for; what is heavy they import when they read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from os.path import isfile
@@ -96,8 +97,8 @@ KINDS: dict[str, Kind] = {
 """Name on the command line -> the kind."""
 
 _HEAD_BYTES = 1 << 16
-_REFUSED = {b"PK\x03\x04": "a zip archive, such as torch.save writes", b"\x80": "a Python pickle"}
-"""How a file begins that runs code when it is opened, or may."""
+_REFUSED = {rb"PK\x03\x04": "a zip archive, such as torch.save writes", rb"\x80[\x02-\x05][^\n]": "a Python pickle"}
+"""How a file begins that runs code when it is opened, or may; a message of protocol buffers goes on otherwise."""
 
 
 def sniff(path: Path) -> str | None:
@@ -113,7 +114,7 @@ def sniff(path: Path) -> str | None:
     with inputs.opened(path, is_packed=is_packed) as file:
         head = file.read(_HEAD_BYTES)
     for magic, what in _REFUSED.items():
-        if head.startswith(magic):
+        if re.match(magic, head):
             must, do = "an input is data, not a program", "export it as JSON: see `hosim import --help`"
             raise ConfigError(shown(path), must, f"{what}, which hosim never opens", do)
     named = (name for name, kind in KINDS.items() if any(all(sign in head for sign in one) for one in kind.signs))
@@ -141,5 +142,6 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
     if found := sniff(path):
         mine = f"{path.name.partition('.')[0] or 'mine'}.yaml"
         do = f"run `hosim import {found} {shown(path)} -o {mine}`"
-        do += f", then `hosim run --hardware NAME --workload {mine}`" if kind != "hardware" else ""
+        verb = "serve" if found == "requests" else "run"
+        do += f", then `hosim {verb} --hardware NAME --workload {mine}`" if kind != "hardware" else ""
         raise ConfigError(shown(path), f"a {kind} is a YAML document of hosim", KINDS[found].about, do)

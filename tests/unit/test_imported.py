@@ -2,9 +2,14 @@
 
 import gzip
 import json
+from contextlib import suppress
+from pathlib import Path
 
 import chain
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded import ABSENT, DATA
 
 import simulator as hosim
 from simulator import catalog, importers
@@ -116,8 +121,47 @@ def test_a_reader_is_the_packages_too_and_has_options_that_the_command_knows(kin
     assert all(one.help for one in command.params if one.param_type_name == "option"), "each option says what it is"
 
 
+def test_what_is_framed_like_a_pickle_may_be_a_message_of_protocol_buffers(tmp_path):
+    file = tmp_path / "step.et"
+    file.write_bytes(b"\x80\x02\n\x050.0.4" + b"is_cpu_op")
+    assert importers.sniff(file) == "chakra"
+
+
+SAMPLES = {
+    "hf_configs/*.json": "hf",
+    "hyper_offload/*.json": "graph",
+    "chakra/*.gz": "chakra",
+    "kineto/*trace.json.gz": "kineto",
+    "kineto/*.raw.gz": "memory-timeline",
+    "pytorch_et/*et.json*": "pytorch-trace",
+    "requests/*": "requests",
+}
+
+
+@pytest.mark.skipif(DATA is None, reason=ABSENT)
+@pytest.mark.parametrize(("pattern", "kind"), SAMPLES.items())
+def test_recorded_files_are_known_by_what_is_in_them(pattern, kind):
+    files = list(DATA.glob(pattern))
+    assert {importers.sniff(file) for file in files} == {kind}
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_a_damaged_graph_is_a_graph_or_one_error(data, tmp_path_factory):
+    file = tmp_path_factory.mktemp("damaged") / "g.jsonl"
+    text = bytearray("".join(f"{json.dumps(line)}\n" for line in chain.graph_lines()).encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    file.write_bytes(bytes(text[: data.draw(st.integers(0, len(text)))]))
+    with suppress(ConfigError):
+        assert isinstance(hosim.read_graph(file), Imported)
+    with suppress(ConfigError):
+        importers.sniff(file)
+
+
 def test_options_of_all_types_are_made_of_a_signature(monkeypatch):
-    from pathlib import Path
+
     from typing import Literal
 
     from click.testing import CliRunner
