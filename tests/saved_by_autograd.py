@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 from trained import saved_bytes
 
 from simulator.builders import build_job
+from simulator.graph import Graph
 from simulator.workload import Workload
 
 H, F, VOCABULARY, BATCH, SEQUENCE, RANK = 512, 1024, 100, 2, 128, 16
@@ -139,8 +141,17 @@ def _replaced(layer: nn.Module, fits: Callable[[str, nn.Module], bool], by: Call
                 setattr(parent, name, by(child))
 
 
-def saved_by_torch(case: Case) -> int:
-    """What autograd saves of the layer [B]."""
+class Torch(NamedTuple):
+    """The layer, how it runs, what it takes, and storages that are there before."""
+
+    layer: nn.Module
+    run: Callable[[torch.Tensor], torch.Tensor]
+    x: torch.Tensor
+    known: set[int]
+
+
+def of_transformers(case: Case) -> Torch:
+    """Make the layer of a case."""
     family, dtype = FAMILIES[case.family], torch.float32 if case.option == "fp32" else torch.bfloat16
     config = getattr(importlib.import_module("transformers"), f"{family.prefix}Config")(**family.config)
     config._attn_implementation, config._experts_implementation = "sdpa", "grouped_mm"
@@ -160,6 +171,17 @@ def saved_by_torch(case: Case) -> int:
     positions = torch.arange(SEQUENCE)[None]
     tables = rotary(x, positions)
     known = {one.untyped_storage().data_ptr() for one in (*layer.parameters(), *tables)}
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = layer(x, position_embeddings=tables, position_ids=positions, attention_mask=None)
+        return out
+
+    return Torch(layer, run, x, known)
+
+
+def saved_by_torch(case: Case) -> int:
+    """What autograd saves of the layer [B]."""
+    _, run, x, known = of_transformers(case)
     found: dict[int, torch.Tensor] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,25 +190,50 @@ def saved_by_torch(case: Case) -> int:
             found[where] = tensor
         return tensor
 
-    def run(x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = layer(x, position_embeddings=tables, position_ids=positions, attention_mask=None)
-        return out
-
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = checkpoint(run, x, use_reentrant=True) if case.option == "checkpoint" else run(x)
     assert out.requires_grad
     return sum(one.untyped_storage().nbytes() for one in found.values())
 
 
-def saved_by_hosim(case: Case) -> int:
-    """What hosim saves of the second of three such layers [B]."""
+def graph_of(case: Case) -> Graph:
+    """Three such layers as hosim builds them."""
     family = FAMILIES[case.family]
     model = {"family": "decoder", "layers": 3, "hidden": H, "vocabulary": VOCABULARY}
     model |= {"attention": family.attention, "feed_forward": family.feed_forward}
     data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, "kernels": case.norms}
     option = OPTIONS[case.option]
     data |= option | {"dtypes": family.dtypes | option.get("dtypes", {})}
-    return saved_bytes(build_job(Workload.model_validate(data)).graphs[0], "L01/")
+    return build_job(Workload.model_validate(data)).graphs[0]
+
+
+def saved_by_hosim(case: Case) -> int:
+    """What hosim saves of the second layer [B]."""
+    return saved_bytes(graph_of(case), "L01/")
+
+
+def products_by_torch(case: Case) -> tuple[int, int]:
+    """Work of the matrix products of the layer in forward and in backward [FLOP], but for those of attention."""
+    _, run, x, _ = of_transformers(case)
+    found = []
+    with FlopCounterMode(display=False) as counter:
+        out = run(x)
+    found.append(counter.get_flop_counts()["Global"])
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    found.append(counter.get_flop_counts()["Global"])
+    names = ("mm", "addmm")
+    forward, backward = (sum(n for op, n in one.items() if op.__name__ in names) for one in found)
+    return forward, backward
+
+
+def products_by_hosim(case: Case) -> tuple[int, int]:
+    """The same of the second layer, but for routed experts: PyTorch's counter does not know their grouped products."""
+    routed = ("/ffn.gate", "/ffn.up", "/ffn.down") if "routed" in FAMILIES[case.family].feed_forward else ()
+    ops = [op for op in graph_of(case).ops if op.op_class == "matmul" and op.name.startswith("L01/")]
+    ops = [op for op in ops if not any(name in op.name for name in routed)]
+    forward, backward = (sum(op.flops for op in ops if op.phase == phase) for phase in ("forward", "backward"))
+    return forward, backward
 
 
 def lines() -> Iterator[str]:
