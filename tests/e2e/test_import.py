@@ -60,6 +60,13 @@ def test_what_runs_without_a_scenario_is_written_with_one(hosim, scenario, tmp_p
     done = hosim("run", *where, "--policy", "static", "--set", "workload.steps=3", "--out", out)
     assert (done.code, done.err) == (0, "")
     assert "steps: 3" in (out / "workload.yaml").read_text(encoding="utf-8")
+    said = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert said["card"]["model"] == {"weights": "100 kB", "graph": "13 ops and 13 tensors"}
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "weights <strong>100 kB</strong>" in page
+    assert page.index("peak arithmetic <strong>bf16 1.00 TFLOP/s</strong>") < page.index(
+        "<table", page.index('class="picture"')
+    )
     again = json.loads(hosim("run", out / "scenario.yaml", "--json").out)["rows"]
     assert again == json.loads((out / "summary.json").read_text(encoding="utf-8"))["rows"]
 
