@@ -36,6 +36,7 @@ _NAMES = {
     "report.changes": "Diff diff",
     "run": "run",
     "run.grid": "sweep",
+    "run.limits": "limits",
     "run.results": "Result Results",
     "run.robustness": "robustness",
     "run.studies": "largest least scaling",

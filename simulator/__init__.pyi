@@ -70,6 +70,7 @@ from simulator.report.changes import Diff as Diff
 from simulator.report.changes import diff as diff
 from simulator.run import run as run
 from simulator.run.grid import sweep as sweep
+from simulator.run.limits import limits as limits
 from simulator.run.results import Result as Result
 from simulator.run.results import Results as Results
 from simulator.run.robustness import robustness as robustness

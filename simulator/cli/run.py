@@ -231,6 +231,25 @@ def least(scenario: str, **more: Any) -> int:
     return common.judged(common.told(sweep, scenario, out=None, **more).rows)
 
 
+@common.command(
+    "Say on which figures of the machine a step hangs.", "scenario", "policy", "set", "workers", "json", "out"
+)
+def limits(scenario: str, **more: Any) -> None:
+    """Run SCENARIO with 10 % more of each figure of its machine, one at a time, with plans made anew.
+
+    \b
+    Examples:
+      hosim limits llama3_8b_train_910c --policy static
+      hosim limits mine.yaml --out results/limits
+
+    One line for each figure that changes a step, the strongest first, with its origin: what the answer
+    hangs on, and what of it nobody has measured.
+    """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.run.limits import limits as found
+
+    common.told(found, scenario, **more)
+
+
 def _levels(name: str, what: str, default: str) -> Callable[..., Any]:
     """An option for the levels of a perturbation."""
     about = f"Levels, or none: {what}. [default: {default}]"

@@ -34,7 +34,7 @@ MOST_CELLS = 10_000
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
 _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
 _WHERE = "grid, {}"
-_COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "table")
+COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "table")
 """Kinds of figures that need no bound."""
 _WRITE = "write it as 'links.*.bandwidth=16..200 GB/s:8', or list values: 'batch=1,2,4'"
 
@@ -187,7 +187,7 @@ def sweep(  # noqa: PLR0913 - a scenario, what varies, and by name what is seldo
     cells, rule = math.prod(map(len, values)), f"at most {at_most:,} cells are run unless more are asked for"
     insist(cells <= at_most, place, rule, f"{cells:,}", f"ask for fewer, or say --at-most {cells}")
     base = loaded.asking_nothing()
-    columns = None if bounds else metrics.columns(base.hardware, _COUNTED)
+    columns = None if bounds else metrics.columns(base.hardware, COUNTED)
     first = tuple(one[0] for one in values)
     probes = [(*first[:n], value, *first[n + 1 :]) for n, own in enumerate(values) for value in own]
     names = None if policies is None or isinstance(policies, Mapping) else list(policies)

@@ -107,6 +107,13 @@ def test_the_scaling_curve_is_what_hosim_scaling_prints():
     assert f"{scaling(name, policies=[row])}\n" == shown
 
 
+def test_the_limits_of_the_guide_are_what_hosim_limits_prints():
+    ((name, row, shown),) = re.findall(
+        r"<!-- output of: hosim limits (\S+) --policy (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL
+    )
+    assert f"{hosim.limits(name, policies=[row])}\n" == shown
+
+
 def test_the_grid_of_the_guide_is_what_hosim_sweep_prints(hosim, tmp_path):
     ((line, shown),) = re.findall(r"<!-- output of: (hosim sweep [^\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert shown == hosim(*shlex.split(line)[1:], "--cache", tmp_path).out

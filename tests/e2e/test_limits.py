@@ -1,0 +1,84 @@
+"""`hosim limits` and `hosim.limits`: on which figures of the machine a step hangs."""
+
+from __future__ import annotations
+
+import documents
+import pytest
+
+import simulator as hosim_api
+from simulator import catalog
+from simulator.run.limits import figures_of
+
+STORY = """\
+schema: hosim/scenario/1
+name: story
+hardware: box.yaml
+workload: job.yaml
+homes: {activation: free}
+budget: 60 MB
+policies: [static, reactive]
+assumed: {budget: a toy}
+"""
+JOB = """\
+schema: hosim/workload/1
+name: job
+model: {layers: 4, hidden: 256, heads: 4, kv_heads: 2, ffn: 512, vocabulary: 1024}
+sequence: 512
+assumed: {model: a toy, sequence: a toy}
+"""
+
+
+@pytest.fixture
+def story(tmp_path):
+    return documents.lay(tmp_path, JOB, STORY) / "story.yaml"
+
+
+def test_a_row_is_what_a_run_with_more_of_the_figure_gives(story):
+    found = hosim_api.limits(story, policies=["static"], workers=1)
+    assert found.rows
+    usual = hosim_api.run(story, policies=["static"])["static"].summary["step_ns"]
+    known = figures_of(catalog.resolve(story, None))
+    for row in found.rows:
+        assert row["value"] == known[row["figure"]]
+        assert row["step_ns"] != usual
+        assert row["elasticity"] == pytest.approx((row["step_ns"] / usual - 1) / 0.1)
+        assert row["origin"] == "assumed"
+    strengths = [abs(row["elasticity"]) for row in found.rows]
+    assert strengths == sorted(strengths, reverse=True)
+    first = found.rows[0]
+    number, _, unit = str(first["value"]).partition(" ")
+    more = {first["figure"]: f"{float(number) * 1.1:.12g} {unit}" if unit else float(number) * 1.1}
+    assert hosim_api.run(story, set=more, policies=["static"])["static"].summary["step_ns"] == first["step_ns"]
+
+
+def test_what_changes_nothing_has_no_row(story):
+    found = hosim_api.limits(story, policies=["static"], workers=1)
+    assert {row["figure"] for row in found.rows} < set(found.more["tried"])
+    assert "tiers.hbm.capacity" in found.more["tried"]
+    assert "tiers.hbm.capacity" not in {row["figure"] for row in found.rows}, "the budget holds"
+
+
+def test_it_is_the_same_with_any_number_of_workers(story):
+    asked = {"policies": ["reactive"]}
+    assert hosim_api.limits(story, workers=1, **asked).json() == hosim_api.limits(story, workers=2, **asked).json()
+
+
+def test_counts_and_what_has_no_end_are_not_tried(story):
+    tried = figures_of(catalog.resolve(story, None))
+    assert "links.d2h.bandwidth" in tried
+    assert not {path for path in tried if path.endswith("channels")}
+    assert "tiers.ddr.capacity" not in tried
+
+
+def test_it_is_told_and_written(hosim, story, tmp_path):
+    done = hosim("limits", story, "--policy", "static", "--workers", 1, "--out", tmp_path / "out")
+    assert done.code == 0
+    assert "static takes" in done.out
+    assert "without a source" in done.out
+    assert {"summary.json", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_a_policy_that_does_not_run_has_no_rows(story):
+    found = hosim_api.limits(story, policies=["resident"], workers=1)
+    assert found.rows == []
+    assert "Tried were" in str(found)
