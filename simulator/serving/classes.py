@@ -6,7 +6,7 @@ take, each alone.
 
 *A class.* Each number is rounded to the nearest multiple of what costs a part of the scale of the iteration, which is
 the power of two below what its ops take; but not to 0. A number's price is that at which one more costs most. Tokens
-that are copied are rounded alike, to whole blocks, at the price of their links. A part is 1/16; where compute then
+that are copied are rounded alike, to whole blocks, at the price of their links. A part is 1/8; where compute then
 waits for more than 1/100 of the time, it is 1/64.
 
 *One for all.* An iteration takes what the one of its class takes that is replayed, and what its own ops take more or
@@ -34,7 +34,7 @@ from simulator.cost.service import NS_PER_S
 from simulator.policies import Problem
 from simulator.serving.asked import asked_of, token_bytes
 
-PARTS = (16, 64)
+PARTS = (8, 64)
 """Into so many parts the scale of an iteration is cut; and if compute waits."""
 WAITS = 1 / 100
 """Less than this share of the time is no wait."""
