@@ -127,8 +127,16 @@ def _told(row: Row) -> Iterator[str]:
         )
 
 
+def _parts(rows: Rows, number: int) -> Iterator[Rows]:
+    """Rows one after another, so many at once."""
+    return (rows[start : start + number] for start in range(0, len(rows), max(1, number)))
+
+
 def _panels(stories: Sequence[Story]) -> list[Panel]:
-    """Curves: the share of requests by their latencies; and over time who waits, who decodes, and where blocks lie."""
+    """Curves: the share of requests by their latencies; over time who waits, who decodes, and where blocks lie.
+
+    Over time, a point is the most of a part of the iterations.
+    """
     panels = []
     for name in ("ttft", "tpot"):
         known = ((one.policy, (row[f"{name}_ns"] for row in one.requests)) for one in stories)
@@ -146,9 +154,9 @@ def _panels(stories: Sequence[Story]) -> list[Panel]:
     over_time |= {f"used_{tier}_blocks": f"KV blocks in {tier}" for tier in tiers}
     for column, title in over_time.items():
         rows = [
-            {"policy": one.policy, "time_s": row["start_ns"] / _NS_PER_S, column: row[column]}
+            {"policy": one.policy, "time_s": part[0]["start_ns"] / _NS_PER_S, column: max(row[column] for row in part)}
             for one in stories
-            for row in one.iterations[:: max(1, len(one.iterations) // _POINTS)]
+            for part in _parts(one.iterations, -(-len(one.iterations) // _POINTS))
         ]
         panels.append(Panel(title, "time [s]", "", rows, "time_s", column, dense="linear"))
     return panels

@@ -101,6 +101,14 @@ def test_the_curves_are_shares_by_time_and_the_queue_the_batch_and_the_cache():
     assert curves("toy", panels).png()
 
 
+def test_no_peak_is_lost_where_iterations_are_many():
+    story, _ = told([*(Request(0, 4, 300) for _ in range(3)), Request(5 * 10**4, 4, 1)], (100.0,), max_sequences=4)
+    story.iterations[151]["waiting"] = 70
+    waiting = view("toy", [row()], [story]).panels[2]
+    assert len(waiting.rows) <= 100 < len(story.iterations)
+    assert max(one["waiting"] for one in waiting.rows) == 70
+
+
 def test_goodput_is_told_where_objectives_are_stated():
     assert "goodput" not in table([row()])
     good = row(goodput_fraction=0.75, goodput_per_s=12.345)
