@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +13,8 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Count, Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of
-from simulator.units import Bytes, Nanoseconds, exact, in_field, nearest, parse, ratio, require, unit_of
+from simulator.scenario.slo import Slo
+from simulator.units import Bytes, exact, in_field, nearest, parse, ratio, require, unit_of
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
@@ -259,30 +260,6 @@ class Least(Largest):
             whole = parse(stated, self.unit or "B")
             require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
         return int(whole)
-
-
-class Slo(Part):
-    """Objectives of a service: what a request's latencies may be at most, for it to count as goodput.
-
-    Attributes
-    ----------
-    ttft_ns, tpot_ns, e2e_ns
-        Time to the first token, time of each output token after it, and time to the last one [ns].
-    """
-
-    ttft_ns: Nanoseconds | None = Field(None, alias="ttft")
-    tpot_ns: Nanoseconds | None = Field(None, alias="tpot")
-    e2e_ns: Nanoseconds | None = Field(None, alias="e2e")
-
-    def _check(self) -> None:
-        require(self.model_fields_set, "an objective names a latency", "none", do="add ttft, tpot or e2e")
-
-    def is_met(self, latencies: Mapping[str, Any]) -> bool:
-        """Whether a request that has left met them all: its latencies [ns] by the names of the attributes."""
-        if latencies["e2e_ns"] is None:
-            return False
-        limits = ((name, getattr(self, name)) for name in type(self).model_fields)
-        return all(limit is None or (latencies[name] or 0) <= limit for name, limit in limits)
 
 
 class Scenario(Document):
