@@ -143,7 +143,7 @@ def test_dimensions_of_a_model_are_no_graph(hosim, scenario, tmp_path):
     (scenario.parent / "config.json").write_text(text)
     workload = scenario.parent / "workload.yaml"
     workload.write_text(workload.read_text().replace("graph.jsonl", "config.json"))
-    said = ["config.json:1: ", "but the keys architectures, hidden_size, num_hidden_layers", "write a workload of them"]
+    said = ["config.json:1: ", "but the keys architectures, hidden_size, num_hidden_layers", "run `hosim import hf"]
     for command in (("run", scenario, "--out", tmp_path / "out"), ("check", scenario), ("check", workload)):
         _refused(hosim(*command), said, tmp_path)
 
