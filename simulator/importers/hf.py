@@ -6,6 +6,7 @@ nothing that is counted, or told as dropped.
 
 from __future__ import annotations
 
+import json
 from difflib import get_close_matches
 from math import gcd, lcm
 from pathlib import Path
@@ -141,10 +142,22 @@ def _parsed(path: Path) -> dict[str, Any]:
     try:
         found = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(where, "a config.json is JSON", str(error), "fetch the file again") from None
+        found = _as_python_writes(text)
+        if found is None:
+            raise ConfigError(where, "a config.json is JSON", str(error), "fetch the file again") from None
     must, do = "a config.json is an object that names its model_type", "name the file config.json of a model"
     insist(isinstance(found, dict), where, must, f"a {type(found).__name__}", do)
     return dict(found)
+
+
+def _as_python_writes(text: bytes) -> Any:
+    """JSON with infinities, which Python writes though JSON has none, as in files of Nemotron-H; None if it is not."""
+    if b"Infinity" not in text and b"NaN" not in text:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]:
@@ -163,6 +176,8 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     if inner is not outer:
         own = {"text_config", "model_type", *shared, *TOWERS} | IRRELEVANT
         told |= {key: 1 for key in outer if key not in own}
+    else:
+        inner = {key: value for key, value in outer.items() if key not in TOWERS}
     return Config(shared | inner, FAMILIES[name], where), told
 
 
@@ -174,10 +189,13 @@ def _name(outer: dict[str, Any], path: Path) -> str:
 
 def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
     said = c.get("dtype", "torch_dtype")
-    compute = _DTYPES.get(said) if isinstance(said, str) else None
+    compute = _DTYPES.get(said.removeprefix("torch.")) if isinstance(said, str) else None
     found = {"compute": compute or "bf16"}
     if compute is None:
-        c.derived.append("bf16, as config.json names no type that arithmetic is done in (torch_dtype).")
+        no = "no type that arithmetic is done in (torch_dtype)"
+        c.derived.append(
+            f"bf16, as config.json names {no if said is None else f'{said!r}, in which none is done here'}."
+        )
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     quantized = c.get("quantization_config") or (_parsed(beside) if beside.is_file() else None)
     if not quantized:
@@ -215,7 +233,8 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
     except ValidationError as error:
         fault = faults(error, document)[0]
         at = ".".join(fault.at)
-        told = next((text for field, (text, _) in c.origins.items() if field == at or field.startswith(f"{at}.")), at)
+        parts = {field: text for field, (text, _) in c.origins.items() if at != "model"}  # no key says all of a model
+        told = next((text for field, text in parts.items() if field == at or field.startswith(f"{at}.")), at)
         told = told.removeprefix("config.json, ")
         raise ConfigError(f"{c.where}, {told}", fault.must, fault.found, fault.do) from None
     if work.phase != "requests":

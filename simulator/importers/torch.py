@@ -23,6 +23,7 @@ from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.importers.imported import Imported, named
 from simulator.lifetime import live_bytes
+from simulator.report.card import amount
 from simulator.units import human
 from simulator.workload import Workload
 
@@ -130,10 +131,24 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     try:
         with redirect_stdout(sys.stderr):  # what the code prints is not what the command says
             with _part("torch_fakes").refused(where), fake():
-                made = getattr(import_module(module), function)()
+                made = _function(where, module, function)()
             return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
     finally:
         sys.path.remove(here)
+
+
+def _function(where: str, module: str, function: str) -> Any:
+    """What the user names, as it is there."""
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # what the user's code imports
+        do = "run this in the folder that holds it, and name it without .py: mine:step"
+        raise ConfigError(where, "the module is found", str(error), do) from None
+    absent = f"module {module!r} has no attribute {function!r}"
+    insist(hasattr(found, function), where, "the module has such a function", absent, "correct its name")
+    return getattr(found, function)
 
 
 def _captured(where: str, made: Any, **usual: Any) -> Imported:
@@ -159,7 +174,8 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
     insist(record.calls, f"capture of {name}", "a step runs some op", "none", "call the module in it")
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph = _graph(name, record, held_bytes)
-    kept = {
+    kept = {"parameters": amount(record.watch.parameters())} if record.watch.parameters() else {}
+    kept |= {
         "peak of what is live in PyTorch": human(int(live_bytes(graph).max()), "B"),
         "ops with a source line": f"{record.lines:,} of {len(graph.ops):,}",
     }
@@ -174,6 +190,9 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
     ]
+    if record.handled:
+        told = " and ".join(f"{key} {size:,}" for key, size in record.handled.items())
+        derived.append(f"A step is of {told}: the shape of input_ids, or else of the first input.")
     if free_early:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
@@ -185,6 +204,8 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         title=f"A training step of {name}, captured from PyTorch",
         graph=".jsonl",
         outputs="freed" if free_early else "kept",
+        assumed=dict.fromkeys(record.handled, "the shape of input_ids, or else of the first input"),
+        **record.handled,
     )
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 

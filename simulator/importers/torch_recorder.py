@@ -137,6 +137,21 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
+def handled(args: Any, kwargs: Any) -> dict[str, int]:
+    """Sequences of a step, and tokens of each where they are whole numbers: the shape of ``input_ids``, or the first.
+
+    Parameters
+    ----------
+    args, kwargs
+        What the step is called with.
+    """
+    first = next(tensors([kwargs.get("input_ids"), args, kwargs]), None)
+    if first is None or first.dim() < 2 or not first.numel():
+        return {}
+    is_ids = first.dim() == 2 and first.dtype in (torch.int64, torch.int32)
+    return dict(zip(("batch", "sequence"), first.shape[: 1 + is_ids], strict=False))
+
+
 def _touched(tensor: torch.Tensor) -> int:
     """Bytes of its storage that a tensor shows; what it repeats counts once [B]."""
     shown: int = tensor.numel() * tensor.element_size()
@@ -159,6 +174,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         The ops in the order in which they ran.
     folded
         What is no op of the graph -> how often.
+    handled
+        Sequences that the step handles, and tokens of each, as far as its inputs tell.
     lines, again
         How many ops have a source line; how many of backward are ops of forward that run again.
     """
@@ -167,6 +184,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.watch, self.calls, self.folded = watch, list[Call](), Counter[str]()
         self.lines = self.again = 0
+        self.handled = handled(*inputs)
         self._by_id: dict[int, tuple[Storage, Any]] = {}
         self._sites: dict[int, Site] = {}
         self._first: dict[str, Site] = {}

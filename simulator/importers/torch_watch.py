@@ -128,6 +128,12 @@ class Watch:
     def _leave_update(self, *_: object) -> None:
         self.in_update = False
 
+    def parameters(self) -> int:
+        """How many numbers the parameters of modules and optimizers are, each parameter once."""
+        held = [parameter for _, root in self._roots for parameter in root.parameters()]
+        held += [parameter for one in self._optimizers for group in one.param_groups for parameter in group["params"]]
+        return sum({id(parameter): parameter.numel() for parameter in held}.values())
+
     def owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Name, kind and tensor of all that modules and optimizers hold, gradients as well."""
         held: dict[int, tuple[str, torch.Tensor]] = {}

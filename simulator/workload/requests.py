@@ -12,7 +12,7 @@ from pydantic import Field
 
 from simulator.document import Count, CountOrNone, Part
 from simulator.units import Nanoseconds, require
-from simulator.workload.attention_kinds import Gqa
+from simulator.workload.attention_kinds import Gqa, Linear, Mla
 from simulator.workload.models import DecoderModel
 
 MOST = 100_000
@@ -135,9 +135,18 @@ class Requests(Part):
             If the model is another one.
         """
         parts = [kind.attention for kind in model.kinds] if isinstance(model, DecoderModel) else [None]
-        plain = all(isinstance(part, Gqa) and part.window is None and part.sparse is None for part in parts)
+        others = sorted({_told(part) for part in parts} - {"gqa"})
         must = "requests are served by a model of the family decoder with gqa, whose tokens attend to all before them"
-        require(plain, must, "another one", "model", do="choose such a model")
+        require(not others, must, " and ".join(others), "model", do="choose such a model")
+
+
+def _told(attention: Gqa | Mla | Linear | None) -> str:
+    """What attention is, for people; None is that of another family."""
+    if isinstance(attention, Gqa):
+        return (
+            "a window" if attention.window is not None else "chosen tokens" if attention.sparse is not None else "gqa"
+        )
+    return "another family" if attention is None else attention.kind
 
 
 class Request(NamedTuple):

@@ -85,6 +85,7 @@ def mine(tmp_path, monkeypatch):
     """A folder with a module of the user's, where the command runs."""
     (tmp_path / "mine_steps.py").write_text(MODULE, encoding="utf-8")
     (tmp_path / "mine_late.py").write_text("SCALE = 2.0\n", encoding="utf-8")
+    (tmp_path / "mine_needs.py").write_text("import absent_library\n", encoding="utf-8")
     (tmp_path / "mine_broken.py").write_text("def step(:\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -103,6 +104,7 @@ def test_a_function_becomes_a_graph_that_runs(hosim, mine):
     done = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "static")
     assert (done.code, done.err) == (0, "")
     assert "static  ok " in done.out
+    assert "samples/s" in done.out  # of its 32 rows
 
 
 @pytest.mark.slow
@@ -121,6 +123,7 @@ def test_the_guide_goes_from_nothing_to_a_table(hosim, tmp_path, monkeypatch):
         sys.modules.pop("mine", None)
     assert [one.code for one in done] == [0, 0]
     assert "static    ok " in done[-1].out
+    assert "tokens/s  samples/s" in done[-1].out
 
 
 @NEEDS_TORCH
@@ -156,8 +159,10 @@ def test_options_reach_the_capture(hosim, mine):
         ("mine_steps:only_options", "the function returns a module or a step, and its inputs, found tuple"),
         ("mine_steps:ends", r"mine_steps.py:\d+: .*found SystemExit: the code ends"),
         ("mine_broken:step", "import torch mine_broken:step: .*found SyntaxError"),
-        ("mine_steps:absent", "import torch mine_steps:absent: .*has no attribute 'absent'"),
-        ("mine_absent:step", "import torch mine_absent:step: .*No module named 'mine_absent'"),
+        ("mine_steps:absent", "import torch mine_steps:absent: .*has no attribute 'absent'; correct its name"),
+        ("mine_absent:step", "import torch mine_absent:step: .*No module named 'mine_absent'; run this in the folder"),
+        ("mine_steps.py:alone", "import torch mine_steps.py:alone: .*and name it without .py"),
+        ("mine_needs:step", r"mine_needs.py:1: .*No module named 'absent_library'; correct it there"),
         ("mine_steps.py", "a step is named as package.module:function, found 'mine_steps.py'"),
         ("mine_steps:", "a step is named as package.module:function"),
         (":step", "a step is named as package.module:function"),

@@ -399,7 +399,7 @@ def test_more_tokens_than_the_model_knows_positions_for_are_told(folder: Path) -
     found = read(TINY | {"max_position_embeddings": 16}, sequence=32)
     assert found.derived == ("32 tokens are more than the 16 that the model knows positions for.",)
     assert read(TINY | {"max_position_embeddings": 16}).workload.sequence == 16
-    assert read(TINY | {"torch_dtype": "odd"}).derived[0].startswith("bf16, as config.json names no type")
+    assert read(TINY | {"torch_dtype": "odd"}).derived[0].startswith("bf16, as config.json names 'odd'")
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,37 @@ def test_phases_that_are_not_built_for_a_model_say_so(folder: Path) -> None:
     assert "backward of attention to chosen tokens is not built" in refusal(kind("deepseek_v32", **DSA), phase="train")
     assert "requests are served by" in refusal(kind("deepseek_v3", **LATENT), phase="requests")
     near = kind("mistral", sliding_window=8)
-    assert "requests are served by" in refusal(near, phase="requests")
+    found = refusal(near, phase="requests")
+    assert found.startswith("config.json, model: requests are served by")  # no key of the file is to blame
+    assert "found a window; choose" in found
+    assert "found mla; choose" in refusal(kind("deepseek_v3", **LATENT), phase="requests")
+
+
+def test_infinities_as_python_writes_them_are_read(folder: Path) -> None:
+    assert read(TINY | {"time_step_limit": [0.0, float("inf")]}).dropped == {"time_step_limit": 1}
+    assert read(TINY | {"router_noise": float("nan")}).dropped == {"router_noise": 1}
+    assert "this is a whole number" in refusal(TINY | {"hidden_size": float("inf")})
+    assert "a config.json is JSON" in refusal('{"a": Infinity')
+    assert "a config.json is JSON" in refusal('{"a": ' * 10_000 + "NaN" + "}" * 10_000)
+
+
+@pytest.mark.parametrize(
+    ("said", "compute", "told"),
+    [
+        ("torch.float16", "fp16", ""),
+        ("int3", "bf16", "bf16, as config.json names 'int3', in which none is done here."),
+        (None, "bf16", "bf16, as config.json names no type that arithmetic is done in (torch_dtype)."),
+    ],
+)
+def test_a_type_that_is_unknown_is_named(said: str | None, compute: str, told: str, folder: Path) -> None:
+    found = read(TINY | {"torch_dtype": said})
+    assert found.workload.dtypes.compute == compute
+    assert found.derived == ((told,) if told else ())
+
+
+def test_a_tower_beside_the_keys_of_a_decoder_is_told_once(folder: Path) -> None:
+    found = read(kind("qwen2_vl", vision_config={"depth": 2}))
+    assert found.dropped == {"vision_config (a tower beside the decoder)": 1}
 
 
 # fuzz

@@ -17,7 +17,7 @@ from torch_steps import graph_of, line_of, mean, small  # noqa: E402
 
 import simulator as hosim  # noqa: E402
 from simulator.errors import ConfigError  # noqa: E402
-from simulator.importers import torch_fakes  # noqa: E402
+from simulator.importers import torch_fakes, torch_recorder  # noqa: E402
 from simulator.lifetime import Lifetimes, live_bytes  # noqa: E402
 
 
@@ -387,3 +387,31 @@ def test_a_model_of_8b_at_16384_tokens_is_captured_without_its_memory():
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # [KiB]
     assert held < 2e6  # of 203 GB
     assert matmuls == 6 * 16384 * (8_030_261_248 - 128256 * 4096 - 65 * 4096)  # without the embedding and the norms
+
+
+@pytest.mark.parametrize(
+    ("inputs", "named", "handled"),
+    [
+        ((torch.zeros(3, 5, dtype=torch.long),), {}, {"batch": 3, "sequence": 5}),
+        ((torch.zeros(3, 5), torch.zeros(2, 7, dtype=torch.long)), {}, {"batch": 3}),
+        ((torch.zeros(3, 5),), {"input_ids": torch.zeros(2, 7, dtype=torch.int32)}, {"batch": 2, "sequence": 7}),
+        ((torch.zeros(4, 3, 8, 8),), {}, {"batch": 4}),
+        ((torch.zeros(9),), {}, {}),
+        ((torch.zeros(0, 9),), {}, {}),
+        ((), {}, {}),
+    ],
+)
+def test_what_a_step_handles_is_the_shape_of_its_first_input(inputs, named, handled):
+    assert torch_recorder.handled(inputs, named) == handled
+
+
+def test_a_captured_step_tells_its_tokens_samples_and_parameters():
+    with hosim.torch.fake():
+        model, ids = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 4)), torch.zeros(3, 5, dtype=torch.long)
+        model[1].weight.requires_grad_(False)
+    found = hosim.torch.capture(model, ids, loss=mean)
+    assert (found.workload.samples, found.workload.tokens) == (3, 15)
+    assert found.workload.assumed.keys() == {"batch", "sequence"}
+    assert found.kept["parameters"] == str(16 * 8 + 8 * 4 + 4)
+    assert any("batch 3 and sequence 5" in told for told in found.derived)
+    assert "token" in found.card["arithmetic"]
