@@ -40,7 +40,8 @@ class Judged(NamedTuple):
     chosen
         What was chosen because it explains, each with the reason.
     counted
-        For how many settings of what is left open figures hold, when that was last counted.
+        For how many settings of what is left open figures hold, when that was last counted; nothing on a machine that
+        was changed, for which it was never counted.
     """
 
     scenario: str
@@ -305,7 +306,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
         for choice, (path, fit) in product(scenario.policies, document.fitted.items()):
             if choice.allocator != "ideal" or not path.startswith("allocator."):
                 fits[choice.row].setdefault(fit, {})[path] = None
-    more = (claim.chosen, claim.counted) if claim else ()
+    more = (claim.chosen, () if point else claim.counted) if claim else ()
     return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)} for verdict in found]
 
 

@@ -1,12 +1,14 @@
-"""Every notebook runs from top to bottom, from any folder, without a warning, and is committed without outputs."""
+"""Every notebook runs from top to bottom, from any folder, without a warning; its page shows what it then prints."""
 
+import re
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 SAID = {
@@ -53,11 +55,17 @@ def test_runs_from_any_folder(path, tmp_path, monkeypatch):
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=170, resources={"metadata": {"path": str(tmp_path)}}).execute()
     texts, pictures = [], 0
+    page = " ".join((ROOT / "docs" / "notebooks" / f"{path.stem}.md").read_text(encoding="utf-8").split())
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
             assert output.get("name") != "stderr", output
             texts.append(output.get("text", ""))
             pictures += "image/png" in output.get("data", {})
+            table = re.sub(
+                r"<style scoped>.*?</style>", "", output.get("data", {}).get("text/html", ""), flags=re.DOTALL
+            )
+            for stored in (texts[-1], table):
+                assert " ".join(stored.split()) in page, "python docs/build.py --pictures stores what is printed now"
     drawn, sentences = SAID[path.stem]
     assert pictures == drawn
     for sentence in sentences:
