@@ -68,6 +68,14 @@ def test_the_page_tells_saving_and_step():
     assert [line.split(" | ")[1:3] for line in table.splitlines()] == told
 
 
+def test_the_page_tells_missed_from_shown():
+    said = re.findall(r"^\| the same, .*at most \d+ %.*\| (missed|shown)", PAGES, re.MULTILINE)
+    expected = [
+        one for one in catalog.read_scenario("deepseek_v3_nsa_least_peak").expect if one.printed and is_of_memory(one)
+    ]
+    assert said == ["missed" if one.missed else one.kind for one in expected] == ["missed", "shown", "shown"]
+
+
 @pytest.mark.slow
 def test_no_plan_as_fast_saves_much_more_in_decode():
     (resident,) = hosim.run("deepseek_v3_nsa_peak", policies=["resident"]).summaries.values()
