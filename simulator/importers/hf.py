@@ -103,7 +103,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     outer = _parsed(path)
     config, told = _decoder(outer, shown(path))
     limit = config.count("max_position_embeddings", derived=_USUAL_SEQUENCE)
-    wanted = sequence or min(_USUAL_SEQUENCE, limit)
+    wanted = min(_USUAL_SEQUENCE, limit) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
     model = model_of(config, wanted if phase != "requests" else None)
@@ -111,12 +111,17 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
         wanted = _routed_evenly(config, model, batch or 1, wanted)
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: number for axis, number in axes.items() if number != (axis != "zero_stage")}
-    asked: dict[str, Any] = {"batch": batch or 1, "sequence": wanted}
+    asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
     if phase == "requests":
         drawn = {"count": requests, "prompt": {"mean": prompt}, "output": {"mean": answer}}
         drawn["arrivals"] = {"process": "poisson", "interval": "500 ms"}
         asked = {"batch": batch, "sequence": sequence, "requests": drawn}
-    asked |= {"chunk": chunk, "new_tokens": new_tokens, "experts": experts, "kv": {"block": block} if block else None}
+    asked |= {
+        "chunk": chunk,
+        "new_tokens": new_tokens,
+        "experts": experts,
+        "kv": None if block is None else {"block": block},
+    }
     asked["parallel"] = {"ranks": "all", **spread} if spread else None
     name, cache = named(_name(outer, path)), {"kv_cache": kv_cache} if kv_cache else {}
     document: dict[str, Any] = {"name": name, "title": f"{name}, {phase}", "model": model, "phase": phase}

@@ -491,6 +491,11 @@ def test_phases_that_are_not_built_for_a_model_say_so(folder: Path) -> None:
     assert "found mla; choose" in refusal(kind("deepseek_v3", **LATENT), phase="requests")
 
 
+@pytest.mark.parametrize("option", ["batch", "sequence", "block"])
+def test_an_option_of_zero_is_not_its_default(option: str, folder: Path) -> None:
+    assert "input should be greater than or equal to 1, found 0" in refusal(TINY, **{option: 0})
+
+
 def test_infinities_as_python_writes_them_are_read(folder: Path) -> None:
     assert read(TINY | {"time_step_limit": [0.0, float("inf")]}).dropped == {"time_step_limit": 1}
     assert read(TINY | {"router_noise": float("nan")}).dropped == {"router_noise": 1}
