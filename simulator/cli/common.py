@@ -32,6 +32,9 @@ def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str
     for key, _, values in parts:
         if not (key.strip() and values.strip()):
             raise click.BadParameter(f"write it as 'links.*.bandwidth=16..200 GB/s:8', found {key!r}")
+    keys = [key.strip() for key, _, _ in parts]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise click.BadParameter(f"an axis is said once, found {twice[0]!r} again; list its values: 'batch=1,2,4'")
     return {key.strip(): values.strip() for key, _, values in parts} or None
 
 

@@ -31,6 +31,8 @@ from simulator.units import exact, parse, unit_of
 
 MOST_CELLS = 10_000
 """More are run only if they are asked for: an hour on two cores, where a cell takes half a second."""
+MOST_VALUES = 1_000_000
+"""Of a range, which is made before cells are counted: some 100 MB."""
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
 _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
 _WHERE = "grid, {}"
@@ -92,6 +94,8 @@ def _spaced(found: re.Match[str], where: str, asked: str) -> list[Any]:
     numbers = [one for one in ends if isinstance(one, int | float) and math.isfinite(one)]
     rule = "a range goes from a number up to a larger one, in 2 values or more"
     insist(len(numbers) == 2 and count > 1 and numbers[0] < numbers[-1], where, rule, repr(asked), _WRITE)
+    rule = f"a range has at most {MOST_VALUES:,} values"
+    insist(count <= MOST_VALUES, where, rule, f"{count:,}", "ask for fewer")  # before a list takes memory
     low, high = numbers
     insist(low > 0 or not found["log"], where, "even ratios begin above 0", repr(asked), "raise the first value")
     shares = [number / (count - 1) for number in range(count)]

@@ -49,7 +49,9 @@ def test_values_are_read(text, values):
     assert axis("a.b", text)[1] == values
 
 
-@pytest.mark.parametrize("text", ["", "1,,2", "4..1:3", "1..4:1", "a..b:3", "0..4:3 log", "2, 2", "1 GB..2 ms:3", []])
+@pytest.mark.parametrize(
+    "text", ["", "1,,2", "4..1:3", "1..4:1", "a..b:3", "0..4:3 log", "2, 2", "1 GB..2 ms:3", "1..9:99999999", []]
+)
 def test_values_that_are_none_are_refused_with_the_axis(text):
     with pytest.raises(ConfigError, match=r"^grid, a\.b: "):
         axis("a.b", text)
@@ -122,6 +124,12 @@ def test_what_is_wrong_is_one_message_before_anything_runs(hosim, scenario, aske
     assert (done.code, done.out) == (1, "")
     assert told in done.err
     assert len(done.err.splitlines()) == 1
+
+
+def test_an_axis_that_is_said_twice_is_a_wrong_option(hosim, scenario):
+    result = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=8 GB/s", "--grid", f"{BANDWIDTHS}=9 GB/s")
+    assert result.code == 2
+    assert "an axis is said once" in result.err
 
 
 def test_a_grid_without_values_is_a_wrong_option(hosim, scenario):
