@@ -10,7 +10,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.builders import build_job
 from simulator.lifetime import live_bytes
-from simulator.report import tables
+from simulator.report import card, tables
 
 BASELINE, OFFLOAD = "deepseek_v3_train_baseline", "deepseek_v3_train_offload"
 
@@ -64,7 +64,8 @@ def test_which_cuts_fit_a_die(layers, experts, fits):
 def test_the_page_shows_what_is_printed_of_offloading():
     results = hosim.run(OFFLOAD)
     printed = shown(f"hosim run {OFFLOAD}")
-    assert printed.startswith(f"{tables.plain(list(results.values()))}\n\n{results.sentences[0]}\n")
+    cards = "\n".join(f"{name}: {card.line(one)}" for name, one in results.card.items())
+    assert printed.startswith(f"{cards}\n\n{tables.plain(list(results.values()))}\n\n{results.sentences[0]}\n")
     steps, moved = results.summary["step_ns"], results.summary["moved_d2h_bytes"]
     assert (round(steps["static 33.6"] / 1e9, 2), round(steps["offload 33.6"] / 1e9, 2)) == (2.41, 2.81)
     assert moved["static 33.6"] < 0.75 * moved["offload 33.6"]

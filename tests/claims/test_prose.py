@@ -53,7 +53,7 @@ def test_how_fast_the_link_must_be():
 def test_what_a_slower_pool_does():
     scenario = catalog.read_scenario("chat_kv_tiers_h100")
     alone = scenario.model_copy(update={"kv_tiers": {"hbm": scenario.kv_tiers["hbm"]}})
-    for name, *cells in table("link | first token p50"):
+    for name, *cells in table("link | TTFT p50"):
         rate = re.match(r"[\d.]+ GB/s", name)
         changes = {"links.*.bandwidth": rate.group()} if rate else {}
         (row,) = hosim.serve(scenario if rate else alone, set=changes, policies=["static"]).rows

@@ -6,7 +6,7 @@ import pytest
 from pages import PAGES
 
 import simulator as hosim
-from simulator.report import tables
+from simulator.report import card, tables
 from simulator.report.rows import quantity
 from simulator.units import parse
 
@@ -35,7 +35,8 @@ def runtime(results):
 def test_the_pages_show_what_is_printed(results):
     for name, found in results.items():
         (shown,) = re.findall(rf"<!-- measured by: hosim run {name} -->\n.*?\n\n```text\n(.*?)```", PAGES, re.DOTALL)
-        assert shown.startswith(f"{tables.plain(list(found.values()))}\n\n{found.sentences[0]}\n")
+        cards = "\n".join(f"{name}: {card.line(one)}" for name, one in found.card.items())
+        assert shown.startswith(f"{cards}\n\n{tables.plain(list(found.values()))}\n\n{found.sentences[0]}\n")
 
 
 def test_the_sweep_is_bounded_as_the_page_says(sweep):
