@@ -59,7 +59,8 @@ def limits(
     measure = Cells(policies, metrics.columns(loaded.hardware, COUNTED))
     paths = figures_of(loaded)
     axes = [Axis(path, (path,), "limits", "x") for path in paths]
-    studies = [Study(loaded, measure), *(Study(loaded, measure, (axis,), [(MORE,)], probes=()) for axis in axes)]
+    varied = (Study(loaded, measure, (axis,), [(MORE,)], probes=()) for axis in axes)
+    studies = [Study(loaded, measure, is_strict=True), *varied]
     found = sweep(studies, workers or os.cpu_count() or 1, progress)
     usual = {row["policy"]: row["step_ns"] for row in found if row["status"] == "ok" and not row.keys() & paths.keys()}
     rows = []
@@ -70,8 +71,7 @@ def limits(
             about = {"policy": row["policy"], "figure": path, "value": paths[path], "step_ns": row["step_ns"]}
             share = (row["step_ns"] / before_ns - 1) / (MORE - 1)
             rows.append(about | {"origin": loaded.hardware.origin_of(path), "elasticity": share})
-    order = list(usual)
-    rows.sort(key=lambda row: (order.index(row["policy"]), -abs(row["elasticity"])))
+    rows.sort(key=lambda row: ([*usual].index(row["policy"]), -abs(row["elasticity"])))
     view = limits_view(rows, usual, len(paths), loaded.scenario.title or loaded.scenario.name)
     return Sweep("limits", [loaded], rows, view, more={"steps_ns": usual, "tried": list(paths)})
 

@@ -254,10 +254,10 @@ class Least(Largest):
 
     def _whole(self, key: str) -> int:
         stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
-        if isinstance(stated, int):
+        if isinstance(stated, int) and (self.unit is None or not stated):
             return stated or usual
         with in_field(key):
-            whole = parse(stated, self.unit or "B")
+            whole = parse(stated, self.unit or "B")  # a number without a unit is none
             require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
         return int(whole)
 

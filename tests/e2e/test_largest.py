@@ -378,6 +378,7 @@ def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
     [
         ({"at_most": "3 parsecs"}, "--at-most"),
         ({"at_most": "200 GB/s", "at_least": "1 GB"}, "--at-least"),
+        ({"at_most": "200 GB/s", "at_least": 10}, "--at-least: a rate is a number and a unit"),
         ({"at_most": "inf"}, "what is tried is at least 1 and has an end"),
     ],
 )

@@ -82,3 +82,9 @@ def test_a_policy_that_does_not_run_has_no_rows(story):
     found = hosim_api.limits(story, policies=["resident"], workers=1)
     assert found.rows == []
     assert "Tried were" in str(found)
+
+
+def test_a_policy_that_nobody_has_is_refused(hosim, story):
+    done = hosim("limits", story, "--policy", "nope", "--workers", 1)
+    assert (done.code, done.out) == (1, "")
+    assert "a policy is a row of the scenario or one that hosim has, found 'nope'" in done.err
