@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,11 @@ MOST_LINES = 50_000_000
 LONGEST_LINE_BYTES = 64_000_000
 """Most bytes of a line, and of a file that is read as a whole: an op that reads a million tensors has about half."""
 _BLOCK_BYTES = 1 << 18
+_PROGRAMS = {
+    rb"PK\x03\x04": "a zip archive, such as torch.save writes",
+    rb"\x80[\x02-\x05][^\n\x12]": "a Python pickle",
+}
+"""How a file begins that runs code when it is opened, or may; a message of protocol buffers goes on otherwise."""
 
 
 def shown(path: Path) -> str:
@@ -136,14 +142,29 @@ def blocks(path: Path) -> Iterator[list[bytes]]:
         yield [b"".join(left)]
 
 
+def data_only(start: bytes, path: Path) -> None:
+    """Refuse what runs code when it is opened, by how it begins.
+
+    Raises
+    ------
+    ConfigError
+        If it is a pickle, or an archive that may hold one.
+    """
+    for sign, what in _PROGRAMS.items():
+        if re.match(sign, start):
+            must, do = "an input is data, not a program", "export it as JSON: see `hosim import --help`"
+            raise ConfigError(shown(path), must, f"{what}, which hosim never opens", do)
+
+
 def unmarked(text: bytes, path: Path) -> bytes:
     """The start of a text without its byte order mark.
 
     Raises
     ------
     ConfigError
-        If the mark is that of UTF-16.
+        If the mark is that of UTF-16, or it is no text but a program (see `data_only`).
     """
+    data_only(text, path)
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise ConfigError(f"{shown(path)}:1", "a file is text in UTF-8", "UTF-16", "save it as UTF-8")
     return text.removeprefix(codecs.BOM_UTF8)

@@ -14,7 +14,6 @@ is asked for; what is heavy they import when they read.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from importlib import import_module
 from os.path import isfile
@@ -97,8 +96,6 @@ KINDS: dict[str, Kind] = {
 """Name on the command line -> the kind."""
 
 _HEAD_BYTES = 1 << 16
-_REFUSED = {rb"PK\x03\x04": "a zip archive, such as torch.save writes", rb"\x80[\x02-\x05][^\n]": "a Python pickle"}
-"""How a file begins that runs code when it is opened, or may; a message of protocol buffers goes on otherwise."""
 
 
 def sniff(path: Path) -> str | None:
@@ -113,10 +110,7 @@ def sniff(path: Path) -> str | None:
         is_packed = file.read(2) == b"\x1f\x8b"
     with inputs.opened(path, is_packed=is_packed) as file:
         head = file.read(_HEAD_BYTES)
-    for magic, what in _REFUSED.items():
-        if re.match(magic, head):
-            must, do = "an input is data, not a program", "export it as JSON: see `hosim import --help`"
-            raise ConfigError(shown(path), must, f"{what}, which hosim never opens", do)
+    inputs.data_only(head, path)
     named = (name for name, kind in KINDS.items() if any(all(sign in head for sign in one) for one in kind.signs))
     return next(named, None)
 

@@ -33,9 +33,6 @@ MOST_BYTES = 400_000_000
 MOST_VALUES = 40_000_000
 """Most values of one in JSON: short ones take many times their bytes."""
 
-_PICKLE = re.compile(rb"\x80[\x02-\x05][^\n\x12]|PK\x03\x04")
-"""How pickles begin, and what torch.save writes; no trace of Chakra does."""
-
 
 def unpacked(path: Path) -> bytes:
     """Read a recording; of an archive (``.tar``, ``.tar.gz``, ``.tgz``) the first file whose name does not hide.
@@ -54,8 +51,7 @@ def unpacked(path: Path) -> bytes:
     insist(len(data) <= MOST_BYTES, where, must, "more", "record fewer steps")
     if path.name.endswith((".tar", ".tar.gz", ".tgz")):
         data = _first_file(data, where)
-    must, do = "a recording is data, not a program", "export it as JSON, or as a trace of Chakra"
-    insist(not _PICKLE.match(data), where, must, "a pickle, which hosim never opens", do)
+    inputs.data_only(data, path)
     insist(data.strip(), where, "a recording holds something", "an empty file", "record it again")
     return data
 

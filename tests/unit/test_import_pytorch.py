@@ -311,8 +311,12 @@ def test_packed_files_and_archives_are_read(tmp_path):
     ("name", "data", "message"),
     [
         ("a.json", b"", "a recording holds something, found an empty file"),
-        ("a.json", b"\x80\x04\x95rest", "a recording is data, not a program, found a pickle, which hosim never opens"),
-        ("a.pt", b"PK\x03\x04rest", "a recording is data, not a program, found a pickle"),
+        (
+            "a.json",
+            b"\x80\x04\x95rest",
+            "an input is data, not a program, found a Python pickle",
+        ),
+        ("a.pt", b"PK\x03\x04rest", "an input is data, not a program, found a zip archive"),
         ("a.json", b'{"schema": "1.0.1", "nodes": [', "a.json:1: the recording is JSON, found unexpected end of data"),
         ("a.json", b"[" * 10_000 + b"]" * 10_000, "the recording is JSON, found recursion limit exceeded|is JSON"),
         ("a.json", b"\xff\xfe{\x00", "a file is text in UTF-8, found UTF-16"),
