@@ -13,7 +13,7 @@ INTERRUPTS = tuple(
 """Ctrl-C, a stop, a terminal that is closed, a limit on processor time; as far as the system has them."""
 
 complete: list[str] = []
-"""The folders that a command has written, so that it can say so when it is interrupted after all."""
+"""What a command has written, such as folders, so that it can say so when it is interrupted after all."""
 
 
 @contextmanager

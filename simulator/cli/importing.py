@@ -27,6 +27,15 @@ class _Kinds(click.Group):
 
         return _command(name, KINDS[name].about, KINDS[name].reader) if name in KINDS else None
 
+    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
+        """Find the kind that is named, or say which there are."""
+        from simulator.importers import KINDS
+        from simulator.units import nearest
+
+        if args[0] not in KINDS and not args[0].startswith("-"):
+            raise click.UsageError(f"{args[0]!r} is no kind of file: {nearest(args[0], tuple(KINDS))}")
+        return super().resolve_command(context, args)
+
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the kinds without importing their readers."""
         from simulator.importers import KINDS
@@ -35,14 +44,19 @@ class _Kinds(click.Group):
             formatter.write_dl([(name, kind.about) for name, kind in KINDS.items()])
 
 
-@click.command("import", cls=_Kinds, short_help="Make documents of what other people's tools write.")
+@click.command(
+    "import",
+    cls=_Kinds,
+    subcommand_metavar="KIND SOURCE -o FILE",
+    short_help="Make documents of what other people's tools write.",
+)
 def import_() -> None:
     """Read a file of another kind, write documents of hosim that you can edit and run, and say what was understood.
 
     \b
     Examples:
-      hosim import graph real_L02_b48.json -o mine.yaml
-      hosim import graph --help
+      hosim import hf config.json --phase decode -o mine.yaml
+      hosim import hf --help
       hosim run --hardware h100_sxm --workload mine.yaml
 
     Each figure that is written has its origin. Told are what was kept, what was derived and from what, and what was

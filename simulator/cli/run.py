@@ -234,7 +234,7 @@ def least(scenario: str, **more: Any) -> int:
 @common.command(
     "Say on which figures of the machine a step hangs.", "scenario", "policy", "set", "workers", "json", "out"
 )
-def limits(scenario: str, **more: Any) -> None:
+def limits(scenario: str, **more: Any) -> int:
     """Run SCENARIO with 10 % more of each figure of its machine, one at a time, with plans made anew.
 
     \b
@@ -243,11 +243,12 @@ def limits(scenario: str, **more: Any) -> None:
       hosim limits mine.yaml --out results/limits
 
     One line for each figure that changes a step, the strongest first, with its origin: what the answer
-    hangs on, and what of it nobody has measured.
+    hangs on, and what of it nobody has measured. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.limits import limits as found
 
-    common.told(found, scenario, **more)
+    statuses = common.told(found, scenario, **more).more["statuses"]
+    return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])
 
 
 def _levels(name: str, what: str, default: str) -> Callable[..., Any]:

@@ -57,8 +57,9 @@ class Imported:
     def workload(self) -> Workload:
         """The workload, which names no file yet."""
         found = self.files[_WORKLOAD]
-        insist(isinstance(found, Workload), "import", "a workload is read", "bytes of one", "read it from its file")
-        return found  # type: ignore[return-value]
+        if isinstance(found, Workload):
+            return found
+        raise ConfigError("import", "a reader makes a workload", type(found).__name__, "correct the reader")
 
     @property
     def graph(self) -> Graph | None:

@@ -12,6 +12,7 @@ from simulator.report.panels import Map, Panel
 from simulator.report.rows import grouped, listed, quantity, ratio
 from simulator.report.tables import Column, figures
 from simulator.report.views import Section, View, by, number, texts
+from simulator.units import human, parse
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -41,11 +42,9 @@ class Shown(NamedTuple):
         """Its values as numbers of a handy unit, and its name with that."""
         if self.unit is None:
             return {value: value for value in self.values}, self.name
-        most = max(self.values)
-        for name, size in (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1)):
-            if most >= size or not name:
-                return {value: value / size for value in self.values}, f"{self.name} [{name}{self.unit}]"
-        raise AssertionError
+        unit = human(max(self.values), self.unit).partition(" ")[2]
+        size = parse(f"1 {unit}", self.unit)
+        return {value: value / size for value in self.values}, f"{self.name} [{unit}]"
 
     def written(self, value: Any) -> str:
         """Write a value for people."""

@@ -192,17 +192,23 @@ def curves(title: str, panels: Sequence[Panel]) -> Picture:
     panels
         The panels.
     """
-    lines = max(1, -(-len(panels) // _BESIDE))
-    picture = Picture(_PANEL_IN * lines)
-    places = list(picture.subplots(lines, min(_BESIDE, max(1, len(panels))), squeeze=False).flat)
+    picture, places = _beside(len(panels), _PANEL_IN)
     names = dict.fromkeys(str(row[panel.of]) for panel in panels for row in panel.rows if present(row.get(panel.y)))
     styles = curve_styles([*names])
-    for ax, panel in zip(places, panels, strict=False):
+    for ax, panel in zip(places, panels, strict=True):
         _draw(ax, panel, styles)
-    for ax in places[len(panels) :]:
-        ax.set_axis_off()
     picture.head(title, styles)
     return picture
+
+
+def _beside(number: int, height_in: float) -> tuple[Picture, list[Axes]]:
+    """A picture with so many panels beside and below each other, each so high [in]."""
+    lines = max(1, -(-number // _BESIDE))
+    picture = Picture(height_in * lines)
+    places = list(picture.subplots(lines, min(_BESIDE, max(1, number)), squeeze=False).flat)
+    for ax in places[number:]:
+        ax.set_axis_off()
+    return picture, places[:number]
 
 
 def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
@@ -258,7 +264,7 @@ _MAP_IN, _EMPTY = 3.4, "#e4e4e4"
 
 @styled()
 def maps(title: str, drawn: Sequence[Map]) -> Picture:
-    """Draw maps beside and below each other, all in the same colours; what did not run is left white.
+    """Draw maps beside and below each other, all in the same colours; what did not run is grey.
 
     Parameters
     ----------
@@ -267,17 +273,12 @@ def maps(title: str, drawn: Sequence[Map]) -> Picture:
     drawn
         The maps.
     """
-    lines, beside = -(-len(drawn) // _BESIDE), min(_BESIDE, len(drawn))
-    picture = Picture(_MAP_IN * lines)
-    places = list(picture.subplots(lines, beside, squeeze=False).flat)
+    picture, places = _beside(len(drawn), _MAP_IN)
     every = [height for one in drawn for line in one.heights for height in line if height is not None]
     unit, size = units(max(every, default=1), "ns")
     norm = LogNorm(min(every) / size, max(every) / size) if len(set(every)) > 1 else None
-    for ax, one in zip(places, drawn, strict=False):
-        image = _draw_map(ax, one, size, norm)
-    for ax in places[len(drawn) :]:
-        ax.set_axis_off()
-    bar = picture.colorbar(image, ax=places, format=FuncFormatter(lambda value, _: f"{value:g}"))
+    images = [_draw_map(ax, one, size, norm) for ax, one in zip(places, drawn, strict=True)]
+    bar = picture.colorbar(images[0], ax=places, format=FuncFormatter(lambda value, _: f"{value:g}"))
     bar.ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     bar.set_label(f"step [{unit}]")
     line: dict[str, Any] = {"color": drawing.INK, "linewidth": 0.8}

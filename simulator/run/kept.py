@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from simulator.errors import ConfigError
+from simulator.interrupts import complete
 
 _FILE, _FORM = "rows.sqlite", 1
 _WAIT_S = 30
@@ -75,6 +76,8 @@ class Kept:
         """Keep rows for good, at once."""
         with self._told():
             self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
+        if (said := f"what was measured so far, in {self._path},") not in complete:
+            complete.append(said)
 
     def close(self) -> None:
         """Leave the folder to others."""

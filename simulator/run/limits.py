@@ -72,8 +72,9 @@ def limits(
             share = (row["step_ns"] / before_ns - 1) / (MORE - 1)
             rows.append(about | {"origin": loaded.hardware.origin_of(path), "elasticity": share})
     rows.sort(key=lambda row: ([*usual].index(row["policy"]), -abs(row["elasticity"])))
+    statuses = {row["policy"]: row["status"] for row in found if not row.keys() & paths.keys()}
     view = limits_view(rows, usual, len(paths), loaded.scenario.title or loaded.scenario.name)
-    return Sweep("limits", [loaded], rows, view, more={"steps_ns": usual, "tried": list(paths)})
+    return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": list(paths)})
 
 
 def figures_of(loaded: Loaded) -> dict[str, Any]:

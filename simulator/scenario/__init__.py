@@ -252,6 +252,11 @@ class Least(Largest):
         """Unit of what is searched; None of a count."""
         return unit_of(self.at_most)
 
+    def _check(self) -> None:
+        super()._check()
+        must, is_machines = "the least value is of the machine", not self.field.startswith(("workload.", "scenario."))
+        require(is_machines, must, self.field, "field", do="ask hosim largest for a field of the workload")
+
     def _whole(self, key: str) -> int:
         stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
         if isinstance(stated, int) and (self.unit is None or not stated):

@@ -36,7 +36,7 @@ def test_import_lists_its_kinds_and_refuses_others(hosim):
     assert re.search(r"  graph +a graph of hosim", hosim("import", "--help").out)
     done = hosim("import", "nothing", "x", "-o", "mine.yaml")
     assert done.code == 2
-    assert "No such command 'nothing'" in done.err
+    assert "'nothing' is no kind of file: use one of graph, hf, " in done.err
 
 
 def test_a_workload_runs_on_a_machine_without_a_scenario(hosim, scenario):
@@ -161,3 +161,10 @@ def test_a_trace_of_requests_is_imported_and_served(hosim, tmp_path, monkeypatch
     assert (served.code, served.err) == (0, "")
     assert "3 of 3" in served.out
     assert "static finds of all prompt tokens 35 % in hbm; 65 % are computed." in served.out
+
+
+def test_a_kind_that_nobody_has_is_told_with_those_there_are(hosim):
+    done = hosim("import", "pytorch", "mine.py", "-o", "mine.yaml")
+    assert done.code == 2
+    assert "'pytorch' is no kind of file: use one of graph, hf, " in done.err
+    assert "did you mean 'torch'" in done.err

@@ -385,3 +385,9 @@ def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
 def test_amounts_that_are_none_are_told_at_the_option(longest, asked, told):
     with pytest.raises(ConfigError, match=told):
         hosim_api.least(longest(), field="links.*.bandwidth", **asked)
+
+
+def test_the_least_of_a_field_of_the_workload_is_refused(hosim, longest):
+    done = hosim("least", longest(), "--field", "workload.batch", "--at-most", 8)
+    assert done.code == 1
+    assert "--field: the least value is of the machine, found workload.batch; ask hosim largest" in done.err

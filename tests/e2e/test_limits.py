@@ -78,10 +78,12 @@ def test_it_is_told_and_written(hosim, story, tmp_path):
     assert {"summary.json", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
-def test_a_policy_that_does_not_run_has_no_rows(story):
+def test_a_policy_that_does_not_run_has_no_rows_and_is_told(hosim, story):
     found = hosim_api.limits(story, policies=["resident"], workers=1)
     assert found.rows == []
-    assert "Tried were" in str(found)
+    assert found.more["statuses"] == {"resident": "infeasible"}
+    done = hosim("limits", story, "--policy", "resident", "--workers", 1)
+    assert (done.code, done.err) == (1, "hosim: no row ran to its end, all are infeasible\n")
 
 
 def test_a_policy_that_nobody_has_is_refused(hosim, story):

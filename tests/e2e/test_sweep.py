@@ -11,8 +11,10 @@ import documents
 import pytest
 
 import simulator as hosim_api
+from simulator import interrupts
 from simulator.errors import ConfigError
 from simulator.policies import POLICIES
+from simulator.report.grids import Shown
 from simulator.run import grid, kept
 from simulator.run.grid import axis
 
@@ -170,7 +172,8 @@ def test_another_question_is_run_anew(scenario, monkeypatch, change):
     assert len(ran) == 2
 
 
-def test_a_sweep_that_is_stopped_goes_on(scenario, monkeypatch):
+def test_a_sweep_that_is_stopped_goes_on(scenario, folder, monkeypatch):
+    interrupts.complete.clear()
     asked, measure, ran = {BANDWIDTHS: "1..4 GB/s:4"}, grid.Cells.__call__, []
 
     def stop(self, loaded, point):
@@ -182,6 +185,7 @@ def test_a_sweep_that_is_stopped_goes_on(scenario, monkeypatch):
     monkeypatch.setattr(grid.Cells, "__call__", stop)
     with pytest.raises(KeyboardInterrupt):
         hosim_api.sweep(scenario, asked, workers=1)
+    assert interrupts.complete == [f"what was measured so far, in {folder / 'rows.sqlite'},"]
     assert len(hosim_api.sweep(scenario, asked, workers=1).rows) % 4 == 0
     assert len(ran) == 3 + 2  # the two that were measured are there
 
@@ -232,6 +236,20 @@ def test_the_folder_holds_the_rows_the_picture_and_the_documents(hosim, scenario
     summary = json.loads((out / "summary.json").read_text())
     assert list(summary["grid"]) == [text.partition("=")[0] for text in asked]
     assert len((out / "points.csv").read_text().splitlines()) == 1 + len(summary["rows"])
+
+
+@pytest.mark.parametrize(
+    ("unit", "values", "name", "first"),
+    [
+        ("ns", [500, 1500], "links.*.latency [us]", 0.5),
+        ("B/s", [16 * 10**9, 2 * 10**11], "links.*.latency [GB/s]", 16),
+        ("B", [5 * 10**5], "links.*.latency [kB]", 500),
+        (None, [3, 4], "links.*.latency", 3),
+    ],
+)
+def test_an_axis_is_drawn_in_a_handy_unit(unit, values, name, first):
+    places, said = Shown("links.*.latency", unit, values).scaled
+    assert (said, places[values[0]]) == (name, first)
 
 
 def test_a_long_table_is_written_and_not_printed(hosim, scenario):
