@@ -27,10 +27,7 @@ MOST_LINES = 50_000_000
 LONGEST_LINE_BYTES = 64_000_000
 """Most bytes of a line, and of a file that is read as a whole: an op that reads a million tensors has about half."""
 _BLOCK_BYTES = 1 << 18
-_PROGRAMS = {
-    rb"PK\x03\x04": "a zip archive, such as torch.save writes",
-    rb"\x80[\x02-\x05][^\n\x12]": "a Python pickle",
-}
+_PROGRAM = re.compile(rb"PK\x03\x04|\x80[\x02-\x05][^\n\x12]")
 """How a file begins that runs code when it is opened, or may; a message of protocol buffers goes on otherwise."""
 
 
@@ -150,10 +147,9 @@ def data_only(start: bytes, path: Path) -> None:
     ConfigError
         If it is a pickle, or an archive that may hold one.
     """
-    for sign, what in _PROGRAMS.items():
-        if re.match(sign, start):
-            must, do = "an input is data, not a program", "export it as JSON: see `hosim import --help`"
-            raise ConfigError(shown(path), must, f"{what}, which hosim never opens", do)
+    if _PROGRAM.match(start):
+        must, do = "an input is data, not a program", "export it as JSON: see `hosim import --help`"
+        raise ConfigError(shown(path), must, "a pickle, or an archive that may hold one; hosim opens neither", do)
 
 
 def unmarked(text: bytes, path: Path) -> bytes:

@@ -21,20 +21,14 @@ class _Kinds(click.Group):
 
         return list(KINDS)
 
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Make the command of a kind."""
-        from simulator.importers import KINDS
-
-        return _command(name, KINDS[name].about, KINDS[name].reader) if name in KINDS else None
-
-    def resolve_command(self, context: click.Context, args: list[str]) -> Any:
-        """Find the kind that is named, or say which there are."""
+    def get_command(self, context: click.Context, name: str) -> click.Command:
+        """Make the command of a kind, or say which kinds there are."""
         from simulator.importers import KINDS
         from simulator.units import nearest
 
-        if args[0] not in KINDS and not args[0].startswith("-"):
-            raise click.UsageError(f"{args[0]!r} is no kind of file: {nearest(args[0], tuple(KINDS))}")
-        return super().resolve_command(context, args)
+        if name not in KINDS:
+            raise click.UsageError(f"{name!r} is no kind of file: {nearest(name, tuple(KINDS))}")
+        return _command(name, KINDS[name].about, KINDS[name].reader)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the kinds without importing their readers."""

@@ -6,16 +6,13 @@ nothing that is counted, or told as dropped.
 
 from __future__ import annotations
 
-import json
 from difflib import get_close_matches
 from math import gcd, lcm
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
 from pydantic import ValidationError
 
-from simulator import inputs
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
@@ -23,11 +20,11 @@ from simulator.importers.hf_families import ALSO, FAMILIES, IRRELEVANT, TOWERS
 from simulator.importers.hf_model import Config, model_of
 from simulator.importers.hf_weights import kept_as
 from simulator.importers.imported import Imported, named
+from simulator.importers.recordings import json_of
 from simulator.inputs import shown
 from simulator.workload import Workload
 
-_MOST_BYTES = 16_000_000
-_USUAL_SEQUENCE = 4096
+_MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
 _OF_BOTH = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
 """Keys that stand outside of a ``text_config`` and hold for it, too."""
 _ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
@@ -142,27 +139,10 @@ def _routed_evenly(c: Config, model: dict[str, Any], batch: int, sequence: int) 
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    where = shown(path)
-    text = inputs.unmarked(inputs.whole(path, _MOST_BYTES), path)
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        found = _as_python_writes(text)
-        if found is None:
-            raise ConfigError(where, "a config.json is JSON", str(error), "fetch the file again") from None
+    found = json_of(path, _MOST_BYTES)
     must, do = "a config.json is an object that names its model_type", "name the file config.json of a model"
-    insist(isinstance(found, dict), where, must, f"a {type(found).__name__}", do)
+    insist(isinstance(found, dict), shown(path), must, f"a {type(found).__name__}", do)
     return dict(found)
-
-
-def _as_python_writes(text: bytes) -> Any:
-    """JSON with infinities, which Python writes though JSON has none, as in files of Nemotron-H; None if it is not."""
-    if b"Infinity" not in text and b"NaN" not in text:
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]:

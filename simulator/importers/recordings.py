@@ -9,10 +9,12 @@ The sum is the recorded time.
 from __future__ import annotations
 
 import io
+import json
 import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ MOST_VALUES = 40_000_000
 """Most values of one in JSON: short ones take many times their bytes."""
 
 
-def unpacked(path: Path) -> bytes:
+def unpacked(path: Path, most: int | None = None) -> bytes:
     """Read a recording; of an archive (``.tar``, ``.tar.gz``, ``.tgz``) the first file whose name does not hide.
 
     Raises
@@ -42,17 +44,17 @@ def unpacked(path: Path) -> bytes:
     ConfigError
         If it cannot be read, is too large or empty, or is a pickle.
     """
+    most = most or MOST_BYTES
     with inputs.opened(path, is_packed=False) as file:
         is_packed = file.read(2) == b"\x1f\x8b"
     with inputs.opened(path, is_packed=is_packed) as file:
-        data = file.read(MOST_BYTES + 1)
-    must = f"a recording has at most {MOST_BYTES:,} bytes, unpacked"
-    where = inputs.shown(path)
-    insist(len(data) <= MOST_BYTES, where, must, "more", "record fewer steps")
+        data = file.read(most + 1)
+    where, must = inputs.shown(path), f"an input has at most {most:,} bytes, unpacked"
+    insist(len(data) <= most, where, must, "more", "record fewer steps, or check that it is the right file")
     if path.name.endswith((".tar", ".tar.gz", ".tgz")):
         data = _first_file(data, where)
     inputs.data_only(data, path)
-    insist(data.strip(), where, "a recording holds something", "an empty file", "record it again")
+    insist(data.strip(), where, "a file holds something", "an empty one", "write it again")
     return data
 
 
@@ -70,17 +72,20 @@ def _first_file(data: bytes, where: str) -> bytes:
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path) -> Any:
-    """Read a recording in JSON; errors as of `unpacked`, or if it is none."""
-    data = unpacked(path)
-    values = sum(map(data.count, (b",", b"[", b"{")))
+def json_of(path: Path, most: int | None = None) -> Any:
+    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none."""
+    text = inputs.unmarked(unpacked(path, most), path)
+    values = sum(map(text.count, (b",", b"[", b"{")))
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
-        return orjson.loads(inputs.unmarked(data, path))
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
+        if b"Infinity" in text or b"NaN" in text:  # which Python writes though JSON has none
+            with suppress(ValueError, RecursionError):
+                return json.loads(text)
         where, found = f"{inputs.shown(path)}:{error.lineno}", f"{error.msg} (column {error.colno})"
-        raise ConfigError(where, "the recording is JSON", found, "record it again, or choose another file") from None
+        raise ConfigError(where, "the file is JSON", found, "write it again, or choose another one") from None
 
 
 def whole(value: object) -> int:

@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from simulator import catalog, inputs
 from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, read_requests, requests_csv
 from simulator.importers.imported import Imported, named
+from simulator.importers.recordings import json_of
 from simulator.inputs import shown
 from simulator.units import FieldError, require
 from simulator.workload import Arriving, DecoderModel, Dtypes, Request, Requests, Workload
 from simulator.workload.requests import MOST
 
-_MOST_BYTES = 400_000_000
-"""Most bytes of a file that is read as a whole."""
 _MOST_TOKENS, _MOST_MS, _SEED = 10_000_000, 10**12, 0
 _NS_PER_MS, _NS_PER_S = 10**6, 10**9
 _INFERENCE = ("compute", "weights", "experts", "kv_cache")
@@ -201,13 +199,7 @@ def _of_blocks(record: dict[str, Any], size: int, nodes: dict[tuple[int, int, ob
 
 def _sharegpt(path: Path, most: int, rate: float, characters: float) -> _Trace:
     """Read conversations: the first question and its answer are a request."""
-    where = shown(path)
-    try:
-        conversations = orjson.loads(inputs.unmarked(inputs.whole(path, _MOST_BYTES), path))
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(
-            f"{where}:{error.lineno}", "conversations are JSON", error.msg, "choose another file"
-        ) from None
+    where, conversations = shown(path), json_of(path)
     dropped, tokens = Counter[str](), list[tuple[int, int]]()
     for one in conversations:
         first = _first_turns(one)

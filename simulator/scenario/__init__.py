@@ -254,8 +254,8 @@ class Least(Largest):
 
     def _check(self) -> None:
         super()._check()
-        must, is_machines = "the least value is of the machine", not self.field.startswith(("workload.", "scenario."))
-        require(is_machines, must, self.field, "field", do="ask hosim largest for a field of the workload")
+        is_machines, do = not self.field.startswith(("workload.", "scenario.")), "ask hosim largest for such fields"
+        require(is_machines, "the least value is of the machine", self.field, "field", do=do)
 
     def _whole(self, key: str) -> int:
         stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1

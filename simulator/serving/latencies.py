@@ -18,8 +18,6 @@ from simulator.units import counted
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
-_SMALL = 0.01
-"""A smaller difference is none that somebody would notice."""
 _LONG = 0.1
 """A queue of this share of all requests when the last one comes is told."""
 _POINTS = 100

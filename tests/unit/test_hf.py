@@ -424,12 +424,12 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("", "a config.json is JSON"),
+        ("", "a file holds something, found an empty one"),
         ("[1]", "is an object that names its model_type, found a list"),
-        ("{" * 5, "a config.json is JSON"),
-        ("[" * 10_000 + "]" * 10_000, "a config.json is JSON"),
-        ('{"a": ' * 10_000 + "1" + "}" * 10_000, "a config.json is JSON"),
-        (b"\x80\x04\x95", "a config.json is JSON"),
+        ("{" * 5, "the file is JSON"),
+        ("[" * 10_000 + "]" * 10_000, "the file is JSON"),
+        ('{"a": ' * 10_000 + "1" + "}" * 10_000, "the file is JSON"),
+        (b"\x80\x04\x95", "an input is data, not a program"),
         (b"\xff\xfe{\x00}\x00", "a file is text in UTF-8"),
         ({}, "the family is known, found None; "),
         ({"model_type": 3}, "the family is known, found 3; "),
@@ -500,8 +500,8 @@ def test_infinities_as_python_writes_them_are_read(folder: Path) -> None:
     assert read(TINY | {"time_step_limit": [0.0, float("inf")]}).dropped == {"time_step_limit": 1}
     assert read(TINY | {"router_noise": float("nan")}).dropped == {"router_noise": 1}
     assert "this is a whole number" in refusal(TINY | {"hidden_size": float("inf")})
-    assert "a config.json is JSON" in refusal('{"a": Infinity')
-    assert "a config.json is JSON" in refusal('{"a": ' * 10_000 + "NaN" + "}" * 10_000)
+    assert "the file is JSON" in refusal('{"a": Infinity')
+    assert "the file is JSON" in refusal('{"a": ' * 10_000 + "NaN" + "}" * 10_000)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_other_versions_are_refused(tmp_path, version):
         ),
         (chakra(chakra_node(1, "x", 2)), "a recording has ops of a device, found none"),
         (b'{"schema": "1.1.0-chakra.0.0.4", "nodes": []}', "message 0"),
-        (b"\x80\x04\x95", "an input is data, not a program, found a Python pickle"),
+        (b"\x80\x04\x95", "an input is data, not a program, found a pickle, or an archive"),
     ],
 )
 def test_broken_traces_are_told(tmp_path, data, message):

@@ -310,15 +310,15 @@ def test_packed_files_and_archives_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.json", b"", "a recording holds something, found an empty file"),
+        ("a.json", b"", "a file holds something, found an empty one"),
         (
             "a.json",
             b"\x80\x04\x95rest",
-            "an input is data, not a program, found a Python pickle",
+            "an input is data, not a program, found a pickle, or an archive",
         ),
-        ("a.pt", b"PK\x03\x04rest", "an input is data, not a program, found a zip archive"),
-        ("a.json", b'{"schema": "1.0.1", "nodes": [', "a.json:1: the recording is JSON, found unexpected end of data"),
-        ("a.json", b"[" * 10_000 + b"]" * 10_000, "the recording is JSON, found recursion limit exceeded|is JSON"),
+        ("a.pt", b"PK\x03\x04rest", "an input is data, not a program, found a pickle, or an archive"),
+        ("a.json", b'{"schema": "1.0.1", "nodes": [', "a.json:1: the file is JSON, found unexpected end of data"),
+        ("a.json", b"[" * 10_000 + b"]" * 10_000, "the file is JSON, found recursion limit exceeded|is JSON"),
         ("a.json", b"\xff\xfe{\x00", "a file is text in UTF-8, found UTF-16"),
         ("a.json.gz", gzip.compress(b"{}")[:-9], "whose name ends in .gz is compressed by gzip, and whole"),
         ("a.tar.gz", gzip.compress(b"no archive" * 100), "a file of this name is a tar archive"),
@@ -337,7 +337,7 @@ def test_a_bomb_is_read_up_to_the_limit(tmp_path, monkeypatch):
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b" " * 10_000_000))
     with pytest.raises(
-        ConfigError, match="a recording has at most 10,000 bytes, unpacked, found more; record fewer steps"
+        ConfigError, match="an input has at most 10,000 bytes, unpacked, found more; record fewer steps"
     ):
         hosim.read_pytorch_trace(path)
 

@@ -140,7 +140,7 @@ def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
         (jsonl(MOONCAKE), {"hash_block": 16}, "names each block of 16 tokens, found 3 names for 1,100 tokens; see --"),
         (jsonl([{**MOONCAKE[0], "hash_ids": [[]]}]), {}, "hash_ids is a list of numbers, or of names"),
         (jsonl(MOONCAKE[3:]), {}, "a trace of requests has some that add a token, found none"),
-        ("[" * 10_000, {}, "conversations are JSON"),
+        ("[" * 10_000, {}, "the file is JSON"),
         ("[1, {}]", {}, "a conversation begins with a question (human) and its answer (gpt), found none that does"),
         (AZURE, {"slower": 0.0}, "--slower: it is above 0"),
         (AZURE, {"count": 0}, "--count: it is above 0"),

@@ -103,13 +103,13 @@ def test_a_kind_is_known_by_what_is_in_it_also_packed(graph, tmp_path):
     assert importers.sniff(graph) is None
 
 
-@pytest.mark.parametrize(("start", "what"), [(b"PK\x03\x04", "a zip archive"), (b"\x80\x04\x95", "a Python pickle")])
-def test_what_could_run_code_is_never_opened(tmp_path, start, what):
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x04\x95"])
+def test_what_could_run_code_is_never_opened(tmp_path, start):
     file = tmp_path / "model.pt"
     file.write_bytes(start + b"os\nsystem\n")
     readers = [KINDS[name].reader for name in KINDS if name != "torch"]
     for read in (importers.sniff, *readers):
-        with pytest.raises(ConfigError, match=rf"an input is data, not a program, found {what}"):
+        with pytest.raises(ConfigError, match="an input is data, not a program, found a pickle, or an archive"):
             read(file)
 
 
