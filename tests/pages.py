@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from simulator.cli.run import _told
+from simulator.run.results import Results
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 FILES = [README, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -28,3 +31,8 @@ def commands(text: str) -> list[str]:
     """The command lines of hosim in the shell blocks of a page, lines that go on joined."""
     lines = "\n".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
     return [line.strip() for line in lines if line.strip().startswith("hosim ")]
+
+
+def printed(results: Results) -> str:
+    """What `hosim run` prints of results, into a pipe."""
+    return "\n\n".join(_told(results, None)) + "\n"

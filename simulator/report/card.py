@@ -36,7 +36,7 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
         for name, size in zip(("weights", "persistent tensors"), kept.values(), strict=True):
             if size and name not in card and "weights" not in card:
                 card[name] = human(size, "B") + whose
-    if workload is not None and workload.model is not None:
+    if workload is not None and workload.model is not None and workload.phase != "train":
         card["KV cache"] = f"{human(workload.model.decoder.kv_elements * workload.dtypes.kv_bytes, 'B')} a token"
     if job is not None:
         card |= _arithmetic(job, None if workload is None else workload.tokens)

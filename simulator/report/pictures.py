@@ -20,7 +20,7 @@ from simulator.report import drawing
 from simulator.report.drawing import FAINT, LIMIT, SPENT, Picture, curve_styles, label, name_lanes, styled, units
 from simulator.report.panels import Map, Panel
 from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity
-from simulator.report.views import by
+from simulator.report.views import by, number
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
 """Heights of a row, and of an axis with what is written above and below it."""
@@ -252,7 +252,7 @@ def _places(ax: Axes, values: Sequence[Any], scale: str) -> dict[Any, float]:
     if len(places) <= _LABELS:
         ax.xaxis.set_major_locator(FixedLocator(list(places.values())))
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_xticklabels([f"{value:,}" if isinstance(value, int) else f"{value}" for value in places])
+        ax.set_xticklabels(list(map(number, places)))
     return places
 
 

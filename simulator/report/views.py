@@ -107,7 +107,7 @@ def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
 
 def number(value: object) -> str:
     """Write a value of an axis."""
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def largest_view(rows: Rows, question: Largest, tier: str, title: str) -> View:

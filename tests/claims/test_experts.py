@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from pages import PAGES
+from pages import PAGES, printed
 
 import simulator as hosim
 from simulator import catalog
 from simulator.errors import ScopeError
 from simulator.policies import POLICIES
-from simulator.report import tables
 from simulator.report.rows import quantity
 from simulator.run.case import prepare
 from simulator.run.row import replayed
@@ -34,7 +33,7 @@ def test_expectations_hold(results):
 
 def test_the_readme_shows_what_is_printed(results):
     (shown,) = re.findall(rf"<!-- output of: hosim run {NAME} -->\n```text\n(.*?)```", PAGES, re.DOTALL)
-    assert shown == f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
+    assert shown == printed(results)
 
 
 @pytest.mark.parametrize("evict", ["lru", "hot"])

@@ -1,12 +1,11 @@
 """What the scenarios of many ranks say in the PAGES: the baseline of eight ranks, and a pool that 384 ranks read."""
 
 import pytest
-from pages import PAGES
+from pages import PAGES, printed
 
 import simulator as hosim
 from simulator.catalog.shelf import path_of
 from simulator.formats.graph_jsonl import read
-from simulator.report import tables
 
 SUPPLY_BYTES_PER_S = 30.72e12
 PORT_BYTES_PER_S = 392e9
@@ -22,8 +21,7 @@ def held(results):
 
 def is_shown(name, results):
     """Whether the PAGES has what is printed of a scenario."""
-    printed = f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{said}\n" for said in results.sentences)
-    return f"<!-- output of: hosim run {name} -->\n```text\n{printed}```" in PAGES
+    return f"<!-- output of: hosim run {name} -->\n```text\n{printed(results)}```" in PAGES
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from pathlib import Path
 import chain
 import pytest
 import yaml
-from pages import PAGES, ROOT, blocks
+from pages import PAGES, ROOT, blocks, printed
 from parameters import count
 
 import simulator as hosim
 from simulator.catalog import read_workload
 from simulator.cli import main
-from simulator.report import tables
+from simulator.report.tables import sections
 from simulator.run.stories import layout, plan
 from simulator.run.studies import scaling
 
@@ -44,9 +44,7 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
     found = re.findall(r"<!-- output of: hosim run llama3_8b_train_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert len(found) == 2, "the README and the first tutorial"
     (shown,) = set(found)
-    results = namespace["results"]
-    table = tables.plain(list(results.values()))
-    assert shown == f"{table}\n\n" + "".join(f"{sentence}\n" for sentence in results.sentences)
+    assert shown == printed(namespace["results"])
 
 
 @pytest.mark.slow
@@ -54,7 +52,7 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
 def test_the_tables_of_fine_tuning_are_what_is_printed(name):
     (shown,) = re.findall(rf"<!-- output of: hosim run {name} -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     results = hosim.run(name)
-    assert shown == f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
+    assert shown == printed(results)
     assert all(verdict.holds for verdict in results.expectations)
 
 
@@ -64,7 +62,7 @@ def test_the_table_of_allocators_is_what_is_printed():
         r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL
     )
     results = hosim.run("llama3_8b_fragmentation_910c")
-    assert shown == f"{tables.plain(list(results.values()))}\n\n" + "".join(f"{s}\n" for s in results.sentences)
+    assert shown == printed(results)
     assert all(verdict.holds for verdict in results.expectations)
 
 
@@ -135,7 +133,7 @@ def test_every_file_that_the_first_tutorial_names_is_written(namespace):
 def test_every_column_of_the_table_is_explained(namespace):
     explained = set(re.findall(r"^\| `([^`]+)` \|", PAGES, re.MULTILINE))
     rows = list(namespace["results"].values())
-    times, causes, _ = tables.sections(rows)
+    times, causes, _ = sections(rows)
     for column in (*times, *causes):
         assert column.head in explained
 

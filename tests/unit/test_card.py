@@ -41,6 +41,7 @@ def test_a_dense_model_says_what_a_token_takes():
 
 def test_a_job_says_whose_weights_they_are_and_how_many_ranks_there_are():
     card = card_of("llama3_8b_train_2x2x2")
+    assert "KV cache" not in card, "training has none"
     assert card["weights"].endswith(" a rank")
     assert card["graph"].endswith(" in 8 ranks")
 
