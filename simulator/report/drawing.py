@@ -159,7 +159,7 @@ def label(ax: Axes, title: str = "", x: str = "", y: str = "") -> None:
     ax.set_ylabel(y, **TEXT)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)
-    ax.tick_params(colors=INK, labelsize=8)
+    ax.tick_params(which="both", colors=INK, labelsize=8)
 
 
 def name_lanes(ax: Axes, names: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from simulator.report import drawing
@@ -241,9 +241,10 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
 def _places(ax: Axes, values: Sequence[Any], scale: str) -> dict[Any, float]:
     """Where each value stands: numbers on their axis, logarithmic if they are far apart, anything else side by side."""
     if scale:
-        ax.set_xscale(scale if max(values, default=0) > _FAR * min(values, default=0) > 0 else "linear")
+        if scale == "log" and max(values, default=0) > _FAR * min(values, default=0) > 0:
+            ax.set_xscale("log", subs=(2, 5))
+            ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        ax.xaxis.set_minor_formatter(NullFormatter())
         return {value: float(value) for value in values}
     are_numbers = all(isinstance(value, int | float) for value in values)
     places = {value: float(value if are_numbers else number) for number, value in enumerate(values)}
@@ -278,11 +279,10 @@ def maps(title: str, drawn: Sequence[Map]) -> Picture:
     unit, size = units(max(every, default=1), "ns")
     norm = LogNorm(min(every) / size, max(every) / size) if len(set(every)) > 1 else None
     images = [_draw_map(ax, one, size, norm) for ax, one in zip(places, drawn, strict=True)]
-    bar = picture.colorbar(images[0], ax=places, format=FuncFormatter(lambda value, _: f"{value:g}"))
-    bar.ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    bar.set_label(f"step [{unit}]")
-    line: dict[str, Any] = {"color": drawing.INK, "linewidth": 0.8}
-    picture.head(title, {"does not run": _EMPTY, "so many times as long as the shortest step": line})
+    plain, lines = StrMethodFormatter("{x:g}"), {"color": drawing.INK, "linewidth": 0.8}
+    bar = picture.colorbar(images[0], ax=places, format=plain, label=f"step [{unit}]")
+    bar.ax.yaxis.set_minor_formatter(plain)
+    picture.head(title, {"does not run": _EMPTY, "so many times as long as the shortest step": lines})
     return picture
 
 
