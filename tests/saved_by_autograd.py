@@ -6,8 +6,9 @@ prints the table of `docs/evidence/training.md`. It needs torch and transformers
 
 A layer runs forward once, on the processor, in bf16. Counted are the storages that autograd saves, each once, but for
 those of parameters and of the tables of the rotary embedding. Attention is PyTorch's own flash kernel
-(``scaled_dot_product_attention`` without a mask), experts run grouped (``grouped_mm``). ``eager`` is the module as
-transformers has it; in ``fused`` each norm is one function that saves its input, as fused kernels do.
+(``scaled_dot_product_attention`` without a mask), or one of `published_kernels`; experts run grouped (``grouped_mm``).
+``eager`` is the module as transformers has it; in ``fused`` each norm is one function that saves its input, as fused
+kernels do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from published_kernels import Chosen, Lightning
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -70,6 +72,15 @@ FAMILIES = {
     ),
     "deepseek_v3 dense": Family("DeepseekV3", "deepseek_v3", _DEEPSEEK, MLA, DENSE),
     "deepseek_v3 experts": Family("DeepseekV3", "deepseek_v3", _DEEPSEEK, MLA, _EXPERTS, 1, {"router": "fp32"}),
+    "deepseek_v32": Family(
+        "DeepseekV32", "deepseek_v32", _DEEPSEEK | {"index_topk": 32, "index_head_dim": 64, "index_n_heads": 4},
+        MLA | {"indexer": {"heads": 4, "head_size": 64, "top": 32}}, DENSE,
+    ),
+    "minimax": Family(
+        "MiniMax", "minimax",
+        ALIKE | {"num_local_experts": 8, "num_experts_per_tok": 2, "layer_types": ["linear_attention"] * 2},
+        {"kind": "linear", "heads": 8, "head_size": 64}, {"kind": "experts", "routed": 8, "top_k": 2, "width": F},
+    ),
 }  # fmt: skip
 
 
@@ -83,7 +94,7 @@ class Case(NamedTuple):
 
 CASES = [
     *(Case(family) for family in FAMILIES),
-    *(Case(family, "fused") for family in ("llama", "qwen2", "qwen3", "mixtral", "olmoe", "qwen3_moe")),
+    *(Case(family, "fused") for family in ("llama", "qwen2", "qwen3", "mixtral", "olmoe", "qwen3_moe", "minimax")),
     *(Case("llama", "eager", option) for option in ("lora", "frozen", "checkpoint", "fp32")),
     *(Case("llama", "fused", option) for option in ("lora", "frozen", "checkpoint", "fp32")),
     *(Case("qwen3", "eager", option) for option in ("lora", "frozen")),
@@ -161,6 +172,8 @@ def of_transformers(case: Case) -> Torch:
     rotary = getattr(module, f"{family.prefix}RotaryEmbedding")(config)
     for one in layer.parameters():
         nn.init.normal_(one, std=0.02)
+    for name, by in (("MiniMaxLightningAttention", Lightning), ("DeepseekV32Attention", Chosen)):
+        _replaced(layer, lambda _, one, name=name: type(one).__name__ == name, by)
     if case.option in ("lora", "frozen"):
         layer.requires_grad_(requires_grad=False)
     if case.option == "lora":
@@ -228,8 +241,9 @@ def products_by_torch(case: Case) -> tuple[int, int]:
 
 
 def products_by_hosim(case: Case) -> tuple[int, int]:
-    """The same of the second layer, but for routed experts: PyTorch's counter does not know their grouped products."""
+    """The same of the second layer, but for routed experts and products by heads, which PyTorch counts otherwise."""
     routed = ("/ffn.gate", "/ffn.up", "/ffn.down") if "routed" in FAMILIES[case.family].feed_forward else ()
+    routed += ("/attn.k_b", "/attn.v_b") if "indexer" in FAMILIES[case.family].attention else ()
     ops = [op for op in graph_of(case).ops if op.op_class == "matmul" and op.name.startswith("L01/")]
     ops = [op for op in ops if not any(name in op.name for name in routed)]
     forward, backward = (sum(op.flops for op in ops if op.phase == phase) for phase in ("forward", "backward"))

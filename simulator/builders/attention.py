@@ -1,7 +1,7 @@
 """Attention: the kinds that a workload can name, each from the normed input to what ``attn.o`` takes.
 
-In training a whole sequence attends to itself (`at_once`; the closed forms are in `stage`); at inference new tokens do,
-to themselves and to what is cached (`attended`).
+In training a whole sequence attends to itself (`at_once`); at inference new tokens do, to themselves and to what is
+cached (`attended`).
 
 Let n be the new tokens of a sequence, c those cached, and P = n * c + n * (n + 1) / 2 the pairs that attend.
 
@@ -61,13 +61,13 @@ window at 65,536 tokens). A block has the keys of all groups, and is fetched and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import TENSOR, numbered
-from simulator.errors import ConfigError
+from simulator.builders.weights import numbered
 from simulator.graph import Late
 from simulator.workload import Gqa, Indexer, Linear, Mla, Sparse
 
@@ -118,62 +118,6 @@ def sink_logits(t: Tape) -> list[str]:
     return [t.held[t.weight("attn.sinks").name]]
 
 
-def at_once(t: Tape, x: str) -> str:
-    """Attend to a whole sequence without a cache, each rank with its heads; with gradients in training."""
-    part, sequence = t.layer.attention, t.workload.sequence
-    key, value = part.key_and_value
-    if isinstance(part, Gqa):
-        of_heads, of_all = projected(t, x), list[str]()
-    elif isinstance(part, Linear):
-        must, do = "linear attention reads a cache", "choose phase prefill or decode"
-        raise ConfigError(t.where, must, f"phase {t.workload.phase}", do)
-    else:
-        q, latent = _latent(t, part.of_one(t.mesh.size(TENSOR)), x)
-        of_heads, of_all = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
-        if t.workload.kernels == "eager":
-            of_heads, of_all = [q, _whole_keys(t, part, of_heads[1], latent), of_heads[2]], []
-    here = t.cut(max((t.layout(x).tensor_map[1] for x in of_heads), key=len))
-    taken, sinks = [*(t.to(x, here) for x in of_heads), *of_all], sink_logits(t)
-    context = t.tensor("attn.core.out", part.width, here)
-    statistics = [t.tensor("attn.core.lse", part.heads, here, FP32_BYTES)] if t.is_forward else []
-    most = min(sequence, (part.window or sequence) + part.sinks)
-    pairs = t.elements(context) * most * (2 * sequence - most) // (sequence * value)  # twice those of all heads
-    t.op("attn.core", [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
-
-    def back(dy: str) -> None:
-        dy, *saved = (t.to(x, here) for x in (dy, *of_heads))
-        grads = [t.add(f"{x}.grad", t.spread[one]) for x, one in zip(of_heads, saved, strict=True)]
-        summed = t.cut(partial=here.tensor_map[1])
-        shared = [t.add(f"{x}.grad", t.spread[x]._replace(layout=summed)) for x in of_all]
-        old, new = t.grad(t.weight("attn.sinks"), here.tensor_map[0]) if sinks else ([], [])
-        reads, size_bytes = [*saved, *of_all, context, *statistics, dy, *sinks, *old], t.made_bytes(*statistics)
-        flops, writes = pairs * (3 * key + 2 * value), [*grads, *shared, *new]
-        t.op("attn.core", reads, writes, op_class="attention", flops=flops, workspace_bytes=size_bytes)
-        whole = (t.to(grad, t.layout(x).whole) for grad, x in zip(grads, of_heads, strict=True))
-        t.give([*of_heads, *of_all], [*whole, *shared])
-
-    t.record(context, back)
-    if (
-        isinstance(part, Mla) and t.workload.kernels == "eager"
-    ):  # heads stand before tokens, as in what was put together
-        return t.vector("attn.copy", [context], saves=False)
-    return context
-
-
-def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
-    """Keys of heads with the rotary part of each its own; what they are made of is saved, as values are views of it."""
-    out = t.tensor("attn.keys.out", part.heads * part.key_and_value[0], t.layout(k))
-    t.op("attn.keys", [k, latent], [out])
-
-    def back(dy: str) -> None:
-        summed = t.spread[latent]._replace(layout=t.cut(partial=t.layout(k).tensor_map[1]))
-        grads = [t.add(f"{k}.grad", t.spread[k]), t.add(f"{latent}.grad", summed)]
-        t.op("attn.keys", [dy, k], grads)
-        t.give([k, latent], grads)
-
-    return t.record(out, back)
-
-
 def attended(t: Tape, cache: Cache, x: str) -> str:
     """Attend as the model's part says, from the normed input to what the output projection takes.
 
@@ -181,7 +125,7 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
     """
     part = t.attention
     if isinstance(part, Linear):
-        return _linear(t, part, cache, x)
+        return linear(t, x, partial(_through_state, t, part, cache))
     indexer = part.indexer if isinstance(part, Mla) else None
     is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None or indexer is not None)
     if isinstance(part, Gqa):
@@ -204,14 +148,22 @@ def attended(t: Tape, cache: Cache, x: str) -> str:
     return t.multiply("attn.v_b", [out], t.made_bytes(out)) if is_absorbed else out
 
 
-def _linear(t: Tape, part: Linear, cache: Cache, x: str) -> str:
-    """Add the new tokens to the state of each head, and read it."""
-    taken = [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
-    size, new, state = part.head_size, cache.span.new, cache.state
+def linear(t: Tape, x: str, core: Callable[[list[str]], str]) -> str:
+    """Lightning attention about its core, which goes from activated q, k and v to what heads put out."""
+    out = core([t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"])
+    return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
+
+
+def linear_flops(t: Tape, part: Linear, out: str, new: int) -> int:
+    """Work of the core of lightning attention that puts this out, over so many tokens of each sequence [FLOP]."""
     whole, left = divmod(new, part.block)
     pairs = whole * (part.block * (part.block + 1) // 2) + left * (left + 1) // 2
-    flops = 4 * cache.batch * part.heads * size * (new * size + pairs)
-    state_bytes = cache.batch * part.state * FP32_BYTES
+    return 4 * t.elements(out) // new * (new * part.head_size + pairs)
+
+
+def _through_state(t: Tape, part: Linear, cache: Cache, taken: list[str]) -> str:
+    """Add the new tokens to the state of each head, and read it."""
+    state, state_bytes = cache.state, cache.batch * part.state * FP32_BYTES
     before = [state] if cache.span.cached else []
     if not before:
         t.graph.tensor(state, state_bytes, "kv_cache")
@@ -219,15 +171,16 @@ def _linear(t: Tape, part: Linear, cache: Cache, x: str) -> str:
         t.declare(state, state_bytes, "kv_cache")
     out = t.of_heads("attn.core.out", part.width)
     t.op(
-        "attn.core", [*taken, *before], [out, state], op_class="attention", flops=flops,
+        "attn.core", [*taken, *before], [out, state], op_class="attention",
+        flops=linear_flops(t, part, out, cache.span.new),
         read_bytes=t.made_bytes(*taken) + len(before) * state_bytes, write_bytes=t.made_bytes(out) + state_bytes,
     )  # fmt: skip
-    return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
+    return out
 
 
 def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     """Attend with a key and a value for each head, made from the latents."""
-    q, latent = _latent(t, part, x)
+    q, latent = latents(t, part, x)
     rows, taken = cache.batch * (cache.seen + cache.span.new), [latent, *cache.held]
     latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
     read_bytes = part.kv_lora_rank * latents_bytes
@@ -241,7 +194,7 @@ def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
 
 def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
     """Attend to the latents themselves."""
-    q, latent = _latent(t, part, x)
+    q, latent = latents(t, part, x)
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.latent
     absorbing = t.multiply("attn.k_b", [q], nope, width=t.layer.attention.heads * part.kv_lora_rank)
@@ -252,10 +205,7 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
 
 def _chosen(t: Tape, part: Mla, about: Indexer, cache: Cache, query: Query, x: str) -> str:
     """Attend to the tokens that score best."""
-    q, weights = t.linear("attn.index.q", t.name("attn.q_a_norm.out")), t.linear("attn.index.weights", x)
-    k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
-    t.turned("rope.index.q", q, about.heads * part.qk_rope)
-    t.turned("rope.index.k", k, part.qk_rope)
+    q, weights, k = indexed(t, part, about, x)
     made, span, there = [*query.new, k], cache.span, sorted({*cache.held}.intersection(cache.added))
     t.op("attn.cache", [*made, *there], cache.added, read_bytes=t.made_bytes(*made), write_bytes=cache.added_bytes)
     key_bytes, held = about.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
@@ -270,7 +220,17 @@ def _chosen(t: Tape, part: Mla, about: Indexer, cache: Cache, query: Query, x: s
     return out
 
 
-def _latent(t: Tape, part: Mla, x: str) -> tuple[str, str]:
+def indexed(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
+    """Queries, weights of heads, and keys of an indexer, from inputs to which no gradient goes back."""
+    x, latent = t.detached(x), t.detached(t.name("attn.q_a_norm.out"))
+    q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
+    k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
+    t.turned("rope.index.q", q, about.heads * part.qk_rope)
+    t.turned("rope.index.k", k, part.qk_rope)
+    return q, weights, k
+
+
+def latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
     """Queries of all heads, and of each token the latent with the rotary part of the key; rope works in place."""
     if part.q_lora_rank:
         q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))

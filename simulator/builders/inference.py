@@ -35,7 +35,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from simulator.builders.attention import at_once, attended, projected, sink_logits
+from simulator.builders.at_once import at_once
+from simulator.builders.attention import attended, projected, sink_logits
 from simulator.builders.cache import Cache, Room, Span, Store
 from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import ID_BYTES, Tape, starts

@@ -77,6 +77,7 @@ class Sheet:
         self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
         self.spread: dict[str, Spread] = {}
         self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
+        self._detached: dict[str, str] = {}  # another name of a tensor, for those to whom it wants no gradient
         self._changed: dict[tuple[str, Layout, str], str] = {}
         self._groups: set[str] = set()
 
@@ -130,6 +131,12 @@ class Sheet:
         if not self.again:  # else it is declared when it is known that it is made
             self.graph.tensor(name, self.made_bytes(name), kind)
         return name
+
+    def detached(self, name: str) -> str:
+        """Give a tensor another name, by which it is read without a gradient that goes back to it."""
+        other = f"{name}.detached"
+        self.spread[other], self._detached[other] = self.spread[name]._replace(origin=""), name
+        return other
 
     def elements(self, name: str) -> int:
         """How many elements of a tensor this rank holds."""
@@ -190,9 +197,11 @@ class Sheet:
         more.setdefault("dtype", self.workload.dtypes.compute)
         if more.get("flops"):
             more.setdefault("op_class", "matmul")
-        op = self.op_name(name), [*reads], [*writes], "collective" if more.get("collective") else "compute"
-        if self.is_forward and not self.wanting.isdisjoint(op[1]):
-            self.wanting.update(op[2])
+        reads, made = [*reads], [*writes]
+        if self.is_forward and not self.wanting.isdisjoint(reads):
+            self.wanting.update(made)
+        names = [self._detached.get(x, x) for x in reads]
+        op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
         if self.due is None:
             self.graph.op(*op, **more)
         else:

@@ -78,10 +78,10 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate, pairwise
 
-from simulator.builders.attention import at_once
+from simulator.builders.at_once import at_once
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import Tape, starts
-from simulator.builders.weights import BATCH, Laid, blocks, is_matrix, stage_layers
+from simulator.builders.weights import BATCH, Laid, blocks, is_matrix, passes_on, stage_layers
 from simulator.graph import CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
@@ -284,7 +284,7 @@ class Stage:
         own = laid._replace(weights={block: laid.weights[block] for block in blocks})
         self.tape, self.parallel = Tape(own, name), laid.workload.parallel
         before = [*laid.weights][: [*laid.weights].index(blocks[0])]
-        self.tape.has_trained_before = any(one.is_trained for name in before for one in laid.weights[name].values())
+        self.tape.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
         self.micros = starts("mb", self.parallel.micro_batches)
         self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> what it put out; "" is what came in
         self.unsent: tuple[str, str] | None = None

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import compress, takewhile
+from math import prod
 
 from simulator.builders.sheet import Sheet, Spread, laid_out
-from simulator.builders.weights import ADAPTER, Laid, numbered
+from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
+from simulator.errors import ConfigError
 from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight
 from simulator.workload import Experts
@@ -115,7 +117,8 @@ class Tape(Sheet):
 
     def turned(self, name: str, x: str, width: int) -> None:
         """Give so many elements of each row their rotary embedding in place; the gradient is turned back in place."""
-        turned_bytes = self.own_tokens * width * self.element_bytes
+        cut = self.mesh.size(self.layout(x).tensor_map[-1])
+        turned_bytes = self.elements(x) * cut // self.spread[x].width * width * self.element_bytes
 
         def turn(y: str) -> None:
             self.op(name, [y], [y], read_bytes=turned_bytes, write_bytes=turned_bytes)
@@ -127,14 +130,29 @@ class Tape(Sheet):
         turn(x)
         self.record(x, back)
 
-    def linear(self, name: str, x: str, weight: Weight | None = None) -> str:
+    def linear(self, name: str, x: str, weight: Weight | None = None, *, heads: int = 0) -> str:
         """Multiply rows, or the first elements of them, by a weight; what comes out is cut, or a summand, as that is.
 
         So is the gradient of what it took. At inference as many experts are read as are expected to be chosen. What an
         adapter makes of the same rows (LoRA, arXiv 2106.09685) is added.
+
+        Parameters
+        ----------
+        name, x, weight
+            The op, what it takes, and its weight; default: the one of that name.
+        heads
+            Elements of a row that comes out, if each head's part of a row is multiplied by its own part of the weight.
+
+        Raises
+        ------
+        ConfigError
+            If an adapter stands beside a weight that is multiplied by heads.
         """
         if f"{name}.{ADAPTER[0]}" not in self.weights[self.block]:
-            return self._linear(name, x, weight or self.weight(name))
+            return self._linear(name, x, weight or self.weight(name), heads)
+        if heads:
+            must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
+            raise ConfigError(self.where, must, f"{name}, which is absorbed by heads", do)
         out, added = self._linear(name, x, self.weight(name)), x
         for part in ADAPTER:
             added = self._linear(f"{name}.{part}", added, self.weight(f"{name}.{part}"))
@@ -150,28 +168,32 @@ class Tape(Sheet):
 
         return self.record(out, back)
 
-    def _linear(self, name: str, x: str, weight: Weight) -> str:
+    def _linear(self, name: str, x: str, weight: Weight, heads: int = 0) -> str:
         bias = f"{name}.bias"
         weights = [weight, *([self.weight(bias)] if bias in self.weights[self.block] else [])]
         names = [self._ready(name, weight), *(self.held[one.name] for one in weights[1:])]
         *experts, inner, outer = weight.layout.tensor_map
-        *_, inputs, outputs = weight.shape
+        *many, inputs, outputs = weight.shape
+        rows, width, _, size, _ = self.spread[x]
         if weight.name.startswith("embed/"):  # a tied table is used transposed
             inner, outer, inputs, outputs = outer, inner, outputs, inputs
+        sums, shares = inner, outer
+        if heads:
+            inner, inputs, outputs, sums, shares = outer, width, heads, (), ()
         tokens = tuple(axis for axis in self.layout(x).tensor_map[-2] if axis not in weight.layout.cut)
         taken, made = (laid_out(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
         inside = self.to(x, taken)
-        rows, used = self.spread[x].rows, self.elements(inside) * inputs // self.spread[x].width
-        flops = 2 * used * (outputs // self.mesh.size(outer))
-        size = self.spread[x].element_bytes
-        out = self.tensor(f"{name}.out", outputs, laid_out(self.mesh, made.tensor_map, inner), size, rows)
+        held, used = self.elements(inside), self.elements(inside) * inputs // width
+        each = weight.parameters * self.mesh.size(experts[0] if experts else ()) // prod(many)
+        flops = 2 * (held * self.mesh.size(inner) // width) * each
+        out = self.tensor(f"{name}.out", outputs, laid_out(self.mesh, made.tensor_map, sums), size, rows)
         read_bytes = used * self.element_bytes + sum(map(self.read_bytes, weights))
         self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes)
 
         def back(dy: str) -> None:
             dy, dx = self.to(dy, made), list[str]()
             if self.wants(x):
-                there = laid_out(self.mesh, taken.tensor_map, outer)
+                there = laid_out(self.mesh, taken.tensor_map, shares)
                 dx = [self.tensor(f"{name}.in.grad", inputs, there, size, rows)]
                 self.op(f"{name}.dgrad", [dy, self._ready(name, weight)], dx, flops=flops)
             if any(one.is_trained for one in weights):
@@ -229,11 +251,9 @@ class Tape(Sheet):
             backs[-ops:] = backs[: -ops - 1 : -1]
 
     def goes_back(self, block: str) -> bool:
-        """Whether a block has a backward: a weight of it is trained, or one before it."""
+        """Whether a gradient goes through a block: a weight of it is trained, or one before it."""
         blocks = takewhile(lambda name: name != block, self.weights)
-        return self.has_trained_before or any(
-            one.is_trained for b in (*blocks, block) for one in self.weights[b].values()
-        )
+        return self.has_trained_before or any(passes_on(self.weights[b]) for b in (*blocks, block))
 
     def go_back(self, block: str) -> None:
         """Make all gradients of a block, the last op first."""
@@ -271,7 +291,9 @@ class Tape(Sheet):
             self.go_back(self.block)
             self._catch_up()
 
-        return self.record(out, back)
+        trained = (self.held[one.name] for one in self.weights[self.block].values() if learns_apart(one))
+        self.record(out if out in self.wanting else next(trained, out), back)
+        return out
 
     def _catch_up(self) -> None:
         """Write down the backward of a segment; of the ops that run again those that others need."""

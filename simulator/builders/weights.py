@@ -202,6 +202,16 @@ def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and not name.endswith(".bias")
 
 
+def learns_apart(weight: Weight) -> bool:
+    """Whether a weight is trained by the loss of an indexer alone."""
+    return weight.is_trained and "/attn.index." in weight.name
+
+
+def passes_on(weights: dict[str, Weight]) -> bool:
+    """Whether gradients go on through what has these weights: one is trained, and does not learn apart."""
+    return any(one.is_trained and not learns_apart(one) for one in weights.values())
+
+
 def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -209,7 +219,8 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 def _check_trained(laid: Laid, frozen: tuple[str, ...]) -> None:
     """Refuse patterns that no weight fits, and a step that trains nothing."""
     where, names = f"workload {laid.workload.name}", tuple(laid.by_name)
-    targets = laid.workload.lora.targets if laid.workload.lora else ()
+    lora = laid.workload.lora
+    targets = lora.targets if lora and "targets" in lora.model_fields_set else ()
     part = dict(kv for block in laid.layers for kv in laid.weights[block].items())
     linears = tuple(name for name, one in part.items() if is_matrix(name, one.shape))
     for key, patterns, known in (("frozen", frozen, names), ("lora.targets", targets, linears)):

@@ -239,11 +239,6 @@ class Workload(Document):
         """Refuse parts whose backward is not built."""
         must, found = "training is built without what only inference has", "backward of sparse attention is not built"
         require(attention.sparse is None, must, found, "model", "attention", "sparse", do="remove sparse")
-        found = "backward of linear attention is not built"
-        require(not isinstance(attention, Linear), must, found, "model", "attention", "kind", do="choose another phase")
-        chooses = isinstance(attention, Mla) and attention.indexer is not None
-        found = "backward of attention to chosen tokens is not built"
-        require(not chooses, must, found, "model", "attention", "indexer", do="remove indexer")
         for key in ("ranks", "buffers"):
             do = "remove it; parallel.expert says how experts lie on ranks"
             usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default

@@ -92,11 +92,12 @@ class Lora(Part):
         Width between the two matrices of an adapter.
     targets
         Patterns of linears of a layer (``attn.q``, ``ffn.*``) that have one; default: the queries and values of LoRA's
-        own experiments (section 4.2).
+        own experiments (section 4.2) and of PEFT's defaults. Latent attention has no such, and PEFT names none for it;
+        there, by choice, what makes queries of heads (``attn.q_b``, or ``attn.q``), and the latent (``attn.kv_a``).
     """
 
     rank: Count
-    targets: tuple[str, ...] = ("attn.q", "attn.v")
+    targets: tuple[str, ...] = ("attn.q", "attn.v", "attn.q_b", "attn.kv_a")
 
 
 class Checkpoint(Part):

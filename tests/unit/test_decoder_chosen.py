@@ -91,7 +91,6 @@ def test_blocks_of_the_cache_are_all_read() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"phase": "train"}, "backward of attention to chosen tokens is not built"),
         ({"attention": {"q_lora_rank": None}}, "an indexer scores with the latent of queries"),
         ({"attention": {"window": 4}}, "an indexer scores with the latent of queries, and stands alone"),
     ],

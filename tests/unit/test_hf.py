@@ -76,8 +76,6 @@ DSA = LATENT | {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2}
 def test_sample_files_become_workloads(file: Path, phase: str) -> None:
     if phase == "requests" and "eep" in file.stem + "eep" * ("Kimi" in file.stem):
         pytest.skip("requests are served by gqa")
-    if phase == "train" and "V3.2" in file.stem:
-        pytest.skip("backward of attention to chosen tokens is not built")
     options = {} if phase in ("requests", "train") else {"sequence": 1024}
     found = hosim.read_hf(file, phase=phase, **options)
     assert found.workload.phase == phase
@@ -482,7 +480,6 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
 
 
 def test_phases_that_are_not_built_for_a_model_say_so(folder: Path) -> None:
-    assert "backward of attention to chosen tokens is not built" in refusal(kind("deepseek_v32", **DSA), phase="train")
     assert "requests are served by" in refusal(kind("deepseek_v3", **LATENT), phase="requests")
     near = kind("mistral", sliding_window=8)
     found = refusal(near, phase="requests")
@@ -614,8 +611,6 @@ RUNNING = {
     ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_what_is_imported_runs_under_checked_plans(name: str, options: dict[str, Any], folder: Path) -> None:
-    if name in ("deepseek_v32", "minimax") and options["phase"] == "train":
-        pytest.skip("backward of attention to chosen tokens, and of linear attention, is not built")
     if name == "gemma3":
         options = {key: value for key, value in options.items() if key != "experts"}
     read(RUNNING[name], batch=2, sequence=32, **options).write("mine.yaml")

@@ -163,6 +163,20 @@ def adapted(*targets: str) -> int:
     return sum(RANK * sum(LINEARS[name]) for name in targets)
 
 
+WHOLE = {key: size for key, size in MLA.items() if key != "q_lora_rank"}
+LINEAR = {"kind": "linear", "heads": 4, "head_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [(GQA, {"q", "v"}), (LINEAR, {"q", "v"}), (MLA, {"q_b", "kv_a"}), (WHOLE, {"q", "kv_a"})],
+)
+def test_which_linears_have_adapters_depends_on_the_attention(attention: dict[str, Any], expected: set[str]) -> None:
+    graph = build(workload(attention, lora={"rank": RANK}))
+    found = {name.split("/")[1].split(".")[1] for name in sizes(graph, "gradient")}
+    assert found == expected
+
+
 @pytest.mark.parametrize("targets", [("attn.q", "attn.v"), ("attn.*",), ("attn.*", "ffn.*")])
 def test_adapters_alone_are_trained(targets: tuple[str, ...]) -> None:
     graph = build(workload(lora={"rank": RANK, "targets": targets}))
