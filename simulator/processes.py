@@ -11,11 +11,13 @@ process can be started, its work is done in this one.
 from __future__ import annotations
 
 import gc
+import io
 import os
+import pickle
 import signal
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -150,6 +152,87 @@ def aside() -> Iterator[Aside]:
         calls = Aside(started)
         yield calls
         calls.finish()
+
+
+Told = Callable[..., None]
+"""Called now and then with how far a call is."""
+
+
+def forked(
+    calls: Sequence[Callable[[Told], Any]], tell: Told, shared: Sequence[Any] = ()
+) -> Generator[Any, None, None]:
+    """Do calls in forks of this process, as many at a time as there are cores; they end when it is closed.
+
+    A single call is done here, and so is what cannot be forked, or not safely.
+
+    Parameters
+    ----------
+    calls
+        Each is called with what tells how far it is. What it returns, raises and tells can be pickled.
+    tell
+        Told here what a call tells.
+    shared
+        Objects of this process that are not copied where they are part of what a call returns.
+
+    Yields
+    ------
+    object
+        What came of each call, in their order.
+    """
+    known, todo = {id(one): one for one in shared}, deque(enumerate(calls))
+    at_work, done, most = dict[Connection, int](), dict[int, Any](), os.cpu_count() or 1
+    with _ending() as started:
+        for number in range(len(calls)):
+            while number not in done:
+                while todo and len(calls) > 1 and len(at_work) < most and _can_fork():
+                    try:
+                        here = _opened(started, get_context("fork").Process, _call, todo[0][1], known)
+                    except OSError:
+                        break
+                    at_work[here] = todo.popleft()[0]
+                if not at_work:
+                    done[number] = todo.popleft()[1](tell)
+                ready = wait(at_work) if at_work else ()
+                for here in [one for one in at_work if one in ready]:
+                    about, outcome = _told(here)
+                    if about is None:
+                        tell(*outcome)
+                    else:
+                        done[at_work.pop(here)] = _Read(io.BytesIO(outcome), known).load()
+            yield done.pop(number)
+
+
+def _call(there: Connection, do: Callable[[Told], Any], known: Mapping[int, Any]) -> None:
+    """In a fork: tell how far a call is, and at the end what came of it."""
+
+    def written() -> tuple[bool, bytes]:
+        text = io.BytesIO()
+        _Written(text, known).dump(do(lambda *how_far: there.send(((None, how_far), None))))
+        return True, text.getvalue()
+
+    _tell(there, written)
+
+
+class _Written(pickle.Pickler):
+    """Writes what is known in both processes by its place in memory, which a fork leaves as it is."""
+
+    def __init__(self, file: io.BytesIO, known: Mapping[int, Any]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._known = known
+
+    def persistent_id(self, value: Any) -> int | None:
+        return id(value) if id(value) in self._known else None
+
+
+class _Read(pickle.Unpickler):
+    """Reads what `_Written` wrote."""
+
+    def __init__(self, file: io.BytesIO, known: Mapping[int, Any]) -> None:
+        super().__init__(file)
+        self._known = known
+
+    def persistent_load(self, number: int) -> Any:
+        return self._known[number]
 
 
 class Taker(Protocol):

@@ -44,7 +44,8 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     case = read(scenario, set=more["set"], trace="none" if more["no_trace"] else None)
     with nullcontext() if out is None else writing(out) as pages:  # each row is written while the next ones run
         with Shown() as progress:
-            results = run_case(case, more["policies"] or None, progress, None if pages is None else pages.add)
+            each = None if pages is None else pages.add
+            results = run_case(case, more["policies"] or None, progress, each, aside=True)
         if pages is not None:
             results.finish(pages)
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)

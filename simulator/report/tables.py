@@ -29,6 +29,8 @@ WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
 """Columns of what compute waits for."""
 SELDOM_S = 30
 """Where there is no terminal, so long passes between two lines of progress [s]; what is done sooner says nothing."""
+OFTEN_S = 0.1
+"""On a terminal, the bar is drawn anew so often [s], by no thread: beside one, rows could not be forked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,19 +227,22 @@ class Shown:
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
             self._task = self._bar.add_task("reading", total=None)
             self._bar.start()
         return self._tell
 
     def _tell(self, label: str, done: int, total: int) -> None:
+        now_s = monotonic()
+        if now_s < self._told_s + (SELDOM_S if self._bar is None else OFTEN_S):
+            return
+        self._told_s = now_s
         if self._bar is not None:
-            self._bar.update(self._task, description=label, completed=done, total=total or None)
-        elif (now_s := monotonic()) >= self._told_s + SELDOM_S:
-            self._told_s = now_s
-            much = f", {done:,} of {total:,}" if total else ""
-            sys.stderr.write(f"hosim: after {now_s - self._begun_s:,.0f} s: {label}{much}\n")
-            sys.stderr.flush()
+            self._bar.update(self._task, description=label, completed=done, total=total or None, refresh=True)
+            return
+        much = f", {done:,} of {total:,}" if total else ""
+        sys.stderr.write(f"hosim: after {now_s - self._begun_s:,.0f} s: {label}{much}\n")
+        sys.stderr.flush()
 
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:

@@ -116,6 +116,8 @@ def run_case(
     policies: Policies | None = None,
     progress: Progress | None = None,
     each: Callable[[Result], None] | None = None,
+    *,
+    aside: bool = False,
 ) -> Results:
     """Replay a case under some policies.
 
@@ -127,9 +129,12 @@ def run_case(
         As for `run`.
     each
         Called with each row when it is there; only how it compares with others is added to it later.
+    aside
+        Whether rows run in forks of this process, as many at a time as there are cores. Functions as policies then
+        leave nothing here but what they decide.
     """
     progress = progress or silent
-    results, question = rows_of(case, policies, progress, each), case.loaded.scenario.question
+    results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
     if question is None:
         return Results(case, results)
     found = searched(case.loaded, question, policies, progress)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from simulator import metrics, referee
 from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, ScopeError
-from simulator.plan import Plan
+from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
-from simulator.processes import beside
+from simulator.processes import beside, forked
 from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step
 from simulator.run.advice import advised
 from simulator.run.case import Case, Policies, execute
@@ -36,21 +37,31 @@ def rows_of(
     each: Callable[[Result], None] | None = None,
     *,
     advice: bool = True,
+    aside: bool = False,
 ) -> list[Result]:
     """Run rows, and say how much slower each is than the fastest one, and than compute alone.
 
     Parameters
     ----------
-    case, policies, progress, each
+    case, policies, progress, each, aside
         As for `simulator.run.run_case`.
     advice
         Whether levers are looked for where a row does not fit.
     """
-    results = []
-    for label, decide in case.rows(policies).items():
-        results.append(row_of(case, label, decide, progress, advice=advice))
-        if each is not None:
-            each(results[-1])
+    rows, results = case.rows(policies), list[Result]()
+
+    def ran(label: str, decide: Policy, tell: Progress) -> Result:
+        row = row_of(case, label, decide, tell, advice=advice)
+        return replace(row, plans=tuple(map(_decided_before, row.plans))) if aside else row
+
+    calls = [partial(ran, label, decide) for label, decide in rows.items()]
+    cases = {id(one): one for one in map(case.of, rows)}.values()
+    shared = [part for one in cases for part in (one, one.job, *one.job.graphs, one.hardware)]
+    with closing(forked(calls, progress, shared)) if aside else nullcontext(call(progress) for call in calls) as found:
+        for result in found:
+            results.append(result)
+            if each is not None:
+                each(result)
     best = next((row.summary["step_ns"] for row in by_step(results)), 0)
     for row in results:
         if row.is_ok and best:
@@ -58,6 +69,15 @@ def rows_of(
             compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
     return results
+
+
+def _decided_before(plan: Plan) -> Plan:
+    """The plan as another process can know it: without what decided while it ran."""
+    return plan if plan.fixed is not None else replace(plan, actions=_over)
+
+
+def _over(view: View) -> Iterator[Code]:
+    raise InvariantError("a reactive plan", "a plan decides in the process that runs it", "another", "run it again")
 
 
 def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool = True) -> Result:
@@ -232,7 +252,7 @@ def replayed(
         "may_repeat": ran.repeats if ran else metrics.repeats(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
     }
-    is_kept = trace.status != "ok" or _keep_program(case, plans, trace, ran)
+    is_kept = not case.asks_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
     is_bounded = is_kept and case.asks_bounds
     bound = case.bound(**kind) if is_bounded else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)

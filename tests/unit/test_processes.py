@@ -170,6 +170,45 @@ def test_what_is_taken_beside_is_the_same_where_nothing_can_be_forked(refuse, tm
     _script(f"HERE = {refuse}\n" + _FORKED * refuse + _TAKER, tmp_path)
 
 
+_CALLS = """
+from simulator.processes import forked
+class Held:
+    pass
+held, told = Held(), []
+def call(number, tell):
+    tell("call", number)
+    time.sleep(0.3 * (number == 0))
+    return number, os.getpid(), held, [number] * 3
+found = list(forked([partial(call, number) for number in range(COUNT)], lambda *how_far: told.append(how_far), [held]))
+assert [number for number, *_ in found] == list(range(COUNT))
+assert all(one is held and more == [number] * 3 for number, _, one, more in found)
+assert sorted(told) == [("call", number) for number in range(COUNT)]
+pids = {pid for _, pid, *_ in found}
+assert (len(pids) == COUNT and os.getpid() not in pids) if FORKS else pids == {os.getpid()}
+"""
+
+
+@pytest.mark.parametrize(("count", "refuse"), [(5, False), (5, True), (1, False)])
+def test_what_comes_of_forked_calls_is_in_order_and_refers_to_what_is_shared(count, refuse, tmp_path):
+    forks = count > 1 and not refuse
+    _script(f"COUNT, FORKS = {count}, {forks}\n" + _FORKED * refuse + _CALLS, tmp_path)
+
+
+def test_a_forked_call_that_fails_ends_the_others(tmp_path):
+    out = _script(
+        """
+import multiprocessing
+from simulator.processes import forked
+try:
+    list(forked([lambda tell: fail(7), lambda tell: time.sleep(1000)], print))
+except LookupError as error:
+    print(error.args, multiprocessing.active_children())
+""",
+        tmp_path,
+    )
+    assert out == "('no such thing', 7) []\n"
+
+
 def test_where_no_process_can_be_started_tasks_are_done_here(monkeypatch):
     def refused(process):
         raise BlockingIOError(11, "Resource temporarily unavailable")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from simulator.report import tables
@@ -31,3 +33,17 @@ def test_what_is_soon_done_says_nothing(clock, capsys):
         clock[0] += tables.SELDOM_S - 1
         tell("static", 10, 10)
     assert capsys.readouterr() == ("", "")
+
+
+def test_the_bar_of_a_terminal_has_no_thread_and_is_drawn_now_and_then(clock, capsys, monkeypatch):
+    monkeypatch.setattr(tables.sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    before = threading.active_count()
+    with tables.Shown() as tell:
+        assert threading.active_count() == before
+        for at, label in ((100.01, "unseen"), (101, "static"), (101.05, "hidden"), (102, "reactive")):
+            clock[0] = at
+            tell(label, 1, 2)
+    drawn = capsys.readouterr().err
+    assert [label for label in ("unseen", "static", "hidden", "reactive") if label in drawn] == ["static", "reactive"]
