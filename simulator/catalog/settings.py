@@ -138,14 +138,20 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
     data = document.model_dump(mode="json", by_alias=True)
     found: list[tuple[Keys, Any]] = [((), {key: value for key, value in data.items() if key not in ABOUT_ITSELF})]
     for part in key.split("."):
-        entries = [(path, _entries(node)) for path, node in found]
+        entries = found
         found = [
-            ((*path, k), v) for path, node in entries for k, v in node.items() if part == k or fnmatchcase(k, part)
+            ((*path, k), v)
+            for path, node in entries
+            for k, v in _entries(node).items()
+            if part == k or fnmatchcase(k, part)
         ]
+        if not found and set(key).isdisjoint("*?[") and entries[0][1] is None:  # a section that the document leaves out
+            found = [((*entries[0][0], part), None)]
         if not found:
-            (path, node), rule = entries[0], f"a change names a field of the {type(document).__name__.lower()}"
+            path, names = entries[0][0], tuple(_entries(entries[0][1]))
+            rule = f"a change names a field of the {type(document).__name__.lower()}"
             after = f"after {'.'.join(path)!r} " if path else ""
-            raise FieldError(rule, repr(key), after + (nearest(part, tuple(node)) if node else "nothing stands"))
+            raise FieldError(rule, repr(key), after + (nearest(part, names) if names else "nothing stands"))
     return found
 
 
@@ -194,13 +200,19 @@ def _entries(node: Any) -> dict[str, Any]:
 
 
 def _put(data: dict[str, Any], path: Keys, change: Change) -> None:
-    """Give a field its new value and origin, in place of what was said of it and of all below it."""
+    """Give a field its new value and origin, in place of what was said of it and below it; none leaves it out."""
     node: Any = data
     for part in path[:-1]:
-        node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-    node[int(path[-1]) if isinstance(node, list) else path[-1]] = change.value
-    key = ".".join(path)
+        if isinstance(node, dict):
+            node[part] = node.get(part) or {}
+        node = node[int(part)] if isinstance(node, list) else node[part]
+    key, is_left_out = ".".join(path), change.value is None and isinstance(node, dict)
+    if is_left_out:
+        node.pop(path[-1], None)
+    else:
+        node[int(path[-1]) if isinstance(node, list) else path[-1]] = change.value
     for table in ("sources", "assumed", "fitted"):
         entries = data.get(table, {}).items()
         data[table] = {known: entry for known, entry in entries if not f"{known}.".startswith(f"{key}.")}
-    data[change.table][key] = change.entry
+    if not is_left_out:
+        data[change.table][key] = change.entry

@@ -70,6 +70,23 @@ def test_a_field_left_at_its_default_can_be_set(folder):
     assert hardware.host.queue_depth == Hardware.model_validate(compose(BOX, "box").plain()).host.queue_depth
 
 
+def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder):
+    changes = {"optimizer.kind": "muon", "optimizer.states": "bf16", "dtypes.optimizer_bytes_per_parameter": None}
+    written = {f"workload.{key}": value for key, value in changes.items()}
+    options = {"hardware": catalog.read_hardware("ascend_910c_die"), "workload": catalog.read_workload("tiny_train")}
+    workload = catalog.resolve("story.yaml", written, **options).workload
+    assert workload.optimizer.model_dump(exclude_unset=True) == {"kind": "muon", "states": "bf16"}
+    assert "optimizer_bytes_per_parameter" not in workload.dtypes.model_fields_set
+    assert list(workload.field_errors()) == []
+    said = refusal(catalog.resolve, "story.yaml", {"workload.optimizer.knd": "muon"}, **options)
+    assert "set, workload.optimizer.knd: only known keys stand here" in said
+    said = refusal(catalog.resolve, "story.yaml", {"workload.optim*.kind": "muon"}, **options)
+    assert "after 'optimizer' nothing stands" in said
+    assert "the key 'rank' is needed here" in refusal(
+        catalog.resolve, "story.yaml", {"workload.lora.targets": ["attn.*"]}, **options
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
