@@ -17,6 +17,6 @@ def draw(folder: Path) -> None:
     """
     folder.mkdir(exist_ok=True)
     results = hosim.run("llama3_8b_train_910c")
-    results.comparison().savefig(folder / "comparison.png", dpi=90)
-    results["static"].timeline().savefig(folder / "timeline.png", dpi=90)
-    results["static with recompute"].timeline().savefig(folder / "timeline_recompute.png", dpi=90)
+    results.comparison().figure.savefig(folder / "comparison.png", dpi=90)
+    results["static"].timeline().figure.savefig(folder / "timeline.png", dpi=90)
+    results["static with recompute"].timeline().figure.savefig(folder / "timeline_recompute.png", dpi=90)

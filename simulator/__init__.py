@@ -39,6 +39,7 @@ _NAMES = {
     "run.limits": "limits",
     "run.results": "Result Results",
     "run.robustness": "robustness",
+    "run.sliders": "interact",
     "run.studies": "largest least scaling",
     "run.sweep": "Sweep",
     "scenario": "Scenario",

@@ -74,6 +74,7 @@ from simulator.run.limits import limits as limits
 from simulator.run.results import Result as Result
 from simulator.run.results import Results as Results
 from simulator.run.robustness import robustness as robustness
+from simulator.run.sliders import interact as interact
 from simulator.run.studies import largest as largest
 from simulator.run.studies import least as least
 from simulator.run.studies import scaling as scaling

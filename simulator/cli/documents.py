@@ -148,7 +148,10 @@ _TROUBLE = 2
 @click.option("--fail-on", type=click.Choice(("moved", "worse")), default="moved", show_default=True,
               help="What the exit code 1 is for.")  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
-def diff(old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bool, markdown: bool) -> int:
+@click.option("--html", type=click.Path(path_type=Path), help="Write a page, too.")
+def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
+    old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bool, markdown: bool, html: Path | None
+) -> int:
     """Compare the results OLD and NEW, folders that `hosim run --out` wrote, or the summary.json in them.
 
     \b
@@ -167,11 +170,16 @@ def diff(old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bo
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.errors import HosimError
     from simulator.report.changes import diff as compare
+    from simulator.report.files import check_file
 
     try:
         found = compare(old, new, tolerance=max(tolerance, default=0.0))
+        if html is not None:
+            check_file("--html", html)
     except HosimError as error:
         click.echo(f"hosim: {error}", err=True)
         return _TROUBLE
+    if html is not None:
+        html.write_text(found.view.page(None), encoding="utf-8")
     click.echo(found.json() if as_json else found.markdown() if markdown else f"{found}\n", nl=False)
     return int(found.moved if fail_on == "moved" else found.worse)

@@ -14,6 +14,7 @@ from simulator.metrics import figure_of
 from simulator.report.files import Said, dumped, read_summary, spent
 from simulator.report.rows import ABSENT, percent, shown, signed
 from simulator.report.tables import Column, aligned, in_markdown, markdown
+from simulator.report.views import Section, View
 from simulator.units import counted, in_yaml
 
 SCHEMA = "hosim-diff/1"
@@ -185,6 +186,17 @@ class Diff:
         tables = [aligned(_table(self.rows))] if moved else []
         tables += [f"{row.label}\n{aligned(_details(row), 2)}" for row in moved if row.terms]
         return "\n\n".join([*self._about(), *tables, self.conclusion])
+
+    @property
+    def view(self) -> View:
+        """It as a page and a notebook show it."""
+        moved = [row for row in self.rows if row.moved]
+        sections = [Section(columns=_table(self.rows))] if moved else []
+        sections += [Section(row.label, _details(row)) for row in moved if row.terms]
+        return View(f"{self.old} and {self.new}", sections, [self.conclusion, *self._about()])
+
+    def _repr_html_(self) -> str:
+        return self.view._repr_html_()
 
     def markdown(self) -> str:
         """Write it as Markdown, for a comment on a pull request: the table, and each ledger to unfold."""

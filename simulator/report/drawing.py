@@ -1,7 +1,7 @@
-"""What pictures are made of: a canvas with a title and one legend, axes, bars that hide nothing, and colours.
+"""What pictures are made of: axes with a title and one legend, bars that hide nothing, and colours.
 
 Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
-import time. A picture shows itself in a notebook. Tensor kinds take the light fills, causes of a stall the vibrant
+import time. Axes of a picture show it in a notebook. Tensor kinds take the light fills, causes of a stall the vibrant
 tones and compute the greys of Paul Tol's schemes, which colour-blind readers can tell apart; the same in pages.
 """
 
@@ -11,7 +11,7 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from matplotlib import rc_context, rcParams, rcParamsDefault
@@ -72,6 +72,10 @@ _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
 """Widths: of the curve on top, how much wider the one below it is, and at most."""
 _FEW = 120
 """Bars of a lane that can still be told apart, and are parted by white lines."""
+Drawn = Axes
+"""What something was drawn into, of a picture the first axes."""
+Given = Axes | Sequence[Axes] | None
+"""Axes to draw into; of several the first is for what matters most, and what has none is left out."""
 _UNITS = {
     "ns": (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)),
     "B": (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)),
@@ -105,7 +109,7 @@ class _Layout(ConstrainedLayoutEngine):
 
 
 class Picture(Figure):
-    """A matplotlib figure that a notebook shows.
+    """A matplotlib figure of hosim's own, with its legend above all axes.
 
     Parameters
     ----------
@@ -116,23 +120,6 @@ class Picture(Figure):
     def __init__(self, height_in: float) -> None:
         super().__init__(figsize=(WIDTH_IN, HEAD_IN + height_in), dpi=_DPI, facecolor="white", layout=_Layout())
         FigureCanvasAgg(self)
-
-    def head(self, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> None:
-        """Write above the picture what it shows, and what its colours (or lines, with their style) mean."""
-        handles = [
-            Patch(color=look, label=text) if isinstance(look, str) else Line2D([], [], label=text, **look)
-            for text, look in marks.items()
-        ]
-        columns = max(1, _LETTERS // (7 + max(map(len, marks), default=0)))
-        look: dict[str, Any] = {"loc": "outside upper left", "alignment": "left", "frameon": False, "handlelength": 1.2}
-        key = self.legend(handles=handles, title=title, ncols=columns, fontsize=8, title_fontsize=11, **look)
-        for text in (*key.get_texts(), key.get_title()):
-            text.set_parse_math(False)
-
-    def settle(self) -> None:
-        """Place everything for good, so that axes know their pixels: what they are labelled with is known by now."""
-        self.draw_without_rendering()
-        self.set_layout_engine("none")
 
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
@@ -148,8 +135,58 @@ class Picture(Figure):
         self.write(out)
         return out.getvalue()
 
+
+class Shown(Axes):
+    """Axes of a picture, which a notebook shows whole."""
+
     def _repr_png_(self) -> bytes:
-        return self.png()
+        return picture(self).png()
+
+
+def picture(ax: Axes) -> Picture:
+    """The picture that axes of hosim's own are of."""
+    return cast("Picture", ax.figure)
+
+
+def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **how: Any) -> list[Axes]:
+    """Choose where to draw: into the axes that are given, or into all axes of a picture of its own.
+
+    Parameters
+    ----------
+    given
+        Axes, or several; None: there are none.
+    height_in, shape
+        The height of the picture without its title [in], and its lines and columns of axes.
+    **how
+        As for `Figure.subplots`.
+    """
+    if given is not None:
+        return list(np.ravel(np.array(given, dtype=object)))
+    return list(Picture(height_in).subplots(*shape, squeeze=False, subplot_kw={"axes_class": Shown}, **how).flat)
+
+
+def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> None:
+    """Write above a picture, or above axes of others, what is shown, and what colours (or lines, by style) mean."""
+    handles = [
+        Patch(color=look, label=text) if isinstance(look, str) else Line2D([], [], label=text, **look)
+        for text, look in marks.items()
+    ]
+    whole, above = isinstance(ax.figure, Picture), {"loc": "lower left", "bbox_to_anchor": (0, 1.02)}
+    letters = _LETTERS * (1 if whole else ax.get_window_extent().width / ax.figure.dpi / WIDTH_IN)
+    look: dict[str, Any] = {"loc": "outside upper left"} if whole else above
+    look |= {"ncols": max(1, int(letters) // (7 + max(map(len, marks), default=0))), "title_fontsize": 11}
+    look |= {"fontsize": 8, "alignment": "left", "frameon": False, "handlelength": 1.2}
+    key = (ax.figure if whole else ax).legend(handles=handles, title=title, **look)
+    for text in (*key.get_texts(), key.get_title()):
+        text.set_parse_math(False)
+
+
+def settle(ax: Axes) -> None:
+    """Place everything, in a picture for good, so that axes know their pixels: their labels are known by now."""
+    figure = ax.figure.canvas.figure
+    figure.draw_without_rendering()
+    if isinstance(figure, Picture):
+        figure.set_layout_engine("none")
 
 
 def label(ax: Axes, title: str = "", x: str = "", y: str = "") -> None:

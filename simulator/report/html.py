@@ -10,17 +10,21 @@ from typing import Any
 from simulator.metrics import peak_breakdown
 from simulator.processes import Aside
 from simulator.report import drawing, perfetto
+from simulator.report.drawing import picture
 from simulator.report.files import COMPARISON, folder_names
 from simulator.report.pictures import by_rank, comparison
 from simulator.report.readings import largest, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
-from simulator.report.views import rendered
+from simulator.report.views import command, rendered
+from simulator.report.zoom import zoomable
 from simulator.scenario import Scenario
 
 _MOST_RANKS = 16
 """So many lines of a table are still read."""
+_MOST_BARS = 150_000
+"""Bars and changes of memory of all timelines of a page that zoom: some 3 MB; the page shall stay below 5 MB."""
 
 
 def _spoken(row: Row) -> str:
@@ -29,14 +33,15 @@ def _spoken(row: Row) -> str:
     return ", ".join(f"{what} {quantity(ns, 'ns')}" for what, ns in parts) or str(row.summary["status"])
 
 
-def _section(row: Row) -> dict[str, Any]:
-    """What the page shows of one row; of several ranks the stalls and peaks of the slowest."""
+def _section(row: Row, most: int) -> dict[str, Any]:
+    """What the page shows of one row, zoomed into up to so many bars; of ranks the stalls and peaks of the slowest."""
     told, ranks = row, chosen(row, _MOST_RANKS)
     if row.trace is not None and row.is_job:
         told = of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
     return {
         "row": row,
         "ok": row.is_ok,
+        "zoom": zoomable(row, most) if row.trace is not None else None,
         "whose": f" (rank {told.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
         "ranks": rank_columns(of_ranks(row, ranks)) if row.is_job else [],
         "omitted": omitted(row, ranks),
@@ -87,7 +92,7 @@ class Pages:
         rows
             The rows of the table.
         """
-        drawn = comparison(rows, scenario.title or scenario.name).png()
+        drawn = picture(comparison(rows, scenario.title or scenario.name)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
         text = rendered(
             "page.html.j2",
@@ -98,7 +103,8 @@ class Pages:
             comparison=drawn,
             spoken=[(row.label, _spoken(row)) for row in rows],
             recomputes=any(row.recompute_ns for row in rows),
-            sections=[_section(row) for row in rows],
+            sections=[_section(row, _MOST_BARS // len(rows)) for row in rows],
+            command=command(scenario, said["provenance"]["set"], [row.label for row in rows]),
             pictures=self._pictures,
             colours=drawing,
         )
@@ -118,6 +124,6 @@ def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
     folder.mkdir()
     more(row, folder)
     perfetto.write(row, folder / "trace.perfetto.json.gz")
-    (folder / _TIMELINE).write_bytes(timeline(row).png())
+    (folder / _TIMELINE).write_bytes(picture(timeline(row)).png())
     if row.is_job and row.is_ok:
-        (folder / _RANKS).write_bytes(by_rank(row).png())
+        (folder / _RANKS).write_bytes(picture(by_rank(row)).png())

@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodF
 from numpy.typing import NDArray
 
 from simulator.report import drawing
-from simulator.report.drawing import FAINT, LIMIT, SPENT, Picture, curve_styles, label, name_lanes, styled, units
+from simulator.report.drawing import FAINT, LIMIT, SPENT, Given, curve_styles, head, label, name_lanes, styled, units
 from simulator.report.panels import Map, Panel
 from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity
 from simulator.report.views import by, number
@@ -44,7 +44,7 @@ _LABELS = 8
 
 
 @styled()
-def comparison(rows: Sequence[Row], title: str) -> Picture:
+def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
     """Draw the rows beside each other: compute, stalls by cause and the bound; and the peak of each memory in use.
 
     Parameters
@@ -54,20 +54,22 @@ def comparison(rows: Sequence[Row], title: str) -> Picture:
         would need is drawn hollow.
     title
         What was run, and where.
+    given
+        Axes for the steps, and for memories; default: those of a picture.
     """
     machine = rows[0].hardware
     used = [tier for tier in machine.tiers if tier == machine.compute_tier or any(_held(row, tier) for row in rows)]
-    picture = Picture(_AXIS_IN + _ROW_IN * len(rows))
-    widths = [_STEP_WIDTH, *[1] * len(used)]
-    steps, *memories = picture.subplots(1, len(widths), sharey=True, width_ratios=widths, squeeze=False)[0]
+    widths, height_in = [_STEP_WIDTH, *[1] * len(used)], _AXIS_IN + _ROW_IN * len(rows)
+    steps, *memories = drawing.places(given, height_in, (1, len(widths)), sharey=True, width_ratios=widths)
     shorten = partial(textwrap.wrap, width=30, max_lines=2, placeholder=" …")
     name_lanes(steps, ["\n".join(shorten(row.label)) for row in rows])
     marks = _draw_steps(steps, rows)
-    for ax, tier in zip(memories, used, strict=True):
+    for ax, tier in zip(memories, used, strict=False):
         marks |= _draw_peaks(ax, rows, tier)
+        ax.set_ylim(steps.get_ylim())
         ax.tick_params(axis="y", length=0, labelleft=False)
-    picture.head(title, marks)
-    return picture
+    head(steps, title, marks)
+    return steps
 
 
 def _write(ax: Axes, texts: Sequence[str]) -> None:
@@ -154,19 +156,20 @@ def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
 
 
 @styled()
-def by_rank(row: Row) -> Picture:
+def by_rank(row: Row, given: Given = None) -> Axes:
     """Draw where each rank's step goes: compute, recompute, and waits by cause, rank beside rank.
 
     Parameters
     ----------
     row
         A row of several ranks that ran to its end.
+    given
+        Axes; default: those of a picture.
     """
     views = {view.rank: view for view in of_ranks(row, row.simulated)}
     shown = [views[by] for by in (row.trace.stands_in if row.trace is not None and row.is_job else (0,))]
     unit, size = units(max(view.summary["step_ns"] for view in shown))
-    picture = Picture(3.0)
-    ax, edges = picture.subplots(), np.arange(len(shown) + 1) - 0.5
+    ax, edges = drawing.places(given, 3.0)[0], np.arange(len(shown) + 1) - 0.5
     marks: dict[str, Any] = {}
     for what, below, above in _stacked(shown):
         ax.stairs(above / size, edges, baseline=below / size, fill=True, color=SPENT[what])
@@ -177,12 +180,12 @@ def by_rank(row: Row) -> Picture:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     label(ax, x="rank", y=f"one step [{unit}]")
     title = f"{row.label}: where the step of each rank goes ({row.job.name} on {row.hardware.name})"
-    picture.head(title, marks | {"collectives under way": LIMIT})
-    return picture
+    head(ax, title, marks | {"collectives under way": LIMIT})
+    return ax
 
 
 @styled()
-def curves(title: str, panels: Sequence[Panel]) -> Picture:
+def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
     """Draw panels beside and below each other; curves that tie lie on each other, the lower one wider.
 
     Parameters
@@ -191,24 +194,25 @@ def curves(title: str, panels: Sequence[Panel]) -> Picture:
         What is drawn.
     panels
         The panels.
+    given
+        Axes, one for each; default: those of a picture.
     """
-    picture, places = _beside(len(panels), _PANEL_IN)
+    places = _beside(given, len(panels), _PANEL_IN)
     names = dict.fromkeys(str(row[panel.of]) for panel in panels for row in panel.rows if present(row.get(panel.y)))
     styles = curve_styles([*names])
-    for ax, panel in zip(places, panels, strict=True):
+    for ax, panel in zip(places, panels, strict=False):
         _draw(ax, panel, styles)
-    picture.head(title, styles)
-    return picture
+    head(places[0], title, styles)
+    return places[0]
 
 
-def _beside(number: int, height_in: float) -> tuple[Picture, list[Axes]]:
-    """A picture with so many panels beside and below each other, each so high [in]."""
+def _beside(given: Given, number: int, height_in: float) -> list[Axes]:
+    """So many axes beside and below each other, each so high [in], unless there are some."""
     lines = max(1, -(-number // _BESIDE))
-    picture = Picture(height_in * lines)
-    places = list(picture.subplots(lines, min(_BESIDE, max(1, number)), squeeze=False).flat)
+    places = drawing.places(given, height_in * lines, (lines, min(_BESIDE, max(1, number))))
     for ax in places[number:]:
         ax.set_axis_off()
-    return picture, places[:number]
+    return places[: max(1, number)]
 
 
 def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
@@ -264,7 +268,7 @@ _MAP_IN, _EMPTY = 3.4, "#e4e4e4"
 
 
 @styled()
-def maps(title: str, drawn: Sequence[Map]) -> Picture:
+def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
     """Draw maps beside and below each other, all in the same colours; what did not run is grey.
 
     Parameters
@@ -273,17 +277,19 @@ def maps(title: str, drawn: Sequence[Map]) -> Picture:
         What is drawn.
     drawn
         The maps.
+    given
+        Axes, one for each; default: those of a picture.
     """
-    picture, places = _beside(len(drawn), _MAP_IN)
+    places = _beside(given, len(drawn), _MAP_IN)
     every = [height for one in drawn for line in one.heights for height in line if height is not None]
     unit, size = units(max(every, default=1), "ns")
     norm = LogNorm(min(every) / size, max(every) / size) if len(set(every)) > 1 else None
-    images = [_draw_map(ax, one, size, norm) for ax, one in zip(places, drawn, strict=True)]
+    images = [_draw_map(ax, one, size, norm) for ax, one in zip(places, drawn, strict=False)]
     plain, lines = StrMethodFormatter("{x:g}"), {"color": drawing.INK, "linewidth": 0.8}
-    bar = picture.colorbar(images[0], ax=places, format=plain, label=f"step [{unit}]")
+    bar = places[0].figure.colorbar(images[0], ax=places, format=plain, label=f"step [{unit}]")
     bar.ax.yaxis.set_minor_formatter(plain)
-    picture.head(title, {"does not run": _EMPTY, "so many times as long as the shortest step": lines})
-    return picture
+    head(places[0], title, {"does not run": _EMPTY, "so many times as long as the shortest step": lines})
+    return places[0]
 
 
 def _draw_map(ax: Axes, one: Map, size: float, norm: LogNorm | None) -> AxesImage:

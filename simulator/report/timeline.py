@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from simulator.columns import Ints, lasts
+from simulator.columns import NONE, Ints, lasts
 from simulator.hardware import Hardware
 from simulator.metrics import laid_out
 from simulator.plan import COMPUTE
 from simulator.report import drawing
-from simulator.report.drawing import LIMIT, Picture, bars, label, name_lanes, pixels, steps, styled, units
+from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, pixels, steps, styled, units
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.trace import CAUSES, Block, pick
@@ -28,7 +28,7 @@ _FAR = 4
 """A limit so many times the peak is left out of the picture."""
 _LANE_IN, _AXIS_IN, _MEMORY_IN = 0.4, 0.5, 1.6
 """Heights of a lane, of the time axis, and of a memory."""
-_CHANNELS = 1000
+COPIES = 1000
 """Lanes of streams have lower numbers; those of a link begin at so many times one more than its own."""
 _BANDS = ((-0.42, 0.08), (0.1, 0.28), (0.3, 0.42))
 """Parts of the lane of a rank: compute, collectives and copies."""
@@ -41,7 +41,7 @@ Lanes = dict[str, list[tuple[tuple[float, float], Block]]]
 """By name of a lane, bands of it and the bars in them."""
 
 
-def _kind(number: int) -> str:
+def kind_name(number: int) -> str:
     """What a kind of tensors is called in pictures."""
     return KINDS[number].replace("_", " ")
 
@@ -53,11 +53,14 @@ def _looks(row: Row) -> dict[str, str]:
     looks |= {"recompute": drawing.RECOMPUTE} | {f"stall: {cause}": drawing.CAUSE[cause] for cause in CAUSES}
     groups = dict.fromkeys(op.collective.group for op in ops if op.collective is not None)
     looks |= {f"collective: {group}": drawing.GROUPS[n % len(drawing.GROUPS)] for n, group in enumerate(groups)}
-    return looks | {_kind(number): drawing.KIND[kind] for number, kind in enumerate(KINDS)}
+    return looks | {kind_name(number): drawing.KIND[kind] for number, kind in enumerate(KINDS)}
 
 
 def _acts(row: Row, looks: Sequence[str]) -> Block:
-    """All that a rank did, as bars: when [ns], which of the looks it has, in which lane, and which step it ends."""
+    """All that a rank did, as bars: when [ns], which of the looks it has, in which lane, and which step it ends.
+
+    ``item`` is the op of a compute or of a wait, or the tensor of a copy; ``lacks`` the tensor that a wait is for.
+    """
     if row.trace is None:
         raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
     graph, (spans, waits) = row.graph, laid_out(row.graph, row.hardware, row.trace)
@@ -65,9 +68,9 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
     ops, is_compute = np.array([looks.index(look) for look in of_op] or [0]), spans["kind"] == COMPUTE
     computed = ops[np.where(is_compute, spans["item"], 0)]
     again = is_compute & (spans["run"] > 1)
-    moved = looks.index(_kind(0)) + tensor_kinds(graph, np.where(is_compute, 0, spans["item"]))
+    moved = looks.index(kind_name(0)) + tensor_kinds(graph, np.where(is_compute, 0, spans["item"]))
     look = np.where(again, looks.index("recompute"), np.where(is_compute, computed, moved))
-    link = (1 + spans["track"]) * _CHANNELS + spans["channel"]
+    link = (1 + spans["track"]) * COPIES + spans["channel"]
     is_last = is_compute & (spans["item"] == len(graph.ops) - 1)
     waited = len(waits["cause"])
     parts = {
@@ -77,12 +80,14 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
         "lane": (np.where(is_compute, spans["track"], link), waits["stream"]),
         "is_last": (is_last, np.zeros(waited, bool)),
         "is_wait": (np.zeros(len(is_last), bool), np.ones(waited, bool)),
+        "item": (spans["item"], waits["op"]),
+        "lacks": (np.full(len(is_last), NONE), waits["tensor"]),
     }
     return {name: np.concatenate(both) for name, both in parts.items()}
 
 
 def _lane(hardware: Hardware, number: int) -> str:
-    link, channel = divmod(number, _CHANNELS)
+    link, channel = divmod(number, COPIES)
     if not link:
         return f"stream {number}" if number else "compute"
     name = hardware.link_names[link - 1]
@@ -100,29 +105,43 @@ def _of_ranks(views: Sequence[Row], acts: Sequence[Block], looks: Sequence[str])
     met = np.array([look.startswith("collective: ") for look in looks])
     lanes: Lanes = {}
     for view, one in zip(views, acts, strict=True):
-        is_copy, is_met = one["lane"] >= _CHANNELS, met[one["look"]]
+        is_copy, is_met = one["lane"] >= COPIES, met[one["look"]]
         parts = ~is_copy & ~is_met & ((one["lane"] == 0) | ~one["is_wait"]), is_met, is_copy
         lanes[view.rank_name] = [(band, pick(one, part)) for band, part in zip(_BANDS, parts, strict=True)]
     return lanes
 
 
-@styled()
-def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
-    """Draw what happened: compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
+class Scene(NamedTuple):
+    """What a timeline shows.
 
-    Of several ranks each has a lane: its compute with stalls by cause, its collectives by group, and its copies.
+    Attributes
+    ----------
+    looks
+        All that a bar can mean, and its colour.
+    views
+        The ranks that are shown.
+    lanes, memories
+        Bars by lane, and the use of tiers; of several ranks no memories.
+    ends, first, last
+        Ends of steps, and the first and the last instant [ns].
+    """
+
+    looks: dict[str, str]
+    views: list[Row]
+    lanes: Lanes
+    memories: list[Usage]
+    ends: list[int]
+    first: int
+    last: int
+
+
+def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
+    """Say what a timeline shows.
 
     Parameters
     ----------
-    row
-        A row with a trace.
-    window_ns
-        First and last instant shown [ns]; if None all of it, or the last two of more than three steps.
-
-    Raises
-    ------
-    ValueError
-        If the row has no trace, because no plan fits.
+    row, window_ns
+        As for `timeline`.
     """
     looks, views = _looks(row), of_ranks(row, chosen(row, MOST_RANKS))
     acts = [_acts(view, [*looks]) for view in views]
@@ -131,24 +150,49 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
     first, last = window_ns or (ends[-3] if len(ends) > 3 else 0, last)
     acts = [pick(one, (one["end_ns"] >= first) & (one["start_ns"] <= last)) for one in acts]
     lanes = _of_ranks(views, acts, [*looks]) if row.is_job else _of_one(row, acts[0])
-    memories = [] if row.is_job else list(usages(row))
+    return Scene(looks, views, lanes, [] if row.is_job else list(usages(row)), ends, first, last)
+
+
+@styled()
+def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None = None) -> Axes:
+    """Draw what happened: compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
+
+    Of several ranks each has a lane: its compute with stalls by cause, its collectives by group, and its copies.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    given
+        Axes for the lanes, and for memories; default: those of a picture.
+    window_ns
+        First and last instant shown [ns]; if None all of it, or the last two of more than three steps.
+
+    Raises
+    ------
+    ValueError
+        If the row has no trace, because no plan fits.
+    """
+    looks, views, lanes, memories, ends, first, last = scene(row, window_ns)
     heights = [_LANE_IN * len(lanes), *[_MEMORY_IN] * len(memories)]
-    picture = Picture(_AXIS_IN + sum(heights))
-    axes = picture.subplots(len(heights), height_ratios=heights, sharex=True, squeeze=False)[:, 0]
+    shape = len(heights), 1
+    axes = drawing.places(given, _AXIS_IN + sum(heights), shape, height_ratios=heights, sharex=True)[: len(heights)]
+    memories = memories[: len(axes) - 1]
     unit, size = units(last - first)
-    axes[0].set_xlim(first / size, last / size)
+    for ax in axes:
+        ax.set_xlim(first / size, last / size)
     label(axes[0], omitted(row, [view.rank for view in views]))
     name_lanes(axes[0], list(lanes))
     panels = [_memory(row, ax, usage) for ax, usage in zip(axes[1:], memories, strict=True)]
     axes[-1].set_xlabel(f"time [{unit}]", **drawing.TEXT)
     drawn = (one["look"] for parts in lanes.values() for _, one in parts)
     shown = set(np.array([*looks])[np.unique(np.concatenate([*drawn]))])
-    shown |= {_kind(k) for usage in memories for k in usage.kinds}
+    shown |= {kind_name(k) for usage in memories for k in usage.kinds}
     inside = [end / size for end in ends if first < end < last]
     lines = {name: look for own, _ in panels for name, look in own.items()}
     lines |= {"end of a step": _STEP} if 0 < len(inside) <= _FEW_STEPS else {}
-    picture.head(_title(row), {name: tint for name, tint in looks.items() if name in shown} | lines)
-    picture.settle()
+    drawing.head(axes[0], _title(row), {name: tint for name, tint in looks.items() if name in shown} | lines)
+    drawing.settle(axes[0])
     for y, parts in enumerate(lanes.values()):
         for (top, bottom), one in parts:
             times = one["start_ns"], one["end_ns"]
@@ -157,7 +201,7 @@ def timeline(row: Row, *, window_ns: tuple[int, int] | None = None) -> Picture:
         draw(size)
     for ax in axes if "end of a step" in lines else ():
         ax.vlines(inside, 0, 1, transform=ax.get_xaxis_transform(), **_STEP)
-    return picture
+    return axes[0]
 
 
 def _title(row: Row) -> str:

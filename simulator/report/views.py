@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
+
+import orjson
 
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
@@ -15,7 +18,7 @@ from simulator.report.panels import Map, Panel
 from simulator.report.rows import ABSENT, grouped, listed, percent, present, quantity, ratio
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import PIPE_WIDTH, WAITS, Column, aligned, figures, occurring
-from simulator.scenario import Largest
+from simulator.scenario import Largest, Scenario
 from simulator.trace import CAUSES
 
 Row = Mapping[str, Any]
@@ -71,15 +74,21 @@ class View(NamedTuple):
     panels: Sequence[Panel] = ()
     maps: Sequence[Map] = ()
 
-    def page(self, picture: bytes | None) -> str:
+    def page(self, picture: bytes | None, **more: Any) -> str:
         """Write it as HTML that needs no network: what there is to say, the picture, the tables and their notes.
 
         Parameters
         ----------
         picture
             A PNG of the curves, if there is one.
+        **more
+            What stands around it: ``card`` (see `simulator.report.card`), ``origins``, the provenance of each scenario,
+            and ``command``, which gives the same again.
         """
-        return rendered("view.html.j2", view=self, picture=picture)
+        return rendered("view.html.j2", view=self, picture=picture, **more)
+
+    def _repr_html_(self) -> str:
+        return rendered("cells.html.j2", view=self)
 
     def __str__(self) -> str:
         return "\n\n".join(filter(None, (*map(str, self.sections), "\n".join(self.sentences))))
@@ -92,7 +101,21 @@ def rendered(template: str, **shown: Any) -> str:
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "quantity": quantity, "png": lambda png: b64encode(png).decode()}
+    environment.filters["json"] = lambda told: orjson.dumps(told).decode().replace("<", "\\u003c")
     return environment.get_template(template).render(shown)
+
+
+def command(scenario: Scenario, changed: Mapping[str, Any], rows: Sequence[str]) -> str:
+    """Write the command that runs rows of a scenario again.
+
+    Parameters
+    ----------
+    scenario, changed, rows
+        What was run, what was set for that, and the labels of its rows.
+    """
+    chosen = [] if list(rows) == [one.row for one in scenario.policies] else rows
+    words = ["hosim", "run", scenario.name, *(word for row in chosen for word in ("--policy", row))]
+    return shlex.join(words + [word for key, value in changed.items() for word in ("--set", f"{key}={value}")])
 
 
 def texts(head: str, rows: Rows, write: Callable[[Row], object], *, left: bool = True) -> Column:

@@ -123,13 +123,14 @@ class Cells:
 
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a cell."""
-        case, tokens = self._case(loaded), loaded.workload.tokens
+        case, tokens = self.case(loaded), loaded.workload.tokens
         return [
             row.summary | {"ranks": case.job.ranks, "tokens": tokens}
             for row in rows_of(case, self._policies, advice=False)
         ]
 
-    def _case(self, loaded: Loaded) -> Case:
+    def case(self, loaded: Loaded) -> Case:
+        """Build a cell; what it has in common with the last one is not built again."""
         said = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"
         job = self._last[1] if self._last is not None and self._last[0] == said else None
         case = prepare(loaded, job, asked=self._asked)

@@ -22,7 +22,8 @@ from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row, listed
 from simulator.report.sentences import sentences
-from simulator.report.views import pointer
+from simulator.report.tables import PIPE_WIDTH, folded
+from simulator.report.views import Section, View, pointer
 from simulator.run.case import Case
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Sweep, frame
@@ -32,8 +33,19 @@ from simulator.units import human, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.report.drawing import Picture
+    from simulator.report.drawing import Drawn, Given
     from simulator.report.html import Pages
+
+
+def shown(title: str, rows: Sequence[Row], said: Sequence[str]) -> View:
+    """Show rows as notebooks do: what there is to say, and the table.
+
+    Parameters
+    ----------
+    title, rows, said
+        What ran, its rows, and sentences about them.
+    """
+    return View(title, [Section(columns=columns) for columns in folded(rows, PIPE_WIDTH)], said)
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
@@ -148,18 +160,36 @@ class Result(Row):
             found.append(plan if plan.fixed is not None else replace(plan, actions=steps, repeats=1))
         return tuple(found)
 
-    def timeline(self, window_ns: tuple[int, int] | None = None) -> Picture:
+    def _repr_html_(self) -> str:
+        return shown(self.label, [self], sentences([self]))._repr_html_()
+
+    def timeline(self, ax: Given = None, *, window_ns: tuple[int, int] | None = None) -> Drawn:
         """Draw compute, stalls by cause, channels, and the memory of each tier.
 
         Parameters
         ----------
+        ax
+            Axes to draw the lanes into, or several, the others for memories; default: a picture of its own.
         window_ns
             First and last instant shown [ns]; the whole run if None.
         """
         from simulator.report import timeline  # noqa: PLC0415 - most runs of a sweep draw nothing
 
         _ = self._trace  # without one there is nothing to draw
-        return timeline.timeline(self, window_ns=window_ns)
+        return timeline.timeline(self, ax, window_ns=window_ns)
+
+    def by_rank(self, ax: Given = None) -> Drawn:
+        """Draw where the step of each rank goes.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw into; default: a picture of its own.
+        """
+        from simulator.report import pictures  # noqa: PLC0415 - as above
+
+        _ = self._trace
+        return pictures.by_rank(self, ax)
 
     @property
     def tables(self) -> metrics.Frames:
@@ -201,6 +231,9 @@ class Results(dict[str, Result]):
 
     def __missing__(self, label: str) -> Result:
         raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
+
+    def _repr_html_(self) -> str:
+        return shown(self.case.loaded.scenario.name, list(self.values()), self.sentences)._repr_html_()
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{label!r}: {row.status}" for label, row in self.items())
@@ -272,12 +305,18 @@ class Results(dict[str, Result]):
         """Write what ``summary.json`` says, but for the list of files."""
         return files.dumped(files.content(list(self.summaries.values()), self.more))
 
-    def comparison(self) -> Picture:
-        """Draw the rows beside each other: what each step is spent on, and the peak of each memory in use."""
+    def comparison(self, ax: Given = None) -> Drawn:
+        """Draw the rows beside each other: what each step is spent on, and the peak of each memory in use.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw the steps into, or several, the others for peaks; default: a picture of its own.
+        """
         from simulator.report.pictures import comparison  # noqa: PLC0415 - drawing takes time to import
 
         scenario = self.case.loaded.scenario
-        return comparison(list(self.values()), scenario.title or scenario.name)
+        return comparison(list(self.values()), scenario.title or scenario.name, ax)
 
     def write(self, out: str | Path) -> None:
         """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.

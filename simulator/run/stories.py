@@ -93,6 +93,8 @@ class Planned:
         out
             The folder, which is replaced as a whole. Of a job of several graphs, each has a folder of its own in it.
         """
+        from simulator.report.drawing import picture  # noqa: PLC0415 - most who ask for a plan draw nothing
+
         with files.replaced(out) as folder:
             tasks = self.result.case.tasks
             names = [""] if len(tasks) == 1 else folder_names(self.result.job.labels).values()
@@ -103,7 +105,7 @@ class Planned:
                 for why in self.explanations[number : number + 1]:
                     augmented_json.write(why.candidate.augmented, why.candidate.plan, inner / "augmented.json")
                     decisions.write(why, inner)
-            (folder / "plan.png").write_bytes(self.result.timeline().png())
+            (folder / "plan.png").write_bytes(picture(self.result.timeline()).png())
             (folder / "explanation.txt").write_text(self.text() + "\n", encoding="utf-8")
             files.write_summary(folder, [self.result.summary], {})
 

@@ -21,6 +21,7 @@ from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
 from simulator.processes import worked
 from simulator.report import files
+from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
 from simulator.report.views import View
@@ -30,7 +31,7 @@ from simulator.run.provenance import provenance
 if TYPE_CHECKING:
     import pandas as pd
 
-    from simulator.report.drawing import Picture
+    from simulator.report.drawing import Drawn, Given
 
 
 Row = dict[str, Any]
@@ -219,11 +220,29 @@ class Sweep:
         """What is expected of the rows, and whether it holds."""
         return ()
 
-    def figure(self) -> Picture:
-        """Draw a curve for each policy, or for each figure, over what varied; over two axes or three, maps."""
+    def figure(self, ax: Given = None) -> Drawn:
+        """Draw a curve for each policy, or for each figure, over what varied; over two axes or three, maps.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw the first panel into, or as many as there are panels; default: a picture of its own.
+        """
         from simulator.report.pictures import curves, maps  # noqa: PLC0415 - drawing takes time to import
 
-        return maps(self.view.title, self.view.maps) if self.view.maps else curves(self.view.title, self.view.panels)
+        view = self.view
+        return maps(view.title, view.maps, ax) if view.maps else curves(view.title, view.panels, ax)
+
+    @property
+    def card(self) -> dict[str, Card]:
+        """Of one scenario, what was swept and where, before anything varies."""
+        if len(self.loaded) != 1:
+            return {}
+        loaded = self.loaded[0]
+        return {"model": model_card(loaded.workload, None), "machine": machine_card(loaded.hardware)}
+
+    def _repr_html_(self) -> str:
+        return self.view._repr_html_()
 
     def json(self) -> bytes:
         """Write the rows and the sentences as JSON."""
@@ -231,6 +250,15 @@ class Sweep:
 
     def __str__(self) -> str:
         return str(self.view)
+
+    def _drawn(self, folder: Path) -> bytes:
+        """Write the picture into a folder, and return it as PNG."""
+        from simulator.report.drawing import picture  # noqa: PLC0415 - drawing takes time to import
+
+        drawn = picture(self.figure())
+        for kind in ("png", "svg"):
+            drawn.write(str(folder / f"{self.name}.{kind}"), kind)
+        return (folder / f"{self.name}.png").read_bytes()
 
     def write(self, out: str | Path) -> None:
         """Write the rows, the tables, a page, the picture and the documents into a folder.
@@ -241,17 +269,14 @@ class Sweep:
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         """
         with files.replaced(Path(out)) as folder:
-            picture = self.figure() if self.view.panels or self.view.maps else None
-            if picture is not None:
-                for kind in ("png", "svg"):
-                    picture.write(str(folder / f"{self.name}.{kind}"), kind)
-            drawn = (folder / f"{self.name}.png").read_bytes() if picture else None
-            (folder / "report.html").write_text(self.view.page(drawn), encoding="utf-8")
+            drawn = self._drawn(folder) if self.view.panels or self.view.maps else None
+            origins = {one.scenario.name: provenance(one) for one in self.loaded}
+            page = self.view.page(drawn, card=self.card, origins=origins)
+            (folder / "report.html").write_text(page, encoding="utf-8")
             for name, table in self.tables.items():
                 frame(table).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
             if len(self.loaded) == 1:
                 files.write_texts(folder, self.loaded[0].documents())
-            origins = {one.scenario.name: provenance(one) for one in self.loaded}
             origin = next(iter(origins.values())) if len(origins) == 1 else origins
             told = [asdict(verdict) for verdict in self.expectations]
             more = {**self.more, "sentences": self.sentences, "expectations": told, "provenance": origin}

@@ -75,16 +75,39 @@ def test_tables_of_a_row_that_did_not_run_say_why(results):
 
 
 @pytest.mark.parametrize("draw", ["timeline", "comparison"])
-def test_figures_are_matplotlib_and_show_themselves(draw, results):
+def test_pictures_are_axes_of_matplotlib_that_show_themselves(draw, results):
+    from matplotlib.axes import Axes
+
+    ax = results["static"].timeline() if draw == "timeline" else results.comparison()
+    assert isinstance(ax, Axes)
+    assert ax is ax.figure.axes[0]
+    assert ax._repr_png_().startswith(b"\x89PNG")
+
+
+def test_pictures_are_drawn_into_axes_that_one_has(results):
+    """Of one's own figure, also of a part of it: what has no axes is left out, and what is there is the same."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = results["static"].timeline() if draw == "timeline" else results.comparison()
-    assert isinstance(figure, Figure)
-    assert figure._repr_png_().startswith(b"\x89PNG")
+    figure = Figure(figsize=(12, 8))
+    FigureCanvasAgg(figure)
+    left, right = figure.subfigures(1, 2)
+    lanes, steps, hbm = left.subplots(), *right.subplots(1, 2)
+    assert results["static"].timeline(lanes) is lanes
+    assert results.comparison([steps, hbm]) is steps
+    whole = results["static"].timeline()
+    for drawn, alone in ((lanes, whole), (steps, results.comparison()), (hbm, results.comparison().figure.axes[1])):
+        assert len(drawn.patches) == len(alone.patches) > 0
+        assert drawn.get_xlabel() == ("time [ms]" if drawn is lanes else alone.get_xlabel())
+    assert [label.get_text() for label in lanes.get_yticklabels()] == ["compute", "d2h", "h2d"]
+    said, every = ({text.get_text() for text in key.get_texts()} for key in (lanes.legend_, whole.figure.legends[0]))
+    assert said < every, "no kinds of tensors that only a memory has"
+    assert figure.axes == [lanes, steps, hbm]
+    figure.canvas.draw()
 
 
 def test_a_window_of_the_timeline(results):
-    figure = results["static"].timeline(window_ns=(0, 600_000))
+    figure = results["static"].timeline(window_ns=(0, 600_000)).figure
     assert figure.axes[0].get_xlim() == (0, 600)
 
 

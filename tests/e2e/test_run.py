@@ -341,4 +341,4 @@ def test_a_label_of_any_characters_is_drawn_without_a_word(hosim, scenario, tmp_
     done = hosim("run", scenario, "--policy", label, "--out", tmp_path / "out")
     assert (done.code, done.err) == (0, "")
     assert label in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert hosim_api.run(scenario, policies=[label]).comparison().png()
+    assert hosim_api.run(scenario, policies=[label]).comparison().figure.png()

@@ -70,10 +70,10 @@ def test_what_moves_a_figure_most_comes_first_and_is_told(found):
 
 
 def test_the_picture_has_a_panel_for_each_parameter(found):
-    drawn = [ax for ax in found.figure().axes if ax.lines]
+    drawn = [ax for ax in found.figure().figure.axes if ax.lines]
     assert len(drawn) == 3
     assert any(ax.get_xlabel().startswith("the links [B/s], difference from what is printed") for ax in drawn)
-    assert found.figure().png() == found.figure().png()
+    assert found.figure().figure.png() == found.figure().figure.png()
 
 
 def test_the_folder_has_the_page_the_table_and_the_picture(hosim, tmp_path):
@@ -137,7 +137,7 @@ def test_values_that_are_listed_are_tried_one_by_one_and_told_by_their_names(hos
     assert {row["parameter"]: row["named"] for row in both.rows} == {
         "the links": [], "links by a factor": [], "room": [], "rates with names": row["named"]
     }  # fmt: skip
-    assert len([ax for ax in both.figure().axes if ax.lines]) == 3, "names have no distance"
+    assert len([ax for ax in both.figure().figure.axes if ax.lines]) == 3, "names have no distance"
     assert hosim("run", path, "--policy", "reactive", "--out", tmp_path / "run").code == 0
     page = (tmp_path / "run" / "report.html").read_text()
     assert "<li>rates with names, slow, medium, as measured, fast: a test</li>" in page

@@ -43,7 +43,7 @@ def rgba(colour):
 
 
 def test_parts_of_a_bar_add_up_to_the_step(results):
-    steps, _, _ = results.comparison().axes
+    steps, _, _ = results.comparison().figure.axes
     static = results["static"].summary
     parts = widths(steps, 2)
     assert parts[rgba(colours.COMPUTE)] == pytest.approx(static["compute_ns"] / 1e6)
@@ -52,11 +52,11 @@ def test_parts_of_a_bar_add_up_to_the_step(results):
     assert waited
     for cause in waited:
         assert parts[rgba(colours.CAUSE[cause])] == pytest.approx(static[f"wait_{cause}_ns"] / 1e6)
-        assert f"stall: {cause}" in legend(results.comparison())
+        assert f"stall: {cause}" in legend(results.comparison().figure)
 
 
 def test_each_memory_in_use_has_a_panel_with_peaks_and_limit(results):
-    picture = results.comparison()
+    picture = results.comparison().figure
     assert [ax.get_title(loc="left") for ax in picture.axes] == [
         "",
         "budget 4.30 MB",
@@ -69,30 +69,30 @@ def test_each_memory_in_use_has_a_panel_with_peaks_and_limit(results):
     hbm, ddr = ([line.get_xdata()[0] for line in ax.lines] for ax in picture.axes[1:])
     assert hbm == [4.3] * 3, "the budget, in each line"
     assert ddr == [], "a capacity far beyond the peaks is no line"
-    alone = comparison(rows_of(results, static={"peak_ddr_bytes": 0})[2:], "toy")
+    alone = comparison(rows_of(results, static={"peak_ddr_bytes": 0})[2:], "toy").figure
     assert len(alone.axes) == 2, "a memory that no row uses has none"
 
 
 def test_what_does_not_fit_is_told_and_its_need_is_hollow(results):
-    picture = results.comparison()
+    picture = results.comparison().figure
     shortfall = results["resident"].shortfall
     assert any(text.startswith("infeasible, short by ") for text in said(picture))
     ((colour, width),) = widths(picture.axes[1], 0).items()
     assert (colour[3], width) == (0, pytest.approx(shortfall.demand_bytes / 1e6))
     assert widths(picture.axes[0], 0) == {}
     assert "would need" in legend(picture)
-    assert "would need" not in legend(comparison(list(results.values())[1:], "toy"))
+    assert "would need" not in legend(comparison(list(results.values())[1:], "toy").figure)
 
 
 def test_a_need_beyond_the_limit_is_shown_against_it_however_little_others_hold(results):
     little = {label: {"peak_hbm_bytes": 100_000} for label in ("reactive", "static")}
-    hbm = comparison(rows_of(results, **little), "toy").axes[1]
+    hbm = comparison(rows_of(results, **little), "toy").figure.axes[1]
     assert list(widths(hbm, 0).values()) == pytest.approx([results["resident"].shortfall.demand_bytes / 1e6])
     assert [line.get_xdata()[0] for line in hbm.lines] == [4.3] * 3
 
 
 def test_a_table_without_a_row_that_ran_has_a_picture(results):
-    picture = comparison([results["resident"]], "toy")
+    picture = comparison([results["resident"]], "toy").figure
     assert [label.get_text() for label in picture.axes[0].get_xticklabels()] == []
     assert not any(text.startswith(("compute", "lower bound")) for text in legend(picture))
 
@@ -101,11 +101,11 @@ def test_no_bar_is_cut(results):
     step = 100 * results["static"].summary["step_ns"]
     waits = {f"wait_{cause}_ns": 0 for cause in CAUSES}
     rows = rows_of(results, reactive={"step_ns": step, "compute_ns": step, "stall_ns": 0} | waits)
-    assert sum(widths(comparison(rows, "toy").axes[0], 1).values()) == pytest.approx(step / 1e6)
+    assert sum(widths(comparison(rows, "toy").figure.axes[0], 1).values()) == pytest.approx(step / 1e6)
 
 
 def test_the_bound_is_a_tick_and_says_which_plans_it_holds_for(results):
-    picture = results.comparison()
+    picture = results.comparison().figure
     ticks = sorted(line.get_xdata()[0] for line in picture.axes[0].lines)
     assert ticks == pytest.approx(sorted(results[label].summary["bound_ns"] / 1e6 for label in ("reactive", "static")))
     homes = " for this placement" if results["static"].homes_are_given else ""
@@ -117,7 +117,7 @@ def test_no_text_leaves_the_picture_or_its_panel(count, results):
     """Labels of any length, and values behind bars."""
     some = list(results.values())
     rows = [replace(some[i % 3], label=f"row {i} " + "which is described at length " * (i % 4)) for i in range(count)]
-    picture = comparison(rows, "toy")
+    picture = comparison(rows, "toy").figure
     picture.write(io.BytesIO())
     page = picture.bbox
     for ax in picture.axes:
@@ -135,7 +135,7 @@ def test_no_value_is_written_over_a_limit(results):
     """What is held is written behind its bar, or where the limit lies there, behind that."""
     for peak in range(2_000_000, 4_300_000, 100_000):
         rows = rows_of(results, static={"peak_hbm_bytes": peak}, reactive={"peak_hbm_bytes": peak - 50_000})
-        picture = comparison(rows, "toy")
+        picture = comparison(rows, "toy").figure
         picture.write(io.BytesIO())
         hbm = picture.axes[1]
         (limit, _) = hbm.transData.transform((4.3, 0))
@@ -145,7 +145,7 @@ def test_no_value_is_written_over_a_limit(results):
 
 
 def test_the_picture_says_what_was_run(results):
-    picture = results.comparison()
+    picture = results.comparison().figure
     heading, top = picture.legends[0].get_title(), picture.legends[0]
     assert heading.get_text() == results.case.loaded.scenario.title
     picture.write(io.BytesIO())
@@ -154,5 +154,5 @@ def test_the_picture_says_what_was_run(results):
 
 def test_weights_on_drives_and_caches_on_the_host_are_three_memories():
     results = hosim.run("llama3_70b_stream_ssd", policies=["static"])
-    heads = [ax.get_xlabel().split(" [")[0] for ax in results.comparison().axes]
+    heads = [ax.get_xlabel().split(" [")[0] for ax in results.comparison().figure.axes]
     assert heads == ["one step", "peak of hbm", "peak of ddr", "peak of ssd"]

@@ -48,13 +48,13 @@ def test_a_gap_of_two_pixels_is_drawn():
 def test_bounds_of_different_plans_have_lines_and_labels_of_their_own(tmp_path):
     scenario = chain.SCENARIO.replace("- static", "- static\n  - recompute")
     rows = list(hosim.run(chain.write(tmp_path, scenario=scenario)).values())
-    picture = pictures.comparison(rows, "toy")
+    picture = pictures.comparison(rows, "toy").figure
     labels = [text.get_text() for text in picture.legends[0].get_texts()]
     assert [label for label in labels if "bound" in label] == [
         "lower bound without recompute for this placement",
         "lower bound",
     ]
     assert len({line.get_linestyle() for line in picture.axes[0].lines}) == 2
-    alone = pictures.comparison(rows[:3], "toy")
+    alone = pictures.comparison(rows[:3], "toy").figure
     said = [text.get_text() for text in alone.legends[0].get_texts()]
     assert [one for one in said if "bound" in one] == ["lower bound for this placement"]

@@ -119,7 +119,7 @@ def test_the_same_picture_gives_the_same_bytes_whatever_a_session_or_a_users_fil
     drawn = []
     for style in ({}, mine):
         with rc_context(style):
-            for picture in (results["static"].timeline(), results.comparison()):
+            for picture in (results["static"].timeline().figure, results.comparison().figure):
                 drawn.append(io.BytesIO())
                 picture.write(drawn[-1], kind)
             assert style.items() <= rcParams.items(), "a session keeps its own"
@@ -129,7 +129,7 @@ def test_the_same_picture_gives_the_same_bytes_whatever_a_session_or_a_users_fil
 
 def test_the_timeline_names_its_lanes_units_and_limits(results):
     out = io.BytesIO()
-    picture = results["static"].timeline()
+    picture = results["static"].timeline().figure
     picture.write(out, "svg")
     ET.fromstring(out.getvalue())
     lanes, *tiers = picture.axes
@@ -144,7 +144,7 @@ def test_the_timeline_names_its_lanes_units_and_limits(results):
 def test_the_timeline_of_many_steps_shows_the_last_two(tmp_path):
     workload = chain.WORKLOAD.replace("steps: 2", "steps: 6")
     row = hosim.run(chain.write(tmp_path, workload=workload), policies=["static"])["static"]
-    first, last = row.timeline().axes[0].get_xlim()
+    first, last = row.timeline().figure.axes[0].get_xlim()
     assert last - first == pytest.approx(2 * row.summary["step_ns"] / 1e6)
     assert last == pytest.approx(row.summary["makespan_ns"] / 1e6)
 
@@ -169,7 +169,7 @@ def test_a_pixel_of_memory_shows_the_most_that_lies_in_it(tmp_path):
         tmp_path / "graph.jsonl", [{"schema": "hosim-graph/1", "name": "spike", "steps": 2}, *tensors, *ops]
     )
     row = hosim.run(scenario, policies=["resident"])["resident"]
-    drawn = timeline.timeline(row).axes[1]
+    drawn = timeline.timeline(row).figure.axes[1]
     tops = [curve.get_data().values.max() for curve in drawn.patches]
     assert max(tops) == pytest.approx(row.summary["peak_hbm_bytes"] / 1e6)
 
@@ -215,9 +215,9 @@ def test_sentences_on_a_row_that_computes_longer():
 
 
 def test_comparison_shows_every_row(results):
-    ax = results.comparison().axes[0]
+    ax = results.comparison().figure.axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == list(results)
-    assert isinstance(results.comparison(), drawing.Picture)
+    assert isinstance(results.comparison().figure, drawing.Picture)
 
 
 @pytest.fixture(scope="module")
@@ -235,11 +235,11 @@ def test_recompute_is_told_apart_in_tables_traces_and_pictures(again):
     slices = [e for e in perfetto.events(row) if e["ph"] == "X" and e["name"].endswith("#2")]
     assert slices
     assert sum(e["dur"] for e in slices) * 1000 == row.summary["recompute_ns"] * row.graph.steps
-    legend = texts(row.timeline())
+    legend = texts(row.timeline().figure)
     assert "recompute" in legend
-    assert "recompute" not in texts(again["static"].timeline())
-    assert "recompute" in {t.get_text() for t in again.comparison().legends[0].get_texts()}
-    widths = {p.get_facecolor(): p.get_width() for p in again.comparison().axes[0].patches if p.get_y() < 0.5}
+    assert "recompute" not in texts(again["static"].timeline().figure)
+    assert "recompute" in {t.get_text() for t in again.comparison().figure.legends[0].get_texts()}
+    widths = {p.get_facecolor(): p.get_width() for p in again.comparison().figure.axes[0].patches if p.get_y() < 0.5}
     assert to_rgba(drawing.RECOMPUTE) in widths
 
 
@@ -295,8 +295,8 @@ def test_only_rows_with_addresses_have_columns_counters_and_a_picture_of_them(in
     counters = {e["name"] for e in perfetto.events(fit) if e["ph"] == "C"}
     assert {"hbm: reserved", "hbm: largest hole"} <= counters
     assert not {e["name"] for e in perfetto.events(plain) if e["ph"] == "C"} & {"hbm: reserved", "hbm: largest hole"}
-    assert {"reserved", "largest hole"} <= texts(timeline.timeline(fit))
-    assert not {"reserved", "largest hole"} & texts(timeline.timeline(plain))
+    assert {"reserved", "largest hole"} <= texts(timeline.timeline(fit).figure)
+    assert not {"reserved", "largest hole"} & texts(timeline.timeline(plain).figure)
 
 
 def test_what_is_free_lies_in_holes(in_pieces):
@@ -314,7 +314,7 @@ def test_offsets_fixed_before_the_run_show_no_holes(tmp_path):
     laid = hosim.run(chain.write(tmp_path, scenario=scenario))["laid"]
     assert not space(laid).has_holes
     assert "hbm: largest hole" not in {e["name"] for e in perfetto.events(laid) if e["ph"] == "C"}
-    assert "largest hole" not in texts(timeline.timeline(laid))
+    assert "largest hole" not in texts(timeline.timeline(laid).figure)
 
 
 def test_figures_have_their_own_headings_or_those_that_are_given():

@@ -235,20 +235,20 @@ def texts(picture):
 
 def test_the_timeline_names_ranks_causes_and_groups(whole, folded):
     assert {"rank 0, stage 0", "rank 7, stage 1", "collective: tensor", "stall: peer"} <= texts(
-        timeline.timeline(whole)
+        timeline.timeline(whole).figure
     )
-    said = texts(timeline.timeline(folded))
+    said = texts(timeline.timeline(folded).figure)
     assert "rank 4, stage 1, stands for 4 ranks" in said
     assert "2 of 8 ranks are shown; 6 do exactly what the one does that stands for them" in said
 
 
 def test_ranks_that_never_meet_have_a_timeline():
-    assert {"rank 0, early", "rank 1, late"} <= texts(timeline.timeline(crowd()))
+    assert {"rank 0, early", "rank 1, late"} <= texts(timeline.timeline(crowd()).figure)
 
 
 def test_a_picture_shows_what_each_rank_spends_its_step_on(whole, folded):
     for row in (whole, folded):
-        assert {"compute", "stall: peer", "stall: collective", "rank", "7"} <= texts(pictures.by_rank(row))
+        assert {"compute", "stall: peer", "stall: collective", "rank", "7"} <= texts(pictures.by_rank(row).figure)
 
 
 def test_what_a_rank_waits_for_is_that_of_its_compute_stream(whole):
@@ -307,7 +307,7 @@ def test_no_bar_is_too_narrow_to_be_seen():
         ax.set_xlim(0, 1000)
         ax.set_ylim(1, 0)
         ax.axis("off")
-        picture.settle()
+        drawing.settle(ax)
         start = np.linspace(10_000, 990_000, count).astype(np.int64)
         drawing.bars(ax, (0.0, 1.0), (start, start + 1), np.zeros(count, np.int64), ["#0000ff"], 1000)
         picture.canvas.draw()
@@ -323,7 +323,7 @@ def test_a_pixel_is_divided_by_height_as_its_time_is():
     ax.set_xlim(0, 4000)
     ax.set_ylim(1, 0)
     ax.axis("off")
-    picture.settle()
+    drawing.settle(ax)
     start = 4000 * np.arange(1_000_000)
     starts, ends = np.concatenate([start, start + 1000]), np.concatenate([start + 1000, start + 4000])
     drawing.bars(ax, (0.0, 1.0), (starts, ends), np.repeat([1, 0], 1_000_000), ["#000000", "#ff0000"], 10**6)
@@ -341,5 +341,5 @@ def test_a_blocked_job_is_told_without_figures(whole):
     trace = replace(whole.trace, status="blocked", blocked=("rank 0: op 'a' waits for rank 1",))
     summary = {**whole.summary, "status": "blocked", "step_ns": None, "slowest_rank": None}
     row = replace(whole, trace=trace, summary=summary)
-    assert any(text.startswith("static: blocked (") for text in texts(timeline.timeline(row)))
+    assert any(text.startswith("static: blocked (") for text in texts(timeline.timeline(row).figure))
     assert list(perfetto.events(row))

@@ -98,7 +98,7 @@ def test_the_curves_are_shares_by_time_and_the_queue_the_batch_and_the_cache():
     for panel in over_time:
         assert [row["time_s"] for row in panel.rows] == [one["start_ns"] / 1e9 for one in story.iterations]
         assert [row[panel.y] for row in panel.rows] == [one[panel.y] for one in story.iterations]
-    assert curves("toy", panels).png()
+    assert curves("toy", panels).figure.png()
 
 
 def test_no_peak_is_lost_where_iterations_are_many():

@@ -1,0 +1,150 @@
+"""Answers while sliders are moved: one row of a scenario at other bandwidths, capacities and sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from simulator import catalog, metrics
+from simulator.catalog import Axis
+from simulator.errors import insist
+from simulator.run.grid import COUNTED, Cells
+from simulator.run.results import Results
+from simulator.run.row import rows_of
+from simulator.scenario import Scenario
+from simulator.units import human
+
+if TYPE_CHECKING:
+    from ipywidgets import Widget
+
+TIMES = {
+    "bandwidth": (0.25, 0.35, 0.5, 0.7, 1, 1.4, 2, 2.8, 4, 8),
+    "capacity": (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2, 3, 4),
+    "sequence": (0.125, 0.25, 0.5, 1, 2, 4),
+}
+"""Slider -> how many times what the documents say its values are."""
+
+
+class WhatIf:
+    """One row of a scenario, at other values than the documents have; the graph of each sequence is built once.
+
+    Parameters
+    ----------
+    scenario, set
+        As in `simulator.run`.
+    policy
+        The row.
+
+    Attributes
+    ----------
+    usual
+        The values in the documents by slider: how many times the bandwidth of each link of the machine, the capacity of
+        its compute tier [B] (the budget, if there is one), and the sequence, if the workload has one [tokens].
+    result
+        What came of the last question.
+    """
+
+    def __init__(
+        self,
+        scenario: str | Path | Scenario,
+        *,
+        policy: str = "static",
+        set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    ) -> None:
+        loaded = catalog.resolve(scenario, set)
+        self._loaded, self._policy = loaded.asking_nothing(), policy
+        self._cells: dict[int | None, Cells] = {}
+        tier, budget = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
+        room = f"tiers.{tier}.capacity"
+        rooms = (room,) if budget is None else (room, "scenario.budget")
+        fields = {"bandwidth": ("links.*.bandwidth",), "capacity": rooms, "sequence": ("workload.sequence",)}
+        units = {"bandwidth": "x", "capacity": "B"}
+        self._axes = {name: Axis(name, own, f"interact, {name}", units.get(name)) for name, own in fields.items()}
+        capacity = loaded.hardware.tiers[tier].capacity_bytes if budget is None else budget
+        self.usual: dict[str, Any] = {"bandwidth": 1, "capacity": capacity}
+        if loaded.workload.model is not None:
+            self.usual["sequence"] = loaded.workload.sequence
+        self.result: Results | None = None
+
+    def __call__(self, **values: Any) -> Results:
+        """Run the row with other values.
+
+        Parameters
+        ----------
+        **values
+            By slider, as `usual` has them; what is not named stays as it is.
+
+        Raises
+        ------
+        ConfigError
+            If a document is not valid with them.
+        """
+        point = {self._axes[name]: value for name, value in values.items() if value != self.usual[name]}
+        loaded, sequence = catalog.at(self._loaded, point), values.get("sequence")
+        asked = metrics.columns(loaded.hardware, COUNTED)
+        case = self._cells.setdefault(sequence, Cells([self._policy], asked)).case(loaded)
+        self.result = Results(case, rows_of(case, [self._policy], advice=False))
+        return self.result
+
+    def written(self, name: str, value: Any) -> str:
+        """Write a value of a slider for people: of the bandwidth that of each link that has another one."""
+        if name != "bandwidth":
+            return human(value, "B") if name == "capacity" else f"{value:,}"
+        rates = {link.bandwidth_bytes_per_s: None for link in self._loaded.hardware.links.values()}
+        return ", ".join(human(round(rate * value), "B/s") for rate in rates)
+
+
+def interact(
+    scenario: str | Path | Scenario,
+    *,
+    policy: str = "static",
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+) -> Widget:
+    """Show sliders over bandwidth, capacity and sequence, and below them what comes of a scenario with their values.
+
+    Parameters
+    ----------
+    scenario, set
+        As in `simulator.run`.
+    policy
+        The row that is asked about.
+
+    Returns
+    -------
+    Widget
+        For a notebook, which shows it; its ``ask`` is the `simulator.run.sliders.WhatIf` that answers.
+
+    Raises
+    ------
+    ConfigError
+        If a document is wrong, or ipywidgets is not installed.
+    """
+    do = "install it: pip install 'hosim[notebook]'"
+    insist(find_spec("ipywidgets") is not None, "interact", "ipywidgets draws sliders", "none", do)
+    import ipywidgets  # noqa: PLC0415 - an extra
+
+    ask, shown = WhatIf(scenario, policy=policy, set=set), ipywidgets.HTML()
+    sliders = {name: _slider(ask, name) for name in ask.usual}
+
+    def answer(_: object = None) -> None:
+        shown.value = ask(**{name: slider.value for name, slider in sliders.items()})._repr_html_()
+
+    for slider in sliders.values():
+        slider.observe(answer, "value")
+    answer()
+    found = ipywidgets.VBox([*sliders.values(), shown])
+    found.ask = ask
+    return found
+
+
+def _slider(ask: WhatIf, name: str) -> Any:
+    import ipywidgets  # noqa: PLC0415 - an extra
+
+    usual = ask.usual[name]
+    values = [usual if times == 1 else round(usual * times, 2) for times in TIMES[name]]
+    values = values if name == "bandwidth" else [int(value) for value in values]
+    options = [(ask.written(name, value), value) for value in values]
+    look = {"layout": {"width": "36rem"}, "continuous_update": False}
+    return ipywidgets.SelectionSlider(options=options, value=usual, description=name, **look)
