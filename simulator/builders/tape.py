@@ -223,9 +223,8 @@ class Tape(Sheet):
             return weight.parameters * self.element_bytes
         if weight.kind != "expert" or not isinstance(part, Experts):
             return size
-        return (
-            size // part.held * -(-chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k) // part.ranks)
-        )
+        chosen = chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k)
+        return size // part.held * -(-chosen * part.places // (part.routed * part.ranks))
 
     # going back
 

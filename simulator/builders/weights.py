@@ -393,6 +393,6 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
         for weight in weights.values():
             number, share = prod(weight.shape), (1, 1)
             if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
-                number, share = number * part.ranks, (part.top_k, part.routed)
+                number, share = number // part.held * part.routed, (part.top_k, part.routed)
             every, active = every + number, active + number * share[0] // share[1]
     return every, active

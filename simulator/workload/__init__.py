@@ -239,7 +239,7 @@ class Workload(Document):
         """Refuse parts whose backward is not built."""
         must, found = "training is built without what only inference has", "backward of sparse attention is not built"
         require(attention.sparse is None, must, found, "model", "attention", "sparse", do="remove sparse")
-        for key in ("ranks", "buffers"):
+        for key in ("ranks", "copies", "buffers"):
             do = "remove it; parallel.expert says how experts lie on ranks"
             usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default
             require(usual, must, key, "model", "feed_forward", key, do=do)

@@ -58,6 +58,9 @@ class Experts(Part):
     ranks
         Over how many ranks, with as many tokens each, the routed experts are spread. A graph is that of one of them: it
         has its share of the experts, and of the tokens of all; that tokens travel takes no time.
+    copies
+        How many more experts the ranks hold, which are copies of others and take some of their tokens (redundant
+        experts of DeepSeek-V3, arXiv 2412.19437, section 3.4.1).
     buffers
         Whether tokens are written straight to where their experts read them, and back (``fused``), or are copied there
         from a buffer at the sender and back into one (``apart``).
@@ -74,15 +77,23 @@ class Experts(Part):
     dense_layers: CountOrNone = 0
     dense_width: Count | None = None
     ranks: Ranks = 1
+    copies: FewOrNone = 0
     buffers: Literal["fused", "apart"] = "fused"
 
     @property
+    def places(self) -> int:
+        """How many routed experts all ranks hold, copies included."""
+        return self.routed + self.copies
+
+    @property
     def held(self) -> int:
-        """How many of the routed experts a rank has."""
-        return self.routed // self.ranks
+        """How many of these a rank has."""
+        return self.places // self.ranks
 
     def _check(self) -> None:
-        self._divides("ranks", "routed")
+        self._divides("ranks", "places" if self.copies else "routed")
+        must, do = "copies are for experts that lie on several ranks", "raise ranks, or remove copies"
+        require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
         found = f"{self.top_k:,} and {self.routed:,}"
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
         both = (self.dense_layers > 0) == (self.dense_width is not None)

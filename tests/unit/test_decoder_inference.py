@@ -9,6 +9,7 @@ from parameters import count
 from pydantic import ValidationError
 
 from simulator.builders.inference import chunks
+from simulator.builders.weights import parameters
 from simulator.catalog import load
 from simulator.graph import Graph, Late, Op, chosen_number
 from simulator.workload import Workload
@@ -142,6 +143,18 @@ def test_a_rank_has_its_share_of_the_experts() -> None:
     assert count(models[0]) == count(models[1])
 
 
+def test_a_rank_holds_copies_of_experts_beside_its_share() -> None:
+    """Four more places on four ranks: three experts each, and each copy is read as well; the model stays as large."""
+    parts = [EXPERTS | {"ranks": 4} | more for more in ({}, {"copies": 4})]
+    whole, found = (graph(MLA, part, phase="prefill") for part in parts)
+    assert sizes(found, "expert")["L01/ffn.gate.weight"] * 2 == sizes(whole, "expert")["L01/ffn.gate.weight"] * 3
+    one, other = (op(own, "L01/prefill/ffn.gate") for own in (whole, found))
+    assert other.flops == one.flops, "as many rows come as go"
+    assert other.read_bytes - one.read_bytes == 2 * H * 9
+    made = [parameters(workload(MLA, part, phase="prefill")) for part in parts]
+    assert made[0] == made[1] == parameters(workload(MLA, EXPERTS, phase="prefill"))
+
+
 def refusal(**data: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         workload(**data)
@@ -161,6 +174,10 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(attention=GQA | {"kv_heads": 3}, phase="decode").startswith("kv_heads divides heads")
     assert refusal(feed_forward=EXPERTS | {"top_k": 9}, phase="decode").startswith("top_k is at most routed")
     assert refusal(feed_forward=EXPERTS | {"ranks": 3}, phase="decode").startswith("ranks divides routed")
+    assert refusal(feed_forward=EXPERTS | {"ranks": 4, "copies": 2}, phase="decode").startswith("ranks divides places")
+    assert refusal(feed_forward=EXPERTS | {"copies": 8}, phase="decode").startswith(
+        "copies are for experts that lie on"
+    )
     assert refusal(feed_forward=EXPERTS | {"dense_layers": 3}, phase="decode").startswith("some layers have experts")
     assert refusal(feed_forward=EXPERTS | {"dense_layers": 0}, phase="decode").startswith(
         "dense_layers and dense_width"
