@@ -13,7 +13,7 @@ from typing import Any
 
 from simulator.builders import inference, stage
 from simulator.builders.inference import Iteration as Iteration
-from simulator.builders.weights import lay
+from simulator.builders.weights import lay, size_bytes
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, check_run
 from simulator.layout import Weight
@@ -92,6 +92,17 @@ def layouts(workload: Workload) -> dict[str, Weight]:
     if workload.model is None or workload.phase in ("serve", "requests"):
         return {}
     return lay(workload, workload.model).by_name
+
+
+def weight_bytes(workload: Workload) -> int:
+    """What a rank holds of all weights of a workload's model [B].
+
+    Raises
+    ------
+    ConfigError
+        If the model cannot be spread over ranks as the workload says.
+    """
+    return sum(size_bytes(weight, workload.dtypes) for weight in layouts(workload).values())
 
 
 def iteration(workload: Workload, work: Iteration, room: int) -> Graph:

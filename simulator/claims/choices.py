@@ -3,7 +3,8 @@
 Nothing continuous is fitted. What is chosen is listed before the run, in the scenario; a figure then holds for so many
 of so many settings. Where the claim says which figures select (``selects``), the settings that reproduce all of these
 are shown with what they give for the other figures, which were not used. Other scenarios (``predicts``) are run with
-these settings alone.
+these settings alone. Where one of these figures screens (``screens``), a peak that is known before a run, only settings
+that may reproduce it are run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from simulator import builders, catalog
 from simulator.catalog import Axis, Loaded
 from simulator.claims import read
+from simulator.claims.screen import screened
 from simulator.claims.sensitivity import compared_to_printed, figures
 from simulator.errors import ConfigError, insist
 from simulator.policies import POLICIES
@@ -71,6 +73,8 @@ def enumerate_choices(
     bases = [_study(one, *_choices(one)) for one in loaded]
     for base, refused in bases:
         _insist_each_can_be(base, refused)
+    listed_by = {one.loaded.scenario.name: len(one.points) for one, _ in bases if _claim(one.loaded).screens}
+    bases = [(screened(one, workers, progress), refused) for one, refused in bases]
     points, unbuilt = _measured(bases, workers, progress)
     selections = {one.scenario.name: _selection(one, points) for one in loaded if _claim(one).selects}
     for row in points:
@@ -87,9 +91,13 @@ def enumerate_choices(
             sections += _spread(points, name, f"{name}: {other.scenario.title}")
             unbuilt += unlike
     rows = distributions(points)
-    told = _sentences(loaded, rows, points)
+    told = _sentences(loaded, rows, points, listed_by)
     for one in loaded:
         told += [f"{one.scenario.name} records otherwise: {was}" for was in _claim(one).counted if was not in told]
+    none = listed_by.keys() - {row["scenario"] for row in rows}
+    told += [
+        f"{name}: 0 of {counted(listed_by[name], 'setting')} may have the peaks that select." for name in sorted(none)
+    ]
     if unbuilt:
         told.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
     return Sweep("choices", loaded, rows, View("Claims over all choices", sections, told), {"points": points})
@@ -151,7 +159,8 @@ def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) ->
     for setting in settings:
         try:
             stated = catalog.at(loaded, dict(zip(axes, setting, strict=True)))
-            builders.check(stated.workload)
+            if not _claim(loaded).screens:  # what is left of these is checked before it runs
+                builders.check(stated.workload)
             for row in stated.scenario.policies:
                 must, known = "a policy is one that hosim has", tuple(POLICIES)
                 insist(row.policy in known or row.is_file, place, must, repr(row.policy), nearest(row.policy, known))
@@ -170,8 +179,8 @@ def _insist_each_can_be(study: Study, refused: Mapping[Point, ConfigError]) -> N
                 raise next(error for setting, error in refused.items() if setting[at] == value)
 
 
-SELECTS, FOLLOWS = "selects", "follows"
-"""What a figure does: select settings; or follow from those that do, as it is made of nothing else."""
+SELECTS, FOLLOWS, ALIKE = "selects", "follows", "alike"
+"""What a figure does: select settings; follow from these, as it is made of nothing else; or hang on no choice."""
 
 
 def judged_setting(loaded: Loaded, point: Point) -> Rows:
@@ -222,14 +231,17 @@ def distributions(points: ShownRows) -> list[dict[str, Any]]:
     list of dict
         ``scenario``, ``claim``, ``figure``, ``printed``, ``tolerance``; ``settings``, how many there are, ``ran``, how
         many gave a number, ``held``, how many are within the tolerance, ``selected`` and ``held_selected``, the same of
-        those that are selected; ``least``, ``median``, ``most``, for people, and ``error_least``, ``error_median``,
+        those that are selected; ``role``, what the figure does, `ALIKE` if it is the same in all settings;
+        ``least``, ``median``, ``most``, for people, and ``error_least``, ``error_median``,
         ``error_most``, as shares of what is printed; ``selected_least`` and so on, of those that are selected.
     """
     rows = []
     for own in by(points, "scenario", "asks").values():
         selected = [row for row in own if row["selected"]]
+        is_alike = own[0]["error"] is not None and len({row["error"] for row in own}) == 1 and len(selected) < len(own)
         rows.append(
-            {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed", "role")}
+            {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed")}
+            | {"role": own[0]["role"] or ALIKE * is_alike}
             | {"settings": len(own), "held": _held(own), "ran": sum(map(_ran, own))}
             | {"selected": len(selected), "held_selected": _held(selected)}
             | _ends(own)
@@ -283,7 +295,7 @@ def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
     columns = [
         texts("  figure", rows, lambda row: f"  {row['claim']}"),
         *(_column(name, rows) for name in ("printed", "least", "median", "most")),
-        texts("holds for", rows, lambda row: f"{row['held']} of {row['ran']}", left=False),
+        texts("holds for", rows, _holds_for, left=False),
     ]
     if any(row["selected"] for row in rows):
         held = [row["role"] or f"{row['held_selected']} of {row['selected']}" for row in rows]
@@ -292,11 +304,17 @@ def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
     return [Section(head, columns)] if rows else []
 
 
+def _holds_for(row: ShownRow) -> str:
+    if row["role"] == ALIKE:
+        return "any choice" if row["held"] else "no choice"
+    return f"{row['held']} of {row['ran']}"
+
+
 def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) -> Column:
     return texts(head or key, rows, lambda row: row.get(key, ABSENT), left=left)
 
 
-def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows) -> list[str]:
+def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, listed_by: Mapping[str, int]) -> list[str]:
     """Say how many settings reproduce what selects, and what these give for the other figures."""
     bases, told = {one.scenario.name: one for one in loaded}, []
     who = listed([name for name, one in bases.items() if _claim(one).selects])
@@ -304,6 +322,10 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows) -> 
         total, selected, ran = own[0]["settings"], own[0]["selected"], min(row["ran"] for row in own)
         if not who or scenario not in bases:
             told.append(f"{scenario}: {counted(total, 'setting')}.")
+        elif scenario in listed_by:
+            many, names = listed_by[scenario], listed([row["claim"] for row in own if row["role"] == SELECTS])
+            share = f"{selected:,} of {counted(many, 'setting')} ({percent(selected / many)})"
+            told.append(f"{scenario}: {share} reproduce {names} together; {total:,} were run, the others cannot.")
         else:
             those, listed_too = (" that ran", f"; {total:,} are listed") if ran < total else ("", "")
             share = f"{percent(selected / ran) if ran else ABSENT}{listed_too}"
@@ -312,10 +334,13 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows) -> 
             told.append(f"{scenario}: {selected} of {counted(ran, 'setting')}{those} ({share}) {did}.")
             told += _chances([*_settings(bases[scenario], points).values()]) if names else []
         for row in own:
-            if selected and row["role"] != SELECTS:
+            if selected and row["role"] == ALIKE:
+                holds = "holds" if row["held"] else "does not hold"
+                told.append(f"{row['claim']}, {row['printed']} printed: {holds}, and hangs on no choice.")
+            elif selected and row["role"] != SELECTS:
                 how = "follows from what selects," if row["role"] == FOLLOWS else "holds for"
                 held = f"{how} {row['held_selected']} of {counted(selected, 'selected setting')}"
-                is_base = scenario in bases and row["ran"]
+                is_base = scenario in bases and scenario not in listed_by and row["ran"]
                 by_chance = f"; of all, for {_share(row['held'], row['ran'])}" if is_base else ""
                 told.append(f"{row['claim']}, {row['printed']} printed: {held}{by_chance}.")
     return told

@@ -374,6 +374,9 @@ class Claim(Part):
         Discrete choices that it does not state, for `hosim sensitivity --choices`.
     selects
         Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
+    screens
+        Which of these is the peak of a row that moves nothing, at inference: it is known before a run, and settings
+        that cannot reproduce it, or what a plan leaves of it, are not run.
     predicts
         Other scenarios, by name or path, that are run with the settings that are selected.
     counted
@@ -390,6 +393,7 @@ class Claim(Part):
     unstated: tuple[Unstated, ...] = ()
     choices: tuple[Choice, ...] = ()
     selects: tuple[Key, ...] = ()
+    screens: Key | None = None
     predicts: tuple[str, ...] = ()
     counted: tuple[Line, ...] = ()
 

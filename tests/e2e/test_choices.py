@@ -11,6 +11,7 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.claims import choices
 from simulator.errors import ConfigError
+from simulator.report.rows import percent
 from simulator.run import prepare, run_case
 
 CHOICES = """\
@@ -237,14 +238,28 @@ def test_a_figure_that_is_made_of_what_selects_follows_and_predicts_nothing(tmp_
     found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + RATIO + OTHER))])
     assert {row["figure"]: row["role"] for row in found.rows} == {
         "step": "selects",
-        "moved": "",
+        "moved": "alike",
         "saved": "follows",
-        "both": "",
+        "both": "alike",
     }
     (said,) = (one for one in found.sentences if one.startswith("what is saved"))
     what = "follows from what selects, 2 of 2 selected settings; of all, for 2 of 6 (33 %)."
     assert said == f"what is saved, -5 % printed: {what}"
-    assert any(one.startswith("both ways, 4 MB printed: holds for") for one in found.sentences)
+
+
+def test_a_figure_that_is_the_same_in_all_settings_hangs_on_no_choice(tmp_path):
+    """It is told so, and not as if it had held for one setting after another."""
+    wrong = "  - {row: static, column: moved_d2h_bytes, printed: 9 MB, figure: planned, why: what a plan moves}\n"
+    found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + wrong))])
+    assert "bytes that move, 2 MB printed: holds, and hangs on no choice." in found.sentences
+    assert "what a plan moves, 9 MB printed: does not hold, and hangs on no choice." in found.sentences
+    table = str(found).split("\n\n")[1]
+    assert [line.split("  ")[-5].strip() for line in table.splitlines()[2:]] != []
+    lines = {line.strip().split("  ")[0]: line for line in table.splitlines()[1:]}
+    assert "2 of 6" in lines["the step"]
+    assert "any choice" in lines["bytes that move"]
+    assert "no choice" in lines["what a plan moves"]
+    assert all("alike" in lines[name] for name in ("bytes that move", "what a plan moves"))
 
 
 def test_ratios_of_two_rows_follow_if_both_rows_select(tmp_path):
@@ -351,3 +366,82 @@ def test_what_cannot_be_chosen_is_refused(hosim, tmp_path, choices, message):
     assert done.code == 1
     assert message in done.err
     assert "Traceback" not in done.err
+
+
+DEPLOYMENT = """\
+schema: hosim/scenario/1
+name: deployment
+title: a deployment
+hardware: cloudmatrix384_node
+workload: deepseek_v3_nsa_prefill
+policies:
+  - {policy: resident, set: {tiers.hbm.capacity: 2 TB}}
+  - {policy: static, label: offloaded, options: {move: [kv_cache]}, set: {tiers.hbm.capacity: 2 TB}}
+assumed: {tiers.hbm.capacity: a test}
+claim:
+  sentence: it peaks at so much
+  source: table 3
+  selects: [peak, offloaded]
+  screens: peak
+  choices:
+    - {choice: layers, fields: [workload.model.layers], values: [4, 5], why: a test}
+    - {choice: weights, fields: [workload.dtypes.weights], values: [fp8, bf16], why: a test}
+    - {choice: ranks, fields: [workload.model.feed_forward.ranks], values: [16, 32], why: a test}
+    - {choice: chunks, fields: [workload.chunk], values: [65536, 32768], why: a test}
+expect:
+  - {row: resident, column: peak_hbm_bytes, printed: 47 GB, figure: peak, kind: shown, why: the peak}
+  - {row: offloaded, column: peak_hbm_bytes, printed: 45.5 GB, within: 0.011, figure: offloaded, kind: shown, why: it}
+"""
+
+
+def deployment(tmp_path, *changes):
+    """The scenario with what is to be changed in it."""
+    text = DEPLOYMENT
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    tmp_path.mkdir(exist_ok=True)
+    (tmp_path / "deployment.yaml").write_text(text)
+    return tmp_path / "deployment.yaml"
+
+
+def test_settings_that_cannot_have_a_peak_are_not_run(tmp_path):
+    """By what moves nothing, and by what a plan that moves the cache alone leaves; the same are selected."""
+    every = hosim_api.enumerate_choices([deployment(tmp_path / "a", ("  screens: peak\n", ""))])
+    found = hosim_api.enumerate_choices([deployment(tmp_path / "b")])
+    names = [one.choice for one in catalog.resolve(tmp_path / "b" / "deployment.yaml").scenario.claim.choices]
+
+    def settings_of(one, figure, key):
+        rows = [row for row in one.tables["points"] if row["figure"] == figure and row[key]]
+        return {tuple(row[name] for name in names): row["error"] for row in rows}
+
+    near, ran = settings_of(every, "peak", "holds"), settings_of(found, "peak", "holds")
+    selected = settings_of(every, "offloaded", "selected")
+    assert len(selected) < len(ran) == len(found.tables["points"]) / 2 < len(near) < 16
+    assert ran.items() <= near.items()
+    assert settings_of(found, "offloaded", "selected") == selected
+    said = f"{len(selected)} of 16 settings ({percent(len(selected) / 16)}) reproduce the peak and it together"
+    assert found.sentences[0] == f"deployment: {said}; {len(ran)} were run, the others cannot."
+
+
+def test_where_no_setting_has_the_peak_nothing_runs(tmp_path):
+    found = hosim_api.enumerate_choices([deployment(tmp_path, ("47 GB, figure: peak", "9 TB, figure: peak"))])
+    assert found.sentences == ["deployment: 0 of 16 settings may have the peaks that select."]
+    assert found.tables["points"] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("screens: peak", "screens: offloaded"),
+        ("screens: peak", "screens: nothing"),
+        ("selects: [peak, offloaded]", "selects: [offloaded]"),
+        ("column: peak_hbm_bytes, printed: 47 GB, figure: peak", "printed: 5 s, figure: peak"),
+    ],
+)
+def test_what_screens_is_a_peak_of_what_moves_nothing_and_selects(monkeypatch, tmp_path, old, new):
+    monkeypatch.setattr("simulator.claims.choices.judged_setting", None)
+    with pytest.raises(
+        ConfigError, match=r"claim\.screens: what screens is one of selects, and peak_hbm_bytes of one row"
+    ):
+        hosim_api.enumerate_choices([deployment(tmp_path, (old, new))])
