@@ -9,7 +9,9 @@ from pages import PAGES
 
 import simulator as hosim
 from simulator import catalog
+from simulator.builders import build_job
 from simulator.catalog import Axis
+from simulator.errors import ConfigError
 from simulator.run import prepare, run_case
 from simulator.units import human
 
@@ -114,6 +116,24 @@ def test_choices_of_deployments_can_be_stated_and_so_can_those_that_they_predict
             if scenario.endswith("_decode"):  # one token is not cut into sixteen
                 axes = {axis: value for axis, value in axes.items() if axis.name != "all other weights"}
             assert catalog.at(other, axes).workload != other.workload
+
+
+def at(name, **values):
+    """A scenario with other values of fields of its workload; dots of paths are written as two underscores."""
+    axes = {Axis(key, (f"workload.{key.replace('__', '.')}",), "a test"): value for key, value in values.items()}
+    return catalog.at(catalog.resolve(name), axes)
+
+
+@pytest.mark.parametrize(("ranks", "alike"), [(128, 160), (256, 320)])
+def test_ranks_that_hold_copies_are_the_case_of_fewer_ranks(ranks, alike):
+    """64 copies beside 256 experts: a die of 160 ranks holds two, as one of 128, and its graph is the same."""
+    few = at("deepseek_v3_nsa_deployments", model__feed_forward__ranks=ranks)
+    many = at("deepseek_v3_nsa_deployments", model__feed_forward__ranks=alike, model__feed_forward__copies=64)
+    more = at("deepseek_v3_nsa_deployments", model__feed_forward__ranks=32, model__feed_forward__copies=32)
+    assert build_job(few.workload) == build_job(many.workload)
+    assert build_job(more.workload) != build_job(many.workload)
+    with pytest.raises(ConfigError, match="ranks divides routed"):
+        at("deepseek_v3_nsa_deployments", model__feed_forward__ranks=alike)
 
 
 def test_what_a_deployment_predicts_was_not_used_to_select_it():
