@@ -75,6 +75,7 @@ _DOCUMENTS = {
     ),
     "workload": ("A workload", "`workloads/*.yaml`, and files of your own that `workload:` of a scenario names."),
     "scenario": ("A scenario", "`scenarios/**/*.yaml`, and files of your own that `hosim run` is given."),
+    "study": ("A study", "`studies/*.yaml`, and files of your own that `hosim sweep` is given."),
 }
 
 
@@ -148,7 +149,7 @@ def policies() -> str:
 def documents() -> str:
     """Every key of the YAML documents, from their JSON Schemas."""
     about = (
-        "Three documents, each with a schema that editors complete and check by: `hosim schema KIND`. Quantities are "
+        "Four documents, each with a schema that editors complete and check by: `hosim schema KIND`. Quantities are "
         "text with a unit (`64 GB`, `33.6 GB/s`, `3 us`); `GB` is 10^9 bytes, `GiB` is 2^30. Unknown keys are refused."
     )
     parts = [f"# YAML documents\n\n{_MADE}\n\n{about}\n"]

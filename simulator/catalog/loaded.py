@@ -139,13 +139,17 @@ class Loaded:
         }
 
 
+class BudgetError(ConfigError):
+    """A budget is above what the compute tier has: of one point of a sweep an answer."""
+
+
 def check_budget(loaded: Loaded, where: str) -> None:
     """Refuse a budget above what the compute tier has; `where` is what an error points at."""
     tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
     usable = loaded.hardware.tiers[tier].usable_bytes
     if budget_bytes is not None and budget_bytes > usable:
         rule = f"a budget is at most what {tier} has ({human(usable, 'B')})"
-        raise ConfigError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
+        raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
 def outside(changes: Mapping[str, Any]) -> dict[str, Change]:

@@ -16,13 +16,14 @@ from pydantic import ValidationError
 from simulator import inputs
 from simulator.catalog.loaded import Axis, Loaded, at, check_budget, outside, own_change, recorded
 from simulator.catalog.settings import apply, fields
-from simulator.catalog.shelf import Entry, load, path_of, to_error, told_at
+from simulator.catalog.shelf import Entry, load, names, path_of, to_error, told_at
 from simulator.catalog.text import scalar
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import Largest, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
+from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, nearest
 from simulator.workload import Workload
 
@@ -82,6 +83,38 @@ def resolve(
             for value in one.parameter.options or one.parameter.tried[:: len(one.parameter.tried) - 1]:
                 at(loaded, {one.axis: value})
     return loaded
+
+
+def studied(
+    asked: str | Path | Scenario | StudyDocument, changes: Mapping[str, Any] | None = None
+) -> tuple[StudyDocument | None, Loaded]:
+    """Read a study with its scenario, or a scenario alone.
+
+    Parameters
+    ----------
+    asked
+        The name of a study or a scenario in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    changes
+        As for `resolve`; they win over those of the study.
+
+    Raises
+    ------
+    ConfigError
+        As for `resolve`.
+    """
+    base = Path()
+    if isinstance(asked, str | Path):
+        is_path = isinstance(asked, Path) or asked.endswith((".yaml", ".yml"))
+        kind = None if is_path else "study" if asked in names("study") else "scenario"
+        entry = load(asked, kind)
+        base, found = entry.path.parent, entry.document
+        if not isinstance(found, StudyDocument):
+            return None, resolve(entry.path, changes)
+        asked = found
+    if not isinstance(asked, StudyDocument):
+        return None, resolve(asked, changes)
+    named = path_of(asked.scenario, "scenario", base)
+    return asked, resolve(named, {**asked.set_, **(changes or {})})
 
 
 _ROWS = ("resident", "reactive", "static")

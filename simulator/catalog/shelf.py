@@ -19,6 +19,7 @@ from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.inputs import instead, shown
 from simulator.scenario import Scenario
+from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, closest, in_yaml, nearest
 from simulator.workload import Workload
 
@@ -27,9 +28,14 @@ Keys = tuple[str, ...]
 
 D = TypeVar("D", bound=Document)
 
-KINDS: Mapping[str, type[Document]] = {"hardware": Hardware, "workload": Workload, "scenario": Scenario}
+KINDS: Mapping[str, type[Document]] = {
+    "hardware": Hardware,
+    "workload": Workload,
+    "scenario": Scenario,
+    "study": StudyDocument,
+}
 """Kind of document -> its type."""
-_FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios"}
+_FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios", "study": "studies"}
 _LARGEST_BYTES = 4_000_000
 _TOLD = 5
 """So many faults are told at once: a message has room for them."""
@@ -67,7 +73,7 @@ def names(kind: str) -> tuple[str, ...]:
     Parameters
     ----------
     kind
-        ``hardware``, ``workload`` or ``scenario``.
+        ``hardware``, ``workload``, ``scenario`` or ``study``.
     """
     return tuple(sorted(_shelf(kind)))
 
@@ -80,7 +86,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     ref
         A name in the catalogue; or a path, which ends in ``.yaml`` or is a `Path`.
     kind
-        ``hardware``, ``workload`` or ``scenario``.
+        ``hardware``, ``workload``, ``scenario`` or ``study``.
     base_dir
         What a path is relative to; default: the working directory.
 
@@ -113,7 +119,7 @@ def load(
     ref
         A name in the catalogue, or a path that ends in ``.yaml``.
     kind
-        ``hardware``, ``workload`` or ``scenario``; None takes a path to any of them.
+        ``hardware``, ``workload``, ``scenario`` or ``study``; None takes a path to any of them.
     base_dir
         What a path is relative to; default: the working directory.
     is_strict
@@ -158,7 +164,7 @@ def dump(document: Document) -> str:
     Parameters
     ----------
     document
-        A hardware profile, a workload or a scenario.
+        Of any kind.
     """
     data = document.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return to_yaml({"schema": _mark(type(document)), **data})
@@ -170,7 +176,7 @@ def schema(kind: str) -> dict[str, Any]:
     Parameters
     ----------
     kind
-        ``hardware``, ``workload`` or ``scenario``.
+        ``hardware``, ``workload``, ``scenario`` or ``study``.
     """
     insist(kind in KINDS, "schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
     made, written = (
@@ -212,7 +218,7 @@ def _model_of(node: Node, wanted: str | None, path: Path) -> type[Document]:
     for mark, model in models.items():
         if mark == found:
             return model
-    rule = f"the key schema says that this is a {wanted or 'hardware, workload or scenario'} document"
+    rule = f"the key schema says that this is a {wanted or 'hardware, workload, scenario or study'} document"
     raise ConfigError(_place(path, node, ("schema",)), rule, in_yaml(found), nearest(str(found), tuple(models)))
 
 

@@ -15,9 +15,11 @@ from simulator.offsets import issued_bytes
 from simulator.plan import Plan
 from simulator.report.files import folder_names, plan_names
 from simulator.run.case import Case, prepare
+from simulator.run.grid import points_in
 from simulator.run.studies import points_of
 from simulator.run.task import Task
 from simulator.scenario import Scenario
+from simulator.scenario.study import StudyDocument
 from simulator.serving import read_served
 from simulator.units import counted, human
 from simulator.workload import Workload
@@ -60,6 +62,8 @@ def describe(file: str, scenario: str | None = None, *, is_strict: bool = False)
 def _told(document: Document, path: Path, *, is_strict: bool) -> str:
     if isinstance(document, Scenario):
         return f"scenario, {_scenario(document, path, is_strict=is_strict)}"
+    if isinstance(document, StudyDocument):
+        return f"study, {counted(points_in(path), 'point')}"
     if isinstance(document, Workload):
         return f"workload, {_workload(document, path)}"
     machine = cast(Hardware, document)

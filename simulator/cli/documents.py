@@ -9,8 +9,8 @@ import click
 
 from simulator.cli import common
 
-_KINDS = ("hardware", "workload", "scenario")
-_LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenario", "policies": ""}
+_KINDS = ("hardware", "workload", "scenario", "study")
+_LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenario", "studies": "study", "policies": ""}
 """What can be listed -> its kind of document."""
 
 
@@ -46,6 +46,8 @@ def _documents(kind: str) -> list[tuple[str, ...]]:
         document, about = catalog.load(name, kind).document, ""
         if kind == "hardware":
             about = counted(document.topology.devices, "device")
+        if kind == "study":
+            about = "hosim sweep"
         if kind == "scenario":
             requests = catalog.load(document.workload, "workload").document.requests
             about = "hosim run" if requests is None else "hosim serve"

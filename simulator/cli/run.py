@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -134,33 +135,43 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
     return common.judged([found.result.summary])
 
 
-@common.command("Run all cells of a grid over fields of the documents.", "policy", "set", "workers", "json", "out")
-@click.argument("scenario")
+@common.command("Run all points of a study: a grid, a list, draws.", "policy", "set", "workers", "json")
+@click.argument("scenario", metavar="STUDY|SCENARIO")
 @click.option("--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field; see below.")
+@click.option("--out", type=click.Path(path_type=Path), help="A folder for all of it, or a .csv or .parquet of rows.")
+@click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
 @click.option("--no-cache", is_flag=True, help="Keep no rows, and use none.")
 @click.option("--at-most", type=click.IntRange(1), metavar="CELLS", help="Refuse more cells. [default: 10,000]")
 @click.option("--bounds", is_flag=True, help="Count columns about bounds, too, which takes longer.")
-def sweep(scenario: str, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
-    """Run all rows of SCENARIO in each cell of a grid: one line per cell and policy, and a picture with --out.
+def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
+    """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml that says what varies.
 
     \b
     Examples:
       hosim sweep llama3_8b_train_910c --grid "links.*.bandwidth=16..200 GB/s:8"
       hosim sweep tiny_train_910c --policy static --policy reactive
         --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "tiers.hbm.capacity=32..64 MB:5" --out results/grid
+      hosim sweep tiny_train_uncertain --out results/uncertain
 
     A field is one of the machine, or of the workload (workload.batch=1,2,4), or of the scenario
-    (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios. Without
-    --grid it is that of the scenario's key grid.
+    (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios. A study may
+    also list values that go together, and draw what is not certain from distributions.
 
     Rows are kept by what they hang on, so that what was run before is not run again: a sweep that was
-    interrupted goes on, and one that has grown runs what is new. What cannot run in a cell is a line with
-    its reason. The exit code is 1 if no row ran to its end.
+    interrupted goes on, and one that has grown runs what is new. With --out rows are appended to a file as
+    they come. What cannot run in a cell is a line with its reason. The exit code is 1 if no row ran to its
+    end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.report.files import check_file, check_target
     from simulator.run.grid import sweep as swept
+    from simulator.run.points import SUFFIXES
 
-    return common.judged(common.told(swept, scenario, cache=False if no_cache else cache, **more).rows)
+    is_file = out is not None and out.suffix in SUFFIXES
+    if out is not None:
+        check_file("--out", out) if is_file else check_target(out)
+    folder, cached = None if is_file else out, False if no_cache else cache
+    return common.judged(common.told(partial(swept, out=out), scenario, out=folder, cache=cached, **more).rows)
 
 
 @common.command("Run a step at each point of a curve, and compare.", "scenario", "policy", "set", "workers", "out")

@@ -11,11 +11,14 @@ from simulator.hardware import Hardware
 from simulator.report.panels import Map, Panel
 from simulator.report.rows import grouped, listed, quantity, ratio
 from simulator.report.tables import Column, figures
+from simulator.report.uncertain import distributions, section, summed, told
 from simulator.report.views import Section, View, by, number, texts
 from simulator.units import human, parse
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
+ALL = "all policies"
+"""In place of a policy, where a cell cannot run at all."""
 LINES = 64
 """A longer table is not printed; the folder of results has all of it."""
 
@@ -31,11 +34,14 @@ class Shown(NamedTuple):
         The unit of its values inside; None of plain values.
     values
         In their order.
+    is_drawn
+        Whether they are draws, or number them.
     """
 
     name: str
     unit: str | None
     values: Sequence[Any]
+    is_drawn: bool = False
 
     @property
     def scaled(self) -> tuple[dict[Any, Any], str]:
@@ -49,6 +55,12 @@ class Shown(NamedTuple):
     def written(self, value: Any) -> str:
         """Write a value for people."""
         return number(value) if self.unit is None else quantity(value, self.unit)
+
+
+def needs(axes: Sequence[Shown], hardware: Hardware) -> list[str]:
+    """Columns of rows that are shown."""
+    figures = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
+    return [*(one.name for one in axes), *figures, "notes"]
 
 
 def grid_view(rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str) -> View:
@@ -66,6 +78,8 @@ def grid_view(rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str)
         What was swept.
     """
     ran, peak = [row for row in rows if row["status"] == "ok"], f"peak_{hardware.compute_tier}_bytes"
+    if any(one.is_drawn for one in axes):
+        return _drawn_view(rows, [one for one in axes if not one.is_drawn], peak, title)
     sentences = [*_told(rows, axes), *_did_not_run(rows)]
     if len(rows) > LINES:
         sentences.append(f"{len(rows):,} rows are not printed; --out DIR writes them, with a picture.")
@@ -83,6 +97,27 @@ def grid_view(rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str)
             title, sections, sentences, [Panel(head, name, unit, placed, name, y) for head, (unit, y) in drawn.items()]
         )
     return View(title, sections, sentences, maps=list(_maps(ran, axes, best)))
+
+
+def _drawn_view(rows: Rows, axes: Sequence[Shown], peak: str, title: str) -> View:
+    """Show draws: their quantiles, and how likely one policy beats another."""
+    keys = {one.name: one.written for one in axes}
+    cells = summed(rows, list(keys))
+    lines = [line for cell in cells for line in cell.quantiles]
+    sections = [section(cells, keys)] if len(lines) <= LINES else []
+    sentences = [*told(cells, keys), *_did_not_run(rows)]
+    if not axes:
+        return View(title, sections, sentences, [distributions(rows)])
+    if len(axes) == 1:
+        places, name = axes[0].scaled
+        placed = [{**line, name: places[line[axes[0].name]]} for line in lines]
+        band = ("p05_step_ns", "p95_step_ns")
+        return View(
+            title, sections, sentences, [Panel("one step", name, "ns", placed, name, "median_step_ns", band=band)]
+        )
+    medians = [{**line, "step_ns": line["median_step_ns"]} for line in lines if line["median_step_ns"] is not None]
+    best = min((line["step_ns"] for line in medians), default=1)
+    return View(title, sections, sentences, maps=list(_maps(medians, axes, best)))
 
 
 def _columns(rows: Rows, axes: Sequence[Shown], peak: str) -> list[Column]:
@@ -116,7 +151,7 @@ def _cell(row: Row, axes: Sequence[Shown]) -> str:
 
 def _did_not_run(rows: Rows) -> Iterator[str]:
     """Say in how many cells which policies do not run, and why."""
-    lacking = ({"policy": "all policies", **row} for row in rows if row["status"] != "ok")
+    lacking = ({"policy": ALL, **row} for row in rows if row["status"] != "ok")
     for (status, note), own in grouped(lacking, _reason).items():
         counts = Counter(str(row["policy"]) for row in own)
         who = listed([f"{policy} in {number(count)}" for policy, count in counts.items()])
@@ -124,7 +159,8 @@ def _did_not_run(rows: Rows) -> Iterator[str]:
 
 
 def _reason(row: Row) -> tuple[str, str]:
-    return row["status"], str(row.get("notes") or "") if row["status"] in ("failed", "refused") else ""
+    is_told = row["status"] in ("failed", "refused") or row["policy"] == ALL
+    return row["status"], str(row.get("notes") or "") if is_told else ""
 
 
 def _maps(ran: Rows, axes: Sequence[Shown], best: float) -> Iterator[Map]:

@@ -201,30 +201,32 @@ def _limit(row: Row, question: Largest) -> str:
     return f"{told}: with {question.written(row['next'])} {lack}."
 
 
-def quantiles(outcomes: Rows) -> list[dict[str, Any]]:
-    """Sum up the draws of each policy under each perturbation.
+def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:
+    """Sum up the draws of each policy under each perturbation, or at each cell.
 
     Parameters
     ----------
     outcomes
-        One per policy, perturbation, level and draw, with ``status``, ``step_ns`` and ``slowdown``.
+        One per policy, perturbation, level and draw, with ``status``, ``step_ns`` and perhaps ``slowdown``.
+    keys
+        Columns of what draws have in common.
 
     Returns
     -------
     list of dict
-        ``perturbation``, ``level``, ``policy``, ``draws``, ``ok`` (how many ran), ``failed`` (statuses of the others)
+        The keys, ``policy``, ``draws``, ``ok`` (how many ran), ``failed`` (statuses of the others)
         and for each of `QUANTILES` ``<name>_step_ns`` and ``<name>_slowdown``: a value that some draw had, or None
         where that draw did not run, which counts as slower than anything that did.
     """
     rows = []
-    for (perturbation, level, policy), own in by(outcomes, "perturbation", "level", "policy").items():
+    for (*common, policy), own in by(outcomes, *keys, "policy").items():
         slowest_last = sorted(own, key=_step)
         lacking = sorted({row["status"] for row in own if row["step_ns"] is None})
-        line = {"perturbation": perturbation, "level": level, "policy": policy, "draws": len(own)}
+        line = {**dict(zip(keys, common, strict=True)), "policy": policy, "draws": len(own)}
         line |= {"ok": sum(row["step_ns"] is not None for row in own), "failed": ", ".join(lacking)}
         for name, share in QUANTILES.items():
             row = slowest_last[max(0, math.ceil(share * len(own)) - 1)]
-            line |= {f"{name}_step_ns": row["step_ns"], f"{name}_slowdown": row["slowdown"]}
+            line |= {f"{name}_step_ns": row["step_ns"], f"{name}_slowdown": row.get("slowdown")}
         rows.append(line)
     return rows
 

@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,14 +19,18 @@ from simulator.catalog.text import scalar
 from simulator.errors import insist
 from simulator.graph import Job
 from simulator.metrics.figures import Of
-from simulator.report.grids import Shown, grid_view
+from simulator.processes import worked
+from simulator.report.grids import Shown, grid_view, needs
 from simulator.run.case import Case, Policies, prepare
+from simulator.run.cluster import clustered
 from simulator.run.kept import Kept, code_key, key_of, usual_folder
+from simulator.run.points import SUFFIXES, appended
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
-from simulator.run.sweep import Point, Progress, Rows, Study, Sweep
-from simulator.run.sweep import sweep as measured
+from simulator.run.sample import drawn, jittered
+from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, streamed
 from simulator.scenario import Scenario
+from simulator.scenario.study import StudyDocument
 from simulator.units import exact, parse, unit_of
 
 MOST_CELLS = 10_000
@@ -35,16 +39,17 @@ MOST_VALUES = 1_000_000
 """Of a range, which is made before cells are counted: some 100 MB."""
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
 _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
-_WHERE = "grid, {}"
 COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "table")
 """Kinds of figures that need no bound."""
+_KEPT = 4
+"""Workloads that a process keeps built."""
 _WRITE = "write it as 'links.*.bandwidth=16..200 GB/s:8', or list values: 'batch=1,2,4'"
 
 Values = str | Sequence[Any]
 """Values of an axis: a list, or a text such as ``16..200 GB/s:8``, ``1..256:9 log`` or ``32 GB, 64 GB``."""
 
 
-def axis(key: str, asked: Values) -> tuple[Axis, list[Any]]:
+def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     """Read an axis of a grid.
 
     Parameters
@@ -55,6 +60,8 @@ def axis(key: str, asked: Values) -> tuple[Axis, list[Any]]:
     asked
         Its values. A range ``first..last:n`` has n of them, evenly spaced, or with ``log`` in even ratios; sizes, rates
         and times are rounded to whole bytes, bytes a second and nanoseconds.
+    kind
+        What it is an axis of: ``grid``, where values differ, or ``list``.
 
     Returns
     -------
@@ -66,7 +73,7 @@ def axis(key: str, asked: Values) -> tuple[Axis, list[Any]]:
     ConfigError
         If there is no value, one is there twice, or a range is none.
     """
-    where = _WHERE.format(key)
+    where = f"{kind}, {key}"
     listed = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
     if isinstance(asked, str) and (found := _RANGE.fullmatch(asked.strip())):
         listed = _spaced(found, where, asked)
@@ -74,7 +81,13 @@ def axis(key: str, asked: Values) -> tuple[Axis, list[Any]]:
     units = {unit_of(one) for one in listed}
     unit = units.pop() if len(units) == 1 and "inf" not in listed else None
     values = [parse(one, unit) if unit else _plain(one) for one in listed]
-    insist(len(set(values)) == len(values), where, "values of an axis differ", repr(asked), "leave one of them out")
+    insist(
+        kind == "list" or len(set(values)) == len(values),
+        where,
+        "values of an axis differ",
+        repr(asked),
+        "leave one of them out",
+    )
     return Axis(key, (key,), where, unit), values
 
 
@@ -115,54 +128,70 @@ class Cells:
         As in `simulator.run`.
     asked
         Columns that are asked for; None: all.
+    jitter, seed
+        How much the times of ops and links vary from draw to draw, which the last value of a point numbers, and what
+        draws begin with; see `simulator.run.sample.jittered`.
     """
 
-    def __init__(self, policies: Policies | None = None, asked: Collection[str] | None = None) -> None:
-        self._policies, self._asked = policies, asked
-        self._last: tuple[str, Job] | None = None
+    def __init__(
+        self, policies: Policies | None = None, asked: Collection[str] | None = None, jitter: float = 0, seed: int = 0
+    ) -> None:
+        self._policies, self._asked, self._jitter, self._seed = policies, asked, jitter, seed
+        self._built: dict[str, Job] = {}
+        self._last: tuple[Any, ...] = ()
 
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a cell."""
         case, tokens = self.case(loaded), loaded.workload.tokens
+        if self._jitter:
+            case = jittered(case, self._jitter, point[-1], self._seed)
         return [
             row.summary | {"ranks": case.job.ranks, "tokens": tokens}
             for row in rows_of(case, self._policies, advice=False)
         ]
 
     def case(self, loaded: Loaded) -> Case:
-        """Build a cell; what it has in common with the last one is not built again."""
-        said = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"
-        job = self._last[1] if self._last is not None and self._last[0] == said else None
-        case = prepare(loaded, job, asked=self._asked)
-        self._last = said, case.job
+        """Build a cell; what it has in common with others is not built again."""
+        about = loaded.scenario.homes, loaded.workload_dir, loaded.workload
+        if about != self._last[:3]:  # which is quick where they are the same things
+            self._last = (*about, f"{about[0]} {about[1]} {loaded.workload.model_dump_json()}")
+        said = self._last[3]
+        case = prepare(loaded, self._built.pop(said, None), asked=self._asked)
+        self._built[said] = case.job  # what was used last is the last to go
+        if len(self._built) > _KEPT:
+            del self._built[next(iter(self._built))]
         return case
 
 
-def sweep(  # noqa: PLR0913 - a scenario, what varies, and by name what is seldom said
-    scenario: str | Path | Scenario,
+def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is seldom said
+    scenario: str | Path | Scenario | StudyDocument,
     grid: Mapping[str, Values] | None = None,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     workers: int | None = None,
+    cluster: str = "",
     progress: Progress | None = None,
     cache: str | Path | bool = True,
     at_most: int = MOST_CELLS,
     bounds: bool = False,
+    out: str | Path | None = None,
 ) -> Sweep:
-    """Run a scenario at every cell of a grid.
+    """Run a scenario at every point of a study.
 
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A study, or a scenario: a name in the catalogue, a path that ends in ``.yaml``, or the document itself.
     grid
-        Field path -> values, see `axis`; default: the key ``grid`` of the scenario. The last axis varies fastest.
+        Field path -> values, see `axis`; default: as the study says. The last axis varies fastest.
     set, policies
-        As in `simulator.run`.
+        As in `simulator.run`; default: as the study says.
     workers
         Processes; default: one for each core. More than one needs ``if __name__ == "__main__":`` around the call in a
         script. The result does not depend on it.
+    cluster
+        Address of a Dask scheduler, whose workers do it instead; the result does not depend on that, either.
     progress
         Called when a cell is measured.
     cache
@@ -172,6 +201,10 @@ def sweep(  # noqa: PLR0913 - a scenario, what varies, and by name what is seldo
         More cells are refused.
     bounds
         Whether columns about bounds are counted as well, which takes longer.
+    out
+        A folder for all that came of it, or a file for the rows alone (``.csv`` or ``.parquet``). Rows are appended as
+        they come: to that file, or to ``<folder>.points.csv``, which moves into the folder in the end. Of what is
+        returned the rows then have only the columns that are shown, so that memory hardly grows with them.
 
     Returns
     -------
@@ -182,33 +215,109 @@ def sweep(  # noqa: PLR0913 - a scenario, what varies, and by name what is seldo
     Raises
     ------
     ConfigError
-        If a document is wrong, a path names no field, a value is none of an axis, or there are too many cells.
+        If a document is wrong, a path names no field, a value is none of an axis, there are too many cells, or `out`
+        or `cluster` cannot be used.
     """
-    loaded = catalog.resolve(scenario, set)
-    asked = loaded.scenario.grid if grid is None else grid
-    place, do = loaded.place("grid"), "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8'"
-    insist(asked, place, "a sweep varies something", "nothing", do)
-    axes, values = zip(*(axis(key, one) for key, one in asked.items()), strict=True)
-    cells, rule = math.prod(map(len, values)), f"at most {at_most:,} cells are run unless more are asked for"
-    insist(cells <= at_most, place, rule, f"{cells:,}", f"ask for fewer, or say --at-most {cells}")
-    base = loaded.asking_nothing()
+    study, loaded = catalog.studied(scenario, set)
+    axes, shown, points = _varied(study, grid, loaded, at_most)
+    base, names = loaded.asking_nothing(), policies or (study and study.policies) or None
+    sample = study.sample if study is not None and grid is None else None
     columns = None if bounds else metrics.columns(base.hardware, COUNTED)
-    first = tuple(one[0] for one in values)
-    probes = [(*first[:n], value, *first[n + 1 :]) for n, own in enumerate(values) for value in own]
-    names = None if policies is None or isinstance(policies, Mapping) else list(policies)
-    is_kept = cache is not False and not isinstance(policies, Mapping)
-    about = [provenance(base, names), code_key(), bounds, [(one.fields, one.unit) for one in axes]]
-    study = Study(
+    shaken = (sample.jitter, sample.seed) if sample is not None and sample.jitter else (0, 0)
+    rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
+    insist(not (bounds and shaken[0]), loaded.place("bounds"), rule, f"jitter of {shaken[0]:g}", do)
+    named = None if isinstance(names, Mapping) else names
+    about = [provenance(base, named), code_key(), bounds, shaken]
+    about.append([(one.fields, one.unit) for one in axes])
+    measured = Study(
         base,
-        Cells(policies, columns),
+        Cells(names, columns, *shaken),
         axes,
-        list(product(*values)),
-        probes=probes,
-        key=partial(key_of, key_of(about).hex()),
+        points,
+        probes=_probes(points),
+        key=None if cache is False or isinstance(names, Mapping) else partial(key_of, key_of(about).hex()),
     )
     folder = Path(cache) if isinstance(cache, str | Path) else usual_folder()
-    with closing(Kept(folder)) if is_kept else nullcontext() as kept:
-        rows = measured([study], workers or os.cpu_count() or 1, progress, kept)
-    shown = [Shown(one.name, one.unit, own) for one, own in zip(axes, values, strict=True)]
-    view = grid_view(rows, shown, base.hardware, base.scenario.title or base.scenario.name)
-    return Sweep("sweep", [loaded], rows, view, {"points": rows}, {"grid": {one.name: one.values for one in shown}})
+    file = _file(Path(out)) if out is not None else None
+    head = [*(one.name for one in axes), "policy", *(columns or metrics.columns(base.hardware)), *_SAID]
+    needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
+    with ExitStack() as using:
+        kept = using.enter_context(closing(Kept(folder))) if measured.key else None
+        lines = using.enter_context(appended(file, head)) if file else None
+        does = partial(clustered, cluster) if cluster else worked
+        for own in streamed([measured], workers or os.cpu_count() or 1, progress, kept, does):
+            if lines is not None:
+                lines.add(own)
+            rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]
+    view = grid_view(rows, shown, base.hardware, (study and study.title) or base.scenario.title or base.scenario.name)
+    more = {"grid": {one.name: one.values for one in shown}}
+    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file)
+
+
+_SAID = ("tokens", "short_at", "notes", "remarks")
+"""Columns of the file behind the figures."""
+
+
+def _file(out: Path) -> Path:
+    """Where rows are appended as they come."""
+    return out if out.suffix in SUFFIXES else out.with_name(f"{out.name}.points.csv")
+
+
+def _varied(
+    study: StudyDocument | None, grid: Mapping[str, Values] | None, loaded: Loaded, at_most: int
+) -> tuple[tuple[Axis, ...], list[Shown], list[Point]]:
+    """What varies, how it is shown, and the points: all cells of the grid, with each entry of the list and draw."""
+    crossed: Mapping[str, Values] = grid or {}
+    beside, sample = dict[str, Any](), None
+    if study is not None and grid is None:
+        crossed, beside, sample = study.grid, study.list_, study.sample
+    where = f"study {study.name}" if study is not None else loaded.place("grid")
+    do = "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
+    insist(crossed or beside or sample, where, "a sweep varies something", "nothing", do)
+    own = [axis(key, one) for key, one in crossed.items()]
+    listed = [axis(key, one, "list") for key, one in beside.items()]
+    lengths = {len(values) for _, values in listed} or {1}
+    rule, do = "each field of a list has as many values", "list as many values everywhere"
+    insist(len(lengths) == 1, f"{where}, list", rule, " and ".join(map(str, sorted(lengths))), do)
+    cells = math.prod([*(len(values) for _, values in own), *lengths, sample.size if sample else 1])
+    rule = f"at most {at_most:,} cells are run unless more are asked for"
+    insist(cells <= at_most, where, rule, f"{cells:,}", f"ask for fewer, or say --at-most {cells}")
+    axes, draws = drawn(sample, f"{where}, sample") if sample is not None else ((), [()])
+    together = list(zip(*(values for _, values in listed), strict=True)) or [()]
+    cross = product(product(*(values for _, values in own)), together, draws)
+    points = list(dict.fromkeys((*cell, *entry, *draw) for cell, entry, draw in cross))
+    every = (*(one for one, _ in (*own, *listed)), *axes)
+    columns = [list(dict.fromkeys(column)) for column in zip(*points, strict=True)]
+    shown = [Shown(one.name, one.unit, column, one in axes) for one, column in zip(every, columns, strict=True)]
+    return every, shown, points
+
+
+def _probes(points: Sequence[Point]) -> list[Point]:
+    """Points with the least and the largest number on each axis, and with each value that is no number."""
+    found: dict[Point, None] = {}
+    for number in range(len(points[0])):
+        first = {point[number]: point for point in reversed(points)}
+        numbers = [value for value in first if isinstance(value, int | float)]
+        ends = [min(numbers), max(numbers)] if numbers else []
+        others = [value for value in first if not isinstance(value, int | float)]
+        found |= {first[value]: None for value in (*ends, *others)}
+    return list(found)
+
+
+def points_in(path: Path) -> int:
+    """Check a study as far as nothing runs, and count its points.
+
+    Parameters
+    ----------
+    path
+        Of its document.
+
+    Raises
+    ------
+    ConfigError
+        As `sweep` does.
+    """
+    study, loaded = catalog.studied(path)
+    axes, _, points = _varied(study, None, loaded, MOST_VALUES)
+    Study(loaded.asking_nothing(), Cells(), axes, points, probes=_probes(points)).check()
+    return len(points)

@@ -30,9 +30,11 @@ def usual_folder() -> Path:
 
 
 def code_key() -> str:
-    """A text that is another one once any module of hosim is: the latest change and the size of all of them."""
-    found = [path.stat() for path in Path(__file__).parents[1].rglob("*.py")]
-    return f"{len(found)} {sum(one.st_size for one in found)} {max(one.st_mtime_ns for one in found)}"
+    """A text that is another one once any module of hosim is: the digest of all of them."""
+    found, root = sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root)} {sha256(path.read_bytes()).hexdigest()}".encode())
+    return found.hexdigest()
 
 
 def key_of(*parts: Any) -> bytes:
@@ -63,6 +65,7 @@ class Kept:
             if form not in (0, _FORM):
                 raise ConfigError(str(self._path), f"rows are kept in form {_FORM}", f"form {form}", _REMOVE)
             self._base.execute("PRAGMA journal_mode = WAL")
+            self._base.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a lost host the last
             self._base.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, rows BLOB NOT NULL)")
             self._base.execute(f"PRAGMA user_version = {_FORM}")
 

@@ -5,7 +5,7 @@ unchanged under each condition. The *other* one is a runtime that sees what happ
 What blocks or no longer fits is an outcome, counted as slower than anything that runs.
 
 ``jitter``
-    Other times of ops, and of links or copies: see `jittered`.
+    Other times of ops, and of links or copies: see `simulator.run.sample.jittered`.
 ``slower links``
     Every link has its bandwidth times ``1 - level``, and its latency over it.
 ``inspection``
@@ -24,66 +24,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
-import numpy as np
-
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
-from simulator.cost import durations_ns
 from simulator.errors import CapacityError, PlanError, insist
-from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
+from simulator.run.sample import jittered
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Scenario
-
-
-def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
-    """Give the ops of a case, and its links, other times.
-
-    Every op takes its time times a factor of its own; every link's time is multiplied by a factor, one for each link
-    and draw, because what slows a link down (other traffic, a clock) lasts longer than a step.
-
-    Factors are log-normal with mean 1 and the level as their coefficient of variation ``c``: ``exp(s z - s^2 / 2)``
-    with ``s^2 = ln(1 + c^2)`` and ``z`` normal. Times are whole nanoseconds, at least 1 where they were not 0. A draw
-    has the same ``z`` at all levels, so that levels can be compared. Such a factor is skewed: its median is ``1 /
-    sqrt(1 + c^2)``, 0.98 at 20 % and 0.71 at 100 %. So where a step hangs on one link, its median under large jitter
-    lies below its mean, and may lie below the nominal step.
-
-    Parameters
-    ----------
-    case
-        As it was planned for; of one rank.
-    level, draw, seed
-        Coefficient of variation, number of the draw, and what draws begin with.
-    """
-    graph, hardware, (task,) = case.graph, case.hardware, case.tasks
-    normal = np.random.default_rng((seed, draw)).standard_normal(len(graph.ops) + len(hardware.links))
-    sigma = math.sqrt(math.log1p(level**2))
-    factors = np.exp(sigma * normal - sigma**2 / 2).tolist()
-    ops = tuple(
-        replace(op, duration_ns=max(1, round(ns * factor)) if ns else 0)
-        for op, ns, factor in zip(graph.ops, case.problem.durations_ns, factors, strict=False)
-    )
-    graph, hardware = replace(graph, ops=ops), _stretched(hardware, factors[len(ops) :])
-    times = durations_ns(graph, hardware)
-    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
-    return replace(case, job=replace(case.job, graphs=(graph,)), tasks=(replace(task, problem=problem),))
-
-
-def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
-    """The machine with the time of each link multiplied; a staged link is as slow as those that it goes via."""
-    links = dict(hardware.links)
-    for (name, link), factor in zip(hardware.links.items(), factors, strict=True):
-        if link.via:
-            continue
-        bandwidth = link.bandwidth_bytes_per_s
-        slower = bandwidth if bandwidth == math.inf else max(1, round(bandwidth / factor))
-        changes = {"bandwidth_bytes_per_s": slower, "latency_ns": round(link.latency_ns * factor)}
-        links[name] = link.model_copy(update=changes)
-    return hardware.with_links(links)
-
 
 JITTER, LINKS = "jitter", "slower links"
 

@@ -7,19 +7,21 @@ candidates on one axis those are tried next that lie between two whose rows diff
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from simulator import builders, catalog
-from simulator.catalog import Axis, Loaded
+from simulator.catalog import Axis, BudgetError, Loaded
 from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
-from simulator.processes import worked
+from simulator.processes import Make, worked
 from simulator.report import files
 from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Verdict
@@ -27,6 +29,7 @@ from simulator.report.files import dumped
 from simulator.report.views import View
 from simulator.run.kept import Kept
 from simulator.run.provenance import provenance
+from simulator.units import human
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +41,11 @@ Row = dict[str, Any]
 Rows = list[Row]
 Point = tuple[Any, ...]
 """A value for each axis of a study."""
+Task = tuple[int, Point]
+"""Which study, and a point of it."""
 Progress = Callable[[str, int, int], None]
+Does = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
+"""Does tasks in some processes, as `simulator.processes.worked` does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +89,10 @@ class Study:
         return catalog.at(self.loaded, dict(zip(self.axes, point, strict=True))) if point else self.loaded
 
     def check(self) -> None:
-        """Refuse points at which a document, or what is built from it, is not valid."""
+        """Refuse points at which a document, or what is built from it, is not valid; what has no room is a row."""
         for point in self.points if self.probes is None else self.probes:
-            builders.check(self.at(point).workload)
+            with nullcontext() if self.is_strict else suppress(BudgetError):
+                builders.check(self.at(point).workload)
 
     def rows(self, point: Point) -> Rows:
         """Measure a point."""
@@ -93,7 +101,12 @@ class Study:
         except (ConfigError, PlanError, CapacityError) as error:
             if self.is_strict:
                 raise
-            return [{"status": "failed", "notes": str(error)}]
+            return [{"status": "infeasible" if isinstance(error, BudgetError) else "failed", "notes": str(error)}]
+
+    def placed(self, point: Point, rows: Rows) -> Rows:
+        """Rows of a point with what they are about, and its values, in front."""
+        where = {**self.about, **{axis.name: value for axis, value in zip(self.axes, point, strict=True)}}
+        return [{**where, **row} for row in rows]
 
     def wanted(self, known: Mapping[Point, Rows]) -> list[Point]:
         """List the points to be measured next: those given, then candidates between two whose rows differ."""
@@ -114,19 +127,48 @@ def sweep(
 
     Parameters
     ----------
-    studies
-        What varies and what is measured; all their points are checked before any is measured.
-    workers
-        How many processes, which start afresh; the result does not depend on it.
-    progress
-        Called with the number of points that are measured, and of those that are known to be wanted.
-    kept
-        Rows that were measured before; what is new is kept there at once.
+    studies, workers, progress, kept
+        As for `streamed`.
 
     Returns
     -------
     list of dict
         A row for each that was measured, study by study and point by point.
+
+    Raises
+    ------
+    HosimError
+        As for `streamed`.
+    """
+    return [row for rows in streamed(studies, workers, progress, kept) for row in rows]
+
+
+def streamed(
+    studies: Sequence[Study],
+    workers: int = 1,
+    progress: Progress | None = None,
+    kept: Kept | None = None,
+    does: Does = worked,
+) -> Iterator[Rows]:
+    """Measure all points of some studies, and give the rows of each as soon as all before it are there.
+
+    Parameters
+    ----------
+    studies
+        What varies and what is measured; all their points are checked before any is measured.
+    workers
+        How many processes, which start afresh; the result does not depend on it.
+    progress
+        Called with how fast it goes, the number of points that are measured, and of those that are known to be wanted.
+    kept
+        Rows that were measured before; what is new is kept there at once.
+    does
+        What does the tasks: processes here, or a cluster.
+
+    Yields
+    ------
+    list of dict
+        The rows of a point, study by study and point by point. Where a study searches, they come in the end.
 
     Raises
     ------
@@ -137,43 +179,94 @@ def sweep(
     """
     for study in studies:
         study.check()
-    known: list[dict[Point, Rows]] = [{} for _ in studies]
-    done = 0
-    while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
-        total, new = done + len(tasks), list[tuple[int, Point]]()
-        for number, point in tasks:
-            rows = _known(kept, studies[number], point)
-            if rows is None:
-                new.append((number, point))
-            else:
+    run = _Run(studies, workers, kept, does, _Pace(progress))
+    if any(study.differ for study in studies):
+        known: list[dict[Point, Rows]] = [{} for _ in studies]
+        while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
+            for (number, point), rows in run.all(tasks):
                 known[number][point] = rows
-        done += len(tasks) - len(new)
-        processes = workers if min(workers, len(new)) > 1 else 0
-        with closing(worked(partial(_measure, studies), list(enumerate(new)), processes)) as outcomes:
+        for study, own in zip(studies, known, strict=True):
+            for point in sorted(own) if study.differ else study.points:
+                yield study.placed(point, own[point])
+        return
+    waiting = deque((n, point) for n, study in enumerate(studies) for point in study.points)
+    ended: dict[Task, Rows] = {}
+    for outcome in chain(run.new(list(dict.fromkeys(waiting))), [None]):
+        ended |= dict([outcome] if outcome else [])
+        while waiting and (found := ended.pop(waiting[0], None) or run.kept(*waiting[0])) is not None:
+            number, point = waiting.popleft()
+            yield studies[number].placed(point, found)
+
+
+class _Run:
+    """Measures points that are not kept."""
+
+    def __init__(self, studies: Sequence[Study], workers: int, kept: Kept | None, does: Does, pace: _Pace) -> None:
+        self._studies, self._workers, self._kept, self._does, self._pace = studies, workers, kept, does, pace
+
+    def _key(self, number: int, point: Point) -> bytes | None:
+        key = self._studies[number].key
+        return key(point) if key is not None and self._kept is not None else None
+
+    def kept(self, number: int, point: Point) -> Rows | None:
+        """Rows of a point that was measured before."""
+        key = self._key(number, point)
+        return None if self._kept is None or key is None else self._kept.get(key)
+
+    def all(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Rows]]:
+        """Rows of points: of those that are kept, and then of the others."""
+        yield from ((task, rows) for task in tasks if (rows := self.kept(*task)) is not None)
+        yield from self.new(tasks)
+
+    def new(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Rows]]:
+        """Rows of points that are not kept, as they come; they are kept then.
+
+        Raises
+        ------
+        HosimError
+            If a process dies.
+        """
+        new = [task for task in tasks if self.kept(*task) is None]
+        self._pace.more(len(tasks), len(new))
+        processes = self._workers if min(self._workers, len(new)) > 1 else 0
+        with closing(self._does(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
             for at, rows in outcomes:
-                number, point = new[at]
-                known[number][point] = rows
-                if kept is not None and (key := studies[number].key):
-                    kept.put(key(point), rows)
-                done += 1
-                if progress is not None:
-                    progress("points", done, total)
-        if done < total:
-            must, found = "a process lives until it has measured its points", f"{total - done} that died"
-            raise HosimError("workers", must, found, "see whether memory is short, and use fewer")
-    return [
-        {**study.about, **{axis.name: value for axis, value in zip(study.axes, point, strict=True)}, **row}
-        for study, own in zip(studies, known, strict=True)
-        for point in (sorted(own) if study.differ else study.points)
-        for row in own[point]
-    ]
+                if self._kept is not None and (key := self._key(*new[at])):
+                    self._kept.put(key, rows)
+                self._pace.tell()
+                yield new[at], rows
+        if lost := self._pace.lacking:
+            must, do = "a process lives until it has measured its points", "see whether memory is short, and use fewer"
+            raise HosimError("workers", must, f"{lost} that died", do)
 
 
-def _known(kept: Kept | None, study: Study, point: Point) -> Rows | None:
-    return kept.get(study.key(point)) if kept is not None and study.key is not None else None
+class _Pace:
+    """Tells how fast points are measured, and how long it takes until all are."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._begun_s = progress, monotonic()
+        self._new = self._done = self._total = 0
+
+    @property
+    def lacking(self) -> int:
+        """How many points are still to be measured."""
+        return self._total - self._done
+
+    def more(self, tasks: int, new: int) -> None:
+        """So many points more are wanted, and so many of them new."""
+        self._total = self._done + tasks
+        self._done += tasks - new
+
+    def tell(self) -> None:
+        """A point more was measured."""
+        self._new, self._done = self._new + 1, self._done + 1
+        if self._progress is not None:
+            each_s = (monotonic() - self._begun_s) / self._new
+            left = human(round(each_s * self.lacking * 10**9), "ns")
+            self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
 
 
-def _measure(studies: Sequence[Study]) -> Callable[[tuple[int, Point]], Rows]:
+def _measure(studies: Sequence[Study]) -> Callable[[Task], Rows]:
     return lambda task: studies[task[0]].rows(task[1])
 
 
@@ -196,6 +289,8 @@ class Sweep:
         By name, what the rows sum up: ``points``, all that was measured.
     more
         Further entries of ``summary.json``.
+    points
+        File to which all rows were appended as they came; it moves into the folder of results.
     """
 
     name: str
@@ -204,6 +299,7 @@ class Sweep:
     view: View = field(repr=False)
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict, repr=False)
     more: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    points: Path | None = field(default=None, repr=False)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -274,6 +370,9 @@ class Sweep:
             page = self.view.page(drawn, card=self.card, origins=origins)
             (folder / "report.html").write_text(page, encoding="utf-8")
             for name, table in self.tables.items():
+                if name == "points" and self.points is not None and self.points.exists():
+                    self.points.rename(folder / "points.csv")
+                    continue
                 frame(table).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
             if len(self.loaded) == 1:
                 files.write_texts(folder, self.loaded[0].documents())

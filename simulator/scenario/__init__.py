@@ -296,9 +296,6 @@ class Scenario(Document):
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; fields of
         one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
-    grid
-        Field path -> its values, of which `hosim sweep` runs all cells: of the machine (``links.*.bandwidth:
-        16..200 GB/s:8``), of the workload (``workload.batch: [1, 2, 4]``) or of the scenario (``scenario.budget``).
     largest
         Up to which value of a field of the workload each row still fits is searched: column ``largest_<field>``.
     least
@@ -332,7 +329,6 @@ class Scenario(Document):
     fold: Literal["auto", "never", "always"] = "auto"
     trace: Keep = "kept"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
-    grid: dict[str, str | Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
     least: Least | None = None
     draws: DrawsOrigin = DrawsOrigin()

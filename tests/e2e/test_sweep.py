@@ -105,12 +105,6 @@ def test_what_cannot_run_in_a_cell_is_a_row_with_its_reason(hosim, tmp_path):
     assert "Cells that are infeasible: resident in 1." in done.out
 
 
-def test_the_grid_of_a_scenario_is_the_default(scenario):
-    text = scenario.read_text() + f"grid:\n  {BANDWIDTHS}: 1..2 GB/s:2\n"
-    scenario.write_text(text)
-    assert {row[BANDWIDTHS] for row in hosim_api.sweep(scenario, workers=1).rows} == {10**9, 2 * 10**9}
-
-
 @pytest.mark.parametrize(
     ("asked", "told"),
     [

@@ -1,0 +1,200 @@
+"""What draws tell of an answer: quantiles of steps, how sure they are, and how likely one policy beats another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from simulator.report.panels import Panel
+from simulator.report.rows import ABSENT, quantity
+from simulator.report.tables import Column
+from simulator.report.views import Section, by, number, quantiles, texts
+from simulator.units import human, parse
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+SURE = 0.95
+"""Share of studies whose interval holds the true value, if draws are independent."""
+
+
+def sure(steps: Sequence[float], share: float) -> tuple[float | None, ...]:
+    """Between which steps a quantile lies with `SURE`: order statistics, so whatever the distribution of steps.
+
+    Parameters
+    ----------
+    steps
+        One a draw, ``inf`` for one that did not run.
+    share
+        Which quantile; 0.5 is the median.
+
+    Returns
+    -------
+    tuple
+        Both ends, None where there are too few draws to say. By ``scipy.stats.quantile_test``; its source is W. J.
+        Conover, Practical Nonparametric Statistics, 3rd ed. 1999, chapter 3.2.
+    """
+    from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
+
+    found: Any = stats.quantile_test(steps, q=0, p=share).confidence_interval(SURE)
+    return tuple(None if math.isnan(end) else float(end) for end in (found.low, found.high))
+
+
+class Beats(NamedTuple):
+    """How often a policy is faster than another one, in the same draws.
+
+    Attributes
+    ----------
+    times, draws
+        In how many draws, of how many; one that does not run is slower than one that does, and a tie is no win.
+    low, high
+        Between which the probability lies with `SURE`, by Wilson's score interval (E. B. Wilson, Probable Inference,
+        JASA 22, 1927), as ``scipy.stats.binomtest`` gives it.
+    """
+
+    times: int
+    draws: int
+    low: float
+    high: float
+
+
+def beats(own: Sequence[float], other: Sequence[float]) -> Beats:
+    """Compare two policies draw by draw.
+
+    Parameters
+    ----------
+    own, other
+        Their steps, ``inf`` where one did not run.
+    """
+    from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
+
+    times = sum(one < two for one, two in zip(own, other, strict=True))
+    low, high = stats.binomtest(times, len(own)).proportion_ci(SURE, "wilson")
+    return Beats(times, len(own), float(low), float(high))
+
+
+class Summed(NamedTuple):
+    """What draws tell at one cell of what varies beside them.
+
+    Attributes
+    ----------
+    quantiles
+        A row for each policy, see `simulator.report.views.quantiles`, with ``median_low_ns`` and ``median_high_ns``.
+    fastest
+        The policy with the least median.
+    beaten
+        For each other policy, how often the fastest one beats it.
+    """
+
+    quantiles: list[dict[str, Any]]
+    fastest: str
+    beaten: dict[str, Beats]
+
+
+def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
+    """Sum up draws.
+
+    Parameters
+    ----------
+    rows
+        One per policy and draw, in the same order of draws.
+    keys
+        Columns of what varies beside draws.
+    """
+    found = []
+    whole = [row for row in rows if "policy" in row]
+    for own in by(whole, *keys).values():
+        steps = {
+            str(policy): [row["step_ns"] if row["status"] == "ok" else math.inf for row in each]
+            for (policy,), each in by(own, "policy").items()
+        }
+        lines = quantiles([{**row, "step_ns": row["step_ns"] if row["status"] == "ok" else None} for row in own], keys)
+        for line in lines:
+            line["median_low_ns"], line["median_high_ns"] = sure(steps[line["policy"]], 0.5)
+        fastest = min(lines, key=lambda line: line["median_step_ns"] or math.inf)["policy"]
+        others = {policy: beats(steps[fastest], each) for policy, each in steps.items() if policy != fastest}
+        found.append(Summed(lines, fastest, others))
+    return found
+
+
+def section(cells: Sequence[Summed], keys: Mapping[str, Any]) -> Section:
+    """The table: quantiles, and how often the fastest policy beats each other one.
+
+    Parameters
+    ----------
+    cells
+        What draws tell.
+    keys
+        Columns of what varies beside draws -> how a value is written.
+    """
+    lines = [(cell, line) for cell in cells for line in cell.quantiles]
+    rows = [line for _, line in lines]
+
+    def interval(line: Row) -> str:
+        ends = line["median_low_ns"], line["median_high_ns"]
+        return " to ".join(ABSENT if end in (None, math.inf) else quantity(end, "ns") for end in ends)
+
+    def beaten(cell: Summed, line: Row) -> str:
+        return _share(cell.beaten[line["policy"]]) if line["policy"] in cell.beaten else ABSENT
+
+    def step(name: str, line: Row) -> str:
+        return line["failed"] if line[f"{name}_step_ns"] is None else quantity(line[f"{name}_step_ns"], "ns")
+
+    columns = [
+        texts("policy", rows, lambda row: row["policy"]),
+        *(Column.texts(key, (write(row[key]) for row in rows), left=False) for key, write in keys.items()),
+        texts("draws", rows, lambda row: number(row["draws"]), left=False),
+        *(
+            texts(head, rows, lambda row, name=name: step(name, row), left=False)  # type: ignore[misc]
+            for head, name in (("5 %", "p05"), ("median", "median"), ("95 %", "p95"))
+        ),
+        texts("median, 95 % sure", rows, interval, left=False),
+        Column.texts("fastest beats it in", (beaten(*line) for line in lines), left=False),
+    ]
+    return Section(columns=columns)
+
+
+def _share(found: Beats) -> str:
+    ends = [f"{100 * end:.0f}" for end in (found.low, found.high)]
+    return f"{100 * found.times / found.draws:.0f} % ({ends[0]} to {ends[1]} %)"
+
+
+def told(cells: Sequence[Summed], keys: Mapping[str, Any]) -> Iterator[str]:
+    """Say how likely the policy with the least median is the faster one; `cells` and `keys` as for `section`."""
+    for cell in cells:
+        line = next(one for one in cell.quantiles if one["policy"] == cell.fastest)
+        if line["median_step_ns"] is None:
+            continue
+        at = ", ".join(f"{key} {write(line[key])}" for key, write in keys.items())
+        others = [f"{policy} in {_share(found)}" for policy, found in cell.beaten.items()]
+        step = quantity(line["median_step_ns"], "ns")
+        yield (
+            f"{f'At {at} ' if at else ''}{cell.fastest} has the least median, {step}"
+            + (f", and is faster than {'; than '.join(others)} of {number(line['draws'])} draws." if others else ".")
+        )
+    sure_ = f"{100 * SURE:.0f} %"
+    yield (
+        f"Intervals hold with {sure_}, as if draws were independent: of a median by order statistics, of a share of "
+        "draws by Wilson's score. What does not run counts as slower than all that does."
+    )
+
+
+def distributions(rows: Rows) -> Panel:
+    """Curves of the share of draws with at most such a step, a policy each.
+
+    Parameters
+    ----------
+    rows
+        One per policy and draw.
+    """
+    ran = [row for row in rows if row["status"] == "ok"]
+    unit = human(max((row["step_ns"] for row in ran), default=1), "ns").partition(" ")[2]
+    size, placed = parse(f"1 {unit}", "ns"), list[Row]()
+    draws = {policy: len(own) for policy, own in by([row for row in rows if "policy" in row], "policy").items()}
+    for key, own in by(ran, "policy").items():
+        ordered = sorted(row["step_ns"] / size for row in own)
+        for at, step in enumerate(ordered, 1):
+            placed += [{"policy": key[0], "step": step, "share": (at - up) / draws[key]} for up in (1, 0)]
+    return Panel(
+        "draws with at most such a step", f"step [{unit}]", "%", placed, "step", "share", scale=100, dense="log"
+    )

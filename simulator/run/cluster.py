@@ -1,0 +1,112 @@
+"""A Dask cluster that does the tasks of a sweep, in place of processes of this one: the same functions, told apart."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+from collections.abc import Callable, Generator, Sequence
+from importlib.metadata import version
+from itertools import islice
+from threading import Lock
+from typing import Any
+
+import simulator
+from simulator.errors import ConfigError
+from simulator.processes import Make
+from simulator.run.kept import code_key
+
+_WAIT_S = 10
+"""So long one waits for a scheduler to answer: one that is there answers within a second."""
+_AHEAD = 4
+"""So many tasks a thread of a worker are handed over before they are asked for, so that none waits for this process."""
+_lock = Lock()
+_made: dict[bytes, Callable[[Any], Any]] = {}
+
+
+def clustered(
+    address: str, make: Make, tasks: Sequence[tuple[int, Any]], _: int
+) -> Generator[tuple[int, Any], None, None]:
+    """Do tasks on a Dask cluster; like `simulator.processes.worked`.
+
+    A worker builds once what all tasks share, and does one task at a time. What was on a worker that dies is done by
+    another one.
+
+    Parameters
+    ----------
+    address
+        Of the scheduler, such as ``tcp://127.0.0.1:8786``.
+    make, tasks
+        As there.
+
+    Yields
+    ------
+    tuple
+        As there.
+
+    Raises
+    ------
+    ConfigError
+        If Dask is not installed, no scheduler with workers answers there, or a worker runs another hosim or Python.
+    """
+    where = f"--cluster {address}"
+    try:
+        import distributed  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError:
+        raise ConfigError(where, "a cluster is reached by Dask", "none", "pip install 'hosim[dask]'") from None
+    try:
+        client = distributed.Client(address, timeout=_WAIT_S, set_as_default=False)
+    except (OSError, ValueError) as error:  # a TimeoutError is an OSError
+        do = "start `dask scheduler` and `dask worker`, and name its address"
+        raise ConfigError(where, "a Dask scheduler answers there", str(error) or "none in time", do) from None
+    with client:
+        _check(client, where)
+        shared = client.submit(bytes, pickle.dumps(make), pure=False)  # made again if the worker that has it dies
+        todo, most = iter(tasks), _AHEAD * max(1, sum(client.nthreads().values()))
+        numbers: dict[str, int] = {}
+
+        def given(number: int, task: Any) -> Any:
+            future = client.submit(_done, shared, task, pure=False)
+            numbers[future.key] = number
+            return future
+
+        ended = distributed.as_completed([given(*one) for one in islice(todo, most)])
+        for future in ended:
+            if future.status == "error" and isinstance(future.exception(), distributed.KilledWorker):
+                continue  # told by whoever misses it
+            yield numbers.pop(future.key), future.result()
+            for one in islice(todo, 1):
+                ended.add(given(*one))
+
+
+def _about() -> dict[str, str]:
+    """What both ends have to agree in for the same rows."""
+    versions = {name: version(name) for name in ("distributed", "numpy")}
+    code = f"{simulator.__version__} of {code_key()[:12]}"
+    return {"hosim": code, "Python": platform.python_version(), **versions}
+
+
+def _check(client: Any, where: str) -> None:
+    """Refuse a cluster of which a worker has other code."""
+    rule, do = "workers run the same hosim and Python", "install the same on all of them"
+    try:
+        client.wait_for_workers(1, timeout=_WAIT_S)
+    except TimeoutError:
+        raise ConfigError(where, "a cluster has workers", "none in time", "start `dask worker`") from None
+    own = _about()
+    try:
+        others = client.run(_about)
+    except Exception as error:  # whatever another hosim, or none, makes of it
+        raise ConfigError(where, rule, str(error), do) from None
+    for worker, about in others.items():
+        for what, said in about.items():
+            if said != own[what]:
+                raise ConfigError(where, rule, f"{what} {said} at {worker}, and {own[what]} here", do)
+
+
+def _done(shared: bytes, task: Any) -> Any:
+    """At a worker: do a task, one at a time."""
+    with _lock:
+        if shared not in _made:
+            _made.clear()
+            _made[shared] = pickle.loads(shared)()
+        return _made[shared](task)

@@ -1,0 +1,136 @@
+"""What is drawn in a study: figures that are not certain, and other times of ops and links."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from simulator.catalog import Axis
+from simulator.catalog.shelf import told_at
+from simulator.cost import durations_ns
+from simulator.errors import ConfigError, insist
+from simulator.hardware import Hardware
+from simulator.run.case import Case
+from simulator.scenario.study import Distribution, Sample
+from simulator.units import parse, unit_of
+
+
+def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any, ...]]]:
+    """Draw figures from their distributions, by the inverse of each one's cumulative distribution function.
+
+    Parameters
+    ----------
+    sample
+        What is drawn, how, and how often.
+    where
+        Where it is asked for.
+
+    Returns
+    -------
+    tuple
+        An axis for each figure, and one for the number of the draw; and their values, draw by draw. Sizes, rates and
+        times are rounded to whole bytes, bytes a second and nanoseconds.
+
+    Raises
+    ------
+    ConfigError
+        If SciPy is not installed, or what a distribution states has no unit, or several.
+    """
+    stats, axes, columns = scipy_stats(where), list[Axis](), list[Any]()
+    size, wide = sample.size, len(sample.of)
+    if sample.method == "sobol" and wide:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a power of two is best stands in the documents
+            shares = stats.qmc.Sobol(wide, seed=np.random.default_rng(sample.seed)).random(size)
+    else:
+        shares = np.random.default_rng(sample.seed).random((size, wide))
+    for number, (key, one) in enumerate(sample.of.items()):
+        unit, loc, scale = _stated(one, f"{where}, of, {key}")
+        law = getattr(stats, one.distribution)(*(() if one.shape is None else (one.shape,)), loc=loc, scale=scale)
+        found = law.ppf(shares[:, number]).tolist()
+        columns.append(found if unit is None else list(map(round, found)))
+        axes.append(Axis(key, (key,), f"{where}, of, {key}", unit))
+    return (*axes, Axis(DRAW, (), where)), list(zip(*columns, range(size), strict=True))
+
+
+DRAW = "draw"
+"""Column: the number of a draw."""
+
+
+def _stated(one: Distribution, where: str) -> tuple[str | None, float, float]:
+    """Unit, `loc` and `scale` of a distribution, in whole units."""
+    unit = unit_of(one.scale)
+    with told_at(where):
+        loc, scale = (value if value == 0 or unit is None else parse(value, unit) for value in (one.loc, one.scale))
+    is_number = all(isinstance(value, int | float) and math.isfinite(value) for value in (loc, scale))
+    rule, do = "loc and scale are numbers, of one unit, and scale is above 0", "write such as loc: 1 us, scale: 2 us"
+    insist(is_number and float(scale) > 0, where, rule, f"{one.loc!r} and {one.scale!r}", do)
+    return unit, float(loc), float(scale)
+
+
+def scipy_stats(where: str) -> Any:
+    """The module ``scipy.stats``, which only those need that draw, or count draws.
+
+    Raises
+    ------
+    ConfigError
+        If it is not installed; `where` is what asks for it.
+    """
+    try:
+        from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError:
+        raise ConfigError(where, "what is drawn needs SciPy", "none", "pip install 'hosim[study]'") from None
+    return stats
+
+
+def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
+    """Give the ops of a case, and its links, other times.
+
+    Every op takes its time times a factor of its own; every link's time is multiplied by a factor, one for each link
+    and draw, because what slows a link down (other traffic, a clock) lasts longer than a step.
+
+    Factors are log-normal with mean 1 and the level as their coefficient of variation ``c``: ``exp(s z - s^2 / 2)``
+    with ``s^2 = ln(1 + c^2)`` and ``z`` normal. Times are whole nanoseconds, at least 1 where they were not 0. A draw
+    has the same ``z`` at all levels, so that levels can be compared. Such a factor is skewed: its median is ``1 /
+    sqrt(1 + c^2)``, 0.98 at 20 % and 0.71 at 100 %. So where a step hangs on one link, its median under large jitter
+    lies below its mean, and may lie below the nominal step.
+
+    Parameters
+    ----------
+    case
+        As it was planned for; of one rank.
+    level, draw, seed
+        Coefficient of variation, number of the draw, and what draws begin with.
+    """
+    rule, do = "jitter is of one rank", "run one rank's slice of the workload"
+    insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks} ranks", do)
+    graph, hardware, (task,) = case.graph, case.hardware, case.tasks
+    normal = np.random.default_rng((seed, draw)).standard_normal(len(graph.ops) + len(hardware.links))
+    sigma = math.sqrt(math.log1p(level**2))
+    factors = np.exp(sigma * normal - sigma**2 / 2).tolist()
+    ops = tuple(
+        replace(op, duration_ns=max(1, round(ns * factor)) if ns else 0)
+        for op, ns, factor in zip(graph.ops, case.problem.durations_ns, factors, strict=False)
+    )
+    graph, hardware = replace(graph, ops=ops), _stretched(hardware, factors[len(ops) :])
+    times = durations_ns(graph, hardware)
+    problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
+    return replace(case, job=replace(case.job, graphs=(graph,)), tasks=(replace(task, problem=problem),))
+
+
+def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
+    """The machine with the time of each link multiplied; a staged link is as slow as those that it goes via."""
+    links = dict(hardware.links)
+    for (name, link), factor in zip(hardware.links.items(), factors, strict=True):
+        if link.via:
+            continue
+        bandwidth = link.bandwidth_bytes_per_s
+        slower = bandwidth if bandwidth == math.inf else max(1, round(bandwidth / factor))
+        changes = {"bandwidth_bytes_per_s": slower, "latency_ns": round(link.latency_ns * factor)}
+        links[name] = link.model_copy(update=changes)
+    return hardware.with_links(links)

@@ -1,0 +1,119 @@
+"""The study: what varies about a scenario, for `hosim sweep`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from simulator.document import Document, Few, Part
+from simulator.units import require
+
+Values = str | Annotated[tuple[Any, ...], Field(min_length=1)]
+"""Values of an axis: a list, or a text such as ``16..200 GB/s:8``."""
+_SHAPES = {"triang": "c", "lognorm": "s"}
+"""Distributions with a parameter of shape."""
+
+
+class Distribution(Part):
+    """What a figure may be that is not certain, by the names and parameters of ``scipy.stats``.
+
+    Attributes
+    ----------
+    distribution
+        ``uniform``: from `loc` to `loc` + `scale`. ``norm``: with the mean `loc` and the deviation `scale`. ``triang``:
+        from `loc` to `loc` + `scale`, most likely at `loc` + `c` times `scale`. ``lognorm``: `loc` plus the median
+        `scale` times a factor, of whose logarithm `s` is the deviation.
+    loc, scale
+        As the figure is stated, with its unit (``1.5 us``).
+    c, s
+        See `distribution`; the others have none.
+    """
+
+    distribution: Literal["uniform", "norm", "triang", "lognorm"]
+    loc: str | float = 0
+    scale: str | float
+    c: Annotated[float, Field(ge=0, le=1)] | None = None
+    s: Annotated[float, Field(gt=0, le=10)] | None = None
+
+    @property
+    def shape(self) -> float | None:
+        """Its parameter of shape, if it has one."""
+        return self.c if self.c is not None else self.s
+
+    def _check(self) -> None:
+        own = _SHAPES.get(self.distribution)
+        for key in ("c", "s"):
+            must = (
+                f"{key} is of {' and '.join(name for name, shape in _SHAPES.items() if shape == key)}, and needed there"
+            )
+            is_there = getattr(self, key) is not None
+            require(is_there == (key == own), must, f"{self.distribution} {'with' if is_there else 'without'} it", key)
+
+
+class Sample(Part):
+    """Draws of what is not certain; the policies of a draw all meet the same.
+
+    Attributes
+    ----------
+    size
+        How many draws.
+    method
+        ``random``: they are independent. ``sobol``: a scrambled Sobol sequence, which fills the space more evenly; of
+        it a power of two is best.
+    seed
+        What they begin with.
+    of
+        Field path -> what it may be, one independent of another.
+    jitter
+        Each op, and each link, takes its time times a factor with the mean 1 and this coefficient of variation.
+    """
+
+    size: Few
+    method: Literal["random", "sobol"] = "random"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    of: dict[str, Distribution] = {}
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+    def _check(self) -> None:
+        require(self.of or self.jitter, "a sample draws something", "neither", "of", do="add of, or jitter")
+
+
+class StudyDocument(Document):
+    """What varies about a scenario: its points are all cells of a grid, with each entry of a list and each draw.
+
+    Attributes
+    ----------
+    scenario
+        What runs: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
+    policies
+        Rows of it, or names of policies; default: all its rows.
+    set_
+        Changes for all points, as of ``--set``.
+    grid
+        Field path -> its values, of which all cells run: of the machine (``links.*.bandwidth: 16..200 GB/s:8``), of the
+        workload (``workload.batch: [1, 2, 4]``) or of the scenario (``scenario.budget``).
+    list_
+        Field path -> its values, of which the first run together, then the second, and so on: as many of each.
+    sample
+        What is drawn.
+    """
+
+    schema_: Literal["hosim/study/1"] = Field("hosim/study/1", alias="schema")
+    scenario: str
+    policies: tuple[str, ...] = ()
+    set_: dict[str, Any] = Field({}, alias="set")
+    grid: dict[str, Values] = {}
+    list_: dict[str, Values] = Field({}, alias="list")
+    sample: Sample | None = None
+
+    def figures(self) -> Iterator[str]:
+        """Field paths of what is said of the world: what figures may be. All else is asked."""
+        return (path for path in super().figures() if path.startswith(("sample.of.", "sample.jitter")))
+
+    def _check(self) -> None:
+        varied = [*self.grid, *self.list_, *(self.sample.of if self.sample else ())]
+        twice = next((key for key in varied if varied.count(key) > 1), None)
+        require(twice is None, "a field varies in one way", repr(twice), do="leave all but one out")
+        require(varied or self.sample, "a study varies something", "nothing", do="add grid, list or sample")

@@ -1,0 +1,287 @@
+"""Studies: documents that say what varies, what is drawn, and the file to which rows are appended."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import os
+import sys
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import simulator as hosim_api
+from simulator import catalog
+from simulator.errors import ConfigError
+from simulator.report.uncertain import beats, sure
+from simulator.run import grid, points
+from simulator.run.case import prepare
+from simulator.run.sample import drawn, jittered
+from simulator.scenario.study import Sample
+
+LINK, LATENCY, BUDGET, STEPS = "links.*.bandwidth", "links.*.latency", "scenario.budget", "workload.steps"
+STUDY = """\
+schema: hosim/study/1
+name: mine
+title: what I ask
+scenario: inputs/scenario.yaml
+policies: [static, reactive]
+"""
+UNIFORM = "{distribution: uniform, loc: 1 us, scale: 4 us}"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """Rows are kept in a folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def study(tmp_path, scenario):
+    """Write a study of the chain."""
+
+    def write(more: str):
+        path = tmp_path / "mine.yaml"
+        path.write_text(STUDY + more)
+        return path
+
+    return write
+
+
+# what varies
+
+
+def test_points_are_cells_with_entries_of_the_list_and_draws(study):
+    more = f"grid: {{{LINK}: 2..4 GB/s:2}}\nlist: {{{STEPS}: [1, 2, 2], {BUDGET}: [4 MB, 5 MB, 5.5 MB]}}\n"
+    found = hosim_api.sweep(study(f"{more}sample: {{size: 2, of: {{{LATENCY}: {UNIFORM}}}}}\n"), workers=1)
+    at = [tuple(row[key] for key in (LINK, STEPS, BUDGET, "draw")) for row in found.rows[::2]]
+    entries = [(1, 4_000_000), (2, 5_000_000), (2, 5_500_000)]
+    assert at == [(link, *entry, draw) for link, entry, draw in product((2 * 10**9, 4 * 10**9), entries, range(2))]
+    assert [row["policy"] for row in found.rows[:2]] == ["static", "reactive"]
+    latencies = {row["draw"]: set() for row in found.rows}
+    for row in found.rows:
+        latencies[row["draw"]].add(row[LATENCY])
+    assert [len(own) for own in latencies.values()] == [1, 1]  # all cells and policies meet the same
+    assert latencies[0] != latencies[1]
+
+
+def test_a_cell_of_a_study_is_what_a_run_there_gives(study, scenario):
+    (row,) = hosim_api.sweep(
+        study(f"set: {{{STEPS}: 3}}\nsample: {{size: 1, of: {{{LATENCY}: {UNIFORM}}}}}\n"),
+        policies=["static"],
+        workers=1,
+    ).rows
+    alone = hosim_api.run(scenario, set={STEPS: 3, LATENCY: f"{row[LATENCY]} ns"})["static"].summary
+    assert row["step_ns"] == alone["step_ns"] > 0
+
+
+def test_what_is_asked_in_the_call_wins_over_the_study(study):
+    found = hosim_api.sweep(study(f"grid: {{{LINK}: [2 GB/s]}}\n"), {STEPS: [1, 2]}, policies=["resident"], workers=1)
+    assert [(row["policy"], row[STEPS]) for row in found.rows] == [("resident", 1), ("resident", 2)]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("", "a study varies something"),
+        (f"grid: {{{LINK}: [1 GB/s]}}\nlist: {{{LINK}: [2 GB/s]}}\n", "a field varies in one way"),
+        (f"list: {{{STEPS}: [1, 2], {LINK}: [2 GB/s]}}\n", "each field of a list has as many values, found 1 and 2"),
+        ("sample: {size: 4}\n", "a sample draws something"),
+        (f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: norm, scale: 1 us, c: 0.5}}}}}}\n", "c is of triang"),
+        (f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: lognorm, scale: 1 us}}}}}}\n", "lognorm without it"),
+        (
+            f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: norm, loc: 1, scale: 1 us}}}}}}\n",
+            "of, links.*.latency",
+        ),
+        (f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: norm, scale: 1 GB}}}}}}\n", "links.*.latency"),
+        (f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: beta, scale: 1 us}}}}}}\n", "distribution"),
+        (f"sample: {{size: 4, of: {{links.*.latenzy: {UNIFORM}}}}}\n", "did you mean 'latency'"),
+        (f"sample: {{size: 90000, of: {{{LATENCY}: {UNIFORM}}}}}\n", "at most 10,000 cells are run"),
+        (f"grid: {{{LINK}: 1..9 GB/s:1000000, {STEPS}: 1..1000:1000}}\n", "found 1,000,000,000; ask for fewer"),
+        ("sample: {size: 2, jitter: 0.1}\n", "bounds are of a machine without jitter"),
+    ],
+)
+def test_what_is_wrong_is_one_message_before_anything_runs(hosim, study, more, told):
+    done = hosim("sweep", study(more), *(["--bounds"] if "jitter" in more else []))
+    assert (done.code, done.out) == (1, "")
+    assert told in done.err
+
+
+def test_a_study_is_checked_and_listed_as_other_documents_are(hosim, study):
+    assert ": study, 6 points: ok" in hosim("check", study(f"grid: {{{LINK}: 1..3 GB/s:3, {STEPS}: [1, 2]}}\n")).out
+    assert "tiny_train_uncertain" in hosim("list", "studies").out
+
+
+def test_a_budget_above_the_capacity_is_a_row_of_its_cell(hosim, scenario):
+    done = hosim("sweep", scenario, "--grid", "tiers.hbm.capacity=2 MB, 100 MB", "--policy", "static", "--workers", 1)
+    assert done.code == 0
+    assert "Cells that are infeasible: all policies in 1 (" in done.out
+    assert "a budget is at most what hbm has (2.00 MB), found 4.30 MB" in done.out
+
+
+# draws
+
+
+def test_draws_are_of_the_distribution_that_is_named():
+    said = {
+        "a": {"distribution": "uniform", "loc": "1 us", "scale": "4 us"},
+        "b": {"distribution": "norm", "loc": 10, "scale": 2},
+        "c": {"distribution": "triang", "loc": "1 GB/s", "scale": "2 GB/s", "c": 0.25},
+        "d": {"distribution": "lognorm", "scale": "2 us", "s": 0.5},
+    }
+    for method in ("random", "sobol"):
+        axes, found = drawn(Sample(size=4096, method=method, seed=3, of=said), "here")
+        assert [axis.unit for axis in axes] == ["ns", None, "B/s", "ns", None]
+        uniform, norm, triang, lognorm, number = np.array(found).T
+        assert list(number) == list(range(4096))
+        assert (uniform.min(), uniform.max()) == pytest.approx((1000, 5000), abs=10)
+        assert uniform.mean() == pytest.approx(3000, rel=0.02)
+        assert (norm.mean(), norm.std()) == pytest.approx((10, 2), rel=0.03)
+        assert triang.mean() == pytest.approx((1 + 3 + 1.5) / 3 * 10**9, rel=0.02)
+        assert (np.median(lognorm), np.log(lognorm).std()) == pytest.approx((2000, 0.5), rel=0.03)
+
+
+def test_a_sobol_sample_has_one_draw_in_each_part_of_the_range():
+    said = {"a": {"distribution": "uniform", "scale": 1}}
+    found = [value for value, _ in drawn(Sample(size=64, method="sobol", of=said), "here")[1]]
+    assert sorted(math.floor(64 * value) for value in found) == list(range(64))
+    assert found != [value for value, _ in drawn(Sample(size=64, method="sobol", seed=1, of=said), "here")[1]]
+
+
+def test_without_scipy_a_sample_names_what_to_install(study, hosim, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    done = hosim("sweep", study("sample: {size: 2, jitter: 0.1}\n"))
+    assert (done.code, done.out) == (1, "")
+    assert "pip install 'hosim[study]'" in done.err
+
+
+def test_jitter_gives_all_policies_of_a_draw_the_same_times(study, scenario):
+    found = hosim_api.sweep(study("sample: {size: 3, jitter: 0.3, seed: 5}\n"), workers=1)
+    case = prepare(catalog.resolve(scenario))
+    for row in found.rows:
+        assert row["compute_ns"] == sum(jittered(case, 0.3, row["draw"], 5).problem.durations_ns)
+    assert len({row["compute_ns"] for row in found.rows}) == 3
+
+
+# what draws tell
+
+
+def test_the_interval_of_a_median_is_of_order_statistics():
+    steps = list(range(100, 120))
+    assert sure(steps, 0.5) == (105, 114)  # the 6th and the 15th of 20: Conover's table
+    assert sure([1, 2, 3], 0.5) == (None, None)
+    assert sure([*range(15), *[math.inf] * 5], 0.5) == (5, 14)
+
+
+def test_how_often_one_beats_another_has_wilsons_interval():
+    found = beats([1] * 60 + [2, 3, math.inf, 2], [2] * 60 + [2, 2, math.inf, math.inf])
+    assert (found.times, found.draws) == (61, 64)
+    z, n, p = 1.959963984540054, 64, 61 / 64
+    middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    assert (found.low, found.high) == pytest.approx(((middle - half) / scale, (middle + half) / scale))
+
+
+@pytest.mark.parametrize(("more", "drawn_as"), [("", 1), (f"grid: {{{STEPS}: [1, 2]}}\n", 1), ("both", 2)])
+def test_draws_are_summed_up_and_drawn(hosim, study, tmp_path, more, drawn_as):
+    if more == "both":
+        more = f"grid: {{{STEPS}: [1, 2], {LINK}: 2..4 GB/s:2}}\n"
+    path = study(f"{more}sample: {{size: 8, of: {{{LATENCY}: {UNIFORM}}}}}\n")
+    done = hosim("sweep", path, "--out", tmp_path / "out", "--workers", 1)
+    assert done.code == 0
+    assert "static has the least median" in done.out
+    assert "and is faster than reactive in 100 % (68 to 100 %) of 8 draws." in done.out
+    assert len(pd.read_csv(tmp_path / "out" / "points.csv")) == 2 * 8 * max(1, 2 * drawn_as * bool(more))
+    assert (tmp_path / "out" / "sweep.png").stat().st_size > 10_000
+
+
+# rows as they come
+
+ASKED = {LINK: "1..4 GB/s:4", STEPS: [1, 2]}
+
+
+@pytest.mark.parametrize("name", ["points.csv", "points.parquet"])
+def test_the_file_is_the_same_with_any_number_of_workers_and_from_the_cache(scenario, tmp_path, name):
+    for folder, workers in (("one", 1), ("two", 2), ("kept", 1)):
+        hosim_api.sweep(
+            scenario, ASKED, workers=workers, cache=folder == "kept" or tmp_path / folder, out=tmp_path / folder / name
+        )
+    hosim_api.sweep(scenario, ASKED, workers=1, out=tmp_path / "kept" / name)
+    texts = {(tmp_path / folder / name).read_bytes() for folder in ("one", "two", "kept")}
+    assert len(texts) == 1
+    assert not list(tmp_path.glob("*/*.partial"))
+
+
+def test_the_rows_of_the_file_are_those_of_the_table(scenario, tmp_path):
+    whole = hosim_api.sweep(scenario, ASKED, workers=1)
+    shown = hosim_api.sweep(scenario, ASKED, workers=1, out=tmp_path / "a.csv")
+    hosim_api.sweep(scenario, ASKED, workers=1, out=tmp_path / "a.parquet")
+    assert str(shown) == str(whole)
+    for read in (pd.read_csv(tmp_path / "a.csv"), pd.read_parquet(tmp_path / "a.parquet")):
+        assert set(whole.table) <= set(read)
+        for column in whole.table:
+            own, other = (
+                [None if pd.isna(one) or one == "" else one for one in table[column]] for table in (whole.table, read)
+            )
+            assert own == other
+
+
+def test_a_sweep_that_is_stopped_leaves_whole_rows(scenario, tmp_path, monkeypatch):
+    measure, ran = grid.Cells.__call__, []
+
+    def stop(self, loaded, point):
+        ran.append(point)
+        if len(ran) == 4:
+            raise KeyboardInterrupt
+        return measure(self, loaded, point)
+
+    monkeypatch.setattr(grid.Cells, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        hosim_api.sweep(scenario, ASKED, workers=1, out=tmp_path / "out")
+    left = (tmp_path / "out.points.csv").read_text()
+    assert left.endswith("\n")
+    assert left.count("\n") == 1 + 3 * 3
+    whole = hosim_api.sweep(scenario, ASKED, workers=1, out=tmp_path / "out")
+    whole.write(tmp_path / "out")
+    assert (tmp_path / "out" / "points.csv").read_text().startswith(left)
+    assert not (tmp_path / "out.points.csv").exists()
+
+
+def test_on_a_full_disk_the_file_ends_with_a_whole_row(hosim, scenario, tmp_path, monkeypatch):
+    write, calls = os.write, []
+
+    def full(file, data):
+        calls.append(data)
+        if len(calls) < 4:
+            return write(file, data)
+        if len(calls) == 4:
+            return write(file, data[:50])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(points.os, "write", full)
+    asked = [one for key, values in (("a", f"{LINK}=1..4 GB/s:4"),) for one in ("--grid", values)]
+    done = hosim("sweep", scenario, *asked, "--workers", 1, "--out", tmp_path / "a.csv")
+    assert (done.code, done.out) == (1, "")
+    assert "rows can be written, found No space left on device; make room" in done.err
+    assert (tmp_path / "a.csv").read_bytes() == b"".join(calls[:3])
+
+
+def test_a_file_that_another_process_writes_is_left_alone(hosim, scenario, tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("theirs\n")
+    with file.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = hosim("sweep", scenario, "--grid", f"{STEPS}=1,2", "--out", file)
+    assert (done.code, done.out) == (1, "")
+    assert "one process at a time writes a study, found another one that does" in done.err
+    assert file.read_text() == "theirs\n"
+
+
+def test_without_pyarrow_a_parquet_file_is_refused(scenario, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"name a \.csv"):
+        hosim_api.sweep(scenario, {STEPS: [1]}, workers=1, out=tmp_path / "a.parquet")
+    assert list(tmp_path.glob("a.parquet*")) == []
