@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StrictBool
 
@@ -85,8 +85,46 @@ class Sparse(Part):
         require(divides, "compress.stride divides select.block", found, "select", "block")
 
 
-class _Attention(Part):
+class _Heads(Part):
     """What all kinds share.
+
+    Attributes
+    ----------
+    heads
+        Heads of queries (``num_attention_heads`` of the model's ``config.json``).
+    """
+
+    heads: Count
+
+    @property
+    def views(self) -> int:
+        """How many keys and values a token has."""
+        return 1
+
+    @property
+    def groups(self) -> int:
+        """Groups of heads that choose blocks together: those that share a key."""
+        return 1
+
+    @property
+    def width(self) -> int:
+        """Elements of a token that all heads put out."""
+        return self.heads * self.key_and_value[1]
+
+    @property
+    def key_and_value(self) -> tuple[int, int]:
+        """Elements of a key and of a value of a head."""
+        size = int(getattr(self, "head_size", 0))
+        return size, size
+
+    def of_one(self, ranks: int) -> Self:
+        """Return the same with the heads of one of so many ranks."""
+        found = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
+        return self.model_copy(update={key: number // ranks for key, number in found.items() if number})
+
+
+class _Softmax(_Heads):
+    """What kinds share whose heads weigh the tokens that they see.
 
     Attributes
     ----------
@@ -114,15 +152,13 @@ class _Attention(Part):
         require(not both, "attention has a window, or is sparse", "both", "window", do="remove one of them")
 
 
-class Gqa(_Attention):
+class Gqa(_Softmax):
     """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): several heads share a key and a value.
 
     Attributes
     ----------
     kind
         Names this attention.
-    heads
-        Heads of queries (``num_attention_heads`` of the model's ``config.json``).
     kv_heads
         Heads of keys and values (``num_key_value_heads``).
     head_size
@@ -137,7 +173,6 @@ class Gqa(_Attention):
     """
 
     kind: Literal["gqa"]
-    heads: Count
     kv_heads: Count
     head_size: Count
     qk_norms: StrictBool | Literal["all"] = False
@@ -149,41 +184,25 @@ class Gqa(_Attention):
         """What the KV cache holds of a token in a layer: a key and a value for each of the key and value heads."""
         return 2 * self.kv_heads * self.head_size
 
-    def of_one(self, ranks: int) -> Gqa:
-        """Return the same with the heads of one of so many ranks."""
-        return self.model_copy(update={"heads": self.heads // ranks, "kv_heads": self.kv_heads // ranks})
-
     @property
     def groups(self) -> int:
         """Groups of heads that choose blocks together: those that share a key."""
         return self.kv_heads
-
-    @property
-    def key_and_value(self) -> tuple[int, int]:
-        """Elements of a key and of a value of a head."""
-        return self.head_size, self.head_size
-
-    @property
-    def width(self) -> int:
-        """Elements of a token that all heads put out, and that all take as queries."""
-        return self.heads * self.head_size
 
     def _check(self) -> None:
         super()._check()
         self._divides("kv_heads", "heads")
 
 
-class Linear(_Attention):
+class Linear(_Heads):
     """Lightning attention, to which a matrix for each head is left of all tokens before (MiniMax-01, arXiv 2501.08313).
 
-    What heads put out is normalised, all as one, and multiplied by a gate.
+    What heads put out is normalised, all as one, and multiplied by a gate. Each head has keys and values of its own.
 
     Attributes
     ----------
     kind
         Names this attention.
-    heads
-        Heads, each with queries, keys and values of its own.
     head_size
         Width of a head.
     block
@@ -191,9 +210,11 @@ class Linear(_Attention):
     """
 
     kind: Literal["linear"]
-    heads: Count
     head_size: Count
     block: Count = 256
+    window: ClassVar[None] = None
+    sinks: ClassVar[int] = 0
+    sparse: ClassVar[None] = None
 
     @property
     def kv_elements(self) -> int:
@@ -204,29 +225,6 @@ class Linear(_Attention):
     def state(self) -> int:
         """Elements that a sequence keeps in a layer, however long it is."""
         return self.heads * self.head_size**2
-
-    def of_one(self, ranks: int) -> Linear:
-        """Return the same with the heads of one of so many ranks."""
-        return self.model_copy(update={"heads": self.heads // ranks})
-
-    @property
-    def groups(self) -> int:
-        """Groups of heads that choose together: none chooses."""
-        return self.heads
-
-    @property
-    def key_and_value(self) -> tuple[int, int]:
-        """Elements of a key and of a value of a head."""
-        return self.head_size, self.head_size
-
-    @property
-    def width(self) -> int:
-        """Elements of a token that all heads put out."""
-        return self.heads * self.head_size
-
-    def _check(self) -> None:
-        stated = self.model_fields_set & {"window", "sinks", "sparse"}
-        require(not stated, "linear attention sees all tokens before", " and ".join(sorted(stated)), do="remove it")
 
 
 class Indexer(Part):
@@ -247,15 +245,15 @@ class Indexer(Part):
     top: Count
 
 
-class Mla(_Attention):
+class Mla(_Softmax):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437).
+
+    Each head has its own key and value, made from the latent, which all ranks have.
 
     Attributes
     ----------
     kind
         Names this attention.
-    heads
-        Of queries; each has its own key and value, made from the latent.
     q_lora_rank
         Width of the latent of queries; default: queries are made at once.
     kv_lora_rank
@@ -271,7 +269,6 @@ class Mla(_Attention):
     """
 
     kind: Literal["mla"]
-    heads: Count
     q_lora_rank: Count | None = None
     kv_lora_rank: Count
     qk_nope: Count
@@ -289,24 +286,10 @@ class Mla(_Attention):
         """Elements of a token that all heads attend to."""
         return self.kv_lora_rank + self.qk_rope
 
-    def of_one(self, ranks: int) -> Mla:
-        """Return the same with the heads of one of so many ranks, each of which has all latents."""
-        return self.model_copy(update={"heads": self.heads // ranks})
-
-    @property
-    def groups(self) -> int:
-        """Groups of heads that choose blocks together: all share the latent."""
-        return 1
-
     @property
     def key_and_value(self) -> tuple[int, int]:
         """Elements of a key and of a value of a head."""
         return self.qk_nope + self.qk_rope, self.v_head
-
-    @property
-    def width(self) -> int:
-        """Elements of a token that all heads put out."""
-        return self.heads * self.v_head
 
     def _check(self) -> None:
         super()._check()
