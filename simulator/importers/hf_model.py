@@ -7,21 +7,13 @@ from itertools import islice
 from typing import Any
 
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_families import VERSION, Family
+from simulator.importers.hf_families import PARTS, RULES, VERSION, Family
 from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
 
-_ROUTED = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_k")
 _NEAR = ("sliding_attention", "chunked_attention")
-_ALL = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention")
-_TYPES = (*_ALL, *_NEAR, "linear_attention")
-"""Types of layers: those that see a window, and those that see, or choose from, all tokens before."""
-
-
-_RULES = {"max_window_layers", "no_rope_layer_interval", "no_rope_layers", "sliding_window_pattern"}
-_RULES |= {"_sliding_window_pattern", "use_sliding_window"}
-"""Keys that say which layers see a window where no key names the type of each."""
+_TYPES = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", *_NEAR, "linear_attention")
+"""Types of layers: those that see, or choose from, all tokens before; those that see a window; those with a state."""
 
 
 class Config:
@@ -77,6 +69,10 @@ class Config:
         insist(found in (True, False, None), f"{self.where}, {key}", "this is true or false", repr(found))
         return bool(found)
 
+    def counts(self, part: str, path: str) -> dict[str, int]:
+        """The whole numbers of a part, as `PARTS` names their keys, each for the field below `path` of its name."""
+        return {name: self.count(*keys, path=f"{path}.{name}") for name, keys in PARTS[part].items()}
+
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
         """A list of texts or numbers, None if there is none."""
         found = self.get(key)
@@ -91,16 +87,10 @@ class Config:
 
 def model_of(c: Config, sequence: int | None) -> dict[str, Any]:
     """The dimensions of the model; windows that `sequence` tokens never fill are left out."""
-    layers = c.count("num_hidden_layers", path="model.layers")
+    model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
+    layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
-    hidden = c.count("hidden_size", path="model.hidden")
-    model: dict[str, Any] = {
-        "family": "decoder",
-        "layers": layers,
-        "hidden": hidden,
-        "vocabulary": c.count("vocab_size", path="model.vocabulary"),
-        "tied_embeddings": c.flag("tie_word_embeddings"),
-    }
+    model["tied_embeddings"] = c.flag("tie_word_embeddings")
     if c.family.norms != "before":
         model["norms"] = c.family.norms
     parts = {"attention": _attentions(c, layers, hidden, sequence), "feed_forward": _feed_forwards(c, layers)}
@@ -177,19 +167,11 @@ def _latent(c: Config) -> dict[str, Any]:
     must, do = "biases of latent attention are not built", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys say
-    keys = {
-        "heads": "num_attention_heads",
-        "kv_lora_rank": "kv_lora_rank",
-        "qk_nope": "qk_nope_head_dim",
-        "qk_rope": "qk_rope_head_dim",
-        "v_head": "v_head_dim",
-    }
-    part: dict[str, Any] = {"kind": "mla"} | {name: c.count(key, path=f"{at}.{name}") for name, key in keys.items()}
+    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", at)}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path=f"{at}.q_lora_rank")
     if c.get("index_topk") is not None:
-        names = {"heads": "index_n_heads", "head_size": "index_head_dim", "top": "index_topk"}
-        part["indexer"] = {name: c.count(key, path=f"{at}.indexer.{name}") for name, key in names.items()}
+        part["indexer"] = c.counts("indexer", f"{at}.indexer")
         if again := (c.list_of("indexer_types", str) or []).count("shared"):
             c.derived.append(f"{again} layers that reuse what a layer before has chosen count as choosing themselves.")
     return part
@@ -203,7 +185,7 @@ def _types(c: Config, layers: int) -> list[str]:
         must, do = "a type of layer is known", nearest(one, _TYPES)
         raise ConfigError(f"{c.where}, layer_types", must, repr(one), do)
     if said:
-        c.used |= _RULES
+        c.used |= RULES
         return said
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
     found = ("full_attention", "linear_attention") if c.family.linear else (usual, "full_attention")
@@ -236,15 +218,10 @@ def _feed_forwards(c: Config, layers: int) -> Kinds:
     family, at = c.family, "model.feed_forward"
     biases = c.flag(family.ffn_biases) if isinstance(family.ffn_biases, str) else family.ffn_biases
     more: dict[str, Any] = {"biases": True} if biases else {}
-    if not family.experts or c.get(*_ROUTED) is None:
+    if not family.experts or c.get(*PARTS["experts"]["routed"]) is None:
         return [{"kind": "dense", "width": c.count(family.width, path=f"{at}.width"), **more}], [0] * layers
-    part: dict[str, Any] = {
-        "kind": "experts",
-        "routed": c.count(*_ROUTED, path=f"{at}.routed"),
-        "top_k": c.count(*_TOP_K, path=f"{at}.top_k"),
-        "width": c.count(family.expert_width, path=f"{at}.width"),
-        **more,
-    }
+    part: dict[str, Any] = {"kind": "experts", **c.counts("experts", at), **more}
+    part["width"] = c.count(family.expert_width, path=f"{at}.width")
     part |= {"router_bias": True} if family.router_bias else {}
     if shared := c.count("n_shared_experts", least=0, path=f"{at}.shared", derived=family.shared):
         part["shared"] = shared

@@ -217,13 +217,11 @@ class Workload(Document):
                 check_attention(attention, self.sequence)
             if self.phase == "train":
                 self._check_trained(attention, part)
-            held = self.experts != "each" or not isinstance(part, Experts) or part.ranks == 1
-            require(held, "a rank that reads experts each for itself has all of them", "none of its own", "experts")
         if self.phase not in _INFERENCE:
             return
-        has_experts = any(isinstance(kind.feed_forward, Experts) for kind in decoder.kinds)
+        spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
         must = "a rank that reads experts each for itself has all of them"
-        require(self.experts != "each" or has_experts, must, "none of its own", "experts")
+        require(self.experts != "each" or spread == {1}, must, "none of its own", "experts")
         for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")
