@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     code: int | str
     try:
         given = sys.argv[1:] if arguments is None else list(arguments)
-        with hosim.make_context("hosim", given) as context:
+        with hosim.make_context("hosim", [*given], obj=given) as context:
             code = hosim.invoke(context) or 0
         sys.stdout.flush()
     except click.exceptions.Exit as done:

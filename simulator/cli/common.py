@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -139,9 +140,25 @@ def told(do: Callable[..., Any], *arguments: Any, out: Path | None, as_json: boo
     """Run something with progress, print what came of it, write it if asked, and return it."""
     found = ran(do, *arguments, **options)
     if out is not None:
-        found.write(out)
+        found.write(out, _again())
     click.echo(found.json() if as_json else f"{found}\n", nl=False)
     return found
+
+
+_ASIDE = {"--out": True, "--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}
+"""What the result does not depend on, and whether it has a value."""
+
+
+def _again() -> str:
+    """Write the command that runs as one that gives the same again: where documents lie, and all `_ASIDE`, left out."""
+    given, kept = iter(click.get_current_context().find_root().obj or ()), ["hosim"]
+    for word in given:
+        option, _, value = word.partition("=")
+        if option not in _ASIDE:
+            kept.append(Path(word).name if word.endswith(".yaml") and "=" not in word else word)
+        elif _ASIDE[option] and not value:
+            next(given, None)
+    return shlex.join(kept)
 
 
 def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> None:

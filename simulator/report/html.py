@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from simulator.report.readings import largest, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
-from simulator.report.views import command, rendered
+from simulator.report.views import rendered
 from simulator.report.zoom import zoomable
 from simulator.scenario import Scenario
 
@@ -31,6 +32,13 @@ def _spoken(row: Row) -> str:
     """What one who cannot see the picture of the table is told of a row."""
     parts = row.spent.items() if row.is_ok else ()
     return ", ".join(f"{what} {quantity(ns, 'ns')}" for what, ns in parts) or str(row.summary["status"])
+
+
+def _command(scenario: Scenario, changed: Mapping[str, Any], rows: Sequence[str]) -> str:
+    """Write the command that runs rows of a scenario again."""
+    chosen = [] if list(rows) == [one.row for one in scenario.policies] else rows
+    words = ["hosim", "run", scenario.name, *(word for row in chosen for word in ("--policy", row))]
+    return shlex.join(words + [word for key, value in changed.items() for word in ("--set", f"{key}={value}")])
 
 
 def _section(row: Row, most: int) -> dict[str, Any]:
@@ -104,7 +112,7 @@ class Pages:
             spoken=[(row.label, _spoken(row)) for row in rows],
             recomputes=any(row.recompute_ns for row in rows),
             sections=[_section(row, _MOST_BARS // len(rows)) for row in rows],
-            command=command(scenario, said["provenance"]["set"], [row.label for row in rows]),
+            command=_command(scenario, said["provenance"]["set"], [row.label for row in rows]),
             pictures=self._pictures,
             colours=drawing,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from simulator.report.panels import Map, Panel
 from simulator.report.rows import ABSENT, grouped, listed, percent, present, quantity, ratio
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import PIPE_WIDTH, WAITS, Column, aligned, figures, occurring
-from simulator.scenario import Largest, Scenario
+from simulator.scenario import Largest
 from simulator.trace import CAUSES
 
 Row = Mapping[str, Any]
@@ -103,19 +102,6 @@ def rendered(template: str, **shown: Any) -> str:
     environment.filters |= {"percent": percent, "quantity": quantity, "png": lambda png: b64encode(png).decode()}
     environment.filters["json"] = lambda told: orjson.dumps(told).decode().replace("<", "\\u003c")
     return environment.get_template(template).render(shown)
-
-
-def command(scenario: Scenario, changed: Mapping[str, Any], rows: Sequence[str]) -> str:
-    """Write the command that runs rows of a scenario again.
-
-    Parameters
-    ----------
-    scenario, changed, rows
-        What was run, what was set for that, and the labels of its rows.
-    """
-    chosen = [] if list(rows) == [one.row for one in scenario.policies] else rows
-    words = ["hosim", "run", scenario.name, *(word for row in chosen for word in ("--policy", row))]
-    return shlex.join(words + [word for key, value in changed.items() for word in ("--set", f"{key}={value}")])
 
 
 def texts(head: str, rows: Rows, write: Callable[[Row], object], *, left: bool = True) -> Column:

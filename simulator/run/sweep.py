@@ -356,18 +356,20 @@ class Sweep:
             drawn.write(str(folder / f"{self.name}.{kind}"), kind)
         return (folder / f"{self.name}.png").read_bytes()
 
-    def write(self, out: str | Path) -> None:
+    def write(self, out: str | Path, command: str = "") -> None:
         """Write the rows, the tables, a page, the picture and the documents into a folder.
 
         Parameters
         ----------
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
+        command
+            What gives the same again, for the page.
         """
         with files.replaced(Path(out)) as folder:
             drawn = self._drawn(folder) if self.view.panels or self.view.maps else None
             origins = {one.scenario.name: provenance(one) for one in self.loaded}
-            page = self.view.page(drawn, card=self.card, origins=origins)
+            page = self.view.page(drawn, card=self.card, origins=origins, command=command)
             (folder / "report.html").write_text(page, encoding="utf-8")
             for name, table in self.tables.items():
                 if name == "points" and self.points is not None and self.points.exists():

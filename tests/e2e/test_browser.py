@@ -11,6 +11,7 @@ import chain
 import pytest
 
 import simulator as hosim
+from simulator.cli import main
 
 MOST_BYTES = 5_000_000
 EMPTY = {"img", "meta", "br", "hr", "link", "input"}
@@ -49,10 +50,13 @@ def pages(tmp_path_factory):
     hosim.run(scenario, set={"links.*.bandwidth": "20 GB/s"}, policies=["static"]).write(folder / "faster")
     grid = {"links.*.bandwidth": "10..40 GB/s:3", "scenario.budget": "4.3 MB, 6 MB"}
     hosim.sweep(scenario, grid, workers=1, cache=False).write(folder / "sweep")
+    asked = ["sweep", str(scenario), *("--grid", "links.*.bandwidth=10 GB/s,20 GB/s"), "--no-cache", "--workers", "1"]
+    with pytest.raises(SystemExit, match="0"):
+        main([*asked, "--policy=static", "--out", str(folder / "asked")])
     (folder / "diff").mkdir()
     found = hosim.diff(folder / "run", folder / "faster")
     (folder / "diff" / "report.html").write_text(found.view.page(None), encoding="utf-8")
-    return {name: folder / name / "report.html" for name in ("run", "faster", "sweep", "diff")}
+    return {name: folder / name / "report.html" for name in ("run", "faster", "sweep", "asked", "diff")}
 
 
 @pytest.mark.parametrize("kind", ["run", "faster", "sweep", "diff"])
@@ -66,8 +70,8 @@ def test_a_page_is_one_small_file_that_loads_nothing(kind, pages):
 
 
 def test_a_page_says_what_ran_where_with_what_and_how_to_run_it_again(pages):
-    run, faster, sweep = (pages[kind].read_text(encoding="utf-8") for kind in ("run", "faster", "sweep"))
-    for text in (run, faster, sweep):
+    run, faster, sweep, asked = (pages[kind].read_text(encoding="utf-8") for kind in pages if kind != "diff")
+    for text in (run, faster, sweep, asked):
         assert "<strong>model</strong>" in text
         assert "<strong>machine</strong>" in text
         assert "sha256" in text
@@ -75,7 +79,9 @@ def test_a_page_says_what_ran_where_with_what_and_how_to_run_it_again(pages):
     assert "<code>hosim run chain</code>" in run
     again = "hosim run chain --policy static --set &#39;links.*.bandwidth=20 GB/s&#39;"
     assert f"<code>{again}</code>" in faster
-    assert "hosim run" not in sweep, "which command gives a sweep again is not known"
+    command = "hosim sweep scenario.yaml --grid &#39;links.*.bandwidth=10 GB/s,20 GB/s&#39; --policy=static"
+    assert f"<code>{command}</code>" in asked
+    assert "<code>hosim" not in sweep, "nobody typed a command"
 
 
 def test_a_timeline_that_zooms_has_every_bar_of_the_row_to_the_nanosecond(pages):
