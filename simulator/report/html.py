@@ -24,8 +24,8 @@ from simulator.scenario import Scenario
 
 _MOST_RANKS = 16
 """So many lines of a table are still read."""
-_MOST_BARS = 150_000
-"""Bars and changes of memory of all timelines of a page that zoom: some 3 MB; the page shall stay below 5 MB."""
+_MOST_BYTES, _BAR_BYTES = 4_500_000, 30
+"""A page shall stay below 5 MB; bars and changes of memory took 24.6 to 26.7 bytes each where they were counted."""
 
 
 def _spoken(row: Row) -> str:
@@ -102,6 +102,8 @@ class Pages:
         """
         drawn = picture(comparison(rows, scenario.title or scenario.name)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
+        pictures = sum(len(picture) for row in rows for picture in self._pictures(row))
+        most = int(_MOST_BYTES - pictures * 4 / 3) // _BAR_BYTES // len(rows)
         text = rendered(
             "page.html.j2",
             scenario=scenario,
@@ -111,7 +113,7 @@ class Pages:
             comparison=drawn,
             spoken=[(row.label, _spoken(row)) for row in rows],
             recomputes=any(row.recompute_ns for row in rows),
-            sections=[_section(row, _MOST_BARS // len(rows)) for row in rows],
+            sections=[_section(row, most) for row in rows],
             command=_command(scenario, said["provenance"]["set"], [row.label for row in rows]),
             pictures=self._pictures,
             colours=drawing,

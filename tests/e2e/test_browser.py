@@ -116,7 +116,7 @@ def test_a_timeline_that_zooms_has_every_bar_of_the_row_to_the_nanosecond(pages)
 def test_too_many_bars_leave_the_picture(tmp_path, monkeypatch):
     from simulator.report import html
 
-    monkeypatch.setattr(html, "_MOST_BARS", 30)
+    monkeypatch.setattr(html, "_MOST_BYTES", 1000)
     hosim.run(chain.write(tmp_path), policies=["static"]).write(tmp_path / "out")
     text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "application/json" not in text
