@@ -21,10 +21,10 @@ from simulator.catalog.text import scalar
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
-from simulator.scenario import Largest, Scenario, Unstated
+from simulator.scenario import Frontier, Largest, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.study import StudyDocument
-from simulator.units import FieldError, nearest
+from simulator.units import FieldError, exact, nearest, require, unit_of
 from simulator.workload import Workload
 
 
@@ -280,25 +280,49 @@ def question(loaded: Loaded, kind: type[Largest], given: Mapping[str, Any]) -> L
     ConfigError
         If nothing says what is searched, or how far.
     """
-    stated = getattr(loaded.scenario, kind.direction)
+    stated, where = getattr(loaded.scenario, kind.key, None), partial(asked_at, loaded, kind.key, given)
     new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
     asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
+    if issubclass(kind, Frontier):
+        with told_at(where("field")):
+            asked["start"] = _start(loaded, str(asked.get("field")))
     try:
         return kind.model_validate(asked)
     except ValidationError as error:
-        where = partial(asked_at, loaded, kind.direction, given)
-        raise to_error(faults(error, asked), kind.direction, lambda keys: where(*keys)) from None
+        raise to_error(faults(error, asked), kind.key, lambda keys: where(*keys)) from None
 
 
-def asked_at(loaded: Loaded, direction: str, given: Mapping[str, Any], *keys: str) -> str:
+def _start(loaded: Loaded, field: str) -> Any:
+    """What the documents say of a field: ``1x`` if its fields differ, a beginning if there is no limit."""
+    here, budget, path = loaded.hardware.compute_tier, loaded.scenario.budget_bytes, Frontier.path_of(field)
+    if field == f"peak.{here}" and budget is not None:
+        return exact(loaded.hardware.tiers[here].capacity_for(budget), "B")
+    documents: dict[str, Document] = {"workload": loaded.workload, "scenario": loaded.scenario}
+    found = []
+    for part in path.split(" + "):
+        document, _, key = part.partition(".")
+        found += fields(documents.get(document, loaded.hardware), key if document in documents else part)
+    if len({repr(value) for _, value in found}) > 1:
+        return "1x"
+    ((_, value),) = found[:1]
+    if value is None and path == "scenario.budget":
+        value = exact(loaded.hardware.tiers[here].usable_bytes, "B")
+    rule = "what is searched is a quantity or a number"
+    is_amount = isinstance(value, int | float) and not isinstance(value, bool)
+    require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
+    return value if value != "inf" else "1 TB" if path.endswith("capacity") else "1 TB/s"
+
+
+def asked_at(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:
     """Where a part of a question was asked for: an option, or a place in the scenario.
 
     Parameters
     ----------
-    loaded, direction, given
-        The scenario, which question it is, and what is asked instead of what the scenario says.
+    loaded, question, given
+        The scenario, the key of the question in it, and what is asked instead of what the scenario says.
     keys
         What leads to the part.
     """
+    option = "of" if (question, *keys[:1]) == (Frontier.key, "field") else "".join(keys[:1]).replace("_", "-")
     is_given = bool(keys) and given.get(keys[0]) is not None
-    return f"--{keys[0].replace('_', '-')}" if is_given else loaded.place(direction, *keys)
+    return f"--{option}" if is_given or question == Frontier.key else loaded.place(question, *keys)

@@ -16,7 +16,8 @@ import click
 from simulator import __version__, interrupts
 from simulator.cli.documents import check, diff, graph, layout, list_, schema
 from simulator.cli.importing import import_
-from simulator.cli.run import largest, least, limits, plan, robust, run, scaling, sensitivity, serve, sweep, validate
+from simulator.cli.questions import crossover, frontier, largest, least, limits
+from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
 
 _FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
 _LATER_S = 0.01
@@ -166,7 +167,9 @@ def hosim() -> None:
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-for command in (run, plan, sweep, largest, least, limits, scaling, robust, serve, diff, validate, sensitivity):
+for command in (run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff):
+    hosim.add_command(command)
+for command in (validate, sensitivity):
     hosim.add_command(command)
 for command in (list_, import_, check, graph, layout, schema):
     hosim.add_command(command)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 @common.command("Run a scenario and print one row per policy.", "scenario", "out", "set", "policy", "json", "junit")
 @click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stops growing.")
+@click.option(
+    "--what-if", is_flag=True, help="Search what bandwidth, and what capacity, would make the fastest row free."
+)
 def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **more: Any) -> int:
     """Run SCENARIO, a name in the catalogue or a .yaml file, or a workload on a machine; print one row per policy.
 
@@ -35,6 +38,9 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     The table has the main columns; summary.csv has all, such as least_peak_bytes: no plan with a step
     as short has a lower peak.
 
+    --what-if tries some 40 machines for two sentences at the end, which takes several times as long as
+    the run; hosim frontier asks the same of every row, and more.
+
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
@@ -46,7 +52,8 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     with nullcontext() if out is None else writing(out) as pages:  # each row is written while the next ones run
         with Shown() as progress:
             each = None if pages is None else pages.add
-            results = run_case(case, more["policies"] or None, progress, each, aside=True)
+            what_if = more["what_if"]
+            results = run_case(case, more["policies"] or None, progress, each, aside=True, what_if=what_if)
         if pages is not None:
             results.finish(pages)
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)
@@ -191,76 +198,6 @@ def scaling(scenario: str, **more: Any) -> int:
     from simulator.run.studies import scaling as sweep
 
     return common.judged(common.told(sweep, scenario, **more).rows)
-
-
-_ASKED = (
-    click.option("--field", metavar="NAME", help="What is searched: sequence, batch; least: tiers.hbm.capacity."),
-    click.option("--at-most", metavar="VALUE", help="The largest value that is tried."),
-    click.option("--at-least", metavar="VALUE", help="The least value that is tried."),
-    click.option("--multiple-of", metavar="VALUE", help="Try only multiples of this."),
-    click.option("--over", metavar="ROW", help="Hold steps against those of this row."),
-    click.option("--slowdown", multiple=True, metavar="RATIO", help="Only with a step at most so many times as long."),
-)
-
-
-@common.command("Search the largest batch, or the longest sequence, that fits.", "scenario", "policy", "set", *_ASKED)
-def largest(scenario: str, **more: Any) -> int:
-    """Search, for each row of SCENARIO, the largest value of a field of the workload with which it still fits.
-
-    \b
-    Examples:
-      hosim largest long_context_kv_tiers --field sequence --at-most 1048576 --multiple-of 1024
-      hosim largest mine.yaml --field batch --at-most 512 --set "tiers.hbm.capacity=80 GB"
-
-    What is not given here is as the scenario says under `largest:`. The table has one line per policy, with
-    the tier and the op that are in the way of the next value. The distance between a value that fits and one
-    that does not is halved, so what fits is taken to fit with less, too.
-
-    The exit code is 1 if no row fits with any value.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.studies import largest as sweep
-
-    return common.judged(common.told(sweep, scenario, out=None, **more).rows)
-
-
-@common.command(
-    "Search the least memory, or bandwidth, with which a step is hardly longer.", "scenario", "policy", "set", *_ASKED
-)
-def least(scenario: str, **more: Any) -> int:
-    """Search, for each row of SCENARIO, the least value of a field of the machine with which it still fits.
-
-    \b
-    Examples:
-      hosim least deepseek_v3_nsa_peak --field tiers.hbm.capacity --at-least "60 GB" --at-most "80 GB"
-        --multiple-of "100 MB" --over resident --slowdown 1.01x --slowdown 1.25x
-      hosim least llama3_8b_train_910c --field "links.*.bandwidth" --at-most "200 GB/s" --slowdown 1.001x
-
-    What is not given here is as the scenario says under `least:`. What rows set for themselves of the field
-    does not count. All else is as of hosim largest, with less in place of more.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.studies import least as sweep
-
-    return common.judged(common.told(sweep, scenario, out=None, **more).rows)
-
-
-@common.command(
-    "Say on which figures of the machine a step hangs.", "scenario", "policy", "set", "workers", "json", "out"
-)
-def limits(scenario: str, **more: Any) -> int:
-    """Run SCENARIO with 10 % more of each figure of its machine, one at a time, with plans made anew.
-
-    \b
-    Examples:
-      hosim limits llama3_8b_train_910c --policy static
-      hosim limits mine.yaml --out results/limits
-
-    One line for each figure that changes a step, the strongest first, with its origin: what the answer
-    hangs on, and what of it nobody has measured. The exit code is 1 if no row ran to its end.
-    """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.limits import limits as found
-
-    statuses = common.told(found, scenario, **more).more["statuses"]
-    return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])
 
 
 def _levels(name: str, what: str, default: str) -> Callable[..., Any]:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.etree import ElementTree
 
+from pydantic import ValidationError
+
+from simulator import metrics
+from simulator.document import faults
+from simulator.hardware import Hardware
+from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
 from simulator.scenario import Claim, Expectation, Kind
+from simulator.units import FieldError, nearest, require, unit_of
 
 Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed", "BROKEN"]
 """A verdict in a word."""
@@ -226,6 +234,75 @@ def _shown(column: str, value: object) -> str:
 def _number(value: object) -> float:
     """The value if it is a number, else NaN, which no comparison accepts."""
     return value if isinstance(value, int | float) else math.nan
+
+
+_CONDITION = re.compile(r"(?P<what>.+?)\s*(?P<sign><=|>=)\s*(?P<limit>.+?)\s*")
+_SHARE = re.compile(r"([0-9]+\.?[0-9]*)\s*%")
+ITSELF, OTHER, STEP = "itself", "other", "step"
+"""In a condition: the row that it is about, the one that ratios are of, and the step of the first."""
+
+
+def condition(text: str, hardware: Hardware) -> Expectation:
+    """Read a condition on the figures of a row: ``stall <= 0.1 %`` (of the step), ``peak.hbm <= 32 GB``.
+
+    Parameters
+    ----------
+    text
+        A column or its heading, ``<=`` or ``>=``, and an amount: a quantity, a number, a share, or a ratio (``1.01x``)
+        to the figure of another row.
+    hardware
+        The machine, whose tiers and links have columns.
+
+    Raises
+    ------
+    FieldError
+        If it is none.
+    """
+    found, columns = _CONDITION.fullmatch(text), metrics.columns(hardware)
+    must, do = "a condition is a figure, <= or >=, and an amount", "write such as 'stall <= 0.1 %' or 'step <= 1.01x'"
+    if found is None:
+        raise FieldError(must, repr(text), do)
+    known = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
+    known |= {column: column for column in columns}
+    parts = [part.strip().replace(" ", ".") for part in found["what"].split(" + ")]
+    for part in parts:
+        require(part in known, "a condition is on a figure of the table", repr(part), do=nearest(part, tuple(known)))
+    stated: str = found["limit"]
+    limit: str | float = stated
+    share, is_time = _SHARE.fullmatch(stated), known[parts[0]].endswith("_ns")
+    over = OTHER if stated[-1] == "x" or stated[0] in "+-" else STEP if share and is_time else None
+    if share:
+        limit = float(share[1]) / 100
+    elif over is None and unit_of(stated) is None:
+        with suppress(ValueError):
+            limit = float(stated)
+    asked = {"at_most" if found["sign"] == "<=" else "at_least": limit, "over": over}
+    try:
+        return Expectation(row=ITSELF, column=" + ".join(known[part] for part in parts), why=text, **asked)
+    except ValidationError as error:
+        raise next(iter(faults(error, asked))) from None
+
+
+def unmet(
+    asked: Sequence[Expectation], row: Mapping[str, Any], other: Mapping[str, Any] | None
+) -> tuple[str, str] | None:
+    """Return the figure of the first condition that a row does not meet, and what it is.
+
+    Parameters
+    ----------
+    asked
+        Conditions.
+    row, other
+        The figures of the row, and of the one that ratios are of.
+    """
+    step = {column: row.get("step_ns") for one in asked for column in one.columns}
+    rows = {ITSELF: row, OTHER: other or {}, STEP: step}
+    for one in asked:
+        value = _value(one, rows)
+        if not all(holds for _, holds in _limits(one, value)):
+            exact = f"{_number(value):.5g}x" if one.over == OTHER else f"{100 * _number(value):.3g} %"
+            return " + ".join(figure_of(own).head for own in one.columns), exact if one.over else _said(one, value)
+    return None
 
 
 class Check(NamedTuple):

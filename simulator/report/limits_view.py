@@ -8,12 +8,15 @@ from typing import Any
 from simulator.report.rows import listed, quantity, signed
 from simulator.report.tables import figures
 from simulator.report.views import Section, View, by, texts
+from simulator.units import counted
 
 _LEAST = 0.005
 """Less is written as 0 %, for 10 % more of the figure."""
 
 
-def limits_view(rows: Sequence[Mapping[str, Any]], usual: Mapping[str, int], tried: int, title: str) -> View:
+def limits_view(
+    rows: Sequence[Mapping[str, Any]], usual: Mapping[str, int], tried: int, capped: Sequence[str], title: str
+) -> View:
     """Show on which figures steps hang.
 
     Parameters
@@ -22,6 +25,8 @@ def limits_view(rows: Sequence[Mapping[str, Any]], usual: Mapping[str, int], tri
         See `simulator.run.limits`; and the step of each policy as the machine is [ns].
     tried
         How many figures were tried.
+    capped
+        Sentences about figures that change nothing because something else is narrower.
     title
         What was tried.
     """
@@ -34,22 +39,29 @@ def limits_view(rows: Sequence[Mapping[str, Any]], usual: Mapping[str, int], tri
         texts("with 10 % more", rows, lambda row: signed(0.1 * row["elasticity"]), left=False),
     ]
     premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
-    return View(
-        title, [Section(columns=columns)], [*_told(rows, usual), f"{premise}; those not listed change no step."]
-    )
+    told = [*_told(rows, usual), *capped, f"{premise}; those not listed change no step.", *_assumed(rows)]
+    return View(title, [Section(columns=columns)], told)
 
 
 def _told(rows: Sequence[Mapping[str, Any]], usual: Mapping[str, int]) -> Iterator[str]:
-    """Say for each policy what its step hangs on most, and how much of that is assumed."""
+    """Say for each policy what its step hangs on most."""
     own = {policy: found for (policy,), found in by(rows, "policy").items()}
     for policy, step_ns in usual.items():
         strong = [row for row in own.get(policy, []) if abs(row["elasticity"]) >= _LEAST]
         if not strong:
             yield f"{policy} takes {quantity(step_ns, 'ns')}, whatever figure is 10 % more."
             continue
-        first, loose = strong[0], [row["figure"] for row in strong if row["origin"] not in ("cited", "mine")]
+        first = strong[0]
         most = f"with 10 % more of {first['figure']} it changes by {signed(0.1 * first['elasticity'])}"
-        hangs = (
-            f"It also hangs on {listed(loose)}, without a source." if loose else "All that it hangs on has a source."
-        )
-        yield f"{policy} takes {quantity(step_ns, 'ns')}; {most}. {hangs}"
+        yield f"{policy} takes {quantity(step_ns, 'ns')}; {most}."
+
+
+def _assumed(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Say on how many figures without a source the answer hangs, those that matter most first."""
+    strong = sorted((row for row in rows if abs(row["elasticity"]) >= _LEAST), key=lambda row: -abs(row["elasticity"]))
+    for origin in ("assumed", "fitted"):
+        found = [*dict.fromkeys(row["figure"] for row in strong if row["origin"] == origin)]
+        if found:
+            yield f"The answer hangs on {counted(len(found), f'{origin} figure')}: {listed(found)}."
+    if strong and all(row["origin"] in ("cited", "mine") for row in strong):
+        yield "The answer hangs on no assumed figure."

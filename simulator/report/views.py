@@ -1,4 +1,4 @@
-"""A sweep as it is shown, as text, as a page and as curves: largest values, other conditions, and scaling."""
+"""A sweep as it is shown, as text, as a page and as curves: other conditions, and scaling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from simulator.report.panels import Map, Panel
 from simulator.report.rows import ABSENT, grouped, listed, percent, present, quantity, ratio
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import PIPE_WIDTH, WAITS, Column, aligned, figures, occurring
-from simulator.scenario import Largest
 from simulator.trace import CAUSES
 
 Row = Mapping[str, Any]
@@ -117,74 +116,6 @@ def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
 def number(value: object) -> str:
     """Write a value of an axis."""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def largest_view(rows: Rows, question: Largest, tier: str, title: str) -> View:
-    """Show how far each row fits.
-
-    Parameters
-    ----------
-    rows
-        See `simulator.run.studies`.
-    question
-        What was searched.
-    tier
-        The compute tier.
-    title
-        What was swept.
-    """
-    more, less = ("more", "less")[:: question.sign]
-    bound = f"bound_{question.field}"
-
-    def value(row: Row) -> str:
-        end = "" if "next" in row or "tried" not in row else f" or {more}"
-        return (question.written(row[question.column]) or ("none" if end or "next" in row else ABSENT)) + end
-
-    columns = [
-        texts("policy", rows, lambda row: row["policy"]),
-        *([texts("within", rows, lambda row: question.within(row["within"]))] if question.slowdown else []),
-        texts(f"{question.direction} {question.field}", rows, value, left=False),
-        texts("no plan beyond", rows, lambda row: question.written(row.get(bound)) or ABSENT, left=False),
-        *figures(rows, ("step_ns",)),
-        texts("slowdown", rows, lambda row: _longer(row.get("slowdown"), question), left=False),
-        *figures(rows, (f"peak_{tier}_bytes", "least_peak_bytes")),
-        texts("limited by", rows, lambda row: row.get("limit") or ABSENT),
-        texts("at", rows, lambda row: row.get("limit_at") or _longer(row.get("next_slowdown"), question)),
-    ]
-    step, first, last = map(question.written, (question.values.step, question.values[0], question.values[-1]))
-    size = "whole numbers" if step == "1" else f"multiples of {step}"
-    tried = f"Tried were {size} from {first} to {last}, halving the distance between one that fits and one that does"
-    premise = f"{tried} not: what fits is taken to fit with {less}, too."
-    return View(title, [Section(columns=columns)], [*(_limit(row, question) for row in rows), premise])
-
-
-def _longer(slowdown: float | None, question: Largest) -> str:
-    """Write how many times as long a step is, with as many digits as tell it from what was asked for."""
-    if slowdown is None or all(limit == round(limit, 2) for limit in question.limits):
-        return ratio(slowdown)
-    return f"{slowdown:.4f}x"
-
-
-def _limit(row: Row, question: Largest) -> str:
-    """Say how far a row fits, what that costs, and what is in the way of the next value."""
-    value, who = question.written(row[question.column]), row["policy"]
-    if "tried" not in row:
-        return f"{who} was not searched: {row['notes']}."
-    within = f" within {question.within(row['within'])}" if question.slowdown else ""
-    told = f"{who} fits{within} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
-    told += f", with a step of {_longer(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
-    if row["holes"]:
-        told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
-    if "next" not in row:
-        do = "raise at_most" if question.sign > 0 else "lower at_least"
-        return f"{told}, the {question.direction} that was tried; {do} to go on."
-    lack = f"its plan is {row['limit']}"
-    if row["limit"] == "step":
-        lack = f"a step takes {_longer(row['next_slowdown'], question)} {question.over}"
-    if "limit_at" in row:
-        short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
-        lack = f"{row['limit']} is short by {short} at {row['limit_at']}"
-    return f"{told}: with {question.written(row['next'])} {lack}."
 
 
 def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:

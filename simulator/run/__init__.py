@@ -11,10 +11,11 @@ from simulator import catalog
 from simulator.errors import ConfigError, insist
 from simulator.graph import Job
 from simulator.importers import refuse_foreign
+from simulator.report.rows import by_step
 from simulator.run.case import Case, Policies, prepare
+from simulator.run.questions import free, searched
 from simulator.run.results import Result, Results
 from simulator.run.row import Progress, rows_of, silent
-from simulator.run.studies import searched
 from simulator.scenario import Keep, Scenario
 
 
@@ -27,6 +28,7 @@ def run(  # noqa: PLR0913 - what is run, and how
     policies: Policies | None = None,
     job: Job | None = None,
     progress: Progress | None = None,
+    what_if: bool = False,
 ) -> Results:
     """Replay a workload on a machine under some policies.
 
@@ -47,6 +49,8 @@ def run(  # noqa: PLR0913 - what is run, and how
         What all ranks run, instead of what would be built from the workload.
     progress
         Called now and then.
+    what_if
+        Whether it is searched with which bandwidth, and with which capacity, the fastest row stalls no more.
 
     Returns
     -------
@@ -66,7 +70,7 @@ def run(  # noqa: PLR0913 - what is run, and how
         insist(scenario is None and hardware is not None and workload is not None, "run", must, found, do)
         rows = () if policies is None or isinstance(policies, Mapping) else policies
         scenario = asked_for(str(hardware), str(workload), [rows] if isinstance(rows, str) else rows)
-    return run_case(read(scenario, set=set, job=job), policies, progress)
+    return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if)
 
 
 def asked_for(hardware: str, workload: str, policies: Iterable[str] = ()) -> Scenario:
@@ -118,6 +122,7 @@ def run_case(
     each: Callable[[Result], None] | None = None,
     *,
     aside: bool = False,
+    what_if: bool = False,
 ) -> Results:
     """Replay a case under some policies.
 
@@ -125,7 +130,7 @@ def run_case(
     ----------
     case
         What runs, and where.
-    policies, progress
+    policies, progress, what_if
         As for `run`.
     each
         Called with each row when it is there; only how it compares with others is added to it later.
@@ -135,8 +140,10 @@ def run_case(
     """
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
+    fastest = next(iter(by_step(results)), None) if what_if else None
+    told = free(case.loaded, fastest.label, progress) if fastest else []
     if question is None:
-        return Results(case, results)
+        return Results(case, results, told=told)
     found = searched(case.loaded, question, policies, progress)
     answers = {(answer["policy"], answer["within"]): answer for answer in found.rows}
     for row in results:
@@ -145,4 +152,4 @@ def run_case(
             row.summary[column] = answer.get(own)
             if {"tried", "next"} & answer.keys() == {"tried"} and own not in ("step_ns", "slowdown"):
                 row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
-    return Results(case, results, found)
+    return Results(case, results, found, told)

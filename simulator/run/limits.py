@@ -11,6 +11,7 @@ from typing import Any
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
 from simulator.catalog.settings import fields
+from simulator.hardware import without_effect
 from simulator.report.limits_view import limits_view
 from simulator.run.case import Policies
 from simulator.run.grid import COUNTED, Cells
@@ -73,7 +74,9 @@ def limits(
             rows.append(about | {"origin": loaded.hardware.origin_of(path), "elasticity": share})
     rows.sort(key=lambda row: ([*usual].index(row["policy"]), -abs(row["elasticity"])))
     statuses = {row["policy"]: row["status"] for row in found if not row.keys() & paths.keys()}
-    view = limits_view(rows, usual, len(paths), loaded.scenario.title or loaded.scenario.name)
+    idle = [path for path in paths if path not in {row["figure"] for row in rows}]
+    capped = without_effect(loaded.hardware, loaded.scenario.budget_bytes, idle)
+    view = limits_view(rows, usual, len(paths), capped, loaded.scenario.title or loaded.scenario.name)
     return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": list(paths)})
 
 

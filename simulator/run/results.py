@@ -223,11 +223,15 @@ class Results(dict[str, Result]):
         The rows.
     largest
         Up to which value of a field each row fits, if the scenario asks.
+    told
+        What was found out besides, sentence by sentence.
     """
 
-    def __init__(self, case: Case, rows: Sequence[Result], largest: Sweep | None = None) -> None:
+    def __init__(
+        self, case: Case, rows: Sequence[Result], largest: Sweep | None = None, told: Sequence[str] = ()
+    ) -> None:
         super().__init__((row.label, row) for row in rows)
-        self.case, self.largest = case, largest
+        self.case, self.largest, self._told = case, largest, told
 
     def __missing__(self, label: str) -> Result:
         raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
@@ -254,9 +258,10 @@ class Results(dict[str, Result]):
     @cached_property
     def sentences(self) -> list[str]:
         """What a person would say about the rows, and should know; how far each fits if asked, and where more is."""
-        more = pointer(self.case.loaded.scenario.scaling)
-        said = sentences(list(self.values()))
-        return [*said, *hints(self.case, list(self.values())), *(self.largest.sentences if self.largest else ()), *more]
+        found = self.largest.sentences if self.largest else []
+        more = [*found, *pointer(self.case.loaded.scenario.scaling), *self._told]
+        rows = list(self.values())
+        return [*sentences(rows), *hints(self.case, rows), *more]
 
     @cached_property
     def expectations(self) -> list[expectations.Verdict]:

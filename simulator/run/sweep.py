@@ -71,6 +71,8 @@ class Study:
         Points at which documents are checked before any is measured; default: all that are given.
     key
         What the rows of a point are kept under; None: they are not kept.
+    more
+        Points that are wanted further, where no candidate lies between any two whose rows differ.
     """
 
     loaded: Loaded
@@ -83,6 +85,7 @@ class Study:
     is_strict: bool = False
     probes: Sequence[Point] | None = None
     key: Callable[[Point], bytes] | None = None
+    more: Callable[[Mapping[Point, Rows]], list[Point]] | None = None
 
     def at(self, point: Point) -> Loaded:
         """Return the documents at a point."""
@@ -117,7 +120,8 @@ class Study:
         inside = (
             (bisect_right(self.candidates, low), bisect_left(self.candidates, high)) for (low,), (high,) in turning
         )
-        return [(self.candidates[(first + last) // 2],) for first, last in inside if first < last]
+        wanted = [(self.candidates[(first + last) // 2],) for first, last in inside if first < last]
+        return wanted or (self.more(known) if self.more else [])
 
 
 def sweep(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, GetJsonSchemaHandler, StrictBool, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from simulator.document import Count, Document, Part, with_prefixes
-from simulator.scenario.claim import LIMITS, Bound, Claim, Expectation, Kind, Label, Unstated, label_of
+from simulator.document import Document, Part, with_prefixes
+from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
+from simulator.scenario.question import Frontier, Largest, Least
 from simulator.scenario.slo import Slo
-from simulator.units import Bytes, exact, in_field, nearest, parse, ratio, require, unit_of
+from simulator.units import Bytes, nearest, require
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Keep", "Kind", "Largest", "Least",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Keep", "Kind", "Largest", "Least",
     "PolicyChoice", "Scenario", "Slo", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
 
@@ -139,132 +139,6 @@ class Switches(Part):
     copies_wait_for: Literal["start", "end"] = "start"
     hbm_contention: StrictBool = False
     collectives: Literal["own_stream", "compute_stream"] = "own_stream"
-
-
-COMPUTE = "compute"
-"""In place of a row: what all computes take."""
-
-
-class Largest(Part):
-    """The question up to which value of a field a row still fits, and is not much slower than another one.
-
-    Attributes
-    ----------
-    field
-        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down. Under ``least``
-        the field path of a figure of the machine, such as ``tiers.hbm.capacity`` or ``links.*.bandwidth``.
-    at_most
-        The largest value that is tried; under ``least`` with its unit (``200 GB/s``), as all that is tried; or a count.
-    at_least
-        The smallest value that is tried, if it is a multiple.
-    multiple_of
-        Only multiples of this are tried; under ``least``, if nothing is said, of 100 MB, or 100 MB/s.
-    over
-        Label of the row whose step is what a step is held against: with the same value, or under ``least`` with the
-        largest one that is tried; or ``compute``: the time of all computes.
-    slowdown
-        How many times as long as that a step may be, such as ``[1.01x, 1.25x, inf]``; for each there is an answer.
-        Default: any.
-    """
-
-    direction: ClassVar[str] = "largest"
-    sign: ClassVar[int] = 1
-    """Times a value: the more, the harder it is to fit."""
-
-    field: Annotated[str, Field(min_length=1)]
-    at_most: Count
-    at_least: Count = 1
-    multiple_of: Count = 1
-    over: Label = COMPUTE
-    slowdown: tuple[Bound, ...] = ()
-
-    @property
-    def column(self) -> str:
-        """The column that holds the answer."""
-        return f"{self.direction}_{self.field}"
-
-    @property
-    def limits(self) -> tuple[float, ...]:
-        """How many times as long a step may be, for each answer; ``inf`` if it may be any."""
-        return tuple(map(ratio, self.slowdown)) or (math.inf,)
-
-    def within(self, limit: float) -> str:
-        """Say how long a step may be: one of the `limits`."""
-        return "any step" if limit == math.inf else f"{limit:g}x {self.over}"
-
-    def columns(self, tier: str) -> dict[str, tuple[float, str]]:
-        """Columns that the summary of a row gets -> of which answer they are, and the column there.
-
-        Parameters
-        ----------
-        tier
-            The compute tier.
-        """
-        found = {}
-        for limit in self.limits:
-            at = f"at_{limit:g}x" if limit < math.inf else f"at_{self.direction}"
-            found[self.column if limit == math.inf else f"{at}_{self.column}"] = (limit, self.column)
-            found |= {f"{at}_{own}": (limit, own) for own in ("step_ns", "slowdown", f"peak_{tier}_bytes")}
-        return found
-
-    @property
-    def values(self) -> range:
-        """All values that may be tried, in order."""
-        least, most, step = map(self._whole, ("at_least", "at_most", "multiple_of"))
-        return range(-(-least // step) * step, most + 1, step)
-
-    @property
-    def unit(self) -> str | None:
-        """Unit of what is searched; None of a count."""
-        return None
-
-    def _whole(self, key: str) -> int:
-        return int(getattr(self, key))
-
-    def written(self, value: int | None) -> str:
-        """Write a value for people; nothing for none."""
-        return "" if value is None else f"{value:,}" if self.unit is None else exact(value, self.unit)
-
-    def _check(self) -> None:
-        must = f"at_most is at least {self.written(self.values.start)}, the least multiple that is tried"
-        do = "raise at_most, or lower multiple_of"
-        require(self.values, must, self.written(self._whole("at_most")), "at_most", do=do)
-        with in_field("slowdown"):
-            must, shortest = "a step is held to more than 0x of another one", min(self.limits)
-        require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
-
-
-_STEP = {"B": 10**8, "B/s": 10**8}
-"""Unit -> only multiples of this are tried, if nothing is said."""
-
-
-class Least(Largest):
-    """The question down to which value of a figure of the machine a row still fits, asked like `Largest`."""
-
-    direction: ClassVar[str] = "least"
-    sign: ClassVar[int] = -1
-    at_most: str | Count  # type: ignore[assignment]
-    at_least: str | Count = 0  # type: ignore[assignment]
-    multiple_of: str | Count = 0  # type: ignore[assignment]
-
-    @property
-    def unit(self) -> str | None:
-        """Unit of what is searched; None of a count."""
-        return unit_of(self.at_most)
-
-    def _check(self) -> None:
-        super()._check()
-        is_machines, do = not self.field.startswith(("workload.", "scenario.")), "ask hosim largest for such fields"
-        require(is_machines, "the least value is of the machine", self.field, "field", do=do)
-
-    def _whole(self, key: str) -> int:
-        stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
-        if isinstance(stated, int) and (self.unit is None or not stated):
-            return stated or usual
-        with in_field(key):
-            whole = parse(stated, self.unit or "B")  # a number without a unit is none
-            require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
-        return int(whole)
 
 
 class Scenario(Document):

@@ -10,9 +10,9 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
-from simulator.report.views import largest_view
+from simulator.report.question_views import frontier_view
 from simulator.run.case import prepare
-from simulator.run.studies import _Search
+from simulator.run.search import Search
 
 MACHINE = """\
 schema: hosim/hardware/1
@@ -89,7 +89,7 @@ def test_it_is_where_a_run_still_fits_and_the_next_does_not(found, longest, poli
 
 
 def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(found):
-    resident, static = found.rows
+    resident, static, _ = found.rows
     assert resident["largest_sequence"] < static["largest_sequence"]
     assert 10e6 - 256 * TOKEN_BYTES < resident["peak_hbm_bytes"] <= 10e6
     assert resident["limit"] == "hbm"
@@ -100,9 +100,10 @@ def test_what_offloads_goes_further_and_the_row_is_that_of_its_largest_value(fou
 def test_no_plan_goes_beyond_the_bound(found, longest):
     """Where `resident` ends is its own doing; where `static` ends is nearly that of any plan, and is proved."""
     path = longest()
-    resident, static = found.rows
-    bound = resident["bound_sequence"]
-    assert resident["largest_sequence"] < static["largest_sequence"] <= bound == static["bound_sequence"]
+    resident, static, any_plan = found.rows
+    bound = any_plan["largest_sequence"]
+    assert any_plan["policy"] == "bound"
+    assert resident["largest_sequence"] < static["largest_sequence"] <= bound
     loaded, axis = catalog.resolve(path).asking_nothing(), catalog.Axis("sequence", ("workload.sequence",), "a test")
     for value, is_proved in ((bound, False), (bound + 256, True)):
         case = prepare(catalog.at(loaded, {axis: value}))
@@ -110,17 +111,19 @@ def test_no_plan_goes_beyond_the_bound(found, longest):
 
 
 def test_the_search_halves(longest):
-    (row,) = hosim_api.largest(longest(), policies=["resident"]).rows
+    row, _ = hosim_api.largest(longest(), policies=["resident"]).rows
     assert row["tried"] <= 1 + (8192 // 256).bit_length()
 
 
 def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     done = hosim("largest", longest(), "--policy", "resident")
     assert done.code == 0
-    head, row, _, why, premise = done.out.splitlines()
-    assert head.split()[:7] == ["policy", "largest", "sequence", "no", "plan", "beyond", "step"]
-    (value,) = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
+    head, row, bound, _, why, proved, premise = done.out.splitlines()
+    assert head.split()[:4] == ["policy", "largest", "sequence", "step"]
+    value, most = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
     assert row.split()[:2] == ["resident", f"{value:,}"]
+    assert bound.split()[:2] == ["bound", f"{most:,}"]
+    assert proved == f"bound: no plan fits with more than sequence {most:,}."
     assert why.startswith(
         f"resident fits with sequence {value:,}, with a step of 1.00x compute: with {value + 256:,} hbm is short"
     )
@@ -254,7 +257,9 @@ def test_the_longer_a_step_may_be_the_less_memory_is_enough(least):
         peak = row["peak_hbm_bytes"]
         assert row["slowdown"] == 1
         assert peak <= row["least_tiers.hbm.capacity"] < peak + 100_000
-    assert reactive[LIMITS[-1]]["bound_tiers.hbm.capacity"] <= rooms[-1]
+    bound = [row["least_tiers.hbm.capacity"] for row in answers(found, "bound").values()]
+    assert all(one <= room for one, room in zip(bound, rooms, strict=True))
+    assert bound[-1] < bound[0]
 
 
 def test_a_run_adds_columns_for_each_slowdown_which_may_be_expected(least, hosim):
@@ -283,7 +288,9 @@ def test_the_command_searches_the_least_of_any_machine_whatever_rows_set(hosim, 
     asked = ("--field", "tiers.hbm.capacity", "--at-least", "9 MB", "--at-most", "12 MB", "--multiple-of", "1 MB")
     done = hosim("least", one, *asked, "--over", "resident", "--slowdown", "+1 %", "--policy", "resident")
     assert done.code == 0, done.err
-    head, row, why, premise = filter(None, done.out.splitlines())
+    head, row, bound, why, rest, premise = filter(None, done.out.splitlines())
+    assert bound.startswith("bound     1.01x resident")
+    assert rest.startswith("bound: nothing rules out that a plan fits within 1.01x resident")
     assert "within" in head
     assert row.startswith("resident  1.01x resident")
     assert "9 MB or less" in row
@@ -307,7 +314,7 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
     """Halving sees it by chance only: of rows as they may turn out, the hardest that fits counts; the gap is told."""
     loaded = catalog.resolve(longest())
     question = loaded.scenario.largest
-    search = _Search(loaded.asking_nothing(), question, "a test")
+    search = Search(loaded, question, None, {})
     lacks = {
         "status": "infeasible",
         "limit": "hbm",
@@ -319,14 +326,14 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
     rows = [{"policy": "resident", "sequence": at, "slowdown": None, **state} for at, state in states.items()]
     answer = search.answer(rows, float("inf"))
     assert (answer["largest_sequence"], answer["next"], answer["holes"]) == (768, 1024, [512])
-    (said, _) = largest_view([answer], question, "hbm", "a test").sentences
+    (said, _) = frontier_view([answer], question, "hbm", [], "a test").sentences
     assert "with sequence 768; not with 512, so that it may with what was not tried: with 1,024 hbm is short" in said
 
 
 def test_a_row_that_others_are_held_against_must_run(longest):
     """At lengths at which all does not stay there is no step to hold others against, so that none is short enough."""
     found = hosim_api.largest(longest(), policies=["reactive"], over="resident", slowdown=["1.5x", "inf"])
-    held, free = found.rows
+    held, free, *_ = found.rows
     resident = hosim_api.largest(longest(), policies=["resident"]).rows[0]["largest_sequence"]
     assert held["largest_sequence"] == resident < free["largest_sequence"]
     assert held["next_slowdown"] is None
@@ -361,7 +368,7 @@ def test_the_least_bandwidth_is_where_a_step_is_short_enough(longest, field):
     path = longest("largest: {field: sequence, at_most: 8192, multiple_of: 256}", "budget: 9 MB")
     path.with_name("workload.yaml").write_text(WORKLOAD.replace("sequence: 512", "sequence: 2048"))
     asked = {"field": field, "at_most": "500 GB/s", "multiple_of": "1 GB/s", "slowdown": ["2x"]}
-    (row,) = hosim_api.least(path, policies=["static"], **asked).rows
+    row, _ = hosim_api.least(path, policies=["static"], **asked).rows
     value = row[f"least_{field}"]
     assert 10**9 < value < 500 * 10**9
     assert row["next"] == value - 10**9

@@ -7,6 +7,7 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.report.limits_view import limits_view
 from simulator.run.limits import figures_of
 
 STORY = """\
@@ -74,7 +75,7 @@ def test_it_is_told_and_written(hosim, story, tmp_path):
     done = hosim("limits", story, "--policy", "static", "--workers", 1, "--out", tmp_path / "out")
     assert done.code == 0
     assert "static takes" in done.out
-    assert "without a source" in done.out
+    assert "The answer hangs on 3 assumed figures: tiers.hbm.bandwidth" in done.out
     assert {"summary.json", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
@@ -90,3 +91,25 @@ def test_a_policy_that_nobody_has_is_refused(hosim, story):
     done = hosim("limits", story, "--policy", "nope", "--workers", 1)
     assert (done.code, done.out) == (1, "")
     assert "a policy is a row of the scenario or one that hosim has, found 'nope'" in done.err
+
+
+def test_a_figure_that_something_narrower_caps_is_told(hosim, tmp_path):
+    """Links of 40 GB/s on a bus of 10: 44 change no step, and it is said why; a link below its bus is not capped."""
+    bus = "set: {buses: {wire: {links: [d2h, h2d], bandwidth: 10 GB/s}}, links.*.bandwidth: 40 GB/s}\nassumed:"
+    text = STORY.replace("assumed: {", f"{bus} {{buses: a toy, links: a toy, ")
+    path = documents.lay(tmp_path, JOB, text) / "story.yaml"
+    found = hosim_api.limits(path, policies=["static"], workers=1)
+    assert "links.d2h.bandwidth" not in {row["figure"] for row in found.rows}
+    assert any(
+        one.startswith("links.d2h.bandwidth is 40.0 GB/s, but buses.wire.bandwidth is 10.0 GB/s: more changes nothing")
+        for one in found.sentences
+    )
+    path.write_text(text.replace("10 GB/s", "400 GB/s"))
+    assert not any("links.d2h.bandwidth is" in one for one in hosim_api.limits(path, workers=1).sentences)
+
+
+def test_an_answer_that_hangs_on_cited_figures_alone_says_so():
+    rows = [{"policy": "a", "figure": "x", "value": 1, "origin": "cited", "step_ns": 9, "elasticity": -0.5}]
+    assert limits_view(rows, {"a": 10}, 1, [], "").sentences[-1] == "The answer hangs on no assumed figure."
+    fitted = [{**rows[0], "origin": "fitted"}]
+    assert limits_view(fitted, {"a": 10}, 1, [], "").sentences[-1] == "The answer hangs on 1 fitted figure: x."

@@ -93,6 +93,8 @@ def test_diff_in_markdown(golden, diff):
         "hosim scaling",
         "hosim diff",
         "hosim validate",
+        "hosim crossover",
+        "hosim frontier",
         "hosim largest",
         "hosim least",
     ],

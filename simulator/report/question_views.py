@@ -1,0 +1,239 @@
+"""Answers as they are shown: how far a field may go, what a peak costs, and where two rows swap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from simulator.report.panels import Panel
+from simulator.report.rows import ABSENT, listed, present, quantity, ratio
+from simulator.report.tables import Column, figures, occurring
+from simulator.report.views import Section, View, by, texts
+from simulator.scenario import Largest
+
+Row = Mapping[str, Any]
+Rows = Sequence[Row]
+BOUND = "bound"
+"""How the names of rows begin that no plan beats."""
+PRICES = (1.01, 1.1, 1.5)
+"""How many times as long as all computes a step is whose least peak is told."""
+_GB = 1e9
+_ENDS = "from", "to"
+
+
+def is_bound(row: Row) -> bool:
+    """Whether a row tells what no plan beats."""
+    return str(row["policy"]).startswith(BOUND)
+
+
+def frontier_view(rows: Rows, question: Largest, tier: str, capped: Sequence[str], title: str) -> View:
+    """Show how far each row goes.
+
+    Parameters
+    ----------
+    rows
+        See `simulator.run.questions`.
+    question
+        What was searched.
+    tier
+        The compute tier.
+    capped
+        Sentences about what is searched and changes nothing, as something else is narrower.
+    title
+        What was swept.
+    """
+    more, less = ("more", "less")[:: question.sign]
+
+    def value(row: Row) -> str:
+        end = "" if "next" in row or "tried" not in row else f" or {more}"
+        return (question.written(row[question.column]) or ("none" if end or "next" in row else ABSENT)) + end
+
+    asked = [texts("within", rows, lambda row: question.within(row["within"]))] if question.slowdown else []
+    slow = [texts("slowdown", rows, lambda row: _longer(row.get("slowdown"), question), left=False)]
+    columns = [
+        texts("policy", rows, lambda row: row["policy"]),
+        *asked,
+        texts(f"{question.direction} {question.field}", rows, value, left=False),
+        *figures(rows, ("step_ns",)),
+        *(slow if any(row.get("slowdown") for row in rows) else []),
+        *figures(rows, occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes"))),
+        texts("limited by", rows, lambda row: row.get("limit") or ABSENT),
+        texts("at", rows, lambda row: row.get("limit_at") or _longer(row.get("next_slowdown"), question)),
+    ]
+    first, last = map(question.written, (question.values[0], question.values[-1]))
+    tried = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
+    premise = f"{tried} that does not: what fits is taken to fit with {less}, too{question.assurance}."
+    return View(title, [Section(columns=columns)], [*(_limit(row, question) for row in rows), *capped, premise])
+
+
+def free_told(row: Row, question: Largest, what: str) -> str:
+    """Say with which amount a row stalls no more.
+
+    Parameters
+    ----------
+    row, question
+        An answer, and what was searched.
+    what
+        What it is an amount of, for people.
+    """
+    who, value = row["policy"], row[question.column]
+    if value is None:
+        why = f": with {question.written(row['next'])} {_lack(row, question)}" if "next" in row else ""
+        return f"No {what} that was tried makes {who} stall no more{why}."
+    start = question.read("start")
+    has = f"; now it has {question.written(start)}" if question.unit != "x" else ""
+    verb = "would stall no more" if value > start else "stalls no more, even"
+    beyond = f" (with {question.written(row['next'])} {_lack(row, question)})" if "next" in row else " or less"
+    return f"{who} {verb} with {question.path} {question.written(value)}{beyond}{has}."
+
+
+def _longer(slowdown: float | None, question: Largest) -> str:
+    """Write how many times as long a step is, with as many digits as tell it from what was asked for."""
+    if slowdown is None or all(limit == round(limit, 2) for limit in question.limits):
+        return ratio(slowdown)
+    return f"{slowdown:.4f}x"
+
+
+def _limit(row: Row, question: Largest) -> str:
+    """Say how far a row goes, what that costs, and what is in the way of the next value."""
+    value, who = question.written(row[question.column]), row["policy"]
+    if "tried" not in row:
+        return f"{who} was not searched: {row['notes']}."
+    does = question.does(row["within"])
+    if is_bound(row):
+        if not value:
+            return f"{who}: no plan {does} with any {question.field} that was tried."
+        if "next" in row:
+            return f"{who}: no plan {does} with {('more', 'less')[question.sign < 0]} than {question.field} {value}."
+        return f"{who}: nothing rules out that a plan {does} with {question.field} {value}, where the search ended."
+    told = f"{who} {does} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
+    told += f", with a step of {_longer(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
+    if row["holes"]:
+        told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
+    if "next" not in row:
+        do = "raise at_most" if question.sign > 0 else "lower at_least"
+        return f"{told}, the {question.direction} that was tried; {do} to go on."
+    return f"{told}: with {question.written(row['next'])} {_lack(row, question)}."
+
+
+def _lack(row: Row, question: Largest) -> str:
+    """Say what is in the way."""
+    if row["limit"] == "step" and "limit_at" not in row:
+        return f"a step takes {_longer(row['next_slowdown'], question)} {question.over}"
+    if "limit_at" not in row:
+        return f"its plan is {row['limit']}"
+    if "limit_demand_bytes" not in row:
+        return str(row["limit_at"]) if row["limit"] == "failed" else f"{row['limit']} is {row['limit_at']}"
+    short = quantity(row["limit_demand_bytes"] - row["limit_capacity_bytes"], "B")
+    return f"{row['limit']} is short by {short} at {row['limit_at']}"
+
+
+def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], tier: str, title: str) -> View:
+    """Show what a peak costs, row by row.
+
+    Parameters
+    ----------
+    rows
+        Per policy the peaks of which none has a shorter step with a lower one: see `simulator.run.questions`.
+    floors
+        Per bound and price, what no plan goes below [B].
+    tier
+        The compute tier.
+    title
+        What was swept.
+    """
+    peak = f"peak_{tier}_bytes"
+    own = {str(policy): found for (policy,), found in by(rows, "policy").items()}
+    least = [found[0] for found in own.values()]
+    columns = [
+        texts("policy", least, lambda row: row["policy"]),
+        texts("least peak", least, lambda row: quantity(row[peak], "B"), left=False),
+        texts("step there", least, lambda row: quantity(row["step_ns"], "ns"), left=False),
+        texts("vs compute", least, lambda row: ratio(row["slowdown"]), left=False),
+    ]
+    costs = {
+        price: {who: floors[who][price] if who in floors else _cost(found, price, peak) for who, found in own.items()}
+        for price in PRICES
+    }
+    columns += [
+        Column.texts(f"within {price:g}x", (quantity(cost, "B") for cost in found.values()), left=False)
+        for price, found in costs.items()
+    ]
+    drawn = [{**row, "at": row[peak] / _GB} for row in rows]
+    panel = Panel("one step", f"peak of {tier} [GB]", "ns", drawn, "at", "step_ns")
+    premise = (
+        f"Peaks of {tier} from the least that any plan needs to what all needs at once; within so many times compute. "
+        "No plan goes below a bound: of plans that run each op once, or that may run it again."
+    )
+    return View(title, [Section(columns=columns)], [*_prices(costs, tier), premise], [panel])
+
+
+def _cost(rows: Rows, price: float, peak: str) -> int | None:
+    """The least peak whose step is short enough [B]; None if none is."""
+    return min((row[peak] for row in rows if row["slowdown"] <= price), default=None)
+
+
+def _prices(costs: Mapping[float, Mapping[str, int | None]], tier: str) -> Iterator[str]:
+    """Say for each price who has the lowest peak, and what no plan goes below."""
+    for price, every in costs.items():
+        found = {who: peak for who, peak in every.items() if peak is not None}
+        ran = [who for who in found if not who.startswith(BOUND)]
+        bounds = [f"{who}, {quantity(found[who], 'B')}" for who in found if who not in ran]
+        beside = f" (no plan goes below its {listed(bounds)})" if bounds else ""
+        if ran:
+            best = min(ran, key=found.__getitem__)
+            told = f"{best} has the lowest peak of {tier} that was tried: {quantity(found[best], 'B')}"
+        else:
+            told = "no row runs"
+        yield f"Within {price:g}x compute, {told}{beside}."
+
+
+def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Largest, title: str) -> View:
+    """Show which of two rows is faster where.
+
+    Parameters
+    ----------
+    rows, tried
+        Ranges, and all that was tried: see `simulator.run.questions`.
+    names
+        The two rows.
+    question
+        What was searched.
+    title
+        What was swept.
+    """
+    columns = [Column.texts(end, (question.written(row[end]) for row in rows), left=False) for end in _ENDS]
+    columns.append(texts("faster", rows, lambda row: row["faster"]))
+    for name in names:
+        columns.append(texts(name, rows, partial(_steps, name), left=False))
+    low, high = question.written(rows[0]["from"]), question.written(rows[-1]["to"])
+    told = (
+        f"{names[0]} and {names[1]} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
+    )
+    if len(rows) > 1:
+        where = (
+            f"from {question.written(row['from'])} to {question.written(row['to'])} {_faster(row, names)}"
+            for row in rows
+        )
+        told = f"Over {question.field}, {'; '.join(where)}."
+    tries = f"Tried were {len(tried) // 2} {question.size} from {low} to {high}"
+    premise = f"{tries}; between two with the same answer there may be more turns."
+    size = _GB if question.unit in ("B", "B/s") else 1
+    drawn = [{**row, "at": row[question.field] / size} for row in tried if present(row.get("step_ns"))]
+    axis = f"{question.field} [{'G' * (size > 1)}{question.unit}]" if question.unit else question.field
+    return View(
+        title, [Section(columns=columns)], [told, premise], [Panel("one step", axis, "ns", drawn, "at", "step_ns")]
+    )
+
+
+def _steps(name: str, row: Row) -> str:
+    """Write the steps of a row at the ends of a range."""
+    return " to ".join(dict.fromkeys(quantity(row.get(f"{end}_{name}_ns"), "ns") for end in _ENDS))
+
+
+def _faster(row: Row, names: Sequence[str]) -> str:
+    """Say which row is faster in a range."""
+    if row["faster"] in names:
+        return f"{row['faster']} is faster"
+    return "both take as long" if row["faster"] == "tie" else "neither runs"

@@ -1,0 +1,235 @@
+"""Tries rows, and what no plan beats, with values of a field until the edge of what is asked is known."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache, cached_property, lru_cache, partial
+from typing import Any
+
+from simulator import catalog, metrics
+from simulator.catalog import Axis, Loaded
+from simulator.catalog.shelf import told_at
+from simulator.errors import Shortfall, insist
+from simulator.graph import Job
+from simulator.policies import POLICIES
+from simulator.policies.decide import Policy
+from simulator.report.expectations import OTHER, condition, unmet
+from simulator.run.case import Case, Policies, prepare
+from simulator.run.grid import COUNTED
+from simulator.run.row import row_of, silent
+from simulator.run.sweep import Point, Row, Rows, Study
+from simulator.scenario import Frontier, Largest
+from simulator.scenario.claim import WORKLOAD
+from simulator.scenario.question import COMPUTE, FASTEST
+from simulator.units import nearest
+
+Given = Mapping[str, Any]
+_KEPT = 4
+"""Workloads that are kept built: rows are tried with the same values first."""
+_BESIDE = (0.5, 0.8, 1.25, 2.0)
+"""Times an answer: what is tried to see whether what holds there holds with more, too, and not with less."""
+_MOST_TRIED = 64
+"""Where rows turn back and forth, the search ends with so many values."""
+
+
+class Search:
+    """Tries rows, and what no plan beats, with values of a field.
+
+    Parameters
+    ----------
+    loaded, question, policies, given
+        As for `searched`.
+    is_bounded
+        Whether what no plan beats is searched, too.
+    """
+
+    def __init__(
+        self, loaded: Loaded, question: Largest, policies: Policies | None, given: Given, *, is_bounded: bool = True
+    ) -> None:
+        where = partial(catalog.asked_at, loaded, question.key, given)
+        over, known = question.over, [*(row.row for row in loaded.scenario.policies), COMPUTE, *POLICIES]
+        known += [FASTEST] if isinstance(question, Frontier) else []
+        must, do = (
+            "steps are held against those of a row, or against compute",
+            nearest(over, tuple(dict.fromkeys(known))),
+        )
+        insist(over in known, where("over"), must, repr(over), do)
+        self.question, self._policies, self._where, path = question, policies, where, question.path
+        self._documents = loaded.asking_nothing()
+        rows = [
+            one.model_copy(update={"set_": {key: one.set_[key] for key in one.set_ if not _overlap(path, key)}})
+            for one in loaded.scenario.policies
+        ]
+        changes: dict[str, Any] = {"policies": tuple(rows)}
+        if question.field == f"peak.{loaded.hardware.compute_tier}":
+            changes["budget_bytes"] = None  # the capacity is what limits
+        self.base = replace(self._documents, scenario=self._documents.scenario.model_copy(update=changes))
+        self.axis = Axis(question.field, tuple(path.split(" + ")), where("field"), question.unit)
+        with told_at(where("such_that")):
+            texts = question.such_that if isinstance(question, Frontier) else ()
+            self._asked = [condition(text, loaded.hardware) for text in texts]
+        self._columns = {
+            *metrics.columns(loaded.hardware, COUNTED),
+            *(name for one in self._asked for name in one.columns),
+        }
+        self.grows = isinstance(question, Frontier)
+        self._job: Job | None = None
+        self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._beside)
+        case = self.built(self.first)
+        self._has_ratio = over != FASTEST or any(one.over == OTHER for one in self._asked)
+        if self.grows and self._has_ratio:
+            self._other(None)  # refuses before anything is tried
+        self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
+            label: partial(self.tried, label, decide) for label, decide in case.rows(policies).items()
+        }
+        self.bounds: dict[str, dict[str, bool]] = {}
+        if is_bounded and not any(case.choice(label).set_ for label in self.rows):
+            in_turn = any(case.choice(label).staggered for label in self.rows)
+            kinds = sorted({case.may_repeat(label) for label in self.rows})
+            self.bounds = {
+                f"bound{' with recompute' * kind}": {"may_repeat": kind, "in_turn": in_turn} for kind in kinds
+            }
+        self.rows |= {name: partial(self.bounded, name) for name in self.bounds}
+
+    @cached_property
+    def first(self) -> int | float:
+        """The value that is tried first: what the documents say, if the search is to begin there."""
+        values = self.question.values
+        if not self.grows:
+            return values[-1]
+        start = self.question.read("start")
+        return start if values[0] <= start <= values[-1] else self.near(start)
+
+    def near(self, value: float) -> int | float:
+        """The first value that may be tried and is not less; the last one if there is none."""
+        values = self.question.values
+        return values[min(bisect_left(values, value), len(values) - 1)]
+
+    def study(self, who: str, points: Sequence[Point], *, is_searched: bool = False) -> Study:
+        """Make a study of a row: at some points, and between those that differ."""
+        study = Study(self.base, self.rows[who], (self.axis,), points, about={"policy": who}, is_strict=not self.grows)
+        if not is_searched:
+            return study
+        more = self.more if self.grows else None
+        return replace(study, candidates=self.question.values, differ=self.differ, more=more)
+
+    def _built(self, value: int | float | None) -> Case:
+        """All that rows share with a value; None: with the documents as they are."""
+        loaded = self._documents if value is None else catalog.at(self.base, {self.axis: value})
+        case = prepare(loaded, self._job, asked=self._columns if self.grows else None)
+        if not self.question.path.startswith((WORKLOAD, "scenario.homes")):
+            self._job = case.job  # what runs is the same with all values
+        return case
+
+    def _beside(self, value: int | float | None) -> Row:
+        """The row that others are held against."""
+        case, over = self.built(value), self.question.over
+        if over == COMPUTE:
+            return {"step_ns": case.compute_ns}
+        names = self._policies if over == FASTEST else [over]
+        ran = [self._run(label, decide, value) for label, decide in case.rows(names).items()]
+        if over != FASTEST:
+            return ran[0]
+        must, do = "a ratio is of a row that runs with the documents as they are", "say --over compute"
+        insist(any(row["status"] == "ok" for row in ran), self._where("such_that"), must, "none", do)
+        return min((row for row in ran if row["status"] == "ok"), key=lambda row: row["step_ns"])
+
+    def differ(self, fewer: Rows, more: Rows) -> bool:
+        """Whether a boundary lies between two values."""
+        return any(_met(fewer[0], limit) != _met(more[0], limit) for limit in self.question.limits)
+
+    def more(self, known: Mapping[Point, Rows]) -> list[Point]:
+        """Twice or half as much, until the answer lies between; then what is beside it, as what is easier should do."""
+        values, held = self.question.values, {at: _met(rows[0], math.inf) for (at,), rows in known.items()}
+        if len(held) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in known.values()):
+            return []
+        if len({*held.values()}) == 1:
+            rises = next(iter(held.values())) == (self.question.sign > 0)
+            edge, end = (max(held), values[-1]) if rises else (min(held), values[0])
+            return [] if edge == end else [(self.near(2 * edge if rises else edge / 2),)]
+        answer = max((at for at, holds in held.items() if holds), key=lambda at: self.question.sign * at)
+        beside = dict.fromkeys(self.near(times * answer) for times in _BESIDE)
+        return [(at,) for at in beside if at not in held]
+
+    def tried(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
+        """Try whether a row does with a value, and how slow it is: what is in the way, if something is."""
+        return [self._held(self._run(label, decide, point[0]), point[0])]
+
+    def bounded(self, name: str, _: Loaded, point: Point) -> Rows:
+        """Say what no plan beats with a value, of those that run each op once, or of all."""
+        case, may_repeat = self.built(point[0]), self.bounds[name]["may_repeat"]
+        short = [found for task in case.tasks if (found := task.unfit(may_repeat=may_repeat))]
+        if short:
+            return [{"policy": name, "status": "infeasible", **_lacking(max(short, key=lambda one: one.gap_bytes))}]
+        if not self.grows and self.question.limits == (math.inf,):
+            return [{"policy": name, "status": "ok", "slowdown": None}]
+        step_ns = case.bound(**self.bounds[name]).ns
+        row = {"policy": name, "status": "ok", "step_ns": step_ns, **metrics.per_second(step_ns, **case.loaded.handled)}
+        row[f"peak_{case.hardware.compute_tier}_bytes"] = case.problem.budget_bytes
+        if not (may_repeat or case.problem.switches.hbm_contention):
+            row["stall_ns"] = max(0, step_ns - case.compute_ns)  # all else of a step, which may be longer, is compute
+        unknown = [
+            one.why for one in self._asked if not {*one.columns} <= {"step_ns", "stall_ns", "tokens_per_s"} & {*row}
+        ]
+        if unknown:
+            return [{"policy": name, "status": "refused", "notes": f"no bound is known that tells of {unknown[0]}"}]
+        return [self._held(row, point[0])]
+
+    def _held(self, row: Row, value: int | float) -> Row:
+        """Hold a row against another one, and against what is asked of it."""
+        other = self._other(self.question.beside(value)) if self._has_ratio and row["status"] == "ok" else {}
+        pace_ns = other.get("step_ns")
+        row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
+        lack = unmet(self._asked, row, other) if row["status"] == "ok" else None
+        return row if lack is None else row | {"is_unmet": True, "limit": lack[0], "limit_at": lack[1]}
+
+    def _run(self, label: str, decide: Policy, value: int | float | None) -> Row:
+        case = self.built(value)
+        if case.choice(label).is_file:
+            why = "a plan from a file is of one graph; name a policy"
+            return {"policy": label, "status": "refused", "notes": why}
+        ran = row_of(case, label, decide, silent, advice=False)
+        if ran.shortfall:
+            return ran.summary | _lacking(ran.shortfall)
+        return ran.summary if ran.is_ok else ran.summary | {"limit": ran.status}
+
+    def answer(self, rows: Rows, within: float) -> Row:
+        """Sum up the search for one row, and steps of some length."""
+        question, label = self.question, rows[0]["policy"]
+        rows = sorted(rows, key=lambda row: question.sign * row[question.field])  # the hardest to meet is the last
+        last = max((at for at, row in enumerate(rows) if _met(row, within)), default=-1)
+        ran = {**rows[last], question.column: rows[last][question.field]} if last >= 0 else {"status": "infeasible"}
+        found = {"policy": label, question.column: None, **ran, "within": within}
+        if refused := [row for row in rows if row["status"] == "refused"]:
+            return found | {"status": "refused", "notes": refused[0]["notes"]}
+        holes = [row[question.field] for row in rows[: last + 1] if not _met(row, within)]
+        found |= {"tried": len(rows), "holes": holes}
+        if last + 1 == len(rows):
+            return found
+        limit = rows[last + 1]
+        lacks = {key: value for key, value in limit.items() if key.startswith("limit")}
+        if not lacks:
+            is_failed = limit["status"] == "failed"
+            lacks = {"limit": "failed", "limit_at": limit["notes"]} if is_failed else {"limit": "step"}
+        return found | {"next": limit[question.field], "next_slowdown": limit.get("slowdown"), **lacks}
+
+
+def _lacking(short: Shortfall) -> Row:
+    """What is in the way where something does not fit."""
+    sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
+    return {"limit": short.tier, "limit_at": short.at, **sizes}
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Whether one of two paths, whose parts may be patterns, names what the other does."""
+    return any(fnmatchcase(part, other) or fnmatchcase(other, part) for part in path.split(" + "))
+
+
+def _met(row: Row, within: float) -> bool:
+    """Whether a row fits, meets what is asked of it, and its step is short enough."""
+    is_met = row["status"] == "ok" and not row.get("is_unmet")
+    return is_met and (within == math.inf or (row["slowdown"] or math.inf) <= within)

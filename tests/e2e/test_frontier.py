@@ -1,0 +1,324 @@
+"""`hosim frontier`, `hosim crossover` and `hosim run --what-if`: how far a field may go, and where two rows swap."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import documents
+import pytest
+
+import simulator as hosim_api
+from simulator import catalog
+from simulator.errors import ConfigError
+from simulator.report.expectations import condition, unmet
+from simulator.report.question_views import frontier_view
+from simulator.run.case import prepare
+from simulator.run.search import Search
+from simulator.run.sweep import sweep
+from simulator.scenario import Frontier
+from simulator.units import FieldError
+
+STORY = """\
+schema: hosim/scenario/1
+name: story
+hardware: box.yaml
+workload: job.yaml
+homes: {activation: free}
+set: {tiers.hbm.capacity: 60 MB}
+policies: [static, reactive]
+assumed: {tiers.hbm.capacity: a toy}
+"""
+JOB = """\
+schema: hosim/workload/1
+name: job
+model: {layers: 4, hidden: 256, heads: 4, kv_heads: 2, ffn: 512, vocabulary: 1024}
+sequence: 512
+assumed: {model: a toy, sequence: a toy}
+"""
+WIRE, STALL = "links.*.bandwidth", "stall <= 0.1 %"
+
+
+def lay(folder, story=STORY):
+    return documents.lay(folder, JOB, story) / "story.yaml"
+
+
+@pytest.fixture
+def story(tmp_path):
+    return lay(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def laid(tmp_path_factory):
+    return lay(tmp_path_factory.mktemp("laid"))
+
+
+@pytest.fixture(scope="module")
+def wires(laid):
+    """The least bandwidth without a stall, for the two rows and for any plan."""
+    return {row["policy"]: row for row in hosim_api.frontier(laid, of=WIRE, such_that=[STALL]).rows}
+
+
+def stalls(path, policy, **changes):
+    """The share of a step that is a stall."""
+    row = hosim_api.run(path, set=changes["set"], policies=[policy])[policy].summary
+    return row["stall_ns"] / row["step_ns"]
+
+
+@pytest.mark.parametrize("policy", ["static", "reactive"])
+def test_the_answer_holds_when_it_is_run_and_the_next_value_does_not(laid, wires, policy):
+    row = wires[policy]
+    value, beyond = row[f"least_{WIRE}"], row["next"]
+    assert value / beyond - 1 <= 0.01, "three digits"
+    assert stalls(laid, policy, set={WIRE: f"{value} B/s"}) == row["stall_ns"] / row["step_ns"] <= 0.001
+    assert stalls(laid, policy, set={WIRE: f"{beyond} B/s"}) > 0.001
+    assert row["holes"] == []
+
+
+def test_no_plan_does_with_less_than_the_bound(laid, wires):
+    """The bound at the next lower value has a step that is too long for any plan."""
+    bound = wires["bound"]
+    rates = [wires[who][f"least_{WIRE}"] for who in ("bound", "static", "reactive")]
+    assert rates == sorted(rates)
+    loaded, axis = catalog.resolve(laid).asking_nothing(), catalog.Axis(WIRE, (WIRE,), "a test", "B/s")
+    for rate, is_enough in ((rates[0], True), (bound["next"], False)):
+        case = prepare(catalog.at(loaded, {axis: rate}))
+        step_ns = case.bound(may_repeat=False).ns
+        assert (step_ns - case.compute_ns <= 0.001 * step_ns) is is_enough
+
+
+def test_values_beside_an_answer_are_tried(wires):
+    """Six decades of three digits take 13 halvings at most; the rest is the bracket and what is beside the answer."""
+    assert 8 < wires["static"]["tried"] < 25
+
+
+def test_a_ratio_is_of_the_fastest_row_as_documented(laid):
+    found = hosim_api.frontier(laid, of="peak.hbm", such_that=["step <= 1.2x"])
+    pace_ns = min(row.summary["step_ns"] for row in hosim_api.run(laid).values())
+    for row in found.rows:
+        if row["policy"] != "bound":
+            assert row["step_ns"] <= 1.2 * pace_ns
+            assert row["slowdown"] == row["step_ns"] / pace_ns
+            room = {"tiers.hbm.capacity": f"{row['next']} B"}
+            less = hosim_api.run(laid, set=room, policies=[row["policy"]])[row["policy"]].summary
+            assert less["status"] != "ok" or less["step_ns"] > 1.2 * pace_ns
+    static, reactive, bound = (row["least_peak.hbm"] for row in found.rows)
+    assert bound <= static <= 60_000_000
+    assert bound <= reactive
+
+
+def test_a_budget_is_not_in_the_way_of_a_peak(tmp_path):
+    budgeted = lay(tmp_path, STORY.replace("set:", "budget: 50 MB\nset:"))
+    asked = {"of": "peak.hbm", "such_that": ["stall <= 0 %"], "policies": ["static"]}
+    row, bound = hosim_api.frontier(budgeted, **asked).rows
+    assert row["least_peak.hbm"] > 50_000_000
+    assert row["stall_ns"] == 0
+    assert bound["least_peak.hbm"] <= row["least_peak.hbm"]
+
+
+def test_the_largest_of_a_workload_and_several_conditions(laid):
+    asked = {"of": "workload.sequence", "such_that": ["step <= 2x", "stall <= 20 %"], "policies": ["static"]}
+    (row, _) = hosim_api.frontier(laid, **asked, resolution=2).rows
+    value = row["largest_workload.sequence"]
+    pace_ns = hosim_api.run(laid, policies=["static"])["static"].summary["step_ns"]
+
+    def meets(sequence):
+        ran = hosim_api.run(laid, set={"workload.sequence": sequence}, policies=["static"])["static"].summary
+        return ran["status"] == "ok" and ran["step_ns"] <= 2 * pace_ns and ran["stall_ns"] <= 0.2 * ran["step_ns"]
+
+    assert value > 512
+    assert meets(value)
+    assert not meets(row["next"])
+
+
+def test_fields_that_differ_are_multiplied(tmp_path):
+    uneven = lay(tmp_path, STORY.replace("set: {", "set: {links.d2h.bandwidth: 3 GB/s, "))
+    row, bound = hosim_api.frontier(uneven, of=WIRE, such_that=[STALL], policies=["static"]).rows
+    factor = row[f"least_{WIRE}"]
+    assert bound[f"least_{WIRE}"] <= factor
+    loaded = catalog.resolve(uneven)
+    rates = {name: link.bandwidth_bytes_per_s for name, link in loaded.hardware.links.items()}
+    assert len({*rates.values()}) > 1
+    more = {f"links.{name}.bandwidth": f"{round(rate * factor)} B/s" for name, rate in rates.items()}
+    assert stalls(uneven, "static", set=more) <= 0.001
+
+
+def test_where_the_range_ends_the_answer_is_at_most_that(hosim, story):
+    asked = ("--of", WIRE, "--policy", "static", "--such-that")
+    done = hosim("frontier", story, *asked, "stall <= 99 %", "--at-least", "10 GB/s")
+    assert "10 GB/s or less" in done.out
+    assert "the least that was tried; lower at_least to go on." in done.out
+    done = hosim("frontier", story, *asked, "stall <= 0.1 %", "--at-most", "1 GB/s", "--at-least", "0.5 GB/s")
+    assert done.code == 1
+    assert "static meets stall <= 0.1 % with no links.*.bandwidth that was tried" in done.out
+    assert "bound: no plan meets stall <= 0.1 % with any links.*.bandwidth that was tried" in done.out
+
+
+def test_what_is_narrower_than_all_that_was_tried_is_told(hosim, tmp_path):
+    bus = "set: {buses: {wire: {links: [d2h, h2d], bandwidth: 1 GB/s}}, "
+    path = lay(tmp_path, STORY.replace("set: {", bus).replace("assumed: {", "assumed: {buses: a toy, "))
+    done = hosim("frontier", path, "--of", WIRE, "--such-that", STALL, "--policy", "static")
+    assert done.code == 1, done.err
+    assert "but buses.wire.bandwidth is 1.00 GB/s: more changes nothing" in done.out
+
+
+def test_it_is_told_and_written(hosim, story, tmp_path):
+    asked = ("--of", WIRE, "--such-that", STALL, "--policy", "static", "--resolution", 2)
+    done = hosim("frontier", story, *asked, "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert done.out.startswith("policy  least links.*.bandwidth")
+    assert "bound: no plan meets stall <= 0.1 % with less than links.*.bandwidth" in done.out
+    assert "values of 2 significant digits" in done.out
+    assert {"summary.json", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    told = json.loads(hosim("frontier", story, *asked, "--json").out)
+    assert [row["policy"] for row in told["rows"]] == ["static", "bound"]
+
+
+class Jagged(Search):
+    """A row that stalls below 30 GB/s, and again within a band."""
+
+    band = (36e9, 45e9)
+
+    def _run(self, label, decide, value):
+        stall = 0 if value >= 30e9 and not self.band[0] <= value <= self.band[1] else 10
+        return {"policy": label, "status": "ok", "step_ns": 1000, "stall_ns": stall}
+
+
+class Smooth(Jagged):
+    """The same without the band."""
+
+    band = (0, 0)
+
+
+@pytest.mark.parametrize(("row", "holes"), [(Smooth, []), (Jagged, [36_000_000_000, 45_000_000_000])])
+def test_where_it_does_not_go_on_to_hold_is_told(laid, row, holes):
+    """The search finds 30 GB/s, and tries 1.25 times that: of what is found not to do the ends are searched, too."""
+    loaded = catalog.resolve(laid)
+    question = catalog.question(loaded, Frontier, {"field": WIRE, "such_that": (STALL,)})
+    search = row(loaded, question, ["static"], {}, is_bounded=False)
+    found = search.answer(sweep([search.study("static", [(search.first,)], is_searched=True)]), float("inf"))
+    assert found[f"least_{WIRE}"] == 30_000_000_000
+    assert [*found["holes"][:1], *found["holes"][-1:]] == holes[::-1]
+    said = frontier_view([found], question, "hbm", [], "a test").sentences[0]
+    assert ("so that it may with what was not tried" in said) is bool(holes)
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "holds"),
+    [
+        ("stall <= 0.1 %", {"stall_ns": 1, "step_ns": 1000}, True),
+        ("stall <= 0.1 %", {"stall_ns": 2, "step_ns": 1000}, False),
+        ("stall + recompute <= 50 %", {"stall_ns": 2, "recompute_ns": 3, "step_ns": 10}, True),
+        ("peak.hbm <= 32 GB", {"peak_hbm_bytes": 32_000_000_001}, False),
+        ("peak_hbm_bytes <= 32 GB", {"peak_hbm_bytes": 32_000_000_000}, True),
+        ("tokens/s >= 3000", {"tokens_per_s": 2999.5}, False),
+        ("MFU >= 30 %", {"mfu": 0.31}, True),
+        ("step <= 1.01x", {"step_ns": 101}, True),
+        ("step <= +1 %", {"step_ns": 102}, False),
+        ("step <= 5 s", {"step_ns": None}, False),
+    ],
+)
+def test_a_condition_is_an_expectation_of_a_row(laid, text, row, holds):
+    asked = condition(text, catalog.resolve(laid).hardware)
+    assert (unmet([asked], {"status": "ok", **row}, {"step_ns": 100}) is None) is holds
+
+
+@pytest.mark.parametrize("text", ["stall", "stahl <= 1 %", "peak.hbm <= 3 s", "step <= soon", "step = 3 s"])
+def test_what_is_no_condition_is_refused(laid, text):
+    with pytest.raises(FieldError):
+        condition(text, catalog.resolve(laid).hardware)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--of", "links.*.bandwith"), "--of: a change names a field of the hardware, found 'links.*.bandwith'"),
+        (("--of", "tiers"), "--of: what is searched is a quantity or a number"),
+        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: a condition is on a figure of the table"),
+        (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
+        (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
+        (("--of", WIRE, "--over", "nobody"), "--over: steps are held against those of a row"),
+        ((), "say what is searched"),
+        (("--pareto", "--of", WIRE), "--pareto asks for all peaks"),
+    ],
+)
+def test_a_wrong_question_is_one_message(hosim, story, asked, told):
+    done = hosim("frontier", story, *asked)
+    assert done.code in (1, 2)
+    assert told in done.err
+    assert done.out == ""
+
+
+def test_a_ratio_needs_a_row_that_runs(laid):
+    with pytest.raises(ConfigError, match="such-that: a ratio is of a row that runs"):
+        hosim_api.frontier(laid, of=WIRE, such_that=["step <= 1.01x"], policies=["resident"])
+
+
+def test_a_front_falls_and_the_bound_is_its_edge(laid):
+    found = hosim_api.pareto(laid, rooms=5)
+    own = {}
+    for row in found.rows:
+        own.setdefault(row["policy"], []).append((row["peak_hbm_bytes"], row["step_ns"]))
+    assert list(own) == ["static", "reactive", "bound"]
+    for front in own.values():
+        assert all(low[0] < high[0] and low[1] > high[1] for low, high in pairwise(front))
+    every = {(row["policy"], row["peak.hbm"]): row for row in found.tables["points"]}
+    for (policy, room), row in every.items():
+        if row["status"] == "ok":
+            assert row["step_ns"] >= every["bound", room]["step_ns"], policy
+            assert row["peak_hbm_bytes"] <= room
+    assert any("no plan goes below its bound" in one for one in found.sentences)
+
+
+def test_a_front_is_drawn(hosim, story, tmp_path):
+    done = hosim("frontier", story, "--pareto", "--policy", "static", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert done.out.startswith("policy  least peak  step there  vs compute  within 1.01x")
+    assert {"frontier.png", "points.csv", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def swapping(found):
+    return [row["faster"] for row in found.rows]
+
+
+def test_a_crossover_is_where_the_faster_row_changes(laid):
+    """Where little bandwidth is there, running ops again is faster than moving what they made."""
+    asked = {"of": WIRE, "policies": ["static", "recompute"], "at_least": "0.1 GB/s", "at_most": "1000 GB/s"}
+    found = hosim_api.crossover(laid, **asked)
+    assert len(found.rows) > 1
+    for before, after in pairwise(found.rows):
+        assert before["faster"] != after["faster"]
+        assert after["from"] / before["to"] - 1 <= 0.011
+    for row in found.rows:
+        for end in ("from", "to"):
+            ran = hosim_api.run(laid, set={WIRE: f"{round(row[end])} B/s"}, policies=["static", "recompute"])
+            steps = {who: one.summary["step_ns"] for who, one in ran.items()}
+            assert steps == {who: row[f"{end}_{who}_ns"] for who in steps}
+            least = min(steps, key=steps.__getitem__) if len({*steps.values()}) > 1 else "tie"
+            assert row["faster"] == least
+
+
+def test_rows_that_do_not_swap_are_told_with_both_ends(hosim, story):
+    asked = ("--policy", "static", "--policy", "reactive", "--of", WIRE, "--at-least", "2 GB/s", "--at-most", "4 GB/s")
+    done = hosim("crossover", story, *asked)
+    assert done.code == 0, done.err
+    assert "do not swap between links.*.bandwidth 2 GB/s and 4 GB/s: " in done.out
+
+
+def test_a_crossover_is_of_two_rows(hosim, story):
+    done = hosim("crossover", story, "--policy", "static", "--of", WIRE)
+    assert (done.code, done.out) == (1, "")
+    assert "--policy: a crossover is of two rows, found 1: static" in done.err
+
+
+def test_a_run_ends_with_what_would_make_its_fastest_row_free(hosim, story):
+    results = hosim_api.run(story, policies=["static"], what_if=True)
+    wire, room = results.sentences[-2:]
+    assert wire.startswith("static would stall no more with links.*.bandwidth ")
+    assert room.startswith("static would stall no more with tiers.hbm.capacity ")
+    for path, said in ((WIRE, wire), ("tiers.hbm.capacity", room)):
+        amount, less = (" ".join(said.partition(word)[2].split()[:2]) for word in (f"{path} ", "(with "))
+        assert stalls(story, "static", set={path: amount}) <= 0.001
+        assert stalls(story, "static", set={path: less}) > 0.001
+    done = hosim("run", story, "--policy", "static", "--what-if")
+    assert f"{wire}\n{room}" in done.out
