@@ -70,6 +70,8 @@ def run(  # noqa: PLR0913 - what is run, and how
         insist(scenario is None and hardware is not None and workload is not None, "run", must, found, do)
         rows = () if policies is None or isinstance(policies, Mapping) else policies
         scenario = asked_for(str(hardware), str(workload), [rows] if isinstance(rows, str) else rows)
+    must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
+    insist(job is None or not what_if, "run", must, "both", do)
     return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if)
 
 
@@ -141,7 +143,7 @@ def run_case(
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
     fastest = next(iter(by_step(results)), None) if what_if else None
-    told = free(case.loaded, fastest.label, progress) if fastest else []
+    told = free(case.loaded, fastest.label, policies, progress) if fastest else []
     if question is None:
         return Results(case, results, told=told)
     found = searched(case.loaded, question, policies, progress)

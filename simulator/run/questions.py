@@ -154,14 +154,14 @@ def searched(
     return Sweep(question.key, [loaded], found, frontier_view(found, question, hardware.compute_tier, capped, title))
 
 
-def free(loaded: Loaded, row: str, progress: Progress | None = None) -> list[str]:
+def free(loaded: Loaded, row: str, policies: Policies | None, progress: Progress | None = None) -> list[str]:
     """Say with which bandwidth, and with which capacity, a row stalls no more: each amount was tried.
 
     Parameters
     ----------
     loaded, row
         The scenario, and the row.
-    progress
+    policies, progress
         As for `frontier`.
 
     Raises
@@ -175,7 +175,7 @@ def free(loaded: Loaded, row: str, progress: Progress | None = None) -> list[str
         if field:
             asked = {"field": field, "such_that": (_FREE,), "resolution": 2}
             question = catalog.question(loaded, Frontier, asked)
-            search = Search(loaded, question, [row], asked, is_bounded=False)
+            search = Search(loaded, question, policies, asked, is_bounded=False)
             answer = search.answer(
                 sweep([search.study(row, [(search.first,)], is_searched=True)], progress=progress), math.inf
             )
