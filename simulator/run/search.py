@@ -87,12 +87,10 @@ class Search:
             label: partial(self.tried, label, decide) for label, decide in case.rows(policies).items()
         }
         self.bounds: dict[str, dict[str, bool]] = {}
-        if is_bounded and not any(case.choice(label).set_ for label in self.rows):
-            in_turn = any(case.choice(label).staggered for label in self.rows)
-            kinds = sorted({case.may_repeat(label) for label in self.rows})
-            self.bounds = {
-                f"bound{' with recompute' * kind}": {"may_repeat": kind, "in_turn": in_turn} for kind in kinds
-            }
+        plain = [label for label in self.rows if is_bounded and not case.choice(label).set_]  # on the same machine
+        in_turn = any(case.choice(label).staggered for label in plain)
+        for kind in sorted({case.may_repeat(label) for label in plain}):
+            self.bounds[f"bound{' with recompute' * kind}"] = {"may_repeat": kind, "in_turn": in_turn}
         self.rows |= {name: partial(self.bounded, name) for name in self.bounds}
 
     @cached_property
