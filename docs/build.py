@@ -45,6 +45,9 @@ _UNITS = {
     "times": "multiple",
     "count": "number",
     "per s": "a second",
+    "J": "J",
+    "USD": "USD",
+    "years": "years",
     "text": "text",
 }
 _WIDTH = 100
@@ -60,6 +63,7 @@ _ROWS = {
     "addresses": "rows with addresses",
     "table": "tables of several rows",
     "served": "rows of `hosim serve`",
+    "cost": "rows on a machine that states costs",
 }
 _FORMATS = {
     "Graphs: hosim-graph/1": graph_jsonl,

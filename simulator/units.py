@@ -24,10 +24,22 @@ _UNITS: dict[str, dict[str, int]] = {
     "B/s": {f"{prefix}B/s": size for prefix, size in (_DECIMAL | _BINARY).items()},
     "ns": {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9},
     "FLOP/s": {f"{prefix}FLOP/s": size for prefix, size in _DECIMAL.items()},
+    "mW": {"mW": 1, "W": 10**3, "kW": 10**6},
+    "fJ/B": {"fJ/B": 1, "pJ/B": 10**3, "pJ/bit": 8 * 10**3, "nJ/B": 10**6},
+    "fJ/FLOP": {"fJ/FLOP": 1, "pJ/FLOP": 10**3},
+    "uUSD/h": {"uUSD/h": 1, "USD/h": 10**6},
+    "nUSD/GB/month": {"nUSD/GB/month": 1, "USD/GB/month": 10**9, "USD/GB/h": 730 * 10**9},
 }
-"""Unit inside -> the units that a document may use, and how many of it each is."""
-_EXAMPLES = {"B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s"}
-_WHAT = {"B": "a size", "B/s": "a rate", "ns": "a time", "FLOP/s": "a rate of arithmetic"}
+"""Unit inside -> the units that a document may use, and how many of it each is; a month has 730 hours."""
+_EXAMPLES = {
+    "B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s", "mW": "700 W", "fJ/B": "3.9 pJ/bit",
+    "fJ/FLOP": "0.5 pJ/FLOP", "uUSD/h": "3.5 USD/h", "nUSD/GB/month": "2.5 USD/GB/month",
+}  # fmt: skip
+_WHAT = {
+    "B": "a size", "B/s": "a rate", "ns": "a time", "FLOP/s": "a rate of arithmetic", "mW": "a power",
+    "fJ/B": "an energy of a byte", "fJ/FLOP": "an energy of arithmetic", "uUSD/h": "a price of an hour",
+    "nUSD/GB/month": "a price of room",
+}  # fmt: skip
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµμ]\S*)")
 _BITS = re.compile(r"([kKMGTP]i?)?(?:b|bit)(?:/s|ps)?")
 """A lower-case b is a bit, as in the rate of a network."""
@@ -133,7 +145,7 @@ def parse(text: object, unit: str) -> int | float:
     text
         What the document holds, such as ``"33.6 GB/s"`` or ``"inf"``.
     unit
-        The unit inside: ``B``, ``B/s``, ``ns`` or ``FLOP/s``.
+        The unit inside: ``B``, ``B/s``, ``ns``, ``FLOP/s``, or one of those of costs.
 
     Returns
     -------
@@ -187,7 +199,7 @@ def ratio(stated: str | float) -> float:
 
 def unit_of(text: object) -> str | None:
     """The unit inside of a quantity (of ``inf`` any); None if the text is none."""
-    for unit in ("B/s", "FLOP/s", "ns", "B"):
+    for unit in _UNITS:
         with suppress(FieldError):
             parse(text, unit)
             return unit
@@ -296,6 +308,16 @@ Nanoseconds = Annotated[int, *_quantity("ns")]
 """A time [ns]."""
 FlopsPerSecond = Annotated[int | float, *_quantity("FLOP/s", endless=True, zero=False)]
 """A rate of arithmetic above 0 [FLOP/s], or ``inf``."""
+Milliwatts = Annotated[int, *_quantity("mW")]
+"""A power [mW]."""
+EnergyPerByte = Annotated[int, *_quantity("fJ/B")]
+"""What a byte takes [fJ]."""
+EnergyPerFlop = Annotated[int, *_quantity("fJ/FLOP")]
+"""What an operation takes [fJ]."""
+PricePerHour = Annotated[int, *_quantity("uUSD/h")]
+"""A millionth of a dollar for an hour."""
+PriceOfRoom = Annotated[int, *_quantity("nUSD/GB/month")]
+"""A billionth of a dollar for 10^9 bytes over 730 hours."""
 
 
 def in_yaml(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, StrictBool
 
 from simulator.document import Count, Key, Part, Share
-from simulator.units import Bytes, FlopsPerSecond, Nanoseconds, require
+from simulator.units import Bytes, EnergyPerFlop, FlopsPerSecond, Milliwatts, Nanoseconds, PricePerHour, require
 
 
 class Compute(Part):
@@ -24,12 +24,21 @@ class Compute(Part):
         Share of the compute tier's bandwidth that a memory-bound kernel reaches.
     launch_ns
         Fixed device time of each kernel [ns].
+    power_mw
+        What a device draws all the time, with its share of the server if that is meant [mW].
+    energy_fj_per_flop
+        What an operation takes on top of that [fJ].
+    price_uusd_per_h
+        What a device costs in an hour, with its share of the server if that is meant [millionths of a dollar].
     """
 
     peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
     achieved_fraction: dict[Key, Share] = {"default": 1.0}
     achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
     launch_ns: Nanoseconds = Field(0, alias="launch")
+    power_mw: Milliwatts | None = Field(None, alias="power")
+    energy_fj_per_flop: EnergyPerFlop | None = Field(None, alias="energy")
+    price_uusd_per_h: PricePerHour | None = Field(None, alias="price")
 
 
 class FixedHost(Part):

@@ -180,6 +180,18 @@ class Hardware(Document):
         shared = tuple(self.copy_queues.values())
         return (*shared, *((name,) for name in self.links if not any(name in queue for queue in shared)))
 
+    @property
+    def states_energy(self) -> bool:
+        """Whether it states a power, or what an operation or a byte takes."""
+        own, here = self.compute, self.tiers[self.compute_tier]
+        stated = (own.power_mw, own.energy_fj_per_flop, here.energy_fj_per_byte)
+        return {*stated, *(link.energy_fj_per_byte for link in self.links.values())} != {None}
+
+    @property
+    def states_prices(self) -> bool:
+        """Whether it states what a device or room costs."""
+        return {self.compute.price_uusd_per_h, *(t.price_nusd_per_gb_month for t in self.tiers.values())} != {None}
+
     def passing(self, names: Iterable[str]) -> dict[str, int]:
         """Links whose copies pass these links or ports, and how often each does: also those that go via them."""
         found = dict.fromkeys(names, 1)

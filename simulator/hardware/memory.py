@@ -27,7 +27,16 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
-from simulator.units import Bytes, BytesPerSecond, Capacity, Nanoseconds, nearest, require
+from simulator.units import (
+    Bytes,
+    BytesPerSecond,
+    Capacity,
+    EnergyPerByte,
+    Nanoseconds,
+    PriceOfRoom,
+    nearest,
+    require,
+)
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of their own: each device, each node, or all together."""
@@ -49,12 +58,21 @@ class Tier(Part):
         What the framework context and the like take away from it [B].
     bandwidth_bytes_per_s
         Rate shared by kernels and copies [B/s]; None if kernels cannot address the tier.
+    energy_fj_per_byte
+        Of the compute tier, what a byte takes that a kernel reads or writes there, on top of the device's power [fJ].
+    endurance_bytes
+        What may be written to an instance before it is worn [B]: the TBW of an SSD.
+    price_nusd_per_gb_month
+        What room costs, on top of the device's price [billionths of a dollar for 10^9 bytes and 730 hours].
     """
 
     scope: Scope = "device"
     capacity_bytes: Capacity = Field(alias="capacity")
     reserved_bytes: Bytes = Field(0, alias="reserved")
     bandwidth_bytes_per_s: BytesPerSecond | None = Field(None, alias="bandwidth")
+    energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
+    endurance_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="endurance")
+    price_nusd_per_gb_month: PriceOfRoom | None = Field(None, alias="price")
     _staging_bytes: int = PrivateAttr(0)
 
     @property
@@ -110,6 +128,8 @@ class Link(Part):
         The links that a staged link goes over, from its source to its target.
     chunk_bytes
         What a staged link stores and forwards at a time [B].
+    energy_fj_per_byte
+        What a byte takes that it carries, in the memories at its ends as well, on top of the device's power [fJ].
     channels
         DMA engines: transfers that can be under way at once.
     sharing
@@ -129,6 +149,7 @@ class Link(Part):
     efficiency: tuple[EfficiencyPoint, ...] = ()
     via: tuple[Key, ...] = ()
     chunk_bytes: Bytes = Field(0, alias="chunk")
+    energy_fj_per_byte: EnergyPerByte | None = Field(None, alias="energy")
     _stages: tuple[Link, ...] = PrivateAttr(())
     _stated: Link | None = PrivateAttr(None)
 

@@ -17,9 +17,9 @@ from typing import Literal, get_args
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
 
-Unit = Literal["ns", "B", "share", "times", "count", "per s", "text"]
-Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field"]
-Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served"]
+Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
+Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field", "energy", "price", "worn tier"]
+Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Figure:
     of
         Which rows have it: every ``run``; a ``rank`` that ran to its end, and so every job; jobs of several ``ranks``;
         rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others; what is
-        ``served``.
+        ``served``; rows that ran on a machine that states a ``cost``.
     over
-        Of what there is one for each.
+        Of what there is one for each; of ``energy`` and ``price`` there is one where the machine states any.
     worse
         Which change of it is worse, if any is.
     is_compared
@@ -120,6 +120,15 @@ FIGURES = (
            of="addresses", is_compared=True),
     Figure("least_peak_bytes", "B", "least peak", "No plan with a step as short has a lower peak in the compute tier.",
            of="bound"),
+    Figure("energy_j", "J", "energy", "What all ranks take in a step: power while it lasts, and what each operation "
+           "and each byte takes.", of="cost", over="energy", worse="more", is_compared=True),
+    Figure("energy_per_token_j", "J", "energy/token", "`energy_j` by the tokens of a step.", of="cost", over="energy"),
+    Figure("step_usd", "USD", "cost", "The price of all devices, and of the room that is held at the peak, while a "
+           "step lasts.", of="cost", over="price", worse="more", is_compared=True),
+    Figure("usd_per_million_tokens", "USD", "cost/1M tokens", "`step_usd` by the millions of tokens of a step.",
+           of="cost", over="price"),
+    Figure("life_<>_years", "years", "life of <>", "How long the tier endures what the step writes to it, step after "
+           "step.", of="cost", over="worn tier", worse="less", is_compared=True),
     Figure("slowdown_vs_fastest", "times", "vs fastest", "`step_ns` by that of the fastest row.", of="table"),
     Figure("slowdown_vs_compute", "times", "vs compute", "`step_ns` by the time of all computes.", of="table"),
     Figure("short_bytes", "B", "short by", "What is missing where the row does not fit.", of="table", is_compared=True),
@@ -212,5 +221,8 @@ def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, .
         "bus": hardware.buses,
         "compute tier": (hardware.compute_tier,),
         "field": (),
+        "energy": ("",) if hardware.states_energy else (),
+        "price": ("",) if hardware.states_prices else (),
+        "worn tier": [name for name, tier in hardware.tiers.items() if tier.endurance_bytes is not None],
     }
     return tuple(f.at(place).column for f in FIGURES if f.of in of for place in places[f.over])

@@ -57,6 +57,8 @@ def summarise(
     mine = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
     for name in hardware.link_names:
         whole[f"moved_{name}_bytes"] = sum(row[f"moved_{name}_bytes"] for row in rows)
+    if hardware.states_energy:
+        whole["energy_j"] = sum(row["energy_j"] for row in rows)
     whole |= fragmentation(hardware, trace, None)
     whole |= achieved(
         [(job.graphs[one], times) for one, times in Counter(job.graph_of).items()], hardware, mine["step_ns"]

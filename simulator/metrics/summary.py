@@ -12,6 +12,7 @@ from simulator.bounds import Bound
 from simulator.columns import Bools, Ints, busy
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.metrics.costs import energy_j
 from simulator.metrics.figures import columns
 from simulator.metrics.steps import Ran, numbered
 from simulator.plan import COMPUTE, COPY
@@ -49,6 +50,8 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
         row |= achieved([(graph, 1)], hardware, row["step_ns"])
         row |= _spent(graph, ran, window) | _carried(hardware, trace, window)
         row |= _moved(graph, hardware, trace, window)
+        spans = trace.spans.whole()
+        row |= energy_j(graph, hardware, pick(spans, _is_issued(spans, window) & (spans["kind"] == COMPUTE)), row)
     return row | fragmentation(hardware, trace, window) | against(row["step_ns"], bound)
 
 
@@ -226,10 +229,14 @@ def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
     return int((until - start[order][first]).sum())
 
 
+def _is_issued(spans: Block, window: Window) -> Bools:
+    """For each span, whether it was issued in the measured step."""
+    return np.asarray((spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue))
+
+
 def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> dict[str, int]:
     spans, sizes = trace.spans.whole(), np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
-    is_issued = (spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue)
-    mine = is_issued & (spans["kind"] == COPY)
+    mine = _is_issued(spans, window) & (spans["kind"] == COPY)
     total = np.zeros(len(hardware.links), np.int64)
     np.add.at(total, spans["track"][mine], sizes[spans["item"][mine]])
     own = dict(zip(hardware.link_names, total.tolist(), strict=True))

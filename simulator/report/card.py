@@ -7,7 +7,7 @@ from collections import Counter
 from simulator.builders.weights import parameters
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
-from simulator.units import counted, human
+from simulator.units import counted, exact, human
 from simulator.workload import Workload
 
 Card = dict[str, str]
@@ -61,7 +61,7 @@ def _arithmetic(job: Job, tokens: int | None) -> Card:
 
 
 def machine_card(hardware: Hardware) -> Card:
-    """Say where it runs: peaks of arithmetic, and the room and the rate of each tier.
+    """Say where it runs: peaks of arithmetic, the room and the rate of each tier, and what a device costs, if stated.
 
     Parameters
     ----------
@@ -75,6 +75,11 @@ def machine_card(hardware: Hardware) -> Card:
         reached = [link.bandwidth_bytes_per_s for link in hardware.links.values() if link.source == name]
         rate = max(reached, default=None) if rate is None else rate
         card[name] = human(tier.capacity_bytes, "B") + ("" if rate is None else f", {human(rate, 'B/s')}")
+        if tier.endurance_bytes is not None:
+            card[name] += f", endures {human(tier.endurance_bytes, 'B')}"
+    costs = ((hardware.compute.power_mw, "mW"), (hardware.compute.price_uusd_per_h, "uUSD/h"))
+    if stated := [exact(cost, unit) for cost, unit in costs if cost is not None]:
+        card["a device"] = ", ".join(stated)
     return card
 
 

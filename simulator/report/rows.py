@@ -180,6 +180,9 @@ def written(value: object, unit: Unit) -> str:
         return quantity(value, unit)
     if unit in ("share", "times"):
         return percent(value) if unit == "share" else ratio(value)
+    if unit in ("J", "USD", "years"):
+        digits = max(0, 2 - math.floor(math.log10(abs(float(value)) or 1)))  # type: ignore[arg-type]
+        return f"{value:,.{digits}f} {unit}"
     if unit == "per s":
         return f"{value:,.0f}" if float(value) >= 100 else f"{value:.3g}"  # type: ignore[arg-type]
     return f"{int(value):,}" if isinstance(value, int | float) and float(value).is_integer() else str(value)

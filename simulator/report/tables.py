@@ -14,6 +14,7 @@ from html import escape
 from time import monotonic
 from typing import Any, TypeVar
 
+from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
 from simulator.metrics.figures import Unit
 from simulator.report.rows import ABSENT, Row, bound_name, shown, written
@@ -153,7 +154,8 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
         held += [f"peak_reserved_{machine.compute_tier}_bytes", "compactions"]
     demands = (f"demand_{bus}" for bus in machine.buses)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
-    parts = (times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held))
+    paid = occurring(summaries, columns_of(machine, ("cost",)))
+    parts = (times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held), figures(summaries, paid))
     return [[column for column in part if set(column.cells) != {ABSENT}] for part in parts]
 
 

@@ -39,7 +39,7 @@ MOST_VALUES = 1_000_000
 """Of a range, which is made before cells are counted: some 100 MB."""
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
 _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
-COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "table")
+COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table")
 """Kinds of figures that need no bound."""
 _KEPT = 4
 """Workloads that a process keeps built."""

@@ -256,7 +256,9 @@ def replayed(
     is_bounded = is_kept and case.asks_bounds
     bound = case.bound(**kind) if is_bounded else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
-    summary = {"policy": label, **counts, **metrics.per_second(counts["step_ns"], **case.loaded.handled)}
+    handled = case.loaded.handled
+    summary = {"policy": label, **counts, **metrics.per_second(counts["step_ns"], **handled)}
+    summary |= metrics.costs(case.hardware, summary, case.job.ranks, handled["tokens"])
     if not is_kept:
         summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
     elif is_bounded and trace.status == "ok":

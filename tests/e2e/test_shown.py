@@ -48,8 +48,11 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama3_8b_lora_h100", "llama3_8b_lora_checkpointed_h100", "llama3_70b_qlora_h100"])
-def test_the_tables_of_fine_tuning_are_what_is_printed(name):
+@pytest.mark.parametrize(
+    "name",
+    ["llama3_8b_lora_h100", "llama3_8b_lora_checkpointed_h100", "llama3_70b_qlora_h100", "llama3_8b_state_on_ssd"],
+)
+def test_the_tables_of_guides_are_what_is_printed(name):
     (shown,) = re.findall(rf"<!-- output of: hosim run {name} -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     results = hosim.run(name)
     assert shown == printed(results)
