@@ -24,7 +24,6 @@ _PARTS = 64
 MOST_VALUES = 100_000
 """Most multiples in a range."""
 
-
 Values = Annotated[tuple[Any, ...] | dict[Line, Any], Field(min_length=2, max_length=64)]
 """Values as a document states them: a list, or a mapping from a name for people to the value."""
 
@@ -375,13 +374,11 @@ class Claim(Part):
     selects
         Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
     screens
-        Which of these is the peak of a row that moves nothing, at inference: it is known before a run, and settings
-        that cannot reproduce it, or what a plan leaves of it, are not run.
+        Which of these is a peak where nothing moves, at inference, known before a run: what cannot have it is not run.
     predicts
         Other scenarios, by name or path, that are run with the settings that are selected.
     counted
-        What `hosim sensitivity --choices` told when it last ran, sentence by sentence: it takes too long to be run by
-        each `hosim validate`, which shows it as recorded.
+        What `hosim sensitivity --choices` told when it last ran, sentence by sentence; `hosim validate` shows it.
     """
 
     sentence: str
