@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from simulator.builders import Kept, Reach
 from simulator.serving.asked import Rooms
 from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
@@ -65,10 +66,31 @@ SMALL_TIERS = "hbm: 32 KiB, ddr: 64 KiB, pool: 64 KiB"
 """A block of 8 tokens takes 2 KiB: room for 16 blocks, then 32 and 32."""
 
 
-def write(folder: Path, requests: str = DRAWN, kv_tiers: str = SMALL_TIERS, box: str = BOX) -> Path:
+PLAIN = "attention: {kind: gqa, heads: 4, kv_heads: 2, head_size: 16}"
+MODELS = {
+    "all tokens": PLAIN,
+    "window": PLAIN.replace("16}", "16, window: 12}"),
+    "local and global": f"{PLAIN}\n  others: [{{start: 1, every: 2, {PLAIN.replace('16}', '16, window: 12}')}}}]",
+    "latent": "attention: {kind: mla, heads: 4, kv_lora_rank: 24, qk_nope: 16, qk_rope: 8, v_head: 16}",
+    "chosen": "attention: {kind: mla, heads: 4, q_lora_rank: 32, kv_lora_rank: 24, qk_nope: 16, qk_rope: 8, v_head: 16,"
+    " indexer: {heads: 2, head_size: 8, top: 16}}",
+    "linear": f"attention: {{kind: linear, heads: 4, head_size: 16, block: 8}}\n  others: [{{start: 1, {PLAIN}}}]",
+}
+"""Attention of each kind that is served, for `TOY`."""
+EXPERTS = "feed_forward: {kind: experts, routed: 64, top_k: 2, width: 128}"
+
+
+def toy(attention: str, feed_forward: str = "feed_forward: {kind: dense, width: 128}") -> str:
+    """The toy's workload with other parts."""
+    return TOY.replace(PLAIN, attention).replace("feed_forward: {kind: dense, width: 128}", feed_forward)
+
+
+def write(
+    folder: Path, requests: str = DRAWN, kv_tiers: str = SMALL_TIERS, box: str = BOX, workload: str = TOY
+) -> Path:
     """Write the documents; return the scenario's path."""
     (folder / "box.yaml").write_text(box)
-    (folder / "toy.yaml").write_text(TOY.replace("REQUESTS\n", requests))
+    (folder / "toy.yaml").write_text(workload.replace("REQUESTS\n", requests))
     path = folder / "story.yaml"
     path.write_text(STORY.replace("KV_TIERS", kv_tiers))
     return path
@@ -77,12 +99,12 @@ def write(folder: Path, requests: str = DRAWN, kv_tiers: str = SMALL_TIERS, box:
 class Told:
     """Iterations that take 100 ns for a token that is decoded, 10 for one that is read, and 1 for one copied in."""
 
-    def __init__(self):
-        self.works = []
+    def __init__(self, further=()):
+        self.works, self.further = [], further
 
     def of(self, work):
         self.works.append(work)
-        took_ns = 100 * work.decoding + 10 * work.reading + sum(tokens for _, tokens in work.loads)
+        took_ns = 100 * work.decoding + 10 * work.reading + sum(sum(tokens) for _, tokens in work.loads)
         spent = dict.fromkeys(("stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)), 0)
         return {"status": "ok", "why": "", "took_ns": took_ns, **spent}
 
@@ -98,11 +120,12 @@ def told(
     block: int = 4,
     max_sequences: int = 8,
     max_tokens: int = 64,
-    replays: Told | None = None,
+    groups: tuple[Kept, ...] = (Kept(Reach(), 1),),
 ) -> tuple[Story, Told]:
     """Serve requests by iterations that take a time told by hand."""
     asked = Requests(file="x.csv", block=block, max_sequences=max_sequences, max_tokens=max_tokens)
     names = ("hbm", "ddr", "pool")[: len(rooms)]
-    replays = Told() if replays is None else replays
-    story = serve_row("told", replays, Rooms(names, rooms, keeps, 1), asked, requests, lambda *_: None)
+    replays = Told([group.reach for group in groups if group.reach != Reach()])
+    found = Rooms(names, tuple(room * block for room in rooms), keeps, groups)
+    story = serve_row("told", replays, found, asked, requests, lambda *_: None)
     return story, replays

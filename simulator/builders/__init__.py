@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from simulator.builders import inference, stage
+from simulator.builders.cache import Reach as Reach
+from simulator.builders.cache import Span as Span
 from simulator.builders.inference import Iteration as Iteration
+from simulator.builders.inference import Kept as Kept
+from simulator.builders.inference import further as further
+from simulator.builders.inference import kept as kept
 from simulator.builders.weights import lay, size_bytes
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, check_run
@@ -105,7 +110,7 @@ def weight_bytes(workload: Workload) -> int:
     return sum(size_bytes(weight, workload.dtypes) for weight in layouts(workload).values())
 
 
-def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
+def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     """Build one iteration of serving the requests of a workload.
 
     Parameters
@@ -114,13 +119,25 @@ def iteration(workload: Workload, work: Iteration, room: int) -> Graph:
         With a model of the family decoder, and requests.
     work
         What runs together.
-    room
-        How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
+    room_bytes
+        What the KV cache of all layers has room for in the compute tier, less what leaves it [B].
+    """
+    model = decoder_of(workload)
+    return inference.build_iteration(lay(workload, model), work, room_bytes)
+
+
+def decoder_of(workload: Workload) -> DecoderModel:
+    """The model whose requests are served.
+
+    Raises
+    ------
+    ConfigError
+        If it is of another family.
     """
     if not isinstance(workload.model, DecoderModel):
         where = f"workload {workload.name}"
         raise ConfigError(where, "requests are served by a decoder", "another model", "choose a decoder")
-    return inference.build_iteration(lay(workload, workload.model), work, room)
+    return workload.model
 
 
 def _check_size(workload: Workload, model: Model) -> None:

@@ -24,10 +24,9 @@ block and between blocks alike.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
-from simulator.builders.attention import indexed, latents, linear, linear_flops, projected, sink_logits
+from simulator.builders.attention import drawn, finished, indexed, latents, linear_flops, projected, sink_logits
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import TENSOR
 from simulator.workload import Gqa, Indexer, Linear, Mla
@@ -59,7 +58,7 @@ def at_once(t: Tape, x: str) -> str:
     """Attend to a whole sequence without a cache, each rank with its heads; with gradients in training."""
     part, sequence = t.layer.attention, t.workload.sequence
     if isinstance(part, Linear):
-        return linear(t, x, partial(_lightning, t, part))
+        return finished(t, _lightning(t, part, drawn(t, x)), x)
     most = min(sequence, (part.window or sequence) + part.sinks)
     if isinstance(part, Gqa):
         return _core(t, Heads(projected(t, x), [], part.key_and_value, most))[0]

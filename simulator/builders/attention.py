@@ -61,11 +61,19 @@ window at 65,536 tokens). A block has the keys of all groups, and is fetched and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from simulator.builders.cache import Cache, compressed, compressed_pairs, pairs, selected_pairs
+from simulator.builders.cache import (
+    Cache,
+    Reach,
+    Span,
+    Spanned,
+    compressed,
+    compressed_pairs,
+    pairs,
+    selected_pairs,
+)
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import numbered
 from simulator.graph import Late
@@ -119,101 +127,128 @@ def sink_logits(t: Tape) -> list[str]:
 
 
 def attended(t: Tape, cache: Cache, x: str) -> str:
-    """Attend as the model's part says, from the normed input to what the output projection takes.
+    """Attend as the model's part says, from the normed input to what the output projection takes."""
+    return finished(t, attend(t, cache, drawn(t, x), x), x)
+
+
+def drawn(t: Tape, x: str) -> list[str]:
+    """What tokens attend with and to: queries and what is cached of them; for an indexer, its own and its weights."""
+    part = t.attention
+    if isinstance(part, Linear):
+        return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
+    if isinstance(part, Gqa):
+        return projected(t, x)
+    return [*latents(t, part, x), *(indexed(t, part, part.indexer, x) if part.indexer else [])]
+
+
+def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
+    """Attend to what is cached and to one another.
 
     Latent attention takes the form that is the cheaper one in this phase.
+
+    Parameters
+    ----------
+    t, cache
+        What runs together, and what it finds.
+    taken, x
+        What was `drawn`, and from what, perhaps for more tokens.
     """
     part = t.attention
     if isinstance(part, Linear):
-        return linear(t, x, partial(_through_state, t, part, cache))
+        return _through_state(t, part, cache, taken)
     indexer = part.indexer if isinstance(part, Mla) else None
     is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None or indexer is not None)
     if isinstance(part, Gqa):
-        (q, *new), width, seen_bytes = projected(t, x), part.width, cache.held_bytes
-        scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + t.made_bytes(*new)
-        query = Query([q], t.made_bytes(q), new, seen_bytes, width, 4 * width, scores)
+        (q, *new), width, seen_bytes = taken, part.width, cache.held_bytes
+        scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + _bytes(t, cache, *new)
+        query = Query([q], _bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
     else:
-        query = (_absorbed if is_absorbed else _expanded)(t, part, cache, x)
-    if part.sparse is not None:
+        query = (_absorbed if is_absorbed else _expanded)(t, part, cache, taken[:2])
+    if part.sparse is not None and isinstance(cache, Spanned):
         out = _Views(t, part.sparse, cache, query).mixed(x)
-    elif isinstance(part, Mla) and indexer is not None:
-        out = _chosen(t, part, indexer, cache, query, x)
+    elif indexer is not None:
+        out = _chosen(t, indexer, cache, query, taken[2:])
     else:
-        out = t.of_heads("attn.core.out", query.width)
-        reads, writes = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [out, *cache.added]
+        out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
+        reads, after = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [] if is_absorbed else cache.after
         t.op(
-            "attn.core", reads, writes, op_class="attention", flops=cache.batch * cache.pairs * query.pair_flops,
-            read_bytes=query.taken_bytes + query.seen_bytes, write_bytes=t.made_bytes(out) + cache.added_bytes,
+            "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
+            flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
+            write_bytes=_bytes(t, cache, out) + cache.added_bytes,
         )  # fmt: skip
-    return t.multiply("attn.v_b", [out], t.made_bytes(out)) if is_absorbed else out
+    if not is_absorbed:
+        return out
+    return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out)
 
 
-def linear(t: Tape, x: str, core: Callable[[list[str]], str]) -> str:
-    """Lightning attention about its core, which goes from activated q, k and v to what heads put out."""
-    out = core([t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"])
+def finished(t: Tape, out: str, x: str) -> str:
+    """What the output projection takes: what comes out of attention, behind the norm and the gate of a linear one."""
+    if not isinstance(t.attention, Linear):
+        return out
     return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
 
 
 def linear_flops(t: Tape, part: Linear, out: str, new: int) -> int:
     """Work of the core of lightning attention that puts this out, over so many tokens of each sequence [FLOP]."""
-    whole, left = divmod(new, part.block)
-    pairs = whole * (part.block * (part.block + 1) // 2) + left * (left + 1) // 2
-    return 4 * t.elements(out) // new * (new * part.head_size + pairs)
+    return 4 * t.elements(out) // new * (new * part.head_size + Reach.of(part).pairs(Span(0, new)))
+
+
+def _bytes(t: Tape, cache: Cache, *names: str) -> int:
+    """What the tokens that run now have of tensors, which may hold those of others as well [B]."""
+    return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
 
 
 def _through_state(t: Tape, part: Linear, cache: Cache, taken: list[str]) -> str:
     """Add the new tokens to the state of each head, and read it."""
-    state, state_bytes = cache.state, cache.batch * part.state * FP32_BYTES
-    before = [state] if cache.span.cached else []
-    if not before:
+    size, state, state_bytes = part.head_size, cache.state, cache.sequences * part.state * FP32_BYTES
+    if not cache.before:
         t.graph.tensor(state, state_bytes, "kv_cache")
     elif t.phase == "decode":
         t.declare(state, state_bytes, "kv_cache")
-    out = t.of_heads("attn.core.out", part.width)
+    out = cache.out or t.of_heads("attn.core.out", part.width)
     t.op(
-        "attn.core", [*taken, *before], [out, state], op_class="attention",
-        flops=linear_flops(t, part, out, cache.span.new),
-        read_bytes=t.made_bytes(*taken) + len(before) * state_bytes, write_bytes=t.made_bytes(out) + state_bytes,
+        "attn.core", [*taken, *cache.before, *cache.after], [out, state], op_class="attention",
+        flops=4 * part.heads * size * (cache.tokens * size + cache.pairs),
+        read_bytes=_bytes(t, cache, *taken) + cache.seen * part.state * FP32_BYTES,
+        write_bytes=_bytes(t, cache, out) + state_bytes,
     )  # fmt: skip
     return out
 
 
-def _expanded(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
+def _expanded(t: Tape, part: Mla, cache: Cache, made: list[str]) -> Query:
     """Attend with a key and a value for each head, made from the latents."""
-    q, latent = latents(t, part, x)
-    rows, taken = cache.batch * (cache.seen + cache.span.new), [latent, *cache.held]
+    q, latent = made
+    rows, taken = cache.seen + cache.tokens, [latent, *cache.held]
     latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
-    read_bytes = part.kv_lora_rank * latents_bytes
-    k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows) for name in ("k_b", "v_b"))
-    seen_bytes, pair_flops = (
-        t.made_bytes(k, v) + part.qk_rope * latents_bytes,
-        2 * part.heads * sum(part.key_and_value),
-    )
-    return Query([q], t.made_bytes(q), [latent, k, v], seen_bytes, part.width, pair_flops)
+    read_bytes, held = part.kv_lora_rank * latents_bytes, cache.at_once + cache.tokens
+    k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows, made=(held, 0)) for name in ("k_b", "v_b"))
+    seen_bytes = t.made_bytes(k, v) * rows // held + part.qk_rope * latents_bytes
+    pair_flops = 2 * part.heads * sum(part.key_and_value)
+    return Query([q], _bytes(t, cache, q), [latent, k, v], seen_bytes, part.width, pair_flops)
 
 
-def _absorbed(t: Tape, part: Mla, cache: Cache, x: str) -> Query:
+def _absorbed(t: Tape, part: Mla, cache: Cache, made: list[str]) -> Query:
     """Attend to the latents themselves."""
-    q, latent = latents(t, part, x)
+    q, latent = made
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.latent
-    absorbing = t.multiply("attn.k_b", [q], nope, width=t.layer.attention.heads * part.kv_lora_rank)
-    seen_bytes = t.made_bytes(latent) + cache.held_bytes
+    absorbing = t.multiply("attn.k_b", [q], nope, made=(0, t.layer.attention.heads * part.kv_lora_rank))
+    seen_bytes = _bytes(t, cache, latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
 
-def _chosen(t: Tape, part: Mla, about: Indexer, cache: Cache, query: Query, x: str) -> str:
+def _chosen(t: Tape, about: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
     """Attend to the tokens that score best."""
-    q, weights, k = indexed(t, part, about, x)
-    made, span, there = [*query.new, k], cache.span, sorted({*cache.held}.intersection(cache.added))
-    t.op("attn.cache", [*made, *there], cache.added, read_bytes=t.made_bytes(*made), write_bytes=cache.added_bytes)
+    *scoring, k = made
+    made, there = [*query.new, k], sorted({*cache.held}.intersection(cache.added))
+    t.op("attn.cache", [*made, *there], cache.added, read_bytes=_bytes(t, cache, *made), write_bytes=cache.added_bytes)
     key_bytes, held = about.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
-    best = t.tensor("attn.index.out", min(about.top, span.length), size=ID_BYTES)
-    flops, read_bytes = 2 * cache.batch * cache.pairs * about.heads * about.head_size, t.made_bytes(q, weights)
-    read_bytes += cache.batch * span.length * key_bytes
-    t.op("attn.index", [q, weights, *held], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
-    seen, out = cache.batch * pairs(span, about.top), t.of_heads("attn.core.out", query.width)
+    best = t.tensor("attn.index.out", min(about.top, cache.longest or about.top), size=ID_BYTES)
+    flops, read_bytes = 2 * cache.pairs * about.heads * about.head_size, _bytes(t, cache, *scoring)
+    read_bytes += (cache.seen + cache.tokens) * key_bytes
+    t.op("attn.index", [*scoring, *held], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
+    (_, seen), out = cache.within(Reach(about.top)), t.of_heads("attn.core.out", query.width)
     read_bytes = query.taken_bytes + t.made_bytes(best) + seen * (t.token_bytes - key_bytes)
     taken, flops = [*query.taken, best, *held], seen * query.pair_flops
     t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
@@ -246,7 +281,7 @@ def latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
 class _Views:
     """The three views of one layer and of the tokens that run now."""
 
-    def __init__(self, tape: Tape, part: Sparse, cache: Cache, query: Query) -> None:
+    def __init__(self, tape: Tape, part: Sparse, cache: Spanned, query: Query) -> None:
         self.tape, self.part, self.cache, self.query = tape, part, cache, query
         self.complete = compressed(cache.span.length, part.compress)
 

@@ -4,7 +4,8 @@ Seen tokens are counted exactly: over all before it, a window, compressed or sel
 
 Token t (from 1) of a sequence has t - 1 before it. It sees
 
-- of all tokens: t; within a `reach` of r tokens (a window and its sinks): min(t, r);
+- of all tokens: t; within a `Reach` of r tokens (a window and its sinks, or those that were chosen): min(t, r);
+- of those of its own block of so many new ones (linear attention, which keeps a state of all before);
 - of compressed ones: those that are complete, (t - l) // d + 1 of l tokens each, d apart, if t >= l (NSA, arXiv
   2502.11089, equation 7);
 - of selected ones: its own block up to itself, and n - 1 others of b tokens: (n - 1) * b + (t - 1) % b + 1, or t as
@@ -32,7 +33,7 @@ from typing import NamedTuple
 
 from simulator.builders.tape import Tape
 from simulator.builders.weights import numbered
-from simulator.workload import Compress, KvBlocks, Linear, Select
+from simulator.workload import Attention, Compress, KvBlocks, Linear, Mla, Select
 
 
 class Span(NamedTuple):
@@ -67,6 +68,52 @@ def pairs(span: Span, most: int | None = None) -> int:
         return near * (near + 1) // 2 + (tokens - near) * near
 
     return span.sum(until)
+
+
+class Reach(NamedTuple):
+    """Which tokens of its sequence a token sees; what a layer keeps of a sequence is what the next one will see.
+
+    Attributes
+    ----------
+    window, sinks
+        So many before, itself among them, and so many of the first ones; default: all.
+    block
+        Of linear attention: tokens that see one another pair by pair. What it keeps is a state, whatever the length.
+    """
+
+    window: int | None = None
+    sinks: int = 0
+    block: int = 0
+
+    @classmethod
+    def of(cls, part: Attention) -> Reach:
+        """What tokens see of the cache of a layer."""
+        return cls(block=part.block) if isinstance(part, Linear) else cls(part.window, part.sinks)
+
+    @classmethod
+    def all_of(cls, part: Attention) -> tuple[Reach, ...]:
+        """That, and in what reach tokens are chosen from what is cached."""
+        indexer = part.indexer if isinstance(part, Mla) else None
+        return (cls.of(part), cls(indexer.top)) if indexer else (cls.of(part),)
+
+    def cached(self, cached: int) -> int:
+        """How many of so many cached tokens some new one sees; 1 if a state of them is read."""
+        if self.block:
+            return min(1, cached)
+        return cached if self.window is None else min(cached, self.window + self.sinks - 1)
+
+    def pairs(self, span: Span) -> int:
+        """How often one of the new tokens sees a token."""
+        if not self.block:
+            return pairs(span, None if self.window is None else self.window + self.sinks)
+        whole, left = divmod(span.new, self.block)
+        return whole * pairs(Span(0, self.block)) + pairs(Span(0, left))
+
+    def near(self, cached: int) -> tuple[int, int]:
+        """Some new token sees the cached ones before the first of these numbers, and from the second on."""
+        if self.window is None:
+            return cached, cached
+        return min(self.sinks, cached), max(0, cached + 1 - self.window)
 
 
 def compressed(length: int, about: Compress) -> int:
@@ -127,7 +174,49 @@ class Store:
 
 
 class Cache:
-    """What is cached of a layer, and what these tokens add to it.
+    """What is cached of a layer, and what these tokens add to it: what attention takes, of any sequences together.
+
+    Parameters
+    ----------
+    tape
+        What it is of: the current layer.
+    sequences, tokens
+        How many sequences there are, and how many new tokens all of them have.
+    seen
+        From a reach to how many cached tokens of all sequences are seen within it, and how often a new one sees one.
+
+    Attributes
+    ----------
+    sequences, tokens
+        As above.
+    within, seen, pairs
+        The function `seen`, and what it says of the reach of the layer.
+    held, held_bytes
+        Tensors with cached tokens that are seen, and what an op reads that attends to them [B].
+    added, added_bytes
+        Tensors that the new tokens join, and what an op writes that caches them [B].
+    state, before
+        Where linear attention keeps what is left of all tokens; and the same if there were some.
+    out, after
+        Where what comes out goes, if it is not a tensor of its own; and the same if others are in it already.
+    longest
+        How many tokens the longest sequence has in the end; 0 if that is not known.
+    at_once
+        Of so many cached latents keys and values are there at a time.
+    """
+
+    def __init__(self, tape: Tape, sequences: int, tokens: int, seen: Callable[[Reach], tuple[int, int]]) -> None:
+        part = tape.attention
+        self.sequences, self.tokens, self.within = sequences, tokens, seen
+        self.seen, self.pairs = seen(Reach.of(part))
+        self.held_bytes, self.added_bytes = self.seen * tape.token_bytes, tokens * part.views * tape.token_bytes
+        self.held, self.added, self.before, self.after = list[str](), list[str](), list[str](), list[str]()
+        self.state, self.out = f"{tape.block}/state", ""
+        self.at_once, self.longest = self.seen, 0
+
+
+class Spanned(Cache):
+    """The same of sequences that are alike, whose tokens lie in stores.
 
     Parameters
     ----------
@@ -144,31 +233,17 @@ class Cache:
     ----------
     near
         Cached tokens that some new token attends to: those before the first number, and those from the second on.
-    seen
-        How many these are.
-    held, held_bytes
-        Tensors with them, and what an op reads that attends to them [B].
-    added, added_bytes
-        Tensors that the new tokens join, and what an op writes that caches them [B].
-    state
-        Where linear attention keeps what is left of all tokens.
-    tokens, pairs
-        How many new tokens all sequences have, and how often one of those of a sequence attends to a token.
     """
 
     def __init__(self, tape: Tape, stores: tuple[Store, Store], batch: int, span: Span) -> None:
         (self.store, self.compressed), self.batch, self.span = stores, batch, span
-        part, token_bytes, cached, most = tape.attention, tape.token_bytes, span.cached, None
-        self.near, self.seen = (cached, cached), cached
-        if part.window is not None:
-            most = part.window + part.sinks
-            self.near, self.seen = (min(part.sinks, cached), max(0, cached + 1 - part.window)), min(cached, most - 1)
-        sinks, near = self.near
-        self.held = list(dict.fromkeys([*self.store.of(0, sinks), *self.store.of(near, cached)]))
-        self.added = self.store.of(cached, span.length)
-        self.state = f"{tape.block}/state"
-        self.tokens, self.pairs = batch * span.new, pairs(span, most)
-        self.held_bytes, self.added_bytes = batch * self.seen * token_bytes, self.tokens * part.views * token_bytes
+        super().__init__(
+            tape, batch, batch * span.new, lambda reach: (batch * reach.cached(span.cached), batch * reach.pairs(span))
+        )
+        sinks, near = self.near = Reach.of(tape.attention).near(span.cached)
+        self.held = list(dict.fromkeys([*self.store.of(0, sinks), *self.store.of(near, span.cached)]))
+        self.added, self.before = self.store.of(span.cached, span.length), [self.state] if span.cached else []
+        self.longest = span.length
 
     def sees(self, start: int, stop: int) -> bool:
         """Whether the new tokens attend to one of those from `start` to before `stop`, or are among them."""
@@ -194,14 +269,14 @@ class Room:
         self.stores: dict[str, tuple[Store, Store]] = {}
         self.come: list[str] = []
 
-    def cache(self, span: Span, layer: str) -> Cache:
+    def cache(self, span: Span, layer: str) -> Spanned:
         """What the tokens of a span find of a layer, which becomes the current one."""
         self.tape.block = layer
         block = self.work.kv.block if self.work.kv else None
         stores = self.stores.setdefault(layer, (Store(block), Store()))
-        return Cache(self.tape, stores, self.work.batch, span)
+        return Spanned(self.tape, stores, self.work.batch, span)
 
-    def read(self, span: Span, layer: str) -> Cache:
+    def read(self, span: Span, layer: str) -> Spanned:
         """Add what a chunk of the prompts caches."""
         self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], there=0)
         return self.cache(span, layer)
@@ -230,7 +305,7 @@ class Room:
             self._cut(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, there)
             return
         for name, span in spans:
-            tokens = work.batch * (cache.seen if span.length <= there else span.new)
+            tokens = cache.seen if span.length <= there else work.batch * span.new
             sizes = {name: tokens * self.tape.attention.views} if self.tape.token_bytes else {}
             self._put(cache.store, span.length, sizes, lasts=span.length <= there)
 

@@ -10,14 +10,16 @@ repeated at the same lengths; what grows, grows by ``new_tokens``.
 
 *Serving.* In one iteration sequences that decode and parts of prompts go through the layers together.
 
-Linears, norms and the feed-forward run over all tokens at once, attention apart: ``attn.decode`` for the sequences that
-add a token, ``attn.prefill`` for the parts of prompts, each counted as in `attention` (``gqa``). The last token of each
-sequence that gets one goes through the final norm and the logits.
+Linears, norms and the feed-forward run over all tokens at once, attention apart, as in both phases (`attention`): of
+the sequences that add a token (``decode/L03/decode/attn.core``), and of the parts of prompts
+(``prefill/L03/prefill/attn.core``). The last token of each sequence that gets one goes through the final norm and the
+logits. Latent attention makes keys and values of at most ``max_tokens`` cached latents at a time, as vLLM does.
 
-The KV cache of a layer is one tensor in the compute tier, as paged engines reserve it (``L03/kv``, written in place).
-What was hit below comes out of it as a tensor of its own, which is at home there (``L03/kv.from.ddr``) and is copied in
-before ``attn.prefill``, by the policy. What is stored in another tier is one that no op names (``L03/hbm.to.ddr``).
-Tensors hold the tokens of all sequences together, so that a copy moves what an iteration moves in a layer.
+The KV cache of a layer is one tensor in the compute tier, as paged engines reserve it (``L03/kv``, written in place),
+and each layer has as much of the room. What was hit below comes out of it as a tensor of its own, which is at home
+there (``L03/kv.from.ddr``) and is copied in before the prompts attend, by the policy. What is stored in another tier is
+one that no op names (``L03/hbm.to.ddr``). Tensors hold the tokens of all sequences together, so that a copy moves what
+an iteration moves in a layer; of a window those that it still sees. States of linear attention (``L03/state``) stay.
 
 *Two pools.* A prefill rank runs `batch` prompts of `sequence` tokens through all layers. Roped k and v of a layer are
 its KV cache (2 * tokens * kv * e bytes); they are sent as soon as they are there, layer by layer, and the first token
@@ -31,18 +33,19 @@ Head and sampling: only the last token of a prompt goes through the final norm a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from simulator.builders.at_once import at_once
-from simulator.builders.attention import attended, projected, sink_logits
-from simulator.builders.cache import Cache, Room, Span, Store
+from simulator.builders.attention import attend, attended, drawn, finished
+from simulator.builders.cache import Cache, Reach, Room, Span, Spanned, Store
 from simulator.builders.layer import answer, embed, forward
-from simulator.builders.tape import ID_BYTES, Tape, starts
+from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, starts
 from simulator.builders.weights import Laid, blocks, numbered
 from simulator.graph import CollectiveKind, Graph, Job
-from simulator.workload import Pools
+from simulator.workload import Attention, DecoderModel, Linear, Pools
 
 
 def build(laid: Laid) -> Job:
@@ -139,10 +142,47 @@ def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
 
     def find(span: Span, layer: str) -> Cache:
         t.block = layer
-        return Cache(t, (stores[layer], Store()), rows, span)
+        return Spanned(t, (stores[layer], Store()), rows, span)
 
     _answers(t, [f"{name}/" for name in numbered("t", new_tokens, 2)], find, tokens)
     return t.graph.build(steps=t.workload.steps)
+
+
+class Kept(NamedTuple):
+    """What layers with the same reach keep in the KV cache.
+
+    Attributes
+    ----------
+    reach
+        Which tokens of a sequence.
+    token_bytes
+        What a token takes in all of these layers, or a sequence, if it keeps a state [B].
+    """
+
+    reach: Reach
+    token_bytes: int
+
+    def block_bytes(self, tokens: int) -> int:
+        """What so many tokens take, or the state of a sequence [B]."""
+        return self.token_bytes * (1 if self.reach.block else tokens)
+
+    def copied_bytes(self, tokens: int) -> int:
+        """What the token after so many ones needs of them in another tier [B]; a state is never there."""
+        return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
+
+
+def kept(model: DecoderModel, kv_bytes: int) -> tuple[Kept, ...]:
+    """What a sequence keeps in the layers of a model, of which an element of the KV cache has so many bytes."""
+    found = Counter[Reach]()
+    for (part, _), layers in model.kinds.items():
+        each_bytes = part.state * FP32_BYTES if isinstance(part, Linear) else part.kv_elements * kv_bytes
+        found[Reach.of(part)] += layers * each_bytes
+    return tuple(map(Kept, found.keys(), found.values()))
+
+
+def further(model: DecoderModel) -> tuple[Reach, ...]:
+    """In which reaches, but that of all tokens, some token of a model sees others."""
+    return tuple(dict.fromkeys(one for part, _ in model.kinds for one in Reach.all_of(part) if one != Reach()))
 
 
 class Iteration(NamedTuple):
@@ -156,10 +196,13 @@ class Iteration(NamedTuple):
         Of the parts of prompts, all together: tokens, tokens cached before them, and how often one attends to another.
     answers
         How many sequences get a token.
+    near
+        For each `further` reach of the model, what `context`, `cached` and `pairs` are within it. Of linear attention:
+        how many parts of prompts there are, how many of them go on, and how often their tokens attend in blocks.
     loads
-        Tier -> tokens that are copied in from there.
+        Tier -> tokens that are copied in from there, in the layers of each reach (`kept`).
     stores
-        (source, target) -> tokens that are copied from one tier to another.
+        (source, target) -> tokens that are copied from one tier to another, in the same way.
     """
 
     decoding: int = 0
@@ -168,8 +211,9 @@ class Iteration(NamedTuple):
     cached: int = 0
     pairs: int = 0
     answers: int = 0
-    loads: tuple[tuple[str, int], ...] = ()
-    stores: tuple[tuple[tuple[str, str], int], ...] = ()
+    near: tuple[tuple[int, int, int], ...] = ()
+    loads: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    stores: tuple[tuple[tuple[str, str], tuple[int, ...]], ...] = ()
 
 
 def loaded(tier: str) -> str:
@@ -182,54 +226,76 @@ def stored(source: str, target: str) -> str:
     return f"{source}.to.{target}"
 
 
-def build_iteration(laid: Laid, work: Iteration, room: int) -> Graph:
+def build_iteration(laid: Laid, work: Iteration, room_bytes: int) -> Graph:
     """Build the graph of an iteration, which runs once, on one rank.
 
     Parameters
     ----------
     laid
-        The model, with grouped-query attention.
+        The model.
     work
         What runs together.
-    room
-        How many tokens the KV cache has room for in the compute tier, less those that leave it [tokens].
+    room_bytes
+        What the KV cache of all layers has room for in the compute tier, less what leaves it [B].
     """
-    rows = work.decoding + work.reading
-    t = Tape(laid, rows=rows)
-    t.phase = "prefill" if work.reading else "decode"
-    coming = {loaded(tier): tokens for tier, tokens in work.loads}
-    here = {"kv": max(0, room - sum(coming.values()))}
-    leaving = {stored(*way): tokens for way, tokens in work.stores}
-    for layer in blocks(t.model.layers):
-        t.block = layer
-        for name, tokens in (here | coming | leaving).items():
-            t.graph.tensor(f"{layer}/{name}", tokens * t.token_bytes, "kv_cache", persistent=True)
+    rows, groups = work.decoding + work.reading, kept(laid.model, laid.workload.dtypes.kv_bytes)
+    t, reaches = Tape(laid, rows=rows), [group.reach for group in groups]
+    t.phase, layers = "prefill" if work.reading else "decode", blocks(laid.model.layers)
+    coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
+    copied = [(loaded(tier), tokens) for tier, tokens in work.loads]
+    copied += [(stored(*way), tokens) for way, tokens in work.stores]
+    for t.block in layers:
+        name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
+        t.declare(t.name(name), max(0, room_bytes - coming) // len(layers), "kv_cache")
+        for name, tokens in copied:
+            if tokens[group]:
+                t.declare(t.name(name), tokens[group] * t.token_bytes, "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
         return t.graph.build(steps=1)
     x = embed(t)
-    for layer in blocks(t.model.layers):
+    for layer in layers:
         x = forward(t, layer, x, partial(_apart, t, work))
     if work.answers:
         x = answer(t, x, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
 
 
+def cache_name(part: Attention) -> str:
+    """Last part of the name of the tensor with what a layer keeps of all sequences."""
+    return "state" if isinstance(part, Linear) else "kv"
+
+
 def _apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    taken, width, kv_elements = projected(t, x), t.layer.attention.width, t.layer.attention.kv_elements
-    out, kv, sinks = t.tensor("attn.core.out", width), t.name("kv"), sink_logits(t)
-    coming = [*(t.name(loaded(tier)) for tier, _ in work.loads), *([out] if work.decoding else [])]
-    kinds = {
-        "decode": (list[str](), work.decoding, work.context, work.context + work.decoding),
-        "prefill": (coming, work.reading, work.cached, work.pairs),
+    reach, near = Reach.of(t.attention), dict(zip(further(t.model), work.near, strict=True))
+    taken, out, phase, rows = drawn(t, x), t.of_heads("attn.core.out", t.attention.width), t.phase, t.rows
+    here, coming = t.name(cache_name(t.attention)), [t.name(loaded(tier)) for tier, _ in work.loads]
+    all_of = (work.context, work.cached, work.pairs)
+
+    def adding(reach: Reach) -> tuple[int, int]:
+        if reach.block:
+            return work.decoding, work.decoding
+        context = near.get(reach, all_of)[0]
+        return context, context + work.decoding
+
+    def reading(reach: Reach) -> tuple[int, int]:
+        return near.get(reach, all_of)[1:]
+
+    parts = near[reach][0] if reach.block else 0
+    together = {
+        "decode": (work.decoding, work.decoding, adding, [here]),
+        "prefill": (parts, work.reading, reading, [*(name for name in coming if name in t.held), here]),
     }
-    for name, (more, new, cached, pairs) in kinds.items():
+    after = list[str]()
+    for t.phase, (sequences, new, seen, held) in together.items():
         if new:
-            t.op(
-                f"attn.{name}", [*taken, *more, kv, *sinks], [out, kv], op_class="attention", flops=4 * width * pairs,
-                read_bytes=new * (width + kv_elements) * t.element_bytes + cached * t.token_bytes,
-                write_bytes=new * (width * t.element_bytes + t.token_bytes),
-            )  # fmt: skip
-    return out
+            t.micro, t.rows = f"{t.phase}/", (new,)
+            cache = Cache(t, sequences, new, seen)
+            cache.held, cache.added, cache.before, cache.out, cache.after = held, [here], [here], out, after
+            cache.at_once = min(cache.seen, t.workload.requests.max_tokens if t.workload.requests else cache.seen)
+            attend(t, cache, taken, x)
+            after = [out]
+    t.micro, t.phase, t.rows = "", phase, rows
+    return finished(t, out, x)

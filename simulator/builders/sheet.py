@@ -207,7 +207,9 @@ class Sheet:
         else:
             self.due.append((bool(self.again), op, more))
 
-    def multiply(self, name: str, reads: list[str], read_bytes: int, *, width: int = 0, rows: int = 0) -> str:
+    def multiply(
+        self, name: str, reads: list[str], read_bytes: int, *, rows: int = 0, made: Rows = (0, 0), out: str = ""
+    ) -> str:
         """Multiply each head's part of rows (default: all tokens) by its part of a weight; without gradients.
 
         Parameters
@@ -216,16 +218,20 @@ class Sheet:
             Of the op and of its weight.
         reads, read_bytes
             What else is read, and how much of it [B].
-        width
-            Elements of a row that comes out; default: as the weight has it.
         rows
             How many.
+        made
+            How many of them are there at a time, and elements of each that comes out; default: all, as the weight has.
+        out
+            What comes out is a part of this tensor; default: a tensor of its own.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
         here = self.cut(weight.layout.tensor_map[-1])
-        out = self.tensor(f"{name}.out", width or weight.shape[-1], here, rows=(rows,))
+        out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], here, rows=(made[0] or rows,))
         read_bytes += self.weight_bytes(weight)
-        self.op(name, [*reads, weight.name], [out], flops=2 * rows * weight.parameters, read_bytes=read_bytes)
+        write_bytes = self.made_bytes(out) * rows // self.spread[out].rows[0]
+        more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
+        self.op(name, [*reads, weight.name], [out], **more)
         return out
 
     def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:

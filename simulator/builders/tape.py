@@ -31,6 +31,12 @@ def starts(prefix: str, count: int) -> list[str]:
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
+def read_experts(part: Experts, tokens: int) -> int:
+    """How many of its experts a rank reads, as expected, where so many tokens of each rank choose."""
+    chosen = chosen_number(part.routed, tokens * part.ranks, part.top_k)
+    return -(-chosen * part.places // (part.routed * part.ranks))
+
+
 Back = Callable[[str], None]
 """Makes the gradients of what an op took from that of what it made."""
 
@@ -223,8 +229,7 @@ class Tape(Sheet):
             return weight.parameters * self.element_bytes
         if weight.kind != "expert" or not isinstance(part, Experts):
             return size
-        chosen = chosen_number(part.routed, self.own_tokens * part.ranks, part.top_k)
-        return size // part.held * -(-chosen * part.places // (part.routed * part.ranks))
+        return size // part.held * read_experts(part, self.own_tokens)
 
     # going back
 

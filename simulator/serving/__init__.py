@@ -91,11 +91,12 @@ def serve(
     asked = asked_of(loaded)
     progress = progress or silent
     names, come, room = read_served(loaded, policies, progress)
-    enough = sum(one.prompt + one.output for one in come.requests)  # more blocks than all together ever hold
-    tokens = int(min(room.blocks[0], enough)) * asked.block
-    replays = {name: Replays(loaded, name, tokens, exact=exact) for name in names}
+    every = sum(room.sizes(asked.block))
+    enough = every * sum(one.prompt + one.output for one in come.requests)  # more than all together ever hold
+    room_bytes = int(min(room.room_bytes[0], enough)) // every * every
+    replays = {name: Replays(loaded, name, room_bytes, exact=exact) for name in names}
     stories = [serve_row(*one, room, asked, come.requests, progress) for one in replays.items()]
-    rows = [summary(story, loaded, come, room.block_bytes // asked.block) for story in stories]
+    rows = [summary(story, loaded, come, room) for story in stories]
     view = latencies.view(loaded.scenario.title or loaded.scenario.name, rows, stories)
     tables = {
         "requests": [row for story in stories for row in story.requests],
@@ -128,7 +129,7 @@ def read_served(
         insist(not choice.set_, where, rule, "changes to it", "move set out of the row")
     come = arriving(loaded, progress)
     room = rooms(loaded, come.requests)
-    columns = tuple(summary(Story("", room.names, [Served(0, come.requests[0])]), loaded, come, 0))
+    columns = tuple(summary(Story("", room.names, [Served(0, come.requests[0])]), loaded, come, room))
     for number, one in enumerate(loaded.scenario.expect):
         rule = "an expectation of what is served names a column of its summary, and no faster_than"
         is_known, where = one.column in columns, loaded.place("expect", str(number), "column")

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import formats
-from simulator.builders import Iteration, iteration
+from simulator.builders import Iteration, Kept, decoder_of, further, iteration, kept
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError, insist
 from simulator.graph import Graph
 from simulator.lifetime import live_bytes
 from simulator.plan import FREE
 from simulator.run.placement import home_ids
+from simulator.serving.scheduler import held_numbers
 from simulator.units import human
-from simulator.workload import Arrivals, Arriving, DecoderModel, Lengths, Prefixes, Request, Requests
+from simulator.workload import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
 
 def asked_of(loaded: Loaded) -> Requests:
@@ -103,18 +104,27 @@ class Rooms(NamedTuple):
 
     Attributes
     ----------
-    names, blocks
-        The compute tier, and those below that keep blocks; and how many each has room for.
+    names, room_bytes
+        The compute tier, and those below that keep blocks; and what each has room for [B].
     keeps
         Whether the compute tier keeps what sequences leave.
-    block_bytes
-        Size of a block in all layers [B].
+    groups
+        What layers keep of a sequence.
     """
 
     names: tuple[str, ...]
-    blocks: tuple[float, ...]
+    room_bytes: tuple[float, ...]
     keeps: bool
-    block_bytes: int
+    groups: tuple[Kept, ...]
+
+    def sizes(self, block: int) -> list[int]:
+        """What a block of so many tokens takes, of each group [B]."""
+        return [group.block_bytes(block) for group in self.groups]
+
+
+def groups_of(loaded: Loaded) -> tuple[Kept, ...]:
+    """What the layers of the model keep of a sequence."""
+    return kept(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
 
 
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
@@ -133,31 +143,27 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     ConfigError
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
-    asked = asked_of(loaded)
-    here, kept = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
-    names = (here, *(tier for tier in kept if tier != here))
-    if here in kept and next(iter(kept)) != here:
+    asked, groups = asked_of(loaded), groups_of(loaded)
+    here, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
+    names = (here, *(tier for tier in kept_in if tier != here))
+    if here in kept_in and next(iter(kept_in)) != here:
         rule, do = "tiers that keep blocks are named from the compute tier down", f"name {here} first"
-        raise ConfigError(loaded.place("kv_tiers", here), rule, f"{here} after {next(iter(kept))}", do)
-    decoding = min(asked.max_sequences, len(requests))
-    fullest = Iteration(decoding=decoding, reading=asked.max_tokens - decoding, answers=decoding)
+        raise ConfigError(loaded.place("kv_tiers", here), rule, f"{here} after {next(iter(kept_in))}", do)
+    decoding, many = min(asked.max_sequences, len(requests)), max(one.prompt for one in requests)
+    near = ((1, 1, 1),) * len(further(decoder_of(loaded.workload)))
+    fullest = Iteration(decoding, 1, asked.max_tokens - decoding, many, many, decoding, near)
     graph = iteration(loaded.workload, fullest, 0)
-    size = asked.block * token_bytes(loaded)
-    there = (_room_bytes(loaded, graph, tier) for tier in names)
-    blocks = tuple(room if room == math.inf else int(room // size) for room in there)
+    found = Rooms(
+        names, tuple(_room_bytes(loaded, graph, tier) for tier in names), here in kept_in or not kept_in, groups
+    )
     number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
-    needed = -(-(longest.prompt + longest.output) // asked.block)
-    rule = f"each request fits in the compute tier ({here}, {blocks[0]:,} blocks of {asked.block})"
-    found = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {needed:,} blocks"
+    taken = [len(held_numbers(group.reach, 0, longest, asked)) for group in groups]
+    needed = sum(size * blocks for size, blocks in zip(found.sizes(asked.block), taken, strict=True))
+    rule = f"each request fits in the compute tier ({here}, {human(found.room_bytes[0], 'B')} for KV blocks)"
+    told = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {human(needed, 'B')}"
     do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
-    insist(needed <= blocks[0], f"workload {loaded.workload.name}, requests", rule, found, do)
-    return Rooms(names, blocks, here in kept or not kept, size)
-
-
-def token_bytes(loaded: Loaded) -> int:
-    """What a token takes in the KV cache of all layers [B]."""
-    model = loaded.workload.model
-    return loaded.workload.dtypes.kv_bytes * (model.kv_elements if isinstance(model, DecoderModel) else 0)
+    insist(needed <= found.room_bytes[0], f"workload {loaded.workload.name}, requests", rule, told, do)
+    return found
 
 
 def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:

@@ -2,10 +2,12 @@
 
 *What ops take.* FLOPs and bytes of each op grow evenly with the numbers of an iteration (tokens that are cached, pairs
 that attend to one another, ...), so a few graphs tell both sides of its roofline for all numbers, and so what all ops
-take, each alone.
+take, each alone. But experts: few tokens leave some out, which are then not read. What each of these saves is known
+from an iteration of few tokens, and how many they are is a closed form.
 
 *A class.* Each number is rounded to the nearest multiple of what costs a part of the scale of the iteration, which is
-the power of two below what its ops take; but not to 0. A number's price is that at which one more costs most. Tokens
+the power of two below what its ops take; but not to 0. A number's price is that at which one more costs most; of
+tokens it is the higher, the fewer experts others have chosen. Tokens
 that are copied are rounded alike, to whole blocks, at the price of their links. A part is 1/8; where compute then
 waits for more than 1/100 of the time, it is 1/64.
 
@@ -22,24 +24,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.builders import Iteration, iteration
+from simulator.builders import Iteration, decoder_of, iteration
+from simulator.builders.tape import read_experts
+from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
 from simulator.cost import memory_rate_cap, roofline
 from simulator.cost.service import NS_PER_S
 from simulator.policies import Problem
-from simulator.serving.asked import asked_of, token_bytes
+from simulator.serving.asked import asked_of, groups_of
+from simulator.workload import Experts
 
 PARTS = (8, 64)
 """Into so many parts the scale of an iteration is cut; and if compute waits."""
 WAITS = 1 / 100
 """Less than this share of the time is no wait."""
 _LARGE = (1 << 12, 1 << 24, 1 << 16, 1 << 24, 1 << 36, 1 << 11)
-"""Numbers beside which a nanosecond of rounding is nothing."""
+_LARGE_NEAR = (1 << 24, 1 << 24, 1 << 36)
+"""Numbers beside which a nanosecond of rounding is nothing, and all experts are chosen; for each further reach, too."""
+_TOKENS = (0, 2)
+"""Which of the numbers are tokens, that choose experts."""
 Numbers = NDArray[np.float64]
 
 
@@ -56,36 +64,65 @@ class _Shape:
 
     def __init__(self, loaded: Loaded, some: Iteration) -> None:
         self._loaded, self._is_all = loaded, some.answers == some.decoding + some.reading
-        large = [number if there else 0 for number, there in zip(_LARGE, self.numbers(some), strict=True)]
+        self._model = decoder_of(loaded.workload)
+        parts = dict.fromkeys(part for _, part in self._model.kinds if isinstance(part, Experts))
+        self._experts = [part for part in parts if part.top_k < part.routed]
+        there, large_ones = self.numbers(some), (*_LARGE, *_LARGE_NEAR * len(some.near))
+        large = [number if n else 0 for number, n in zip(large_ones, there, strict=True)]
         base, *more = ([n * (1 + (i == at)) for i, n in enumerate(large)] for at in range(-1, len(large)))
-        at_large = self._sides(base)
-        slopes = np.array([(self._sides(one) - at_large) / max(1, n) for one, n in zip(more, large, strict=True)])
+        at_large, names = self._sides(base)
+        slopes = np.array([(self._sides(one)[0] - at_large) / max(1, n) for one, n in zip(more, large, strict=True)])
         constant = at_large - np.tensordot(large, slopes, 1)
-        both, self._counts = np.unique(np.concatenate([constant[None], slopes]), axis=-1, return_counts=True)
-        self._constant, self._slopes = both[0], both[1:]
-        self.prices_ns: Numbers = self._slopes.max(axis=1) @ self._counts
+        fewer = self._fewer(names, [min(1 + (at in _TOKENS), n) for at, n in enumerate(there)], slopes, constant)
+        every = [constant[None], slopes, *fewer]
+        both, self._counts = np.unique(np.concatenate(every), axis=-1, return_counts=True)
+        self._constant, self._slopes, self._fewer_ns = both[0], both[1 : len(slopes) + 1], both[len(slopes) + 1 :]
+        self._prices_ns: Numbers = self._slopes.max(axis=1) @ self._counts
+        self._fewer_prices_ns: Numbers = self._fewer_ns.max(axis=1, initial=0) @ self._counts
 
     def numbers(self, work: Iteration) -> list[int]:
         """The numbers of an iteration; answers that are as many as all tokens are none of their own."""
-        return [*work[:5], 0 if self._is_all else work.answers]
+        return [*work[:5], 0 if self._is_all else work.answers, *chain.from_iterable(work.near)]
 
     def made(self, numbers: Sequence[int]) -> Iteration:
         """The iteration of some numbers."""
-        decoding, context, reading, cached, pairs, answers = numbers
-        return Iteration(decoding, context, reading, cached, pairs, decoding + reading if self._is_all else answers)
+        decoding, context, reading, cached, pairs, answers, *near = numbers
+        answers = decoding + reading if self._is_all else answers
+        triples = [(near[at], near[at + 1], near[at + 2]) for at in range(0, len(near), 3)]
+        return Iteration(decoding, context, reading, cached, pairs, answers, tuple(triples))
 
-    def _sides(self, numbers: Sequence[int]) -> Numbers:
-        """Both sides of the roofline of each op [ns]."""
+    def prices_ns(self, work: Iteration) -> Numbers:
+        """What one more of each number costs at most [ns]; a token the more for experts, the fewer others choose."""
+        found, tokens = self._prices_ns.copy(), work.decoding + work.reading
+        fewer, most = (np.array(self._unchosen(n)) for n in (tokens, tokens // 2))
+        found[[*_TOKENS]] += (most - fewer) @ self._fewer_prices_ns / max(1, tokens - tokens // 2)
+        return found
+
+    def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str]]:
+        """Both sides of the roofline of each op [ns]; and what the ops are called."""
         hardware, graph = self._loaded.hardware, iteration(self._loaded.workload, self.made(numbers), 1)
         cap, launch_ns, found = memory_rate_cap(hardware), hardware.compute.launch_ns, []
         for op in graph.ops:
             least_ns, traffic = roofline(op, hardware)
             found.append((least_ns, launch_ns + traffic / cap if traffic else 0))
-        return np.array(found, np.float64).T
+        return np.array(found, np.float64).T, [op.name for op in graph.ops]
+
+    def _unchosen(self, tokens: int) -> list[int]:
+        """How many experts of a layer so many tokens leave out, of each kind of layers with experts."""
+        return [part.held - read_experts(part, tokens) for part in self._experts]
+
+    def _fewer(self, names: Sequence[str], few: list[int], slopes: Numbers, constant: Numbers) -> list[Numbers]:
+        """What an expert that is left out saves both sides of each op [ns], from an iteration of few tokens."""
+        saved = constant + np.tensordot(few, slopes, 1) - self._sides(few)[0] if self._experts else constant
+        parts = dict(zip(blocks(self._model.layers), map(self._model.layer, range(self._model.layers)), strict=True))
+        of_op = [parts[block].feed_forward if (block := name.split("/")[0]) in parts else None for name in names]
+        found = zip(self._experts, self._unchosen(sum(few[at] for at in _TOKENS)), strict=True)
+        return [np.where([one == part for one in of_op], saved / max(1, number), 0)[None] for part, number in found]
 
     def ops_ns(self, work: Iteration) -> float:
         """What the ops of an iteration take, each alone."""
         sides = self._constant + np.tensordot(self.numbers(work), self._slopes, 1)
+        sides -= np.tensordot(self._unchosen(work.decoding + work.reading), self._fewer_ns, 1)
         return float(sides.max(axis=0) @ self._counts)
 
 
@@ -102,6 +139,7 @@ class Classes:
 
     def __init__(self, loaded: Loaded, problem: Problem) -> None:
         self._loaded, self._problem, self._asked = loaded, problem, asked_of(loaded)
+        self._sizes = [group.block_bytes(self._asked.block) for group in groups_of(loaded)]
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
         self._ways: dict[tuple[str, str], tuple[str, ...]] = {}
 
@@ -114,23 +152,30 @@ class Classes:
             self._ways[source, target] = tuple(one for name in found for one in (name, *links[name].via))
         return self._ways[source, target]
 
+    @staticmethod
+    def kind(work: Iteration) -> tuple[bool, ...]:
+        """Iterations of a kind have the same ops."""
+        near = map(bool, chain.from_iterable(work.near))
+        return (*map(bool, work[:6]), work.answers == work.decoding + work.reading, *near)
+
     def of(self, work: Iteration, parts: int) -> tuple[Iteration, int]:
         """The iteration that is replayed for a class, and what the ops of one of the class take more than its [ns]."""
-        kind = (*map(bool, work[:6]), work.answers == work.decoding + work.reading)
+        kind = self.kind(work)
         if kind not in self._shapes:
             self._shapes[kind] = _Shape(self._loaded, work)
         shape, asked, here = self._shapes[kind], self._asked, self._loaded.hardware.compute_tier
         own_ns = shape.ops_ns(work)
         part_ns = 2.0 ** math.floor(math.log2(max(own_ns, 1))) / parts
-        numbers = [_near(*one, part_ns) for one in zip(shape.numbers(work), shape.prices_ns, strict=True)]
+        numbers = [_near(*one, part_ns) for one in zip(shape.numbers(work), shape.prices_ns(work), strict=True)]
         numbers[0] = min(numbers[0], asked.max_sequences)
         numbers[2] = min(numbers[2], asked.max_tokens - numbers[0])
         alike = shape.made(numbers)
 
-        def near(tokens: int, *way: str) -> int:
-            rates = (self._loaded.hardware.links[link].bandwidth_bytes_per_s for link in self.links(*way))
-            block_ns = sum(asked.block * token_bytes(self._loaded) * NS_PER_S / rate for rate in rates)
-            return asked.block * _near(tokens // asked.block, block_ns, part_ns)
+        def near(tokens: Sequence[int], *way: str) -> tuple[int, ...]:
+            rates = [self._loaded.hardware.links[link].bandwidth_bytes_per_s for link in self.links(*way)]
+            block_ns = [sum(size * NS_PER_S / rate for rate in rates) for size in self._sizes]
+            found = zip(tokens, block_ns, strict=True)
+            return tuple(asked.block * _near(n // asked.block, price_ns, part_ns) for n, price_ns in found)
 
         loads = tuple((tier, near(tokens, tier, here)) for tier, tokens in work.loads)
         stores = tuple((way, near(tokens, *way)) for way, tokens in work.stores)
@@ -140,8 +185,9 @@ class Classes:
         """Bytes that the loads and stores of an iteration move over each link."""
         here, found = self._loaded.hardware.compute_tier, Counter[str]()
         for way, tokens in (*(((tier, here), tokens) for tier, tokens in work.loads), *work.stores):
+            size_bytes = sum(n // self._asked.block * size for n, size in zip(tokens, self._sizes, strict=True))
             for link in self.links(*way):
-                found[link] += tokens * token_bytes(self._loaded)
+                found[link] += size_bytes
         return found
 
 

@@ -20,7 +20,8 @@ from itertools import chain, filterfalse, pairwise
 from typing import Any
 
 from simulator import metrics
-from simulator.builders import Iteration, iteration
+from simulator.builders import Iteration, decoder_of, further, iteration
+from simulator.builders.inference import cache_name
 from simulator.builders.inference import loaded as loaded_name
 from simulator.builders.inference import stored as stored_name
 from simulator.catalog import Loaded
@@ -30,7 +31,7 @@ from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan, View
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
-from simulator.serving.asked import asked_of
+from simulator.serving.asked import asked_of, groups_of
 from simulator.serving.classes import PARTS, WAITS, Classes
 from simulator.trace import CAUSES
 
@@ -44,14 +45,20 @@ class Replays:
         The scenario, its machine and its workload.
     row
         Which of its policies decides.
-    room
-        How many tokens the KV cache has room for in the compute tier.
+    room_bytes
+        What the KV cache has room for in the compute tier [B].
     exact
         Whether every iteration is replayed as it is, and none stands for others.
+
+    Attributes
+    ----------
+    further
+        What iterations tell of besides all tokens: see `simulator.builders.Iteration`.
     """
 
-    def __init__(self, loaded: Loaded, row: str, room: int, *, exact: bool = False) -> None:
-        self._loaded, self._row, self._room, self._exact = loaded, row, room, exact
+    def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
+        self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
+        self.further = further(decoder_of(loaded.workload))
         self._asked, self._classes = asked_of(loaded), Classes(loaded, _smallest(loaded).problem)
         self._known: dict[Iteration, dict[str, Any]] = {}
 
@@ -90,8 +97,11 @@ class Replays:
 
     def _replay(self, work: Iteration) -> dict[str, Any]:
         here = self._loaded.hardware.compute_tier
-        leaving = sum(tokens for (source, _), tokens in work.stores if source == here)
-        job = Job.of(iteration(self._loaded.workload, work, self._room - leaving))
+        groups = groups_of(self._loaded)
+        left = [
+            n * groups[at].token_bytes for (tier, _), some in work.stores if tier == here for at, n in enumerate(some)
+        ]
+        job = Job.of(iteration(self._loaded.workload, work, self._room_bytes - sum(left)))
         case = prepare(_with_homes(self._loaded, work), job)
         try:
             plan = case.rows([self._row])[self._row](case.problem)
@@ -117,13 +127,15 @@ def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
 
 def _smallest(loaded: Loaded) -> Case:
     """The least that an iteration can be."""
-    work = Iteration(decoding=1, context=1, answers=1)
+    near = ((1, 1, 1),) * len(further(decoder_of(loaded.workload)))
+    work = Iteration(decoding=1, context=1, answers=1, near=near)
     return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1)))
 
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
     """The scenario of an iteration: what is cached has its home where it lies."""
-    homes = {"*/kv": loaded.hardware.compute_tier}
+    named = {cache_name(part) for part, _ in decoder_of(loaded.workload).kinds}
+    homes = {f"*/{name}": loaded.hardware.compute_tier for name in sorted(named)}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
     homes |= {f"*/{stored_name(*way)}": way[0] for way, _ in work.stores}
     scenario = loaded.scenario
@@ -140,7 +152,7 @@ def _with_copies(plan: Plan, problem: Problem, work: Iteration, queued: int | No
         path = problem.path(tiers.index(source), tiers.index(target))
         for tensor in _ending(problem, stored_name(source, target)):
             codes += [*_moved(tensor, path), (DETACH, tensor, path[-1], 0)]
-    found, coming = sum(tokens for _, tokens in work.loads), dict[int, str]()
+    found, coming = sum(sum(tokens) for _, tokens in work.loads), dict[int, str]()
     if queued is not None and found > queued:
         coming = {tensor: tier for tier, _ in work.loads for tensor in _ending(problem, loaded_name(tier))}
         sizes = {tensor: problem.graph.tensors[tensor].size_bytes for tensor in sorted(coming)}

@@ -10,21 +10,28 @@ once the iteration that computes its last token has ended.
 
 KV blocks lie in tiers: held by sequences that run, cached after they have left, stored one tier down, dropped at last.
 A block is named by what its tokens are: the i-th of a shared prefix (of a tree of prefixes, that in which it ends), or
-the i-th of a request. The compute tier holds
+the i-th of a request; and by the layers that it is of, which keep the same tokens of a sequence. The compute tier holds
 the blocks of all sequences that run. What they leave is cached there, if that tier keeps blocks, the least recently
 used first to go when room is needed; then it is stored in the next tier down, unless that has it already, where it may
 make the least recently used one go further down. From the last tier blocks are dropped. A block that is copied in stays
 where it was as well, so that it need not be stored again.
+
+*Windows.* In layers with a window a sequence holds no more than the blocks that its next tokens see, and those that the
+part of its prompt that is read at a time needs; it leaves the others as it goes on, as in vLLM's hybrid KV cache
+manager. A prefix is found up to where all that the next token sees is there: of such layers the last blocks alone.
+
+*States.* A layer of linear attention has a state of each sequence, which is that of all its tokens and of no fewer. So
+of a model with such layers nothing is kept for others, and nothing is found.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simulator.builders import Iteration
+from simulator.builders import Iteration, Kept, Reach, Span
 from simulator.workload import Request, Requests
 
 
@@ -37,11 +44,14 @@ class Block(NamedTuple):
         Whether it is one of a prefix, which other prompts may begin with.
     owner, number
         Of which prefix, or of which request; and which of its blocks.
+    group
+        Of which layers.
     """
 
     is_shared: bool
     owner: int
     number: int
+    group: int = 0
 
 
 class Tiers:
@@ -52,21 +62,28 @@ class Tiers:
     names
         The compute tier, and those below that keep blocks, in order.
     rooms
-        How many blocks each has room for; ``inf`` for all.
+        What each has room for [B]; ``inf`` for all.
+    sizes
+        What a block takes, of each group of layers [B].
     keeps
         Whether the compute tier keeps what sequences leave.
 
     Attributes
     ----------
+    held_bytes
+        What the sequences that run have [B].
     stores
-        (source, target) -> how many blocks were stored since this was last cleared.
+        (source, target, group) -> how many blocks were stored since this was last cleared.
     """
 
-    def __init__(self, names: Sequence[str], rooms: Sequence[float], *, keeps: bool = True) -> None:
-        self.names, self.rooms, self._keeps = tuple(names), tuple(rooms), keeps
+    def __init__(
+        self, names: Sequence[str], rooms: Sequence[float], sizes: Sequence[int], *, keeps: bool = True
+    ) -> None:
+        self.names, self.rooms, self.sizes, self._keeps = tuple(names), tuple(rooms), tuple(sizes), keeps
         self._held: dict[Block, int] = {}
         self._cached: list[OrderedDict[Block, None]] = [OrderedDict() for _ in names]
-        self.stores: Counter[tuple[str, str]] = Counter()
+        self.held_bytes, self._cached_bytes = 0, [0 for _ in names]
+        self.stores: Counter[tuple[str, str, int]] = Counter()
 
     def used(self, tier: int) -> int:
         """How many blocks lie in a tier."""
@@ -77,19 +94,14 @@ class Tiers:
         """How many blocks the sequences that run have."""
         return len(self._held)
 
-    def find(self, blocks: Iterable[Block]) -> list[int]:
-        """In which tier each of the first blocks is, up to one that is nowhere."""
-        found = []
-        for block in blocks:
-            tier = 0 if block in self._held else next((t for t, one in enumerate(self._cached) if block in one), -1)
-            if tier < 0:
-                break
-            found.append(tier)
-        return found
+    def where(self, block: Block) -> int:
+        """In which tier a block is found; -1 if it is nowhere."""
+        return 0 if block in self._held else next((t for t, one in enumerate(self._cached) if block in one), -1)
 
-    def fits(self, hit: Sequence[Block], new: int) -> bool:
-        """Whether there is room for a sequence beside those that run, that hits these blocks and has some new ones."""
-        return len(self._held) + new + sum(block not in self._held for block in hit) <= self.rooms[0]
+    def fits(self, hit: Sequence[Block], new_bytes: int) -> bool:
+        """Whether there is room for a sequence beside those that run, that hits these blocks and has new ones [B]."""
+        more = sum(self.sizes[block.group] for block in hit if block not in self._held)
+        return self.held_bytes + new_bytes + more <= self.rooms[0]
 
     def admit(self, hit: Sequence[Block], new: Sequence[Block]) -> None:
         """Let a sequence hold blocks that are somewhere, and new ones; what has to leave for them is stored.
@@ -97,18 +109,19 @@ class Tiers:
         Parameters
         ----------
         hit
-            As `find` found them; what is below is copied in.
+            As they were found; what is below is copied in.
         new
             Blocks that are nowhere.
         """
         for block in hit:
-            self._held[block] = self._held.get(block, 0) + 1
-            self._cached[0].pop(block, None)
+            self._hold(block)
+            self._drop(block, 0)
             for below in self._cached[1:]:
                 if block in below:
                     below.move_to_end(block)
-        self._make_room(0, len(new))
-        self._held.update(dict.fromkeys(new, 1))
+        self._make_room(0, sum(self.sizes[block.group] for block in new))
+        for block in new:
+            self._hold(block)
 
     def computed(self, own: Block, shared: Block) -> bool:
         """Let others find a block of a prefix once it is computed; false if the compute tier has the same already."""
@@ -117,46 +130,48 @@ class Tiers:
         self._held[shared] = self._held.pop(own)
         return True
 
-    def release(self, blocks: Sequence[Block], *, full: int, doubles: int) -> None:
-        """Give up what a sequence held: its full blocks are kept, the end of the sequence the first to go.
+    def release(self, block: Block, *, is_kept: bool) -> None:
+        """Give up a block that a sequence held; the last one to do so leaves it cached, if it is to be kept."""
+        self._held[block] -= 1
+        if self._held[block]:
+            return
+        del self._held[block]
+        self.held_bytes -= self.sizes[block.group]
+        if is_kept and self._keeps:
+            self._cache(block, 0)
+        elif is_kept:
+            self._push(block, 0)
 
-        Parameters
-        ----------
-        blocks
-            All that it held.
-        full
-            How many of them are full.
-        doubles
-            How many of the first ones are of a prefix: those of its own among them are there twice.
-        """
-        for number, block in reversed(list(enumerate(blocks))):
-            self._held[block] -= 1
-            if self._held[block]:
-                continue
-            del self._held[block]
-            if number >= full or (number < doubles and not block.is_shared):
-                continue
-            if self._keeps:
-                self._cached[0][block] = None
-            else:
-                self._push(block, 0)
+    def _hold(self, block: Block) -> None:
+        self.held_bytes += 0 if block in self._held else self.sizes[block.group]
+        self._held[block] = self._held.get(block, 0) + 1
 
-    def _make_room(self, tier: int, number: int) -> None:
-        while self._cached[tier] and self.used(tier) + number > self.rooms[tier]:
-            block, _ = self._cached[tier].popitem(last=False)
+    def _cache(self, block: Block, tier: int) -> None:
+        self._cached[tier][block] = None
+        self._cached_bytes[tier] += self.sizes[block.group]
+
+    def _drop(self, block: Block, tier: int) -> None:
+        if self._cached[tier].pop(block, block) is None:
+            self._cached_bytes[tier] -= self.sizes[block.group]
+
+    def _make_room(self, tier: int, more_bytes: int) -> None:
+        held_bytes = 0 if tier else self.held_bytes
+        while self._cached[tier] and held_bytes + self._cached_bytes[tier] + more_bytes > self.rooms[tier]:
+            block = next(iter(self._cached[tier]))
+            self._drop(block, tier)
             self._push(block, tier)
 
     def _push(self, block: Block, source: int) -> None:
-        """Store a block in the next tier, unless it is there or there is none."""
+        """Store a block in the next tier, unless it is there or there is none, or it is too large for it."""
         target = source + 1
-        if target == len(self.names) or not self.rooms[target]:
+        if target == len(self.names) or self.sizes[block.group] > self.rooms[target]:
             return
         if block in self._cached[target]:
             self._cached[target].move_to_end(block)
             return
-        self._make_room(target, 1)
-        self._cached[target][block] = None
-        self.stores[self.names[source], self.names[target]] += 1
+        self._make_room(target, self.sizes[block.group])
+        self._cache(block, target)
+        self.stores[self.names[source], self.names[target], block.group] += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -174,9 +189,9 @@ class Served:
     cached, made
         How many of its tokens are cached, and how many it has added.
     blocks
-        What it holds.
+        What it holds of each group of layers: number -> block, in order.
     shared
-        The blocks of its prefix, whoever computes them.
+        Of each group the blocks of its prefix, whoever computes them.
     """
 
     number: int
@@ -187,8 +202,8 @@ class Served:
     hit: list[int] = field(default_factory=list)
     cached: int = 0
     made: int = 0
-    blocks: list[Block] = field(default_factory=list)
-    shared: list[Block] = field(default_factory=list)
+    blocks: list[dict[int, Block]] = field(default_factory=list)
+    shared: list[list[Block]] = field(default_factory=list)
 
     @property
     def is_reading(self) -> bool:
@@ -206,17 +221,23 @@ class Work(NamedTuple):
     parts
         Sequences that read, and how many tokens of the prompt.
     loads, stores
-        How many blocks are copied in from each tier, and from each one to another.
+        How many blocks of a group of layers are copied in from each tier, and from each one to another.
     """
 
     decoding: Sequence[Served] = ()
     parts: Sequence[tuple[Served, int]] = ()
-    loads: Mapping[str, int] = {}
-    stores: Mapping[tuple[str, str], int] = {}
+    loads: Mapping[tuple[str, int], int] = {}
+    stores: Mapping[tuple[str, str, int], int] = {}
 
-    def iteration(self, block: int) -> Iteration:
-        """What that is to a builder, for blocks of so many tokens."""
+    def iteration(self, block: int, groups: int = 1, further: Sequence[Reach] = ()) -> Iteration:
+        """What that is to a builder, for blocks of so many tokens, groups of layers, and reaches."""
         ends = sum(one.cached + new == one.request.prompt for one, new in self.parts)
+        loads: dict[str, list[int]] = {}
+        stores: dict[tuple[str, str], list[int]] = {}
+        for (tier, group), number in self.loads.items():
+            loads.setdefault(tier, [0] * groups)[group] = number * block
+        for (source, target, group), number in self.stores.items():
+            stores.setdefault((source, target), [0] * groups)[group] = number * block
         return Iteration(
             decoding=len(self.decoding),
             context=sum(one.cached for one in self.decoding),
@@ -224,9 +245,37 @@ class Work(NamedTuple):
             cached=sum(one.cached for one, _ in self.parts),
             pairs=sum(new * one.cached + new * (new + 1) // 2 for one, new in self.parts),
             answers=len(self.decoding) + ends,
-            loads=tuple(sorted((tier, number * block) for tier, number in self.loads.items())),
-            stores=tuple(sorted((way, number * block) for way, number in self.stores.items())),
+            near=tuple(map(self._near, further)),
+            loads=tuple((tier, tuple(tokens)) for tier, tokens in sorted(loads.items())),
+            stores=tuple((way, tuple(tokens)) for way, tokens in sorted(stores.items())),
         )
+
+    def _near(self, reach: Reach) -> tuple[int, int, int]:
+        """What `Iteration.near` says of a reach."""
+        context = len(self.parts) if reach.block else sum(reach.cached(one.cached) for one in self.decoding)
+        cached = sum(reach.cached(one.cached) for one, _ in self.parts)
+        return context, cached, sum(reach.pairs(Span(one.cached, new)) for one, new in self.parts)
+
+
+def seen_numbers(reach: Reach, cached: int, size: int) -> Sequence[int]:
+    """Which blocks of so many tokens the token behind the cached ones sees in layers of a reach."""
+    sinks, near = reach.near(cached)
+    return list(dict.fromkeys([*range(-(-sinks // size)), *range(near // size, -(-cached // size))]))
+
+
+def held_numbers(reach: Reach, cached: int, request: Request, asked: Requests) -> Sequence[int]:
+    """Which blocks a sequence holds in layers of a reach, once so many of its tokens are cached.
+
+    With a window that is what the next token sees, and room for the most that is added at a time, wherever in a block
+    that begins. As the sequence goes on, it never becomes more.
+    """
+    size, total = asked.block, -(-(request.prompt + request.output) // asked.block)
+    if reach.block or reach.window is None:
+        return range(1 if reach.block else total)
+    sinks, first = -(-reach.sinks // size), reach.near(cached)[1] // size
+    ahead = min(asked.max_tokens, max(1, request.prompt - cached))
+    stop = min(total, max(sinks, first) + 1 - (1 - reach.window - ahead) // size)
+    return list(dict.fromkeys([*range(min(sinks, stop)), *range(first, stop)]))
 
 
 class Scheduler:
@@ -238,11 +287,15 @@ class Scheduler:
         Which blocks are where.
     asked
         How large these are, and the most that run in an iteration.
+    groups
+        What layers keep of a sequence.
     """
 
-    def __init__(self, tiers: Tiers, asked: Requests) -> None:
-        self.tiers, self._block = tiers, asked.block
-        self._max_sequences, self._max_tokens = asked.max_sequences, asked.max_tokens
+    def __init__(self, tiers: Tiers, asked: Requests, groups: Sequence[Kept] = (Kept(Reach(), 1),)) -> None:
+        self.tiers, self._asked = tiers, asked
+        self._groups = [(number, group.reach) for number, group in enumerate(groups)]
+        self._windows = [one for one in self._groups if one[1].window is not None]
+        self._shares = not any(reach.block for _, reach in self._groups)
         self.waiting: deque[Served] = deque()
         self.running: list[Served] = []
 
@@ -252,7 +305,7 @@ class Scheduler:
         What leaves the compute tier goes in an iteration before, if there is no room for it beside what is copied in.
         """
         decoding = [one for one in self.running if not one.is_reading]
-        left, loads = self._max_tokens - len(decoding), Counter[str]()
+        left, loads = self._asked.max_tokens - len(decoding), Counter[tuple[str, int]]()
         parts: list[tuple[Served, int]] = []
         waiting = (one for one in self.running if one.is_reading)
         while left and (one := next(waiting, None) or self._admitted(loads, now_ns)):
@@ -260,51 +313,110 @@ class Scheduler:
             parts.append((one, new))
             left -= new
         stores, self.tiers.stores = self.tiers.stores, Counter()
-        leaving = sum(number for (source, _), number in stores.items() if source == self.tiers.names[0])
-        if leaving + loads.total() > self.tiers.rooms[0]:
+        sizes, here = self.tiers.sizes, self.tiers.names[0]
+        leaving = sum(sizes[group] * number for (source, _, group), number in stores.items() if source == here)
+        if leaving + sum(sizes[group] * number for (_, group), number in loads.items()) > self.tiers.rooms[0]:
             return [Work(stores=stores), Work(decoding, parts, loads)]
         return [Work(decoding, parts, loads, stores)] if decoding or parts or stores else []
 
-    def _admitted(self, loads: Counter[str], now_ns: int) -> Served | None:
+    def _admitted(self, loads: Counter[tuple[str, int]], now_ns: int) -> Served | None:
         """Look up the prefix of who is next, and let it hold its blocks, if they fit; note what is copied in."""
-        if not self.waiting or len(self.running) >= self._max_sequences:
+        if not self.waiting or len(self.running) >= self._asked.max_sequences:
             return None
-        one, size = self.waiting[0], self._block
-        request = one.request
-        if not one.shared:
-            one.shared = [Block(True, prefix, number) for number, prefix in enumerate(request.prefixes(size))]
-        found = self.tiers.find(one.shared[: request.shared // size])
-        hit = one.shared[: len(found)]
-        total = -(-(request.prompt + request.output) // size)
-        if not self.tiers.fits(hit, total - len(hit)):
+        one, size, tiers = self.waiting[0], self._asked.block, self.tiers
+        if not one.shared and self._shares:
+            names = list(enumerate(one.request.prefixes(size)))
+            one.shared = [[Block(True, prefix, n, group) for n, prefix in names] for group, _ in self._groups]
+        first = self._found(one)
+        hit = [
+            [one.shared[group][n] for n in seen_numbers(reach, first * size, size)] if first else []
+            for group, reach in self._groups
+        ]
+        held = [held_numbers(reach, first * size, one.request, self._asked) for _, reach in self._groups]
+        new_bytes = sum(
+            each * (len(some) - len(there)) for each, some, there in zip(tiers.sizes, held, hit, strict=True)
+        )
+        every = [block for blocks in hit for block in blocks]
+        if not tiers.fits(every, new_bytes):
             return None
-        new = [Block(False, one.number, number) for number in range(len(hit), total)]
-        self.tiers.admit(hit, new)
-        one.blocks, one.cached, one.admitted_ns = [*hit, *new], size * len(hit), now_ns
-        one.hit = [size * found.count(tier) for tier in range(len(self.tiers.names))]
-        loads.update(self.tiers.names[tier] for tier in found if tier)
+        deepest = [0] * first
+        for block in every:
+            tier = tiers.where(block)
+            deepest[block.number] = max(deepest[block.number], tier)
+            if tier:
+                loads[tiers.names[tier], block.group] += 1
+        one.blocks = [{block.number: block for block in blocks} for blocks in hit]
+        self._hold(one, held, every)
+        one.cached, one.admitted_ns = size * first, now_ns
+        one.hit = [size * deepest.count(tier) for tier in range(len(tiers.names))]
         self.running.append(self.waiting.popleft())
         return one
+
+    def _found(self, one: Served) -> int:
+        """How many first blocks need not be computed: all that the token behind them sees is somewhere."""
+        size, tiers = self._asked.block, self.tiers
+        first, before = one.request.shared // size if self._shares else 0, -1
+        while first != before:
+            before = first
+            for group, reach in self._groups:
+                numbers: Sequence[int] = range(first)  # of all tokens the first one that is nowhere ends what is found
+                if reach.window is not None:  # else the last one
+                    numbers = sorted(seen_numbers(reach, first * size, size), reverse=True)
+                first = next((n for n in numbers if tiers.where(one.shared[group][n]) < 0), first)
+        return first
+
+    def _hold(self, one: Served, numbers: Sequence[Sequence[int]], hit: Sequence[Block] = ()) -> None:
+        """Let a sequence hold blocks of these numbers: those that it has, what it hits, and new ones."""
+        new = list[Block]()
+        for (group, _), there, some in zip(self._groups, one.blocks, numbers, strict=True):
+            own = {n: Block(False, one.number, n, group) for n in some if n not in there}
+            new += own.values()
+            there.update(own)
+        self.tiers.admit(hit, new)
+
+    def _leave(self, one: Served, kept: Sequence[Sequence[int]]) -> None:
+        """Let a sequence give up all blocks but those of these numbers: the end of the sequence is the first to go."""
+        full = one.cached // self._asked.block if self._shares else 0
+        gone = [(n, group) for group, _ in self._groups for n in one.blocks[group].keys() - {*kept[group]}]
+        for number, group in sorted(gone, key=lambda one: (-one[0], one[1])):
+            block = one.blocks[group].pop(number)
+            is_double = not block.is_shared and bool(one.shared) and number < len(one.shared[group])
+            self.tiers.release(block, is_kept=number < full and not is_double)
+
+    def _go_on(self, one: Served) -> None:
+        """Let a sequence leave what its windows have passed, and hold what they come to."""
+        numbers: list[Sequence[int]] = [list(there) for there in one.blocks]
+        for group, reach in self._windows:
+            numbers[group] = held_numbers(reach, one.cached, one.request, self._asked)
+        self._leave(one, numbers)
+        self._hold(one, numbers)
 
     def ended(self, work: Work, now_ns: int) -> list[Served]:
         """Note that an iteration has ended; return who left.
 
         Blocks of a prefix that were filled can be found from now on.
         """
+        size = self._asked.block
         for one, new in work.parts:
-            before, one.cached = one.cached // self._block, one.cached + new
-            for number, block in enumerate(one.shared[before : one.cached // self._block], before):
-                if self.tiers.computed(one.blocks[number], block):
-                    one.blocks[number] = block
+            before, one.cached = one.cached // size, one.cached + new
+            for shared, own in zip(one.shared, one.blocks, strict=False):
+                for block in shared[before : one.cached // size]:
+                    if self.tiers.computed(own[block.number], block):
+                        own[block.number] = block
             if not one.is_reading:
                 one.first_ns, one.made = now_ns, 1
         for one in work.decoding:
             one.cached += 1
             one.made += 1
+        if self._windows:
+            nears = ((one, reach.near(one.cached)[1]) for one in work.decoding for _, reach in self._windows)
+            passed = dict.fromkeys(one for one, near in nears if near and near % size == 0)
+            for one in (*(one for one, _ in work.parts), *passed):
+                self._go_on(one)
         left = [one for one in self.running if one.made == one.request.output]
         for one in left:
             one.end_ns = now_ns
-            self.tiers.release(one.blocks, full=one.cached // self._block, doubles=len(one.shared))
+            self._leave(one, [()] * len(self._groups))
             one.blocks, one.shared = [], []
         if left:
             self.running = [one for one in self.running if one.made < one.request.output]

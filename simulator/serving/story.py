@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.builders import Iteration
+from simulator.builders import Iteration, Kept
 from simulator.catalog import Loaded
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
@@ -95,7 +95,8 @@ def serve_row(
     progress
         Called now and then with the requests that have left.
     """
-    scheduler = Scheduler(Tiers(rooms.names, rooms.blocks, keeps=rooms.keeps), asked)
+    tiers = Tiers(rooms.names, rooms.room_bytes, rooms.sizes(asked.block), keeps=rooms.keeps)
+    scheduler, further = Scheduler(tiers, asked, rooms.groups), replays.further
     story = Story(policy, rooms.names, [Served(number, one) for number, one in enumerate(requests)])
     come = left = 0
     while story.status == "ok":
@@ -114,7 +115,7 @@ def serve_row(
         if not works:
             story.end_ns = requests[come].arrival_ns
         for work in works:
-            if not _run(story, scheduler, replays, work.iteration(asked.block)):
+            if not _run(story, scheduler, replays, work.iteration(asked.block, len(rooms.groups), further)):
                 break
             left += len(scheduler.ended(work, story.end_ns))
             progress(f"{policy} at iteration {len(story.iterations):,}", left, len(requests))
@@ -144,7 +145,7 @@ def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) 
     return True
 
 
-def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> dict[str, Any]:
+def summary(story: Story, loaded: Loaded, come: Arriving, rooms: Rooms) -> dict[str, Any]:
     """Count a row.
 
     Parameters
@@ -153,8 +154,8 @@ def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> d
         What happened.
     loaded, come
         The scenario, and who comes.
-    token_bytes
-        What a token takes in the KV cache [B].
+    rooms
+        Where KV blocks lie, and what layers keep of a sequence.
 
     Returns
     -------
@@ -182,7 +183,7 @@ def summary(story: Story, loaded: Loaded, come: Arriving, token_bytes: int) -> d
         "finished": len(left),
         **_latencies(story.requests),
         **_throughput(story, loaded.scenario.slo),
-        **_hits(story, token_bytes),
+        **_hits(story, rooms.groups),
         **{column: sum(one[column] for one in story.iterations) for column in moved},
         "stall_fraction": _ratio(sum(one["stall_ns"] for one in ran) + spent["drain_ns"], busy),
         **spent,
@@ -227,7 +228,7 @@ def _throughput(story: Story, slo: Slo | None) -> dict[str, Any]:
     return rates | {"goodput_fraction": None if met is None else _ratio(met, len(story.served))}
 
 
-def _hits(story: Story, token_bytes: int) -> dict[str, Any]:
+def _hits(story: Story, groups: Sequence[Kept]) -> dict[str, Any]:
     """What of prompts was found where, and how long they took by how much was."""
     admitted = [one for one in story.served if one.admitted_ns is not None]
     prompts = sum(one.request.prompt for one in admitted)
@@ -238,7 +239,7 @@ def _hits(story: Story, token_bytes: int) -> dict[str, Any]:
         if one.first_ns is not None:
             took_ns = one.first_ns - (one.admitted_ns or 0)
             reading[round(sum(one.hit) * _SHARES / one.request.prompt)].append(took_ns)
-            computed_bytes += 0 if any(one.hit) else one.request.prompt * token_bytes
+            computed_bytes += 0 if any(one.hit) else sum(group.copied_bytes(one.request.prompt) for group in groups)
             computed_ns += 0 if any(one.hit) else took_ns
     return {
         "prompt_tokens": prompts,

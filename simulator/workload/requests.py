@@ -12,7 +12,6 @@ from pydantic import Field
 
 from simulator.document import Count, CountOrNone, Part
 from simulator.units import Nanoseconds, require
-from simulator.workload.attention_kinds import Gqa, Linear, Mla
 from simulator.workload.models import DecoderModel
 
 MOST = 100_000
@@ -127,26 +126,20 @@ class Requests(Part):
         require(self.max_sequences < self.max_tokens, must, found, "max_sequences", do=do)
 
     def check(self, model: object) -> None:
-        """Refuse models whose iterations are not built: all but decoders that attend to all tokens, in groups.
+        """Refuse models whose iterations are not built: those with sparse attention, of which nobody publishes one.
+
+        What is selected by one sequence depends on how its tokens lie in blocks, and so on more than counts of tokens.
 
         Raises
         ------
         FieldError
-            If the model is another one.
+            If the model is such a one.
         """
-        parts = [kind.attention for kind in model.kinds] if isinstance(model, DecoderModel) else [None]
-        others = sorted({_told(part) for part in parts} - {"gqa"})
-        must = "requests are served by a model of the family decoder with gqa, whose tokens attend to all before them"
-        require(not others, must, " and ".join(others), "model", do="choose such a model")
-
-
-def _told(attention: Gqa | Mla | Linear | None) -> str:
-    """What attention is, for people; None is that of another family."""
-    if isinstance(attention, Gqa):
-        return (
-            "a window" if attention.window is not None else "chosen tokens" if attention.sparse is not None else "gqa"
-        )
-    return "another family" if attention is None else attention.kind
+        parts = [kind.attention for kind in model.kinds] if isinstance(model, DecoderModel) else []
+        must = "requests are served by a model whose tokens attend to all before them, to near or to chosen ones"
+        do = "remove sparse, or choose phase prefill or decode"
+        is_sparse = any(part.sparse is not None for part in parts)
+        require(not is_sparse, must, "sparse attention", "model", "attention", "sparse", do=do)
 
 
 class Request(NamedTuple):

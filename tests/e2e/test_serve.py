@@ -14,6 +14,7 @@ from simulator.run.case import Case
 from simulator.serving import scheduler
 from simulator.serving.scheduler import Block
 
+SPARSE = "sparse: {compress: {block: 8, stride: 4}, select: {block: 8, top: 4}, window: 8}"
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 
 
@@ -94,7 +95,7 @@ def test_a_file_of_requests_is_read_and_travels_with_the_results(hosim, filed, t
         ("arrival,prompt,output\n0,0,1\n", "some.csv:2: prompt is a whole number from 1"),
         ("arrival,prompt,output\n0,3,x\n", "some.csv:2: output is a whole number from 0"),
         ("arrival,prompt,output,prefix,prefix_tokens\n0,3,1,a,4\n", "a prefix is a part of its prompt, found 4 of 3"),
-        ("arrival,prompt,output\n0,30,1\n0,900,30\n", "found request 1 of 900 and 30 tokens, 117 blocks; lower its"),
+        ("arrival,prompt,output\n0,30,1\n0,900,30\n", "found request 1 of 900 and 30 tokens, 240 kB; lower its"),
     ],
 )
 def test_a_wrong_file_is_one_message(text, said, hosim, filed):
@@ -116,7 +117,7 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
         ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks get at most what weights and iterations leave of hbm"),
         ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
         ("ddr: 64 KiB", "ddt: 64 KiB", "what kv_tiers names is a tier of the machine, found 'ddt'"),
-        ("kind: gqa, heads: 4", "kind: gqa, window: 8, heads: 4", "whose tokens attend to all before them"),
+        ("head_size: 16}", f"head_size: 16, {SPARSE}}}", "to near or to chosen ones, found sparse attention"),
         ("phase: requests", "phase: decode", "requests is for phase requests, found it with phase decode"),
     ],
 )  # fmt: skip

@@ -11,9 +11,10 @@ from serving_cases import BOX, DRAWN, told, write
 
 import simulator as hosim
 from simulator import catalog
-from simulator.builders import Iteration
+from simulator.builders import Iteration, Kept, Reach
 from simulator.serving.replays import Replays
-from simulator.workload import Request
+from simulator.serving.scheduler import held_numbers
+from simulator.workload import Request, Requests
 
 
 @st.composite
@@ -47,8 +48,51 @@ def test_every_token_is_computed_or_found_once_and_times_ascend(requests, rooms,
         assert sum(one.hit) <= one.request.prefix_tokens
     admitted = [one.admitted_ns for one in story.served if one.admitted_ns is not None]
     assert admitted == sorted(admitted)
-    loaded = sum(tokens for work in replays.works for _, tokens in work.loads)
+    loaded = sum(sum(tokens) for work in replays.works for _, tokens in work.loads)
     assert loaded == sum(sum(one.hit[1:]) for one in story.served)
+
+
+GROUPS = st.lists(
+    st.builds(Kept, st.builds(Reach, st.none() | st.integers(1, 24), st.integers(0, 6), st.just(0)), st.just(1)),
+    min_size=1,
+    max_size=3,
+    unique=True,
+).map(tuple)
+"""What layers keep of a sequence: all tokens, or windows, a byte a token."""
+
+
+@given(crowds(), ROOMS, st.booleans(), GROUPS)
+def test_with_windows_every_token_is_computed_or_found_once_and_rooms_hold(requests, rooms, keeps, groups):
+    rooms = tuple(room * len(groups) for room in rooms)
+    story, replays = told(requests, rooms, keeps=keeps, max_tokens=16, groups=groups)
+    for ran in story.iterations:
+        for name, room in zip(("hbm", "ddr", "pool"), rooms, strict=True):
+            assert ran[f"used_{name}_blocks"] <= room
+    if story.status == "ok":
+        read = sum(work.reading for work in replays.works)
+        assert read + sum(sum(one.hit) for one in story.served) == sum(one.prompt for one in requests)
+    for one in story.served:
+        assert sum(one.hit) <= one.request.shared
+
+
+@given(crowds(), GROUPS)
+def test_with_room_for_everything_windows_find_as_much(requests, groups):
+    plain, _ = told(requests, (inf,), max_tokens=16)
+    story, _ = told(requests, (inf,), max_tokens=16, groups=groups)
+    assert story.requests == plain.requests
+
+
+@given(st.integers(1, 24), st.integers(0, 9), st.integers(1, 60), st.integers(1, 30), st.integers(2, 20))
+def test_what_a_sequence_holds_never_grows_and_has_all_that_it_sees_and_adds(window, sinks, prompt, output, most):
+    asked, reach = Requests(file="x.csv", block=4, max_sequences=1, max_tokens=most), Reach(window, sinks)
+    request, before, cached = Request(0, prompt, output), inf, 0
+    while cached < prompt + output:
+        held = held_numbers(reach, cached, request, asked)
+        new = min(most, prompt - cached) if cached < prompt else 1
+        seen = [*range(min(sinks, cached)), *range(max(0, cached + 1 - window), cached + new)]
+        assert {token // 4 for token in seen} <= {*held}
+        assert len(held) <= before
+        before, cached = len(held), cached + new
 
 
 @given(crowds(), ROOMS, st.booleans())
@@ -85,7 +129,7 @@ def test_more_room_below_never_finds_less_of_the_first_hit(requests, rooms):
 
 
 def _replays(folder, **more):
-    return Replays(catalog.resolve(write(folder, **more)), "static", 1000, exact=True)
+    return Replays(catalog.resolve(write(folder, **more)), "static", 256_000, exact=True)
 
 
 MIX = Iteration(decoding=3, context=90, reading=20, cached=40, pairs=1010, answers=4)
@@ -94,13 +138,13 @@ MIX = Iteration(decoding=3, context=90, reading=20, cached=40, pairs=1010, answe
 def test_with_an_infinite_link_what_is_found_below_costs_as_much_as_what_is_there(tmp_path):
     endless = BOX.replace("bandwidth: 1 GB/s", "bandwidth: inf")
     replays = _replays(tmp_path, box=endless)
-    there, below = replays.of(MIX), replays.of(MIX._replace(loads=(("ddr", 40),)))
+    there, below = replays.of(MIX), replays.of(MIX._replace(loads=(("ddr", (40,)),)))
     assert below["took_ns"] == there["took_ns"]
     assert below["moved_h2d_bytes"] == 2 * 40 * 2 * 2 * 16 * 2
 
 
 def test_stores_without_end_cost_nothing_and_slow_ones_hold_the_iteration_up(tmp_path):
-    stores = ((("hbm", "ddr"), 400), (("ddr", "pool"), 400))
+    stores = ((("hbm", "ddr"), (400,)), (("ddr", "pool"), (400,)))
     endless = _replays(tmp_path, box=BOX.replace("bandwidth: 1 GB/s", "bandwidth: inf"))
     assert endless.of(MIX._replace(stores=stores))["took_ns"] == endless.of(MIX)["took_ns"]
     slow = _replays(tmp_path)
@@ -124,7 +168,7 @@ def test_a_slower_pool_never_lowers_what_finds_nothing(tmp_path, rate):
     assert (slow["hit_ddr_tokens"] == 0).all()
 
 
-FOUND = MIX._replace(loads=(("ddr", 24), ("pool", 16)))
+FOUND = MIX._replace(loads=(("ddr", (24,)), ("pool", (16,))))
 """Three blocks and two, in each of two layers; a token of a layer is copied in within 128 ns."""
 
 
@@ -145,7 +189,7 @@ def test_what_cannot_be_queued_is_waited_for_before_the_first_op(tmp_path, queue
 
 def test_a_runtime_waits_for_what_cannot_be_queued_too(tmp_path):
     free, held = (
-        Replays(catalog.resolve(write(tmp_path, requests=text)), "on demand", 1000, exact=True).of(FOUND)
+        Replays(catalog.resolve(write(tmp_path, requests=text)), "on demand", 256_000, exact=True).of(FOUND)
         for text in (DRAWN, f"{DRAWN}  queued_blocks: 1\n")
     )
     assert all(held[column] == free[column] for column in held if column.startswith("moved_"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
+import pytest
 from serving_cases import told
 
-from simulator.builders import Iteration
+from simulator.builders import Iteration, Kept, Reach
 from simulator.workload import Request
 
 
@@ -72,8 +73,8 @@ def test_what_is_below_is_copied_in_and_what_leaves_is_stored_once():
     assert [one.hit for one in story.served] == [[0, 0], [0, 8]]
     assert replays.works == [
         Iteration(reading=9, pairs=45, answers=1),
-        Iteration(stores=((("hbm", "ddr"), 8),)),
-        Iteration(reading=1, cached=8, pairs=9, answers=1, loads=(("ddr", 8),)),
+        Iteration(stores=((("hbm", "ddr"), (8,)),)),
+        Iteration(reading=1, cached=8, pairs=9, answers=1, loads=(("ddr", (8,)),)),
     ]
 
 
@@ -81,13 +82,13 @@ def test_what_leaves_goes_before_if_there_is_no_room_for_it_beside_what_comes():
     """Room for 4 blocks: three of the second request leave when three of the third are copied in."""
     come = [Request(0, 13, 1, 1, 12), Request(900, 13, 1, 0, 12), Request(901, 13, 1, 1, 12)]
     story, replays = told(come, (4, inf), keeps=False)
-    leaving = ((("hbm", "ddr"), 12),)
+    leaving = ((("hbm", "ddr"), (12,)),)
     assert [(work.reading, work.loads, work.stores) for work in replays.works] == [
         (13, (), ()),
         (0, (), leaving),
         (13, (), ()),
         (0, (), leaving),
-        (1, (("ddr", 12),), ()),
+        (1, (("ddr", (12,)),), ()),
     ]
     assert story.served[2].hit == [0, 12]
 
@@ -100,8 +101,8 @@ def test_the_least_recently_used_block_goes_down_tier_by_tier_and_out():
     come = [Request(1000 * i, 9, 1, i, 8) for i in range(4)]
     story, replays = told([*come, Request(5000, 9, 1, 0, 8), Request(6000, 9, 1, 2, 8)], (3, 2, 1))
     down, further = ("hbm", "ddr"), ("ddr", "pool")
-    every = {down: 8, further: 8}
-    assert [dict(work.stores) for work in replays.works] == [{}, {down: 8}, every, every, every, every]
+    every = {down: (8,), further: (8,)}
+    assert [dict(work.stores) for work in replays.works] == [{}, {down: (8,)}, every, every, every, every]
     assert [one.hit for one in story.served[4:]] == [[0, 0, 0], [0, 0, 4]]
 
 
@@ -121,6 +122,71 @@ def test_a_crowd_that_comes_at_once_is_served():
     story, _ = told([Request(0, 60, 2) for _ in range(60)], (inf,), max_sequences=1)
     assert story.status == "ok"
     assert all(one.end_ns is not None for one in story.served)
+
+
+NEAR = Reach(8)
+"""A window of two blocks."""
+ALL, WINDOW, STATE = Kept(Reach(), 1), Kept(NEAR, 1), Kept(Reach(block=4), 5)
+
+
+def test_a_sequence_leaves_the_blocks_that_its_window_has_passed():
+    """Of 20 + 12 tokens it reads 20 at once, and holds all 8 blocks; then 3, as 8 tokens may lie in so many.
+
+    With 20 cached the next token sees from token 13 on, in block 3; with 23 from token 16 on, in block 4.
+    """
+    story, replays = told([Request(0, 20, 12)], (inf,), groups=(WINDOW,))
+    held = [ran["held_blocks"] for ran in story.iterations]
+    assert held == [8] + [3] * 11
+    assert [work.near for work in replays.works[:2]] == [((0, 0, 36 + 12 * 8),), ((7, 0, 0),)]
+
+
+def test_what_a_window_leaves_makes_room_for_others():
+    """Room for 11 blocks: a request of 8 has room beside one that decodes, unless that keeps all tokens."""
+    come = [Request(0, 20, 12), Request(210, 20, 12)]
+    for groups, admitted in ((WINDOW,), 300), ((ALL,), 200 + 11 * 100):
+        story, _ = told(come, (11,), groups=groups)
+        assert story.served[1].admitted_ns == admitted
+
+
+def test_of_layers_with_a_window_the_last_blocks_of_a_prefix_are_found_and_copied():
+    """The compute tier keeps nothing; 5 blocks of a prefix are found below, of layers with a window 2 are copied in."""
+    come = [Request(0, 21, 1, 0, 20), Request(900, 21, 1, 0, 20)]
+    story, replays = told(come, (inf, inf), keeps=False, groups=(ALL, WINDOW))
+    assert [one.hit for one in story.served] == [[0, 0], [0, 20]]
+    assert [(work.reading, work.loads, work.stores) for work in replays.works] == [
+        (21, (), ()),
+        (0, (), ((("hbm", "ddr"), (20, 20)),)),
+        (1, (("ddr", (20, 8)),), ()),
+    ]
+
+
+@pytest.mark.parametrize(("window", "found"), [(8, 0), (4, 12)])
+def test_a_prefix_is_found_where_all_that_the_next_token_sees_is_there(window, found):
+    """The first request leaves what its window has passed, then its other blocks, the end first; two are driven out.
+
+    Of a window of 8 tokens block 0 leaves, and then block 2 of the layer that keeps all, so that it has two: but behind
+    them a token sees block 0. Of a window of 4 tokens blocks 0 and 1 leave, and behind all three a token sees block 2.
+    """
+    come = [Request(0, 13, 1, 0, 12), Request(900, 13, 1, 1, 4), Request(2000, 13, 1, 0, 12)]
+    plain, _ = told(come, (6,))
+    both, _ = told(come, (12,), groups=(ALL, Kept(Reach(window), 1)))
+    assert (plain.served[2].hit, both.served[2].hit) == ([8], [found])
+
+
+def test_nothing_is_found_or_stored_where_a_layer_has_a_state():
+    come = [Request(0, 13, 3, 0, 12), Request(900, 13, 3, 0, 12)]
+    story, replays = told(come, (inf, inf), keeps=False, groups=(ALL, STATE))
+    assert [one.hit for one in story.served] == [[0, 0], [0, 0]]
+    assert not any(work.loads or work.stores for work in replays.works)
+    assert [work.near for work in replays.works[:2]] == [((1, 0, 3 * 10 + 1),), ((0, 0, 0),)]
+    assert [ran["held_blocks"] for ran in story.iterations] == [4 + 1] * 6
+
+
+def test_a_state_takes_as_much_room_however_long_its_sequence_is():
+    """Three sequences of 5 bytes each have no room for a fourth, and those of 1,000 tokens have as much as of 2."""
+    for prompt in (1, 999):
+        story, _ = told([Request(0, prompt, 2) for _ in range(4)], (4,), groups=(STATE,), max_tokens=4000)
+        assert [one.admitted_ns == 0 for one in story.served] == [True] * 3 + [False]
 
 
 def test_prompts_share_what_their_chains_of_prefixes_have_in_common():

@@ -7,27 +7,40 @@ from building import build
 from serving_cases import write
 
 from simulator import catalog
-from simulator.builders import Iteration, iteration
+from simulator.builders import Iteration, further, iteration
 from simulator.cost import durations_ns
 from simulator.serving.replays import Replays
-from simulator.workload import Workload
+from simulator.serving.scheduler import Served, Work
+from simulator.workload import Request, Workload
 
 DENSE = {"kind": "dense", "width": 128}
 EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 32}
+GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 16, "qk_norms": True}
+MLA = {"kind": "mla", "heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nope": 16, "qk_rope": 8, "v_head": 16}
+CHOSEN = {**MLA, "indexer": {"heads": 2, "head_size": 8, "top": 16}}
+LINEAR = {"kind": "linear", "heads": 4, "head_size": 16, "block": 8}
+WINDOW = {**GQA, "window": 10, "sinks": 2}
+ATTENTIONS = {"all": GQA, "window": WINDOW, "latent": MLA, "chosen": CHOSEN, "linear": LINEAR}
 
 
-def workload(phase, part, **more):
-    attention = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 16, "qk_norms": True}
-    model = {"family": "decoder", "layers": 2, "hidden": 64, "vocabulary": 128}
+def workload(phase, part, attention=GQA, others=(), **more):
+    model = {"family": "decoder", "layers": 2, "hidden": 64, "vocabulary": 128, "others": others}
     model |= {"attention": attention, "feed_forward": part}
     about = {"schema": "hosim/workload/1", "name": "toy", "model": model, "phase": phase, "steps": 1}
     why = {"assumed": dict.fromkeys(("model", "steps", *more), "a test")}
     return Workload.model_validate(about | more | why)
 
 
-def served(part):
+def served(part, *attention):
     lengths = {"count": 1, "arrivals": {"interval": "1 s"}, "prompt": {"mean": 1}, "output": {"mean": 1}}
-    return workload("requests", part, requests=lengths)
+    return workload("requests", part, *attention, requests=lengths)
+
+
+def works(workload, decoding=(), reading=()):
+    """Sequences that add a token to so many, and parts of prompts (cached and new tokens), as a scheduler has them."""
+    adding = [Served(0, Request(0, cached, 2), cached=cached) for cached in decoding]
+    parts = [(Served(0, Request(0, cached + new, 2), cached=cached), new) for cached, new in reading]
+    return Work(adding, parts).iteration(8, further=further(workload.model))
 
 
 def counted(graph):
@@ -35,32 +48,64 @@ def counted(graph):
     found = {}
     for op in graph.ops:
         name = op.name.replace("prefill/", "").replace("decode/", "")
-        for own in ("attn.prefill", "attn.decode"):
-            name = name.replace(own, "attn.core")
         found[name] = (op.flops, op.read_bytes, op.write_bytes, op.op_class)
     return found
 
 
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
 @pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
-def test_a_prompt_is_counted_as_in_prefill(part):
-    whole = build(workload("prefill", part, batch=1, sequence=48))
-    work = Iteration(reading=48, pairs=48 * 49 // 2, answers=1)
-    assert counted(iteration(served(part), work, 1000)) == counted(whole)
+def test_a_prompt_is_counted_as_in_prefill(part, attention):
+    whole, model = build(workload("prefill", part, attention, batch=1, sequence=48)), served(part, attention)
+    assert counted(iteration(model, works(model, reading=[(0, 48)]), 256_000)) == counted(whole)
 
 
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
 @pytest.mark.parametrize("part", [DENSE, EXPERTS], ids=["dense", "experts"])
-def test_sequences_that_add_a_token_are_counted_as_in_decode(part):
-    whole = build(workload("decode", part, batch=3, sequence=40, new_tokens=1))
-    work = Iteration(decoding=3, context=3 * 40, answers=3)
-    assert counted(iteration(served(part), work, 1000)) == counted(whole)
+def test_sequences_that_add_a_token_are_counted_as_in_decode(part, attention):
+    whole, model = build(workload("decode", part, attention, batch=3, sequence=40)), served(part, attention)
+    assert counted(iteration(model, works(model, decoding=[40] * 3), 256_000)) == counted(whole)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_the_second_half_of_a_prompt_is_counted_as_a_chunk(attention):
+    chunks, model = (
+        build(workload("prefill", DENSE, attention, batch=1, sequence=64, chunk=32)),
+        served(DENSE, attention),
+    )
+    whole = {name[3:]: about for name, about in counted(chunks).items() if name.startswith(("c1/L", "c1/e"))}
+    half = counted(iteration(model, works(model, reading=[(32, 32)]), 256_000))
+    assert len(whole) > 2 * 10
+    assert {name: half[name] for name in whole} == whole
+
+
+def test_latents_become_keys_and_values_a_piece_at_a_time():
+    """Of 100,000 cached latents no more than max_tokens are expanded at once, though all are read."""
+    model = served(DENSE, MLA)
+    graph = iteration(model, works(model, reading=[(100_000, 8)]), 256_000)
+    ops, sizes = {op.name: op for op in graph.ops}, {one.name: one.size_bytes for one in graph.tensors}
+    rows = model.requests.max_tokens + 8
+    assert sizes["prefill/L00/attn.k_b.out"] == rows * 4 * 16 * 2
+    assert ops["prefill/L00/prefill/attn.k_b"].flops == 2 * 100_008 * 24 * 4 * 16
+    assert ops["prefill/L00/prefill/attn.k_b"].write_bytes == 100_008 * 4 * 16 * 2
+
+
+def test_layers_with_a_window_copy_in_and_read_no_more_than_it():
+    model = served(DENSE, GQA, [{"start": 1, "attention": WINDOW}])
+    work = works(model, decoding=[40, 5], reading=[(24, 8)])._replace(loads=(("ddr", (24, 16)),))
+    assert work.near == ((11 + 5, 11, 8 * 12),)
+    graph = iteration(model, work, 256_000)
+    ops, sizes = {op.name: op for op in graph.ops}, {one.name: one.size_bytes for one in graph.tensors}
+    assert [sizes[f"L0{layer}/kv.from.ddr"] for layer in (0, 1)] == [24 * 128, 16 * 128]
+    assert [sizes[f"L0{layer}/kv"] for layer in (0, 1)] == [(256_000 - 40 * 128) // 2] * 2
+    assert [ops[f"decode/L0{layer}/decode/attn.core"].flops for layer in (0, 1)] == [256 * 47, 256 * (16 + 2)]
 
 
 def test_both_together_share_all_but_attention():
-    graph = iteration(served(DENSE), Iteration(decoding=3, context=120, reading=48, pairs=1176, answers=4), 1000)
+    graph = iteration(served(DENSE), Iteration(decoding=3, context=120, reading=48, pairs=1176, answers=4), 256_000)
     ops = {op.name: op for op in graph.ops}
     assert ops["L00/prefill/attn.q"].flops == 2 * 51 * 64 * 64
-    assert ops["L00/prefill/attn.decode"].flops == 4 * 64 * (120 + 3)
-    assert ops["L00/prefill/attn.prefill"].flops == 4 * 64 * 1176
+    assert ops["decode/L00/decode/attn.core"].flops == 4 * 64 * (120 + 3)
+    assert ops["prefill/L00/prefill/attn.core"].flops == 4 * 64 * 1176
     assert ops["head/prefill/lm"].flops == 2 * 4 * 64 * 128
 
 
@@ -68,11 +113,11 @@ def test_the_copy_of_a_layer_ends_before_its_prompts_attend(tmp_path):
     """Two copies of 40 tokens at 1 MB/s take 5.12 ms each, longer than all ops; what needs the second comes after."""
     path = write(tmp_path)
     loaded = catalog.resolve(path, {"links.h2d.bandwidth": "1 MB/s"})
-    work = Iteration(decoding=2, context=60, reading=8, cached=40, pairs=356, answers=3, loads=(("ddr", 40),))
-    graph = iteration(loaded.workload, work, 1000)
+    work = Iteration(decoding=2, context=60, reading=8, cached=40, pairs=356, answers=3, loads=(("ddr", (40,)),))
+    graph = iteration(loaded.workload, work, 256_000)
     times = durations_ns(graph, loaded.hardware)
-    last = next(number for number, op in enumerate(graph.ops) if op.name == "L01/prefill/attn.prefill")
+    last = next(number for number, op in enumerate(graph.ops) if op.name == "prefill/L01/prefill/attn.core")
     assert sum(times) < 5_120_000
-    done = Replays(loaded, "static", 1000, exact=True).of(work)
+    done = Replays(loaded, "static", 256_000, exact=True).of(work)
     assert done["took_ns"] == 2 * 5_120_000 + sum(times[last:])
     assert done["moved_h2d_bytes"] == 2 * 40 * 128
