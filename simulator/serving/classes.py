@@ -93,6 +93,8 @@ class _Shape:
 
     def prices_ns(self, work: Iteration) -> Numbers:
         """What one more of each number costs at most [ns]; a token the more for experts, the fewer others choose."""
+        if not self._experts:
+            return self._prices_ns
         found, tokens = self._prices_ns.copy(), work.decoding + work.reading
         fewer, most = (np.array(self._unchosen(n)) for n in (tokens, tokens // 2))
         found[[*_TOKENS]] += (most - fewer) @ self._fewer_prices_ns / max(1, tokens - tokens // 2)
@@ -122,7 +124,8 @@ class _Shape:
     def ops_ns(self, work: Iteration) -> float:
         """What the ops of an iteration take, each alone."""
         sides = self._constant + np.tensordot(self.numbers(work), self._slopes, 1)
-        sides -= np.tensordot(self._unchosen(work.decoding + work.reading), self._fewer_ns, 1)
+        if self._experts:
+            sides -= np.tensordot(self._unchosen(work.decoding + work.reading), self._fewer_ns, 1)
         return float(sides.max(axis=0) @ self._counts)
 
 

@@ -74,8 +74,6 @@ DSA = LATENT | {"index_topk": 6, "index_head_dim": 8, "index_n_heads": 2}
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("phase", ["train", "prefill", "decode", "requests"])
 def test_sample_files_become_workloads(file: Path, phase: str) -> None:
-    if phase == "requests" and "eep" in file.stem + "eep" * ("Kimi" in file.stem):
-        pytest.skip("requests are served by gqa")
     options = {} if phase in ("requests", "train") else {"sequence": 1024}
     found = hosim.read_hf(file, phase=phase, **options)
     assert found.workload.phase == phase
@@ -479,13 +477,19 @@ def test_what_is_no_file_is_refused(folder: Path) -> None:
     assert hosim.read_hf("small.json.gz", sequence=32).workload.sequence == 32
 
 
-def test_phases_that_are_not_built_for_a_model_say_so(folder: Path) -> None:
-    assert "requests are served by" in refusal(kind("deepseek_v3", **LATENT), phase="requests")
-    near = kind("mistral", sliding_window=8)
-    found = refusal(near, phase="requests")
-    assert found.startswith("config.json, model: requests are served by")  # no key of the file is to blame
-    assert "found a window; choose" in found
-    assert "found mla; choose" in refusal(kind("deepseek_v3", **LATENT), phase="requests")
+@pytest.mark.parametrize(
+    "config",
+    [kind("deepseek_v3", **LATENT), kind("deepseek_v32", **DSA), kind("mistral", sliding_window=8)],
+    ids=["latent", "chosen", "window"],
+)
+def test_every_kind_of_attention_is_served(config: dict[str, Any], folder: Path) -> None:
+    options = {"requests": 3, "prompt": 20, "answer": 4}
+    read(config, phase="requests", **options).write("mine.yaml")
+    Path("story.yaml").write_text(
+        "schema: hosim/scenario/1\nname: story\nhardware: h100_sxm\nworkload: mine.yaml\npolicies: [static]\n"
+    )
+    (row,) = hosim.serve("story.yaml").rows
+    assert (row["status"], row["finished"]) == ("ok", 3)
 
 
 @pytest.mark.parametrize("option", ["batch", "sequence", "block"])
