@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from fnmatch import fnmatchcase
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from simulator.hardware import Hardware
 from simulator.report.panels import Map, Panel
 from simulator.report.rows import grouped, listed, quantity, ratio
-from simulator.report.tables import Column, figures
+from simulator.report.sentences import WAITED_FOR
+from simulator.report.tables import WAITS, Column, figures
 from simulator.report.uncertain import distributions, section, summed, told
 from simulator.report.views import Section, View, by, number, texts
+from simulator.trace import CAUSES
 from simulator.units import human, parse
 
 Row = Mapping[str, Any]
@@ -60,10 +63,12 @@ class Shown(NamedTuple):
 def needs(axes: Sequence[Shown], hardware: Hardware) -> list[str]:
     """Columns of rows that are shown."""
     figures = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
-    return [*(one.name for one in axes), *figures, "notes"]
+    return [*(one.name for one in axes), *figures, *WAITS, "notes"]
 
 
-def grid_view(rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str) -> View:
+def grid_view(
+    rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str, budget_bytes: int | None = None
+) -> View:
     """Show the cells of a grid.
 
     Parameters
@@ -76,11 +81,14 @@ def grid_view(rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str)
         The machine.
     title
         What was swept.
+    budget_bytes
+        What the scenario allows of the compute tier [B], if it says so.
     """
     ran, peak = [row for row in rows if row["status"] == "ok"], f"peak_{hardware.compute_tier}_bytes"
     if any(one.is_drawn for one in axes):
         return _drawn_view(rows, [one for one in axes if not one.is_drawn], peak, title)
-    sentences = [*_told(rows, axes), *_did_not_run(rows)]
+    unmoved = _unmoved(ran, axes, hardware, budget_bytes)
+    sentences = [*_told(rows, axes), *unmoved, *_did_not_run(rows)]
     if len(rows) > LINES:
         sentences.append(f"{len(rows):,} rows are not printed; --out DIR writes them, with a picture.")
     sections = [Section(columns=_columns(rows, axes, peak))] if len(rows) <= LINES else []
@@ -143,6 +151,62 @@ def _told(rows: Rows, axes: Sequence[Shown]) -> Iterator[str]:
         free = [row for row in own if row["stall_ns"] == 0]
         if 0 < len(free) < len(own):
             yield f"{policy} never stalls in {len(free):,} of {len(own):,} cells, the first at {_cell(free[0], axes)}."
+
+
+def _unmoved(ran: Rows, axes: Sequence[Shown], hardware: Hardware, budget_bytes: int | None) -> Iterator[str]:
+    """Say over which range an axis changes no step of a policy, and what binds instead."""
+    for axis in axes:
+        numbers = sorted(value for value in axis.values if isinstance(value, int | float))
+        others = [one.name for one in axes if one is not axis]
+        said: dict[tuple[str, str], list[str]] = {}
+        for (policy,), own in by(ran, "policy").items():
+            steps: dict[Any, dict[Any, int]] = {}
+            for row in own:
+                steps.setdefault(row[axis.name], {})[tuple(row[name] for name in others)] = row["step_ns"]
+            for low, high in _level(numbers, steps):
+                inside = [row for row in own if row[axis.name] in numbers and low <= row[axis.name] <= high]
+                caps = (
+                    []
+                    if any(one.startswith(("buses.", "scenario.")) for one in others)
+                    else _caps(axis.name, low, hardware, budget_bytes)
+                )
+                key = f"from {axis.written(low)} to {axis.written(high)}", _why(caps, inside)
+                said.setdefault(key, []).append(str(policy))
+        for (where, why), policies in said.items():
+            yield f"{axis.name} changes no step of {listed(policies)} {where}: {why}."
+
+
+def _level(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Ends of ranges of values with the same steps, in all cells of what varies besides."""
+    ranges: list[list[Any]] = []
+    for before, value in pairwise([None, *numbers]):
+        if value in steps and steps[value] == steps.get(before):
+            ranges[-1].append(value)
+        else:
+            ranges.append([value])
+    return [(found[0], found[-1]) for found in ranges if len(found) > 1]
+
+
+def _caps(name: str, low: float, hardware: Hardware, budget_bytes: int | None) -> list[str]:
+    """What of a machine is no wider than an axis at the low end of a range, and caps it."""
+    links = [link for link in hardware.links if fnmatchcase(f"links.{link}.bandwidth", name)]
+    rates = {
+        f"the bus {bus}": cap.bandwidth_bytes_per_s for bus, cap in hardware.buses.items() if {*links} & {*cap.links}
+    }
+    stages = {stage: link for link in links for stage in hardware.links[link].via if stage not in links}
+    rates |= {f"the link {stage}": hardware.links[stage].bandwidth_bytes_per_s for stage in stages}
+    found = [f"{cap} ({quantity(rate, 'B/s')})" for cap, rate in rates.items() if rate <= low]
+    if name == f"tiers.{hardware.compute_tier}.capacity" and budget_bytes is not None and budget_bytes <= low:
+        found.append(f"the scenario's budget ({quantity(budget_bytes, 'B')})")
+    return found
+
+
+def _why(caps: Sequence[str], inside: Rows) -> str:
+    """What binds in a range: what caps the axis, or what computes wait for there."""
+    if caps:
+        return f"{listed(caps)} {'is' if len(caps) == 1 else 'are'} no wider"
+    most_ns, cause = max((sum(row.get(f"wait_{cause}_ns") or 0 for row in inside), cause) for cause in CAUSES)
+    return f"computes wait most for {WAITED_FOR[cause]} there" if most_ns else "no compute waits there"
 
 
 def _cell(row: Row, axes: Sequence[Shown]) -> str:

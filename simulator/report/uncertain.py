@@ -9,13 +9,47 @@ from typing import Any, NamedTuple
 from simulator.report.panels import Panel
 from simulator.report.rows import ABSENT, quantity
 from simulator.report.tables import Column
-from simulator.report.views import Section, by, number, quantiles, texts
+from simulator.report.views import Section, by, number, texts
 from simulator.units import human, parse
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 SURE = 0.95
 """Share of studies whose interval holds the true value, if draws are independent."""
+
+
+QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
+"""Name -> share of the draws that are at most as slow."""
+
+
+def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:
+    """Sum up the draws of each policy under each perturbation, or at each cell.
+
+    Parameters
+    ----------
+    outcomes
+        One per policy, perturbation, level and draw, with ``status``, ``step_ns`` and perhaps ``slowdown``.
+    keys
+        Columns of what draws have in common.
+
+    Returns
+    -------
+    list of dict
+        The keys, ``policy``, ``draws``, ``ok`` (how many ran), ``failed`` (statuses of the others)
+        and for each of `QUANTILES` ``<name>_step_ns`` and ``<name>_slowdown``: a value that some draw had, or None
+        where that draw did not run, which counts as slower than anything that did.
+    """
+    rows = []
+    for (*common, policy), own in by(outcomes, *keys, "policy").items():
+        slowest_last = sorted(own, key=lambda row: math.inf if row["step_ns"] is None else row["step_ns"])
+        lacking = sorted({row["status"] for row in own if row["step_ns"] is None})
+        line = {**dict(zip(keys, common, strict=True)), "policy": policy, "draws": len(own)}
+        line |= {"ok": sum(row["step_ns"] is not None for row in own), "failed": ", ".join(lacking)}
+        for name, share in QUANTILES.items():
+            row = slowest_last[max(0, math.ceil(share * len(own)) - 1)]
+            line |= {f"{name}_step_ns": row["step_ns"], f"{name}_slowdown": row.get("slowdown")}
+        rows.append(line)
+    return rows
 
 
 def sure(steps: Sequence[float], share: float) -> tuple[float | None, ...]:
@@ -79,7 +113,7 @@ class Summed(NamedTuple):
     Attributes
     ----------
     quantiles
-        A row for each policy, see `simulator.report.views.quantiles`, with ``median_low_ns`` and ``median_high_ns``.
+        A row for each policy, see `quantiles`, with ``median_low_ns`` and ``median_high_ns``.
     fastest
         The policy with the least median.
     beaten

@@ -21,8 +21,6 @@ from simulator.trace import CAUSES
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
-"""Name -> share of the draws that are at most as slow."""
 NOMINAL, INSPECTION, SEQUENCE = "nominal", "inspection", "longer sequence"
 _STATUS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is refused"}
 """Status of what did not run, but did not fail -> what is said."""
@@ -116,36 +114,6 @@ def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
 def number(value: object) -> str:
     """Write a value of an axis."""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:
-    """Sum up the draws of each policy under each perturbation, or at each cell.
-
-    Parameters
-    ----------
-    outcomes
-        One per policy, perturbation, level and draw, with ``status``, ``step_ns`` and perhaps ``slowdown``.
-    keys
-        Columns of what draws have in common.
-
-    Returns
-    -------
-    list of dict
-        The keys, ``policy``, ``draws``, ``ok`` (how many ran), ``failed`` (statuses of the others)
-        and for each of `QUANTILES` ``<name>_step_ns`` and ``<name>_slowdown``: a value that some draw had, or None
-        where that draw did not run, which counts as slower than anything that did.
-    """
-    rows = []
-    for (*common, policy), own in by(outcomes, *keys, "policy").items():
-        slowest_last = sorted(own, key=_step)
-        lacking = sorted({row["status"] for row in own if row["step_ns"] is None})
-        line = {**dict(zip(keys, common, strict=True)), "policy": policy, "draws": len(own)}
-        line |= {"ok": sum(row["step_ns"] is not None for row in own), "failed": ", ".join(lacking)}
-        for name, share in QUANTILES.items():
-            row = slowest_last[max(0, math.ceil(share * len(own)) - 1)]
-            line |= {f"{name}_step_ns": row["step_ns"], f"{name}_slowdown": row.get("slowdown")}
-        rows.append(line)
-    return rows
 
 
 def _step(row: Row, key: str = "step_ns") -> float:

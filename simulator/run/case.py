@@ -219,6 +219,8 @@ def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
 
 
 def _check_expectations(loaded: Loaded) -> None:
+    if not loaded.scenario.expect:
+        return
     question = loaded.scenario.question
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
     known = (*metrics.columns(loaded.hardware), *asked)

@@ -69,7 +69,7 @@ def clustered(
             numbers[future.key] = number
             return future
 
-        ended = distributed.as_completed([given(*one) for one in islice(todo, most)])
+        ended = distributed.as_completed([given(*one) for one in islice(todo, most)], loop=client.loop)
         for future in ended:
             if future.status == "error" and isinstance(future.exception(), distributed.KilledWorker):
                 continue  # told by whoever misses it

@@ -249,7 +249,9 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
             if lines is not None:
                 lines.add(own)
             rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]
-    view = grid_view(rows, shown, base.hardware, (study and study.title) or base.scenario.title or base.scenario.name)
+    story = base.scenario
+    title = (study and study.title) or story.title or story.name
+    view = grid_view(rows, shown, base.hardware, title, story.budget_bytes)
     more = {"grid": {one.name: one.values for one in shown}}
     return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file)
 

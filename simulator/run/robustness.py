@@ -28,7 +28,8 @@ from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
 from simulator.errors import CapacityError, PlanError, insist
 from simulator.plan import Plan
-from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
+from simulator.report.uncertain import quantiles
+from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, robust_view
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
 from simulator.run.sample import jittered

@@ -14,6 +14,7 @@ import simulator as hosim_api
 from simulator import interrupts
 from simulator.errors import ConfigError
 from simulator.policies import POLICIES
+from simulator.report import grids
 from simulator.report.grids import Shown
 from simulator.run import grid, kept
 from simulator.run.grid import axis
@@ -256,3 +257,30 @@ def test_the_table_is_tidy(scenario):
     table = hosim_api.sweep(scenario, {BANDWIDTHS: ["1 GB/s", "2 GB/s"]}, policies=["static"], workers=1).table
     assert list(table[BANDWIDTHS]) == [10**9, 2 * 10**9]
     assert str(table["step_ns"].dtype) == "Int64"
+
+
+# what changes nothing
+
+
+def test_what_is_no_wider_than_an_axis_that_changes_no_step_is_named(hosim, scenario):
+    machine = scenario.with_name("machine.yaml")
+    machine.write_text(f"{machine.read_text()}buses:\n  pcie: {{links: [d2h, h2d], bandwidth: 3 GB/s}}\n")
+    grid = ("--grid", f"{BANDWIDTHS}=2 GB/s, 4 GB/s, 8 GB/s, 16 GB/s", "--grid", "tiers.hbm.capacity=50 MB, 100 MB")
+    done = hosim("sweep", scenario, *grid, "--policy", "static", "--policy", "reactive", "--workers", 1)
+    assert f"{BANDWIDTHS} changes no step of static and reactive from 4.00 GB/s to 16.0 GB/s: " in done.out
+    assert "16.0 GB/s: the bus pcie (3.00 GB/s) is no wider.\n" in done.out
+    assert "from 50.0 MB to 100 MB: the scenario's budget (4.30 MB) is no wider.\n" in done.out
+
+
+def test_ranges_are_of_neighbours_whose_steps_are_the_same_in_all_cells():
+    steps = {1: {"a": 5, "b": 5}, 2: {"a": 5, "b": 5}, 3: {"a": 4, "b": 5}, 4: {"a": 4, "b": 5}, 5: {"a": 4, "b": 5}}
+    assert grids._level([1, 2, 3, 4, 5], steps) == [(1, 2), (3, 5)]
+    del steps[4]
+    assert grids._level([1, 2, 3, 4, 5], steps) == [(1, 2)]
+
+
+def test_without_a_cap_it_is_told_what_computes_wait_for():
+    rows = [{"wait_capacity_ns": 2, "wait_transfer_ns": 1}, {"wait_transfer_ns": 2}]
+    assert grids._why([], rows) == "computes wait most for transfers there"
+    assert grids._why([], [{"wait_host_ns": 0}]) == "no compute waits there"
+    assert grids._why(["a", "b"], rows) == "a and b are no wider"

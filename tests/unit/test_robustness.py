@@ -12,10 +12,12 @@ import pytest
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.report.pictures import curves
-from simulator.report.views import quantiles, robust_view
+from simulator.report.uncertain import quantiles
+from simulator.report.views import robust_view
 from simulator.run import prepare
 from simulator.run.case import execute
-from simulator.run.robustness import jittered, robustness
+from simulator.run.robustness import robustness
+from simulator.run.sample import jittered
 
 
 @pytest.fixture(scope="module")
