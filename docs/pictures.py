@@ -20,3 +20,5 @@ def draw(folder: Path) -> None:
     results.comparison().figure.savefig(folder / "comparison.png", dpi=90)
     results["static"].timeline().figure.savefig(folder / "timeline.png", dpi=90)
     results["static with recompute"].timeline().figure.savefig(folder / "timeline_recompute.png", dpi=90)
+    pool = hosim.pareto("long_context_pool", set={"workload.sequence": 131072})
+    pool.figure().figure.savefig(folder / "pool.png", dpi=90)

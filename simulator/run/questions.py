@@ -19,8 +19,8 @@ from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
 from simulator.report.question_views import PRICES, crossover_view, free_told, frontier_view, pareto_view
+from simulator.run.bisection import Given, Search
 from simulator.run.case import Policies
-from simulator.run.search import Given, Search
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Frontier, Largest, Least, Scenario
 from simulator.scenario.question import COMPUTE

@@ -13,8 +13,8 @@ from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.report.expectations import condition, unmet
 from simulator.report.question_views import frontier_view
+from simulator.run.bisection import Search
 from simulator.run.case import prepare
-from simulator.run.search import Search
 from simulator.run.sweep import sweep
 from simulator.scenario import Frontier
 from simulator.units import FieldError

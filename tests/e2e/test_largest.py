@@ -11,8 +11,8 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.report.question_views import frontier_view
+from simulator.run.bisection import Search
 from simulator.run.case import prepare
-from simulator.run.search import Search
 
 MACHINE = """\
 schema: hosim/hardware/1
