@@ -175,8 +175,12 @@ def test_all_ranks_do_the_work_of_one(layout: dict[str, Any], zero_stage: int, a
 
 @pytest.mark.parametrize("attention", [CHOSEN, ALL])
 def test_tensor_ranks_add_up_what_their_heads_attend_to(attention: dict[str, Any]) -> None:
-    graph = build_job(workload(attention, parallel={"ranks": "all", "tensor": 2})).graphs[0]
+    graph, plain = (
+        build_job(workload(one, parallel={"ranks": "all", "tensor": 2})).graphs[0] for one in (attention, MLA)
+    )
     met = Counter(op.name for op in graph.ops if op.collective and "index" in op.name)
+    others = ([op.collective for op in one.ops if op.collective and "index" not in op.name] for one in (graph, plain))
+    assert len({tuple(found) for found in others}) == 1, "beside that as without an indexer"
     assert met == {f"L{layer:02d}/bwd/attn.index.target.all_reduce": 1 for layer in range(LAYERS)}
     sent = {op.collective.size_bytes for op in graph.ops if op.collective and "index" in op.name}
     assert sent == {4 * T * attention["indexer"]["top"]}
