@@ -27,7 +27,7 @@ from dataclasses import replace
 
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH, TENSOR, numbered
-from simulator.errors import ConfigError
+from simulator.errors import insist
 from simulator.graph_builder import OpFields
 from simulator.layout import Layout
 from simulator.workload import Experts
@@ -123,18 +123,15 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     ConfigError
         If in training the tokens of a rank do not divide over the experts.
     """
-    own, tokens, experts = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], 1
-    taken = x
+    own, tokens, taken = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], x
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
-    logits = t.linear("ffn.router", taken)
+    logits, experts = t.linear("ffn.router", taken), part.routed if t.is_forward else 1
     bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
-    if t.is_forward:
-        experts = part.routed
-        if own * part.top_k % experts:
-            must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
-            found, do = f"{own} x {part.top_k} for {experts} experts", "make batch * sequence * top_k"
-            raise ConfigError(t.where, must, found, f"{do} a multiple of {experts}")
+    must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
+    found = f"{own} x {part.top_k} for {experts} experts"
+    do = f"make batch * sequence * top_k a multiple of {experts}"
+    insist(own * part.top_k % experts == 0, t.where, must, found, do)
     rows, here = (experts, own * part.top_k // experts * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, here, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.layout(x), FP32_BYTES)

@@ -17,7 +17,7 @@ from math import prod
 
 from simulator.builders.sheet import Sheet, Spread, laid_out
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
-from simulator.errors import ConfigError
+from simulator.errors import insist
 from simulator.graph import chosen_number
 from simulator.layout import Axes, Layout, Weight
 from simulator.workload import Experts
@@ -156,9 +156,8 @@ class Tape(Sheet):
         """
         if f"{name}.{ADAPTER[0]}" not in self.weights[self.block]:
             return self._linear(name, x, weight or self.weight(name), heads)
-        if heads:
-            must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
-            raise ConfigError(self.where, must, f"{name}, which is absorbed by heads", do)
+        must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
+        insist(not heads, self.where, must, f"{name}, which is absorbed by heads", do)
         out, added = self._linear(name, x, self.weight(name)), x
         for part in ADAPTER:
             added = self._linear(f"{name}.{part}", added, self.weight(f"{name}.{part}"))

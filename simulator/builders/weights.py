@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from math import gcd, prod
 from typing import NamedTuple
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.layout import Axes, Layout, Mesh, Weight
 from simulator.units import counted, nearest, would_divide
 from simulator.workload import (
@@ -137,26 +137,21 @@ def _linear(h: int, width: int) -> Specs:
 
 def _mla(h: int, part: Mla) -> Specs:
     """Names as in the published weights, but ``kv_b`` as its two halves: of keys, and of values."""
-    latent, r, q = part.kv_lora_rank, part.q_lora_rank, part.heads * (part.qk_nope + part.qk_rope)
-    queries = {"q": Spec((h, q), _COLUMN)}
+    latent, r, q = part.kv_lora_rank, part.q_lora_rank or 0, part.heads * (part.qk_nope + part.qk_rope)
+    found: Specs = {"q": Spec((h, q), _COLUMN)}
     if r:
-        queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
-    indexer, found = part.indexer, Specs()
-    if indexer and r:  # the key's norm has a weight and a bias
+        found = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
+    if indexer := part.indexer:  # the key's norm has a weight and a bias
         found["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
         found["index.k"], found["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
         found["index.weights"] = Spec((h, indexer.heads), _WHOLE)
-    return (
-        queries
-        | found
-        | {
-            "kv_a": Spec((h, part.views * part.latent), _WHOLE),
-            "kv_a_norm": _norm(latent),
-            "k_b": Spec((latent, part.heads * part.qk_nope), _COLUMN),
-            "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
-            "o": Spec((part.heads * part.v_head, h), _ROW),
-        }
-    )
+    return found | {
+        "kv_a": Spec((h, part.views * part.latent), _WHOLE),
+        "kv_a_norm": _norm(latent),
+        "k_b": Spec((latent, part.heads * part.qk_nope), _COLUMN),
+        "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
+        "o": Spec((part.heads * part.v_head, h), _ROW),
+    }
 
 
 def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:
@@ -216,20 +211,23 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _check_patterns(where: str, patterns: Iterable[str], known: tuple[str, ...]) -> None:
+    """Refuse patterns that no weight fits."""
+    for pattern in patterns:
+        fits = any(fnmatchcase(name, pattern) for name in known)
+        insist(fits, where, "a pattern is for weights that the model has", repr(pattern), nearest(pattern, known[:12]))
+
+
 def _check_trained(laid: Laid, frozen: tuple[str, ...]) -> None:
     """Refuse patterns that no weight fits, and a step that trains nothing."""
-    where, names = f"workload {laid.workload.name}", tuple(laid.by_name)
-    lora = laid.workload.lora
-    targets = lora.targets if lora and "targets" in lora.model_fields_set else ()
-    part = dict(kv for block in laid.layers for kv in laid.weights[block].items())
-    linears = tuple(name for name, one in part.items() if is_matrix(name, one.shape))
-    for key, patterns, known in (("frozen", frozen, names), ("lora.targets", targets, linears)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in known):
-                must = "a pattern is for weights that the model has"
-                raise ConfigError(f"{where}, {key}", must, repr(pattern), nearest(pattern, known[:12]))
-    if not any(weight.is_trained for weight in laid.by_name.values()):
-        raise ConfigError(f"{where}, frozen", "something is trained", "all weights frozen", "freeze fewer")
+    where, lora = f"workload {laid.workload.name}", laid.workload.lora
+    _check_patterns(f"{where}, frozen", frozen, tuple(laid.by_name))
+    if lora and "targets" in lora.model_fields_set:
+        part = {name: one for block in laid.layers for name, one in laid.weights[block].items()}
+        linears = tuple(name for name, one in part.items() if is_matrix(name, one.shape))
+        _check_patterns(f"{where}, lora.targets", lora.targets, linears)
+    is_trained = any(weight.is_trained for weight in laid.by_name.values())
+    insist(is_trained, f"{where}, frozen", "something is trained", "all weights frozen", "freeze fewer")
 
 
 def size_bytes(weight: Weight, dtypes: Dtypes) -> int:
@@ -283,8 +281,7 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
     mesh = Mesh((1,) * len(matrix) if parallel.ranks == "one" else tuple(matrix.values()), tuple(matrix))
     names, parts = blocks(model.layers), map(model.decoder.layer, range(model.layers))
     laid = Laid(workload, model.decoder, mesh, {}, dict(zip(names, parts, strict=True)))
-    unused, frozen = dict.fromkeys(parallel.layouts), workload.frozen
-    frozen = (("*",) if workload.lora else ()) if frozen is None else frozen
+    frozen = (("*",) if workload.lora else ()) if workload.frozen is None else workload.frozen
     for block, part in specs(laid.model):
         adapted = _adapted(part, workload.lora) if workload.lora and block not in ("embed", "head") else part
         for module, spec in adapted.items():
@@ -294,11 +291,10 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
             for pattern, cut in parallel.layouts.items():
                 if fnmatchcase(name, pattern):
                     where_cut = f"{where}, parallel.layouts.{pattern}, {name}"
-                    if workload.phase != "train" and module.startswith("attn."):
-                        must, do = "at inference each tensor rank has its part of the heads", "name other weights"
-                        raise ConfigError(where_cut, must, "a layout for attention", do)
+                    fits = workload.phase == "train" or not module.startswith("attn.")
+                    must, do = "at inference each tensor rank has its part of the heads", "name other weights"
+                    insist(fits, where_cut, must, "a layout for attention", do)
                     tensor_map = _tensor_map(cut, spec, where_cut)
-                    unused.pop(pattern, None)
             layout = Layout(mesh, tensor_map)
             replicas = mesh.real([axis for axis in BATCH if axis not in layout.cut and module != "ffn.router_bias"])
             parameters = layout.local_elements(spec.shape, f"{where}, {name}")
@@ -307,9 +303,7 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
             laid.weights.setdefault(block, {})[module] = Weight(
                 name, spec.shape, layout, spec.kind, parameters, replicas, is_trained
             )
-    for pattern in unused:
-        must, do = "a layout is for weights that the model has", nearest(pattern, tuple(laid.by_name)[:12])
-        raise ConfigError(f"{where}, parallel.layouts", must, repr(pattern), do)
+    _check_patterns(f"{where}, parallel.layouts", parallel.layouts, tuple(laid.by_name))
     if workload.phase == "train" and model == workload.model:  # and not the same with fewer layers
         _check_trained(laid, frozen)
     return laid
@@ -328,19 +322,17 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
         experts = {"experts": part.routed} if isinstance(part, Experts) else {} if has_experts else {"experts": 1}
         for axis, lengths in (("tensor", whole | tokens), ("expert", experts)):
             _check_axis(axis, getattr(parallel, axis), lengths, where)
-    if model.tied_embeddings and parallel.pipeline > 1:
-        must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
-        do = "set pipeline to 1, or tied_embeddings to false"
-        raise ConfigError(f"{where}, parallel.pipeline", must, found, do)
+    must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
+    do = "set pipeline to 1, or tied_embeddings to false"
+    insist(not model.tied_embeddings or parallel.pipeline == 1, f"{where}, parallel.pipeline", must, found, do)
     stage_layers(parallel, model.layers, where)
 
 
 def _check_axis(axis: str, parts: int, lengths: dict[str, int], where: str) -> None:
     for name, length in lengths.items():
-        if length % parts:
-            do = would_divide(f"parallel.{axis}", gcd(*lengths.values()), parts)
-            must = f"{axis} divides {', '.join(lengths)}"
-            raise ConfigError(f"{where}, parallel.{axis}", must, f"{parts}, and {length} {name}", do)
+        do = would_divide(f"parallel.{axis}", gcd(*lengths.values()), parts)
+        must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"
+        insist(length % parts == 0, f"{where}, parallel.{axis}", must, found, do)
 
 
 def stage_layers(parallel: Parallel, layers: int, where: str) -> tuple[int, ...]:
@@ -353,10 +345,9 @@ def stage_layers(parallel: Parallel, layers: int, where: str) -> tuple[int, ...]
     """
     few, more = divmod(layers, parallel.pipeline)
     found = parallel.layers or tuple(few + (stage < more) for stage in range(parallel.pipeline))
-    if sum(found) != layers or 0 in found:
-        must = f"the stages have the {layers} layers of the model, and one at least"
-        do = f"set pipeline to at most {layers}, or correct layers"
-        raise ConfigError(f"{where}, parallel.pipeline", must, ", ".join(map(str, found)), do)
+    must = f"the stages have the {layers} layers of the model, and one at least"
+    said, do = ", ".join(map(str, found)), f"set pipeline to at most {layers}, or correct layers"
+    insist(sum(found) == layers and 0 not in found, f"{where}, parallel.pipeline", must, said, do)
     return found
 
 

@@ -248,11 +248,9 @@ class Workload(Document):
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
         kept = (self.lora or self.frozen) and self.parallel.zero_stage < 3
-        must, at = (
-            "a format of weights is for inference, or for frozen ones that ZeRO leaves whole",
-            ("dtypes", "weights"),
-        )
-        require(kept or not (self.dtypes.weights or self.dtypes.experts), must, "another", *at, do="remove it")
+        fits = kept or not (self.dtypes.weights or self.dtypes.experts)
+        must = "a format of weights is for inference, or for frozen ones that ZeRO leaves whole"
+        require(fits, must, "another", "dtypes", "weights", do="remove it")
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
         must, at = f"layers are numbered from 0 to {model.layers - 1}", ("checkpoint", "layers")
         require(last < model.layers, must, str(last), *at, do="correct it")

@@ -140,15 +140,12 @@ class Other(Part):
 
     def holds(self, layer: int) -> bool:
         """Whether a layer is one of these."""
-        return (
-            self.start <= layer and (self.stop is None or layer < self.stop) and (layer - self.start) % self.every == 0
-        )
+        return layer in range(self.start, self.stop or layer + 1, self.every)
 
     def _check(self) -> None:
         does = self.attention is not None or self.feed_forward is not None
-        require(
-            does, "other layers have another attention or feed_forward", "neither", do="add one, or remove the entry"
-        )
+        must, do = "other layers have another attention or feed_forward", "add one, or remove the entry"
+        require(does, must, "neither", do=do)
 
 
 MOST_OTHERS = 100
@@ -230,15 +227,11 @@ class DecoderModel(Part):
         dense = part.dense_layers if isinstance(part, Experts) else 0
         require(dense < self.layers, "some layers have experts", f"{dense} dense ones of {self.layers}", "feed_forward")
         for number, other in enumerate(self.others):
-            must, found = "other layers are some of the model's", f"none from {other.start} on"
-            held = any(map(other.holds, range(self.layers)))
-            require(
-                held, must, found, "others", str(number), do=f"correct start and stop; there are {self.layers} layers"
-            )
-            inner = other.feed_forward.dense_layers if isinstance(other.feed_forward, Experts) else 0
-            require(
-                not inner, "others say which layers are dense", "dense_layers", "others", str(number), "feed_forward"
-            )
+            at, held = ("others", str(number)), any(map(other.holds, range(self.layers)))
+            do = f"correct start and stop; there are {self.layers} layers"
+            require(held, "other layers are some of the model's", f"none from {other.start} on", *at, do=do)
+            inner = isinstance(other.feed_forward, Experts) and other.feed_forward.dense_layers
+            require(not inner, "others say which layers are dense", "dense_layers", *at, "feed_forward")
 
 
 class LlamaModel(Part):

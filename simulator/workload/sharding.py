@@ -167,10 +167,8 @@ class KvBlocks(Part):
         must = "no more sequences have a block in a tensor than a batch has"
         require(self.together(batch) <= batch, must, f"{self.sequences} of {batch:,}", "kv", "sequences", do="lower it")
         found = layers * -(-batch // self.together(batch)) * -(-tokens // self.block)
-        must, do = (
-            f"a KV cache has at most {MOST:,} blocks",
-            "raise kv.block or kv.sequences, or lower batch or sequence",
-        )
+        must = f"a KV cache has at most {MOST:,} blocks"
+        do = "raise kv.block or kv.sequences, or lower batch or sequence"
         require(found <= MOST, must, f"{found:,}", "kv", "block", do=do)
         must = f"the tokens of a step read at most {MOST_READS:,} blocks"
         do = "raise kv.block or chunk, or lower new_tokens"

@@ -100,7 +100,7 @@ def test_layout_of_pools(hosim):
         ),
         (
             "tensor: 2\n  layouts: {head.lm: [none, none]}",
-            "a layout is for weights that the model has, found 'head.lm'",
+            "a pattern is for weights that the model has, found 'head.lm'",
         ),
     ],
 )

@@ -316,7 +316,7 @@ BAD = {
         {"pipeline": 2, "layers": (2, 2)},
         "the stages have the 5 layers of the model, and one at least, found 2, 2",
     ),
-    "a pattern": ({"layouts": {"L*/attn.w.weight": ("none", "none")}}, "a layout is for weights that the model has"),
+    "a pattern": ({"layouts": {"L*/attn.w.weight": ("none", "none")}}, "a pattern is for weights that the model has"),
     "an axis": (
         {"layouts": {"*/attn.q.weight": ("data", "none")}},
         "of 2 dimensions of a weight tensor, at most once, or none, found data, none",
