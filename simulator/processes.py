@@ -345,17 +345,17 @@ def _ending() -> Iterator[list[BaseProcess]]:
 def _opened(started: list[BaseProcess], process_of: Process, serve: Callable[..., None], *arguments: Any) -> Connection:
     """Start a process with a pipe to it, and note it; an error of the system if there can be no more."""
     here, there = Pipe()
-    process = process_of(target=_begin, args=(there, serve, *arguments))
+    process = process_of(target=_begin, args=(there, gc.get_threshold()[0], serve, *arguments))
     with there, waiting():
         process.start()
         started.append(process)
     return here
 
 
-def _begin(there: Connection, serve: Callable[..., None], *arguments: Any) -> None:
+def _begin(there: Connection, seldom: int, serve: Callable[..., None], *arguments: Any) -> None:
     """In a process that was started: leave a terminal's signals to the one that started it, and end after it.
 
-    A fork does not go through all that it has inherited in search of garbage.
+    It looks for garbage as seldom as that one, and a fork not in all that it has inherited.
     """
     for number in INTERRUPTS:
         is_left = number in (signal.SIGINT, signal.SIGHUP)
@@ -364,6 +364,7 @@ def _begin(there: Connection, serve: Callable[..., None], *arguments: Any) -> No
         Thread(target=_outlived, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     gc.freeze()
+    gc.set_threshold(seldom)
     with suppress(EOFError, ConnectionError):  # nobody asks for more, or listens
         serve(there, *arguments)
 

@@ -285,4 +285,5 @@ class Task:
     def unfit(self) -> Callable[..., Shortfall | None]:
         """What no plan of a kind can fit, if there is such a thing: see `limits`."""
         problem, graph = self.problem, self.team.job.graphs[self.number]
-        return cache(partial(bounds.infeasible, graph, problem.hardware, problem.known_homes, problem.budget_bytes))
+        about = graph, problem.hardware, problem.known_homes, problem.budget_bytes
+        return cache(partial(bounds.infeasible, *about, problem.lifetimes if graph is problem.graph else None))

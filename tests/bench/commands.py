@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,21 @@ LONG = {
 }
 
 
+FIRST = "llama3_8b_train_910c"
+BOTH = ["--policy", "static", "--policy", "reactive"]
+CELLS = [
+    "sweep",
+    FIRST,
+    *BOTH,
+    "--grid",
+    "links.*.bandwidth=16..200 GB/s:7",
+    "--grid",
+    "tiers.hbm.capacity=32..128 GB:8",
+]
+THOUSAND = ["--set", "workload.model.layers=19", "--grid", "tiers.hbm.capacity=32..80 GB:10"]
+"""Nineteen layers have 1,000 ops."""
+
+
 def write_long(folder: Path, steps: int) -> Path:
     """Write the scenario of a long decode with its workload, one sequence."""
     workload: dict[str, Any] = yaml.safe_load((ROOT / "workloads" / "deepseek_v3_decode.yaml").read_text())
@@ -42,10 +58,15 @@ def write_long(folder: Path, steps: int) -> Path:
     return folder / "long.yaml"
 
 
-def measure(arguments: list[str], folder: Path) -> tuple[float, float, float]:
-    """Run hosim once: seconds by the clock, seconds of processor, and the most memory of a process [MB]."""
+def measure(arguments: list[str], folder: Path, *, again: bool = False) -> tuple[float, float, float]:
+    """Run hosim once: seconds by the clock, seconds of processor, and the most memory of a process [MB].
+
+    What an earlier run kept is there only if it is run again.
+    """
+    if not again:
+        shutil.rmtree(folder / "kept", ignore_errors=True)
     command = [sys.executable, "-m", "simulator", *arguments]
-    where = {**os.environ, "PYTHONPATH": str(ROOT)}
+    where = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "kept")}
     begin = time.perf_counter()
     process = subprocess.Popen(command, cwd=folder, env=where, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -68,13 +89,25 @@ def main() -> None:
         commands = {
             "hosim --help": ["--help"],
             "hosim run tiny_train_910c": ["run", "tiny_train_910c"],
-            "hosim run llama3_8b_train_910c --out": ["run", "llama3_8b_train_910c", "--out", "first"],
+            f"hosim run {FIRST}": ["run", FIRST],
+            f"hosim run {FIRST} --out": ["run", FIRST, "--out", "first"],
+            "sweep, 7 x 8 cells of two rows": CELLS,
+            "the same again": CELLS,
+            "sweep, 100 cells of 1,000 ops": [
+                "sweep",
+                FIRST,
+                *BOTH,
+                "--grid",
+                "links.*.bandwidth=16..200 GB/s:10",
+                *THOUSAND,
+            ],
             f"{asked.steps:,} decode steps --no-trace": ["run", long, "--no-trace"],
             f"{asked.steps:,} decode steps": ["run", long],
         }
         print(f"{'command':<38} {'seconds':>8} {'least':>6} {'most':>6} {'processor':>10} {'memory':>9}")
         for label, arguments in commands.items():
-            seconds, processor, memory = zip(*(measure(arguments, folder) for _ in range(asked.runs)), strict=True)
+            runs = (measure(arguments, folder, again=label.endswith("again")) for _ in range(asked.runs))
+            seconds, processor, memory = zip(*runs, strict=True)
             times = f"{statistics.median(seconds):>8.2f} {min(seconds):>6.2f} {max(seconds):>6.2f}"
             print(f"{label:<38} {times} {statistics.median(processor):>10.2f} {max(memory):>6.0f} MB")
 
