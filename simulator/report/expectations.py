@@ -295,10 +295,9 @@ def unmet(
     row, other
         The figures of the row, and of the one that ratios are of.
     """
-    step = {column: row.get("step_ns") for one in asked for column in one.columns}
-    rows = {ITSELF: row, OTHER: other or {}, STEP: step}
     for one in asked:
-        value = _value(one, rows)
+        step = dict.fromkeys(one.columns, 0) | {one.columns[0]: row.get("step_ns")}  # a sum is over the step once
+        value = _value(one, {ITSELF: row, OTHER: other or {}, STEP: step})
         if not all(holds for _, holds in _limits(one, value)):
             exact = f"{_number(value):.5g}x" if one.over == OTHER else f"{100 * _number(value):.3g} %"
             return " + ".join(figure_of(own).head for own in one.columns), exact if one.over else _said(one, value)

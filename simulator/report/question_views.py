@@ -68,7 +68,7 @@ def frontier_view(rows: Rows, question: Largest, tier: str, capped: Sequence[str
 
 
 def free_told(row: Row, question: Largest, what: str) -> str:
-    """Say with which amount a row stalls no more.
+    """Say with which amount a row is free: it neither stalls nor runs ops again.
 
     Parameters
     ----------
@@ -80,10 +80,10 @@ def free_told(row: Row, question: Largest, what: str) -> str:
     who, value = row["policy"], row[question.column]
     if value is None:
         why = f": with {question.written(row['next'])} {_lack(row, question)}" if "next" in row else ""
-        return f"No {what} that was tried makes {who} stall no more{why}."
+        return f"No {what} that was tried makes {who} free{why}."
     start = question.read("start")
     has = f"; now it has {question.written(start)}" if question.unit != "x" else ""
-    verb = "would stall no more" if value > start else "stalls no more, even"
+    verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
     beyond = f" (with {question.written(row['next'])} {_lack(row, question)})" if "next" in row else " or less"
     return f"{who} {verb} with {question.path} {question.written(value)}{beyond}{has}."
 

@@ -50,7 +50,8 @@ def run(  # noqa: PLR0913 - what is run, and how
     progress
         Called now and then.
     what_if
-        Whether it is searched with which bandwidth, and with which capacity, the fastest row stalls no more.
+        Whether it is searched with which bandwidth, and with which capacity, the fastest row is free: no stall, and no
+        recompute.
 
     Returns
     -------

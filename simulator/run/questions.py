@@ -28,8 +28,8 @@ from simulator.scenario.question import COMPUTE
 _NONE: Given = {}
 _ROOMS, _SCANNED = 12, 9
 """Rooms between the least that any plan needs and what all needs at once; values that are scanned for a crossover."""
-_FREE = "stall <= 0.1 %"
-"""A row that waits no longer is said to stall no more."""
+_FREE = "stall + recompute <= 0.1 %"
+"""Of a step. To run ops again is no way to be free: a row that may do so stalls with hardly any bandwidth no more."""
 _NEAR = 8
 """A crossover is looked for so many times above and below what the documents say."""
 
@@ -155,7 +155,7 @@ def searched(
 
 
 def free(loaded: Loaded, row: str, policies: Policies | None, progress: Progress | None = None) -> list[str]:
-    """Say with which bandwidth, and with which capacity, a row stalls no more: each amount was tried.
+    """Say with which bandwidth, and with which capacity, a row takes no longer than compute: each amount was tried.
 
     Parameters
     ----------

@@ -209,6 +209,7 @@ def test_where_it_does_not_go_on_to_hold_is_told(laid, row, holes):
         ("stall <= 0.1 %", {"stall_ns": 1, "step_ns": 1000}, True),
         ("stall <= 0.1 %", {"stall_ns": 2, "step_ns": 1000}, False),
         ("stall + recompute <= 50 %", {"stall_ns": 2, "recompute_ns": 3, "step_ns": 10}, True),
+        ("stall + recompute <= 49 %", {"stall_ns": 2, "recompute_ns": 3, "step_ns": 10}, False),
         ("peak.hbm <= 32 GB", {"peak_hbm_bytes": 32_000_000_001}, False),
         ("peak_hbm_bytes <= 32 GB", {"peak_hbm_bytes": 32_000_000_000}, True),
         ("tokens/s >= 3000", {"tokens_per_s": 2999.5}, False),
@@ -314,8 +315,8 @@ def test_a_crossover_is_of_two_rows(hosim, story):
 def test_a_run_ends_with_what_would_make_its_fastest_row_free(hosim, story):
     results = hosim_api.run(story, policies=["static"], what_if=True)
     wire, room = results.sentences[-2:]
-    assert wire.startswith("static would stall no more with links.*.bandwidth ")
-    assert room.startswith("static would stall no more with tiers.hbm.capacity ")
+    assert wire.startswith("static would be free (no stall, no recompute) with links.*.bandwidth ")
+    assert room.startswith("static would be free (no stall, no recompute) with tiers.hbm.capacity ")
     for path, said in ((WIRE, wire), ("tiers.hbm.capacity", room)):
         amount, less = (" ".join(said.partition(word)[2].split()[:2]) for word in (f"{path} ", "(with "))
         assert stalls(story, "static", set={path: amount}) <= 0.001
