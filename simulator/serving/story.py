@@ -11,8 +11,9 @@ from simulator.catalog import Loaded
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
 from simulator.serving.asked import Rooms
+from simulator.serving.blocks import Tiers
 from simulator.serving.replays import Replays
-from simulator.serving.scheduler import Scheduler, Served, Tiers
+from simulator.serving.scheduler import Scheduler, Served
 from simulator.trace import CAUSES
 from simulator.workload import Arriving, Request, Requests
 
