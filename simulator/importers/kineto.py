@@ -259,7 +259,13 @@ def _tell(recording: Recording, spans: Sequence[Span], pieces: Sequence[tuple[in
         moved = f"{len(copied):,} of {human(sum(copied), 'B')}"
         recording.kept["recorded copies"] = f"{moved}, as ops of their recorded time"
     if hidden_ns:
-        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / all_ns:.1f} %) hid"
+        lost, busy = Counter[str](), Counter[str]()
+        for span, (_, took_ns) in zip(spans, pieces, strict=True):
+            busy[span.at[1]] += span.end_ns - span.start_ns
+            lost[span.at[1]] += span.end_ns - span.start_ns - took_ns
+        found = ((at, human(ns, "ns"), human(busy[at], "ns")) for at, ns in lost.most_common(3) if ns)
+        most = ", ".join(f"{hid} of {whole_ns} on stream {at}" for at, hid, whole_ns in found)
+        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / all_ns:.1f} %) hid; {most}"
         recording.derived.append(f"What overlaps counts from the end of what began before it: {share}.")
     if idle_ns:
         recording.derived.append(f"The device was idle for {human(idle_ns, 'ns')}, which the ops 'host' take.")

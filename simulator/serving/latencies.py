@@ -11,7 +11,7 @@ from simulator.report.panels import Panel
 from simulator.report.rows import listed, percent, present, quantity, shown
 from simulator.report.tables import figures, occurring
 from simulator.report.views import Section, View, texts
-from simulator.serving.story import Story, quantile
+from simulator.serving.story import PERCENTS, Story, quantile
 from simulator.trace import CAUSES
 from simulator.units import counted
 
@@ -82,6 +82,12 @@ def sentences(rows: Rows) -> list[str]:
     left_out = counted(rows[0]["unanswered"], "request")
     said = [f"{left_out} of the file have no output token, and are left out."] if rows[0]["unanswered"] else []
     said += [text for row in rows for text in _told(row)]
+    few = min((row["finished"] for row in rows if row["finished"]), default=100)
+    if slowest := {f"p{share}": f"{100 // (100 - share)}" for share in PERCENTS if few * (100 - share) < 100}:
+        verb, least = "is" if len(slowest) == 1 else "are", listed([*slowest.values()])
+        said.append(
+            f"Of {counted(few, 'request')} {listed([*slowest])} {verb} the slowest; it takes {least} to tell more."
+        )
     ran = [row for row in rows if row["status"] == "ok" and row["finished"]]
     if len(ran) > 1:
         ordered = sorted(ran, key=itemgetter("ttft_mean_ns"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from serving_cases import told
 
 from simulator.metrics.figures import LATENCIES
 from simulator.report.pictures import curves
 from simulator.serving.latencies import sentences, view
+from simulator.serving.story import quantile
 from simulator.trace import CAUSES
 from simulator.workload import Request
 
@@ -18,7 +20,7 @@ def table(rows):
 
 
 def row(policy="static", **more):
-    about = {"policy": policy, "status": "ok", "why": "", "requests": 10, "finished": 10, "tokens_per_s": 50.0}
+    about = {"policy": policy, "status": "ok", "why": "", "requests": 100, "finished": 100, "tokens_per_s": 50.0}
     about |= {f"{name}_{which}_ns": 10**6 for name in LATENCIES for which in WHICH}
     about |= {"computed_fraction": 0.5, "hit_hbm_fraction": 0.2, "hit_ddr_fraction": 0.3}
     about |= {f"read_{share}_hit_p50_ns": None for share in (0, 25, 50, 75, 100)}
@@ -75,11 +77,26 @@ def test_rows_that_do_not_end_say_why():
 
 
 def test_a_long_queue_is_told_with_the_rates():
-    assert sentences([row(waiting_at_last=4)])[-1] == (
-        "static: 4 of 10 requests waited when the last one came (in a second 9 offered and 1,585 served), "
+    assert sentences([row(waiting_at_last=40)])[-1] == (
+        "static: 40 of 100 requests waited when the last one came (in a second 9 offered and 1,585 served), "
         "so that the latencies tell how many came."
     )
     assert "waited" not in sentences([row(waiting_at_last=0)])[-1]
+
+
+@pytest.mark.parametrize(
+    ("finished", "said"),
+    [
+        (1, "Of 1 request p50, p90, p95 and p99 are the slowest; it takes 2, 10, 20 and 100 to tell more."),
+        (19, "Of 19 requests p95 and p99 are the slowest; it takes 20 and 100 to tell more."),
+        (99, "Of 99 requests p99 is the slowest; it takes 100 to tell more."),
+    ],
+)
+def test_quantiles_of_few_requests_are_the_slowest_one(finished, said):
+    assert quantile(range(finished), 99) == finished - 1
+    assert sentences([row(finished=finished)])[-1] == said
+    assert quantile(range(100), 99) == 98
+    assert not any("slowest" in one for one in sentences([row()]))
 
 
 def test_rows_are_compared_by_the_mean():
@@ -120,6 +137,6 @@ def test_goodput_is_told_where_objectives_are_stated():
 
 def test_what_is_not_there_is_a_dash():
     first, second = (line.split() for line in table([row(tpot_p50_ns=None, tokens_per_s=None)]).splitlines()[1:5:3])
-    assert first[:5] == ["static", "ok", "10", "of", "10"]
+    assert first[:5] == ["static", "ok", "100", "of", "100"]
     assert first[11:13] == ["-", "1.00"]
     assert second == ["static", "1.00", "ms", "1.00", "ms", "1.00", "ms", "-", "0", "%"]
