@@ -45,8 +45,10 @@ def test_what_ran_on_the_device_is_replayed_as_it_was(tmp_path):
     assert found.kept["kernels, copies, fills"] == "8 on 2 streams"
     assert found.derived == (
         "The profiler marked no steps: all that is recorded is one step.",
-        "What overlaps counts from the end of what began before it: 10.0 us (16.4 %) hid; "
-        "10.0 us of 15.0 us on stream 8.",
+        (
+            "What overlaps counts from the end of what began before it: 10.0 us (16.4 %) hid; "
+            "10.0 us of 15.0 us on stream 8."
+        ),
         "The device was idle for 19.0 us, which the ops 'host' take.",
     )
     assert found.dropped == {"names of threads": 1, "operators of the host": 6}
