@@ -90,6 +90,25 @@ def test_a_sample_file_runs(name: str, status: str, folder: Path) -> None:
     assert found["reactive"].status == status
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not FILES, reason="the sample files are not there")
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_sample_file_runs_and_serves(file: Path, folder: Path) -> None:
+    """What does not fit is said to be infeasible, or is refused as too large, with what would do."""
+    hosim.read_hf(file, batch=2, sequence=256).write("run.yaml")
+    found = hosim.run(hardware="h100_sxm", workload="run.yaml", policies=["resident"])
+    fits = file.stem in {"Qwen--Qwen3-8B", "Qwen--Qwen3-30B-A3B", "meta-llama--Meta-Llama-3.1-8B"}
+    assert found["resident"].status == ("ok" if fits else "infeasible")
+    hosim.read_hf(file, phase="requests", requests=5, prompt=100, answer=4).write("serve.yaml")
+    text = "schema: hosim/scenario/1\nname: story\nhardware: h100_sxm\nworkload: serve.yaml\npolicies: [static]\n"
+    Path("story.yaml").write_text(text)
+    if fits:
+        assert hosim.serve("story.yaml").rows[0]["finished"] == 5
+    else:
+        with pytest.raises(ConfigError, match="each request fits in the compute tier"):
+            hosim.serve("story.yaml")
+
+
 # each figure names its origin
 
 

@@ -146,7 +146,7 @@ def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
         (AZURE, {"count": 0}, "--count: it is above 0"),
         (json.dumps(SHAREGPT), {"rate": float("nan")}, "--rate: it is above 0"),
         (AZURE, {"model": "llama3_8b_train"}, "--model llama3_8b_train: requests are served by a decoder"),
-        (AZURE, {"model": "deepseek_v3_decode"}, "requests are served by a model of the family decoder with gqa"),
+        (AZURE, {"model": "deepseek_v3_nsa_decode"}, "to near or to chosen ones, found sparse attention"),
     ],
 )
 def test_a_fault_is_one_message(text, options, said, imported):
@@ -220,3 +220,16 @@ def test_published_traces_are_read_whole(name, requests, prompts, tmp_path):
     assert len(come) == requests
     assert sum(one.prompt for one in come) == prompts
     assert not found.dropped
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+@pytest.mark.parametrize("name", ["mooncake_synthetic_trace.jsonl", "AzureLLMInferenceTrace_code.csv"])
+def test_published_traces_are_served(name, tmp_path):
+    """The first requests of each."""
+    found = hosim.read_request_trace(DATA / "requests" / name, model="llama32_1b_hits", count=5, slower=20)
+    found.write(tmp_path / "mine.yaml")
+    text = "schema: hosim/scenario/1\nname: story\nhardware: h100_sxm\nworkload: mine.yaml\npolicies: [static]\n"
+    (tmp_path / "story.yaml").write_text(text)
+    (row,) = hosim.serve(tmp_path / "story.yaml").rows
+    assert (row["status"], row["finished"]) == ("ok", 5)
