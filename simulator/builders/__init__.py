@@ -19,7 +19,7 @@ from simulator.builders.inference import Kept as Kept
 from simulator.builders.inference import further as further
 from simulator.builders.inference import kept as kept
 from simulator.builders.weights import lay, size_bytes
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import Graph, Job, check_run
 from simulator.layout import Weight
 from simulator.workload import DecoderModel, LlamaModel, Model, Parallel, Workload
@@ -63,9 +63,9 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
         job = Job.of(graph, 1 + max(named, default=0))
     else:
         raise ConfigError(where, "a graph comes from a model or a file", "neither", "name one of the two")
-    if workload.replicas > 1 and job.ranks > 1:
-        must, found = "a replica is one rank that meets no other", f"a graph of {job.ranks} ranks"
-        raise ConfigError(f"{where}, replicas", must, found, "remove replicas, or the groups of the graph")
+    must, found = "a replica is one rank that meets no other", f"a graph of {job.ranks} ranks"
+    do = "remove replicas, or the groups of the graph"
+    insist(workload.replicas == 1 or job.ranks == 1, f"{where}, replicas", must, found, do)
     if workload.replicas > 1:
         job = Job.of(job.graphs[0], workload.replicas)
     if workload.outputs == "kept":
@@ -167,10 +167,9 @@ def _sizes(job: Job) -> tuple[int, int]:
 
 def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     """Build a graph for each pipeline stage, for each pool, or for the one rank of inference."""
-    if workload.phase == "requests":
-        must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
-        found = f"phase {workload.phase} of the family {model.family}"
-        raise ConfigError(f"workload {workload.name}", must, found, do)
+    must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
+    found = f"phase {workload.phase} of the family {model.family}"
+    insist(workload.phase != "requests", f"workload {workload.name}", must, found, do)
     laid = lay(workload, model)
     if workload.pools is not None:
         return inference.build_pools(laid, workload.pools)

@@ -43,14 +43,17 @@ class Heads(NamedTuple):
         Elements of a key and of a value of a head.
     most
         Tokens that each token sees at most.
+    scoring
+        What the indexer scores with, if there is one.
     chosen
-        Which ones, if they are chosen.
+        Which ones, if they are chosen; and their scores, if the indexer learns.
     """
 
     own: list[str]
     shared: list[str]
     sizes: tuple[int, int]
     most: int
+    scoring: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
 
 
@@ -61,18 +64,15 @@ def at_once(t: Tape, x: str) -> str:
         return finished(t, _lightning(t, part, drawn(t, x)), x)
     most = min(sequence, (part.window or sequence) + part.sinks)
     if isinstance(part, Gqa):
-        return _core(t, Heads(projected(t, x), [], part.key_and_value, most))[0]
+        return _core(t, Heads(projected(t, x), [], part.key_and_value, most))
     q, latent = latents(t, part.of_one(t.mesh.size(TENSOR)), x)
-    index = [t.to(one, t.cut()) for one in indexed(t, part, part.indexer, x)] if part.indexer else []
+    index = tuple(t.to(one, t.cut()) for one in indexed(t, part, part.indexer, x)) if part.indexer else ()
     if part.indexer and part.indexer.top < sequence:
         return _absorbed(t, part, part.indexer, index, (q, latent))
     own, shared = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
     if t.workload.kernels == "eager":
         own, shared = [q, _whole_keys(t, part, own[1], latent), own[2]], []
-    heads = Heads(own, shared, part.key_and_value, most)
-    context, statistics = _core(t, heads)
-    if part.indexer:
-        _teach(t, part.indexer, index, heads._replace(own=own[:2], shared=[*shared, *statistics]), context)
+    context = _core(t, Heads(own, shared, part.key_and_value, most, index))
     if t.workload.kernels == "eager":  # heads stand before tokens, as in what was put together
         return t.vector("attn.copy", [context], saves=False)
     return context
@@ -84,10 +84,10 @@ def _pairs(t: Tape, heads: Heads, out: str) -> int:
     return t.elements(out) * most * (2 * sequence - most) // (sequence * heads.sizes[1])
 
 
-def _core(t: Tape, heads: Heads) -> tuple[str, list[str]]:
-    """What heads put out, and in training the numbers of rows with which their scores are made again."""
+def _core(t: Tape, heads: Heads) -> str:
+    """What heads put out; in training with the numbers of rows from which their scores are made again."""
     here = t.cut(max((t.layout(x).tensor_map[1] for x in heads.own), key=len))
-    taken, sinks = [*(t.to(x, here) for x in heads.own), *heads.shared, *heads.chosen], sink_logits(t)
+    taken, sinks = [*(t.to(x, here) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
     (key, value), number = heads.sizes, t.layer.attention.heads
     context = t.tensor("attn.core.out", number * value, here)
     statistics = [t.tensor("attn.core.lse", number, here, FP32_BYTES)] if t.is_forward else []
@@ -100,14 +100,19 @@ def _core(t: Tape, heads: Heads) -> tuple[str, list[str]]:
         summed = t.cut(partial=here.tensor_map[1])
         shared = [t.add(f"{x}.grad", t.spread[x]._replace(layout=summed)) for x in heads.shared]
         old, new = t.grad(t.weight("attn.sinks"), here.tensor_map[0]) if sinks else ([], [])
-        reads, size_bytes = [*saved, *heads.shared, *heads.chosen, context, *statistics, dy], t.made_bytes(*statistics)
+        reads, size_bytes = (
+            [*saved, *heads.shared, *heads.chosen[:1], context, *statistics, dy],
+            t.made_bytes(*statistics),
+        )
         reads, writes = [*reads, *sinks, *old], [*grads, *shared, *new]
         flops = pairs * (3 * key + 2 * value)
         t.op("attn.core", reads, writes, op_class="attention", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.layout(x).whole) for grad, x in zip(grads, heads.own, strict=True))
         t.give([*heads.own, *heads.shared], [*whole, *shared])
 
-    return t.record(context, back), statistics
+    t.record(context, back)
+    _teach(t, heads, context, statistics)
+    return context
 
 
 def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
@@ -142,38 +147,34 @@ def _lightning(t: Tape, part: Linear, taken: list[str]) -> str:
 # chosen tokens
 
 
-def _absorbed(t: Tape, part: Mla, about: Indexer, index: list[str], taken: tuple[str, str]) -> str:
+def _absorbed(t: Tape, part: Mla, about: Indexer, index: tuple[str, ...], taken: tuple[str, str]) -> str:
     """Attend to the latents of the tokens that an indexer chooses."""
     q, latent = taken
     chosen = t.tensor("attn.index.out", about.top, size=ID_BYTES)
     scores = [t.tensor("attn.index.scores", about.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     flops = t.own_tokens * t.workload.sequence * about.heads * about.head_size
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    chosen = t.detached(chosen)
-    q = t.linear("attn.k_b", q, heads=part.heads * part.latent)
-    heads = Heads([q], [latent], (part.latent, part.kv_lora_rank), about.top, (chosen,))
-    context, statistics = _core(t, heads)
-    _teach(t, about, index, heads._replace(shared=[latent, *statistics], chosen=(chosen, *scores)), context)
+    q, sizes = t.linear("attn.k_b", q, heads=part.heads * part.latent), (part.latent, part.kv_lora_rank)
+    context = _core(t, Heads([q], [latent], sizes, about.top, index, (t.detached(chosen), *scores)))
     return t.linear("attn.v_b", context, heads=part.width)
 
 
-def _teach(t: Tape, about: Indexer, index: list[str], heads: Heads, context: str) -> None:
+def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Give an indexer its gradients, as far as it is trained: from the scores of all heads, added up."""
-    taught, here = [x for x in index if t.wants(x)], t.layout(context)
-    if not taught:
+    taught, here, about = [x for x in heads.scoring if t.wants(x)], t.layout(context), t.layer.attention
+    if not taught or not isinstance(about, Mla) or not about.indexer:
         return
+    each = about.indexer.heads * about.indexer.head_size
 
     def back(_: str) -> None:
         target = t.tensor("attn.index.target", heads.most, t.cut(partial=here.tensor_map[1]), FP32_BYTES)
-        reads, flops = (
-            [*(t.to(x, here) for x in heads.own), *heads.shared, *heads.chosen[:1]],
-            _pairs(t, heads, context),
-        )
-        t.op("attn.index.target", reads, [target], op_class="attention", flops=flops * heads.sizes[0])
+        keys, flops = [t.to(x, here) for x in heads.own[:2]], _pairs(t, heads, context) * heads.sizes[0]
+        reads = [*keys, *heads.shared, *statistics, *heads.chosen[:1]]
+        t.op("attn.index.target", reads, [target], op_class="attention", flops=flops)
         target, scores_bytes = t.to(target, t.cut()), 0 if heads.chosen else t.made_bytes(target)
         grads = [t.add(f"{x}.grad", t.spread[x]) for x in taught]
-        seen = t.own_tokens * heads.most * (2 * t.workload.sequence - heads.most) // t.workload.sequence
-        flops, reads = 3 * seen * about.heads * about.head_size, [*index, *heads.chosen, target]
+        flops = 3 * each * (t.own_tokens * heads.most * (2 * t.workload.sequence - heads.most) // t.workload.sequence)
+        reads = [*heads.scoring, *heads.chosen, target]
         t.op("attn.index", reads, grads, op_class="attention", flops=flops, workspace_bytes=scores_bytes)
         t.give(taught, grads)
 

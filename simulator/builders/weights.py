@@ -124,9 +124,8 @@ def _gqa(h: int, part: Gqa) -> Specs:
     if part.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)}
     sinks = {"sinks": _norm(part.heads, TENSOR)} if part.sink_logits else {}
-    columns = {
-        name: Spec((h, width), _COLUMN) for name, width in (("q", q), ("k", kv * part.views), ("v", kv * part.views))
-    }
+    widths = {"q": q, "k": kv * part.views, "v": kv * part.views}
+    columns = {name: Spec((h, width), _COLUMN) for name, width in widths.items()}
     return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, part.biases)
 
 
@@ -300,9 +299,8 @@ def lay(workload: Workload, model: LlamaModel | DecoderModel) -> Laid:
             parameters = layout.local_elements(spec.shape, f"{where}, {name}")
             is_frozen = module == "ffn.router_bias" or _fits(name, frozen) or workload.phase != "train"
             is_trained = module.endswith(ADAPTER) or not is_frozen
-            laid.weights.setdefault(block, {})[module] = Weight(
-                name, spec.shape, layout, spec.kind, parameters, replicas, is_trained
-            )
+            weight = Weight(name, spec.shape, layout, spec.kind, parameters, replicas, is_trained)
+            laid.weights.setdefault(block, {})[module] = weight
     _check_patterns(f"{where}, parallel.layouts", parallel.layouts, tuple(laid.by_name))
     if workload.phase == "train" and model == workload.model:  # and not the same with fewer layers
         _check_trained(laid, frozen)

@@ -113,12 +113,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
         drawn = {"count": requests, "prompt": {"mean": prompt}, "output": {"mean": answer}}
         drawn["arrivals"] = {"process": "poisson", "interval": "500 ms"}
         asked = {"batch": batch, "sequence": sequence, "requests": drawn}
-    asked |= {
-        "chunk": chunk,
-        "new_tokens": new_tokens,
-        "experts": experts,
-        "kv": None if block is None else {"block": block},
-    }
+    asked |= {"chunk": chunk, "new_tokens": new_tokens, "experts": experts}
+    asked["kv"] = None if block is None else {"block": block}
     asked["parallel"] = {"ranks": "all", **spread} if spread else None
     name, cache = named(_name(outer, path)), {"kv_cache": kv_cache} if kv_cache else {}
     document: dict[str, Any] = {"name": name, "title": f"{name}, {phase}", "model": model, "phase": phase}
@@ -178,9 +174,8 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
     found = {"compute": compute or "bf16"}
     if compute is None:
         no = "no type that arithmetic is done in (torch_dtype)"
-        c.derived.append(
-            f"bf16, as config.json names {no if said is None else f'{said!r}, in which none is done here'}."
-        )
+        named_one = no if said is None else f"{said!r}, in which none is done here"
+        c.derived.append(f"bf16, as config.json names {named_one}.")
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     quantized = c.get("quantization_config") or (_parsed(beside) if beside.is_file() else None)
     if not quantized:

@@ -45,9 +45,8 @@ def kept_as(said: Any, where: str) -> tuple[dict[str, str], list[str]]:
 
 def _weights(said: dict[str, Any], where: str) -> tuple[dict[str, str], list[str]]:
     method, algorithm = said.get("quant_method"), str(said.get("quant_algo")).upper()
-    left: Any = next(
-        (said[key] for key in ("ignore", "modules_to_not_convert", "exclude_modules") if said.get(key)), []
-    )
+    names = ("ignore", "modules_to_not_convert", "exclude_modules")
+    left: Any = next(filter(None, map(said.get, names)), [])
     alone = "experts" if isinstance(left, list) and any("self_attn" in str(one) for one in left) else "weights"
     if method == "mxfp4":
         return {"experts": "mxfp4"}, ["Routed experts are kept as mxfp4 (quantization_config), all else as computed."]
@@ -56,9 +55,8 @@ def _weights(said: dict[str, Any], where: str) -> tuple[dict[str, str], list[str
         told = [] if block == [128, 128] else ["Scales of fp8 count as one for each block of 128 x 128."]
         return {"weights": "fp8"}, told
     if method in ("awq", "gptq"):
-        return _integers(
-            said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size")), alone, where
-        )
+        bits, group = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
+        return _integers(bits, group, alone, where)
     if method == "compressed-tensors":
         return _compressed(said, alone, where)
     if method in ("modelopt", None) and algorithm in ("NVFP4", "FP8"):

@@ -57,9 +57,8 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
         if func is torch.Tensor.cuda:
             return args[0]
         held = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-        if func is torch.linspace or (
-            held and all(map(_is_known, held))
-        ):  # rates that a model asks for when it is made
+        is_known = bool(held) and all(map(_is_known, held))  # rates that a model asks for when it is made
+        if func is torch.linspace or is_known:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:

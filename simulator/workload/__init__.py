@@ -34,29 +34,20 @@ __all__ = [
 
 _INFERENCE = ("prefill", "decode")
 _OF_A_LENGTH = ("train", "serve", *_INFERENCE)
-_PHASES: dict[str, tuple[str, ...]] = {
-    "batch": _OF_A_LENGTH,
-    "sequence": _OF_A_LENGTH,
-    "chunk": ("prefill",),
-    "new_tokens": ("decode",),
-    "kv": _INFERENCE,
-    "experts": _INFERENCE,
-    "swiglu": (*_OF_A_LENGTH, "requests"),
-    "parallel": ("train", *_INFERENCE),
-    "pools": ("serve",),
-    "requests": ("requests",),
-    "replicas": _OF_A_LENGTH,
-    "optimizer": ("train",),
-    "lora": ("train",),
-    "frozen": ("train",),
-    "checkpoint": ("train",),
-    "kernels": ("train",),
-    "dtypes.gradients": ("train",),
-    "dtypes.router": ("train",),
-    "dtypes.weights": ("train", *_INFERENCE, "requests"),
-    "dtypes.experts": ("train", *_INFERENCE, "requests"),
-    "dtypes.kv_cache": (*_INFERENCE, "requests"),
+_KEYS = {
+    _OF_A_LENGTH: "batch sequence replicas",
+    (*_OF_A_LENGTH, "requests"): "swiglu",
+    ("train",): "optimizer lora frozen checkpoint kernels dtypes.gradients dtypes.router",
+    ("prefill",): "chunk",
+    ("decode",): "new_tokens",
+    _INFERENCE: "kv experts",
+    ("train", *_INFERENCE): "parallel",
+    ("serve",): "pools",
+    ("requests",): "requests",
+    ("train", *_INFERENCE, "requests"): "dtypes.weights dtypes.experts",
+    (*_INFERENCE, "requests"): "dtypes.kv_cache",
 }
+_PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()}
 """Key -> the phases that it is for."""
 _FAMILIES = {
     "train": (LlamaModel, DecoderModel),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StrictBool
 
@@ -85,21 +85,30 @@ class Sparse(Part):
         require(divides, "compress.stride divides select.block", found, "select", "block")
 
 
-class _Heads(Part):
+class _Attention(Part):
     """What all kinds share.
 
     Attributes
     ----------
     heads
         Heads of queries (``num_attention_heads`` of the model's ``config.json``).
+    window
+        Tokens that each token sees: itself and those before; default: all.
+    sinks
+        How many of the first tokens it sees beside its window (StreamingLLM, arXiv 2309.17453).
+    sparse
+        Sees compressed, selected and near tokens instead.
     """
 
     heads: Count
+    window: Count | None = None
+    sinks: CountOrNone = 0
+    sparse: Sparse | None = None
 
     @property
     def views(self) -> int:
-        """How many keys and values a token has."""
-        return 1
+        """How many keys and values a token has: one, or one for each of the three views of sparse attention."""
+        return 3 if self.sparse is not None and self.sparse.caches == "own" else 1
 
     @property
     def groups(self) -> int:
@@ -122,29 +131,6 @@ class _Heads(Part):
         found = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
         return self.model_copy(update={key: number // ranks for key, number in found.items() if number})
 
-
-class _Softmax(_Heads):
-    """What kinds share whose heads weigh the tokens that they see.
-
-    Attributes
-    ----------
-    window
-        Tokens that each token sees: itself and those before; default: all.
-    sinks
-        How many of the first tokens it sees beside its window (StreamingLLM, arXiv 2309.17453).
-    sparse
-        Sees compressed, selected and near tokens instead.
-    """
-
-    window: Count | None = None
-    sinks: CountOrNone = 0
-    sparse: Sparse | None = None
-
-    @property
-    def views(self) -> int:
-        """How many keys and values a token has: one, or one for each of the three views of sparse attention."""
-        return 3 if self.sparse is not None and self.sparse.caches == "own" else 1
-
     def _check(self) -> None:
         has_window = self.window is not None
         require(has_window or not self.sinks, "sinks stand beside a window", "none", "sinks", do="add window")
@@ -152,7 +138,7 @@ class _Softmax(_Heads):
         require(not both, "attention has a window, or is sparse", "both", "window", do="remove one of them")
 
 
-class Gqa(_Softmax):
+class Gqa(_Attention):
     """Grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245): several heads share a key and a value.
 
     Attributes
@@ -194,7 +180,7 @@ class Gqa(_Softmax):
         self._divides("kv_heads", "heads")
 
 
-class Linear(_Heads):
+class Linear(_Attention):
     """Lightning attention, to which a matrix for each head is left of all tokens before (MiniMax-01, arXiv 2501.08313).
 
     What heads put out is normalised, all as one, and multiplied by a gate. Each head has keys and values of its own.
@@ -212,9 +198,6 @@ class Linear(_Heads):
     kind: Literal["linear"]
     head_size: Count
     block: Count = 256
-    window: ClassVar[None] = None
-    sinks: ClassVar[int] = 0
-    sparse: ClassVar[None] = None
 
     @property
     def kv_elements(self) -> int:
@@ -225,6 +208,10 @@ class Linear(_Heads):
     def state(self) -> int:
         """Elements that a sequence keeps in a layer, however long it is."""
         return self.heads * self.head_size**2
+
+    def _check(self) -> None:
+        stated = self.model_fields_set & {"window", "sinks", "sparse"}
+        require(not stated, "linear attention sees all tokens before", " and ".join(sorted(stated)), do="remove it")
 
 
 class Indexer(Part):
@@ -245,7 +232,7 @@ class Indexer(Part):
     top: Count
 
 
-class Mla(_Softmax):
+class Mla(_Attention):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437).
 
     Each head has its own key and value, made from the latent, which all ranks have.
