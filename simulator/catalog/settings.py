@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from simulator.catalog.shelf import Keys, to_error, told_at
-from simulator.catalog.text import scalar
+from simulator.catalog.text import compose, scalar
 from simulator.document import ABOUT_ITSELF, Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.units import FieldError, exact, nearest, parse, unit_of
@@ -26,17 +26,19 @@ def setting(text: str) -> tuple[str, Any]:
     Parameters
     ----------
     text
-        Such as ``links.d2h.bandwidth=40 GB/s``.
+        Such as ``links.d2h.bandwidth=40 GB/s``, or ``workload.lora.targets=[attn.*, ffn.down]``.
 
     Raises
     ------
     ConfigError
-        If there is no key or no value.
+        If there is no key or no value, or it is a broken list.
     """
     key, _, value = text.partition("=")
     do = "write it as 'links.d2h.bandwidth=40 GB/s'"
-    insist(key.strip() and value.strip(), "set", "a change is a key, '=' and a value", repr(text), do)
-    return key.strip(), scalar(value.strip())
+    key, value = key.strip(), value.strip()
+    insist(key and value, "set", "a change is a key, '=' and a value", repr(text), do)
+    is_list = value.startswith(("[", "{"))
+    return key, compose(f"value: {value}", f"set, {key}").plain()["value"] if is_list else scalar(value)
 
 
 def factor(text: str) -> tuple[str, float]:

@@ -103,7 +103,7 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
             "1 GB/s",
             (
                 "set, links.*.bandwith: a change names a field of the hardware, found 'links.*.bandwith'; after 'links.d2h' "
-                "use one of source, target, bandwidth, latency, channels, sharing, efficiency, via, chunk "
+                "use one of source, target, bandwidth, latency, channels, sharing, efficiency, via, chunk, energy "
                 "(did you mean 'bandwidth'?)"
             ),
         ),
@@ -137,6 +137,12 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
 )
 def test_a_wrong_change_is_refused(folder, key, value, message):
     assert refusal(catalog.resolve, "story.yaml", {key: value}) == message
+
+
+def test_a_change_may_be_a_list_or_a_part():
+    assert catalog.setting('a.b=[embed/*, "L*/norm*", 3]') == ("a.b", ["embed/*", "L*/norm*", 3])
+    assert catalog.setting("lora={rank: 4}") == ("lora", {"rank": 4})
+    assert "well-formed YAML" in refusal(catalog.setting, "a=[1, 2")
 
 
 @pytest.mark.parametrize("text", ["links.d2h.bandwidth", "=1", "links.d2h.bandwidth="])
