@@ -92,6 +92,7 @@ def test_values_beside_an_answer_are_tried(wires):
     assert 8 < wires["static"]["tried"] < 25
 
 
+@pytest.mark.slow
 def test_a_ratio_is_of_the_fastest_row_as_documented(laid):
     found = hosim_api.frontier(laid, of="peak.hbm", such_that=["step <= 1.2x"])
     pace_ns = min(row.summary["step_ns"] for row in hosim_api.run(laid).values())
@@ -116,6 +117,7 @@ def test_a_budget_is_not_in_the_way_of_a_peak(tmp_path):
     assert bound["least_peak.hbm"] <= row["least_peak.hbm"]
 
 
+@pytest.mark.slow
 def test_the_largest_of_a_workload_and_several_conditions(laid):
     asked = {"of": "workload.sequence", "such_that": ["step <= 2x", "stall <= 20 %"], "policies": ["static"]}
     (row, _) = hosim_api.frontier(laid, **asked, resolution=2).rows
@@ -131,6 +133,7 @@ def test_the_largest_of_a_workload_and_several_conditions(laid):
     assert not meets(row["next"])
 
 
+@pytest.mark.slow
 def test_fields_that_differ_are_multiplied(tmp_path):
     uneven = lay(tmp_path, STORY.replace("set: {", "set: {links.d2h.bandwidth: 3 GB/s, "))
     row, bound = hosim_api.frontier(uneven, of=WIRE, such_that=[STALL], policies=["static"]).rows
@@ -282,6 +285,7 @@ def swapping(found):
     return [row["faster"] for row in found.rows]
 
 
+@pytest.mark.slow
 def test_a_crossover_is_where_the_faster_row_changes(laid):
     """Where little bandwidth is there, running ops again is faster than moving what they made."""
     asked = {"of": WIRE, "policies": ["static", "recompute"], "at_least": "0.1 GB/s", "at_most": "1000 GB/s"}
@@ -312,6 +316,7 @@ def test_a_crossover_is_of_two_rows(hosim, story):
     assert "--policy: a crossover is of two rows, found 1: static" in done.err
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_what_would_make_its_fastest_row_free(hosim, story):
     results = hosim_api.run(story, policies=["static"], what_if=True)
     wire, room = results.sentences[-2:]
