@@ -189,6 +189,8 @@ class Limits:
         demand = self._demand
         least = max(int(demand.held.max()), self._at_home)
         most = max(least, int((demand.work + demand.idle).max()))
+        if self.step(least).ns <= step_ns:
+            return least
         for _ in range(_HALVINGS):
             middle = (least + most) // 2
             if self.step(middle).ns > step_ns:

@@ -55,6 +55,9 @@ def rows_of(
         return replace(row, plans=tuple(map(_decided_before, row.plans))) if aside else row
 
     calls = [partial(ran, label, decide) for label, decide in rows.items()]
+    if aside:
+        for label in rows:
+            _known_before(case.of(label), label)
     cases = {id(one): one for one in map(case.of, rows)}.values()
     shared = [part for one in cases for part in (one, one.job, *one.job.graphs, one.hardware)]
     with closing(forked(calls, progress, shared)) if aside else nullcontext(call(progress) for call in calls) as found:
@@ -69,6 +72,12 @@ def rows_of(
             compute_ns = row.case.compute_ns
             row.summary["slowdown_vs_compute"] = row.summary["step_ns"] / compute_ns if compute_ns else None
     return results
+
+
+def _known_before(case: Case, label: str) -> None:
+    """Find what several rows want to know and no plan changes, so that not each fork finds it for itself."""
+    if not case.unfit(label) and case.asks_bounds:
+        case.bound(may_repeat=case.may_repeat(label), in_turn=False)
 
 
 def _decided_before(plan: Plan) -> Plan:
