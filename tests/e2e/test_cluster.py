@@ -49,7 +49,7 @@ class Cluster:
             [*command, "--scheduler-file", str(self.file)],
             env=environment,
             cwd=self.folder,
-            stderr=(self.folder / f"{name}.txt").open("a"),
+            stderr=subprocess.DEVNULL,
         )
         self.__dict__.setdefault("all", []).append(process)
         return process
