@@ -253,7 +253,19 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     title = (study and study.title) or story.title or story.name
     view = grid_view(rows, shown, base.hardware, title, story.budget_bytes)
     more = {"grid": {one.name: one.values for one in shown}}
-    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file)
+    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, _again(study, grid, story, names))
+
+
+def _again(
+    study: StudyDocument | None, grid: Mapping[str, Values] | None, story: Scenario, names: Policies | None
+) -> dict[str, str]:
+    """The study beside the documents of a folder of results, which runs the same again."""
+    rows = () if names is None or isinstance(names, Mapping) else tuple(names)
+    said: dict[str, Any] = {"scenario": "scenario.yaml", "set_": {}, "policies": rows}
+    if study is not None and grid is None:
+        return {"study.yaml": catalog.dump(study.model_copy(update=said))}
+    crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
+    return {"study.yaml": catalog.dump(StudyDocument(name=story.name, grid=crossed, **said))}
 
 
 _SAID = ("tokens", "short_at", "notes", "remarks")

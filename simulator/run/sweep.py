@@ -295,6 +295,8 @@ class Sweep:
         Further entries of ``summary.json``.
     points
         File to which all rows were appended as they came; it moves into the folder of results.
+    texts
+        Further documents of the folder, by file name.
     """
 
     name: str
@@ -304,6 +306,7 @@ class Sweep:
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict, repr=False)
     more: Mapping[str, Any] = field(default_factory=dict, repr=False)
     points: Path | None = field(default=None, repr=False)
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -381,7 +384,7 @@ class Sweep:
                     continue
                 frame(table).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
             if len(self.loaded) == 1:
-                files.write_texts(folder, self.loaded[0].documents())
+                files.write_texts(folder, {**self.loaded[0].documents(), **self.texts})
             origin = next(iter(origins.values())) if len(origins) == 1 else origins
             told = [asdict(verdict) for verdict in self.expectations]
             more = {**self.more, "sentences": self.sentences, "expectations": told, "provenance": origin}

@@ -115,8 +115,11 @@ def test_the_limits_of_the_guide_are_what_hosim_limits_prints():
     assert f"{hosim.limits(name, policies=[row])}\n" == shown
 
 
-def test_the_grid_of_the_guide_is_what_hosim_sweep_prints(hosim, tmp_path):
-    ((line, shown),) = re.findall(r"<!-- output of: (hosim sweep [^\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+_SWEPT = re.findall(r"<!-- output of: (hosim sweep [^\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
+
+
+@pytest.mark.parametrize(("line", "shown"), _SWEPT, ids=[line for line, _ in _SWEPT])
+def test_the_grids_of_the_guide_are_what_hosim_sweep_prints(hosim, tmp_path, line, shown):
     assert shown == hosim(*shlex.split(line)[1:], "--cache", tmp_path).out
 
 

@@ -196,6 +196,8 @@ def test_draws_are_summed_up_and_drawn(hosim, study, tmp_path, more, drawn_as):
     assert "and is faster than reactive in 100 % (68 to 100 %) of 8 draws." in done.out
     assert len(pd.read_csv(tmp_path / "out" / "points.csv")) == 2 * 8 * max(1, 2 * drawn_as * bool(more))
     assert (tmp_path / "out" / "sweep.png").stat().st_size > 10_000
+    again = hosim_api.sweep(tmp_path / "out" / "study.yaml", workers=1, cache=False)
+    assert str(again) in done.out
 
 
 # rows as they come

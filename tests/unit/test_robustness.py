@@ -11,6 +11,7 @@ import pytest
 
 from simulator import catalog
 from simulator.errors import ConfigError
+from simulator.report.drawing import picture
 from simulator.report.pictures import curves
 from simulator.report.uncertain import quantiles
 from simulator.report.views import robust_view
@@ -174,12 +175,12 @@ def test_some_draws_that_do_not_run_are_counted_in_the_table():
 
 def test_where_nothing_runs_there_is_still_a_picture():
     view = robust_view(quantiles([row(policy, None) for policy in "pr"]), "pr")
-    assert curves(view.title, view.panels).legends[0].get_texts() == []
+    assert picture(curves(view.title, view.panels)).legends[0].get_texts() == []
 
 
 def test_the_middle_of_the_draws_is_a_band():
     rows = [row("p", 100), row("r", 100)]
     rows += [row(policy, step, 0.1, "jitter") for policy in "pr" for step in (100, 110, 130)]
     (panel,) = robust_view(quantiles(rows), "pr").panels
-    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in curves("x", [panel]).axes[0].lines]
+    lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in picture(curves("x", [panel])).axes[0].lines]
     assert lines[:3] == [([0, 10], [100, 110]), ([0, 10], [100, 100]), ([0, 10], [100, 130])]
