@@ -66,9 +66,9 @@ class Line(NamedTuple):
     kind: str
     record: dict[str, Any]
 
-    def error(self, fault: FieldError, about: str = "") -> ConfigError:
-        """Make the error that says what is wrong with this line, or with what it is about."""
-        return ConfigError(f"{self.path}:{self.number}{about}", fault.must, fault.found, fault.do)
+    def error(self, fault: FieldError) -> ConfigError:
+        """Make the error that says what is wrong with this line."""
+        return ConfigError(f"{self.path}:{self.number}", fault.must, fault.found, fault.do)
 
 
 def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> Iterator[Line]:
