@@ -76,10 +76,6 @@ Drawn = Axes
 """What something was drawn into, of a picture the first axes."""
 Given = Axes | Sequence[Axes] | None
 """Axes to draw into; of several the first is for what matters most, and what has none is left out."""
-_UNITS = {
-    "ns": (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)),
-    "B": (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3), ("B", 1)),
-}
 
 
 @contextmanager
@@ -204,11 +200,6 @@ def name_lanes(ax: Axes, names: Sequence[str]) -> None:
     ax.set_ylim(len(names) - 0.5, -0.5)
     ax.set_yticks(range(len(names)), names, **TEXT)
     ax.tick_params(axis="y", length=0)
-
-
-def units(most: float, unit: str = "ns") -> tuple[str, int]:
-    """Choose the unit of an axis of times [ns] or bytes [B]: its name, and how many of the small ones it has."""
-    return next((large for large in _UNITS[unit] if most >= large[1]), _UNITS[unit][-1])
 
 
 def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:

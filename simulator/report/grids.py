@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from simulator.hardware import Hardware
 from simulator.report.panels import Map, Panel
-from simulator.report.rows import grouped, listed, quantity, ratio
+from simulator.report.rows import grouped, listed, quantity, ratio, units
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures
 from simulator.report.uncertain import distributions, section, summed, told
 from simulator.report.views import Section, View, by, number, texts
 from simulator.trace import CAUSES
-from simulator.units import human, parse
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -51,8 +50,7 @@ class Shown(NamedTuple):
         """Its values as numbers of a handy unit, and its name with that."""
         if self.unit is None:
             return {value: value for value in self.values}, self.name
-        unit = human(max(self.values), self.unit).partition(" ")[2]
-        size = parse(f"1 {unit}", self.unit)
+        unit, size = units(max(self.values), self.unit)
         return {value: value / size for value in self.values}, f"{self.name} [{unit}]"
 
     def written(self, value: Any) -> str:

@@ -13,14 +13,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from simulator.report import drawing
-from simulator.report.drawing import FAINT, LIMIT, SPENT, Given, curve_styles, head, label, name_lanes, styled, units
+from simulator.report.drawing import FAINT, LIMIT, SPENT, Given, curve_styles, head, label, name_lanes, styled
 from simulator.report.panels import Map, Panel
 from simulator.report.question_views import BOUND
-from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity
+from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity, units
 from simulator.report.views import by, number
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
@@ -292,6 +292,8 @@ def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
     plain, lines = StrMethodFormatter("{x:g}"), {"color": drawing.INK, "linewidth": 0.8}
     bar = places[0].figure.colorbar(images[0], ax=places, format=plain, label=f"step [{unit}]")
     bar.ax.yaxis.set_minor_formatter(plain)
+    if norm is not None and max(every) > _FAR * min(every):  # labels of all ticks would lie on each other
+        bar.ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     head(places[0], title, {"does not run": _EMPTY, "so many times as long as the shortest step": lines})
     return places[0]
 

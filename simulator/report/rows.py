@@ -15,7 +15,7 @@ from simulator.metrics import Ran, by_rank, figure_of
 from simulator.metrics.figures import Unit
 from simulator.plan import Plan
 from simulator.trace import CAUSES, Trace
-from simulator.units import counted, human
+from simulator.units import counted, human, parse
 
 DRAINED = "copies after the last op"
 """Ends what a step is spent on."""
@@ -133,6 +133,12 @@ def present(value: object) -> bool:
 def quantity(value: object, unit: str) -> str:
     """Write a quantity with three significant digits and its unit, or `ABSENT`."""
     return human(value, unit) if present(value) else ABSENT  # type: ignore[arg-type]
+
+
+def units(most: float, unit: str = "ns") -> tuple[str, int]:
+    """Choose the unit of an axis whose largest value is given: its name, and how many of `unit` it has."""
+    name = human(most, unit).partition(" ")[2]
+    return name, int(parse(f"1 {name}", unit))
 
 
 UNBOUNDED = "none"

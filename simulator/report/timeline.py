@@ -14,9 +14,9 @@ from simulator.hardware import Hardware
 from simulator.metrics import laid_out
 from simulator.plan import COMPUTE
 from simulator.report import drawing
-from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, pixels, steps, styled, units
+from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, pixels, steps, styled
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
-from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
+from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, units
 from simulator.trace import CAUSES, Block, pick
 from simulator.units import counted
 

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.report.panels import Panel
-from simulator.report.rows import ABSENT, quantity
+from simulator.report.rows import ABSENT, quantity, units
 from simulator.report.tables import Column
 from simulator.report.views import Section, by, number, texts
-from simulator.units import human, parse
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -222,8 +221,7 @@ def distributions(rows: Rows) -> Panel:
         One per policy and draw.
     """
     ran = [row for row in rows if row["status"] == "ok"]
-    unit = human(max((row["step_ns"] for row in ran), default=1), "ns").partition(" ")[2]
-    size, placed = parse(f"1 {unit}", "ns"), list[Row]()
+    (unit, size), placed = units(max((row["step_ns"] for row in ran), default=1)), list[Row]()
     draws = {policy: len(own) for policy, own in by([row for row in rows if "policy" in row], "policy").items()}
     for key, own in by(ran, "policy").items():
         ordered = sorted(row["step_ns"] / size for row in own)

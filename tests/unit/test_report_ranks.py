@@ -299,6 +299,13 @@ def test_a_row_that_has_not_settled_says_so(whole):
     assert said(step // 2, row=once) == []
 
 
+def test_a_result_draws_its_ranks_into_axes_that_one_has(whole):
+    ax = drawing.Picture(1.0).subplots()
+    assert whole.by_rank(ax) is ax
+    assert ax.get_xlabel() == "rank"
+    assert len(ax.patches) == len(whole.by_rank().patches)
+
+
 def test_no_bar_is_too_narrow_to_be_seen():
     """Bars of a thousandth of a pixel, some pixels apart: each colours a column where it lies."""
     for count in (100, 200):
