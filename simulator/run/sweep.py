@@ -137,12 +137,7 @@ def sweep(
     Returns
     -------
     list of dict
-        A row for each that was measured, study by study and point by point.
-
-    Raises
-    ------
-    HosimError
-        As for `streamed`.
+        A row for each that was measured, study by study and point by point; what is raised is as of `streamed`.
     """
     return [row for rows in streamed(studies, workers, progress, kept) for row in rows]
 
