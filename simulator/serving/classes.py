@@ -60,6 +60,11 @@ class _Shape:
         The scenario, its machine and its workload of requests.
     some
         One of them, without copies.
+
+    Attributes
+    ----------
+    known_ns
+        What the ops of iterations take that stand for others [ns].
     """
 
     def __init__(self, loaded: Loaded, some: Iteration) -> None:
@@ -76,9 +81,12 @@ class _Shape:
         fewer = self._fewer(names, [min(1 + (at in _TOKENS), n) for at, n in enumerate(there)], slopes, constant)
         every = [constant[None], slopes, *fewer]
         both, self._counts = np.unique(np.concatenate(every), axis=-1, return_counts=True)
-        self._constant, self._slopes, self._fewer_ns = both[0], both[1 : len(slopes) + 1], both[len(slopes) + 1 :]
-        self._prices_ns: Numbers = self._slopes.max(axis=1) @ self._counts
-        self._fewer_prices_ns: Numbers = self._fewer_ns.max(axis=1, initial=0) @ self._counts
+        slopes, fewer_ns = both[1 : len(slopes) + 1], both[len(slopes) + 1 :]
+        self._constant, self._slopes = both[0], slopes.reshape(len(slopes), -1)
+        self._fewer_ns = fewer_ns.reshape(len(fewer_ns), self._slopes.shape[1])
+        self._prices_ns: Numbers = slopes.max(axis=1) @ self._counts
+        self._fewer_prices_ns: Numbers = fewer_ns.max(axis=1, initial=0) @ self._counts
+        self.known_ns: dict[Iteration, float] = {}
 
     def numbers(self, work: Iteration) -> list[int]:
         """The numbers of an iteration; answers that are as many as all tokens are none of their own."""
@@ -123,9 +131,10 @@ class _Shape:
 
     def ops_ns(self, work: Iteration) -> float:
         """What the ops of an iteration take, each alone."""
-        sides = self._constant + np.tensordot(self.numbers(work), self._slopes, 1)
+        more: Numbers = np.dot(self.numbers(work), self._slopes)
         if self._experts:
-            sides -= np.tensordot(self._unchosen(work.decoding + work.reading), self._fewer_ns, 1)
+            more -= np.dot(self._unchosen(work.decoding + work.reading), self._fewer_ns)
+        sides = self._constant + more.reshape(self._constant.shape)
         return float(sides.max(axis=0) @ self._counts)
 
 
@@ -182,7 +191,9 @@ class Classes:
 
         loads = tuple((tier, near(tokens, tier, here)) for tier, tokens in work.loads)
         stores = tuple((way, near(tokens, *way)) for way, tokens in work.stores)
-        return alike._replace(loads=loads, stores=stores), round(own_ns - shape.ops_ns(alike))
+        if alike not in shape.known_ns:
+            shape.known_ns[alike] = shape.ops_ns(alike)
+        return alike._replace(loads=loads, stores=stores), round(own_ns - shape.known_ns[alike])
 
     def moved(self, work: Iteration) -> Counter[str]:
         """Bytes that the loads and stores of an iteration move over each link."""
