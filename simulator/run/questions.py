@@ -223,14 +223,9 @@ def pareto(
     usable = [low + (high - low) * number // (rooms - 1) for number in range(rooms)]
     at = [(case.hardware.tiers[tier].capacity_for(one),) for one in dict.fromkeys(usable)]
     tried = sweep([search.study(who, at) for who in search.rows], progress=progress)
-    peak, front = f"peak_{tier}_bytes", Rows()
-    for label in search.rows:
-        ran = (row for row in tried if row["policy"] == label and row["status"] == "ok")
-        least_ns = math.inf
-        for row in sorted(ran, key=lambda row: (row[peak], row["step_ns"])):
-            if row["step_ns"] < least_ns:
-                least_ns = row["step_ns"]
-                front.append(row)
+    front = [
+        row for label in search.rows for row in undominated([row for row in tried if row["policy"] == label], tier)
+    ]
     slowest = {price: int(price * case.compute_ns) for price in PRICES}
     floors = {
         who: {price: case.least_peak_bytes(ns, **kind) for price, ns in slowest.items()}
@@ -238,6 +233,16 @@ def pareto(
     }
     view = pareto_view(front, floors, tier, loaded.scenario.title or loaded.scenario.name)
     return Sweep("frontier", [loaded], front, view, {"points": tried})
+
+
+def undominated(rows: Rows, tier: str) -> Rows:
+    """Return rows that ran, by their peak in a tier, of which none has a shorter step with as low a peak."""
+    peak, found = f"peak_{tier}_bytes", Rows()
+    ran = (row for row in rows if row["status"] == "ok")
+    for row in sorted(ran, key=lambda row: (row[peak], row["step_ns"])):
+        if not found or row["step_ns"] < found[-1]["step_ns"]:
+            found.append(row)
+    return found
 
 
 def crossover(

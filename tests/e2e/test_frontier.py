@@ -15,6 +15,7 @@ from simulator.report.expectations import condition, unmet
 from simulator.report.question_views import frontier_view
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
+from simulator.run.questions import undominated
 from simulator.run.sweep import sweep
 from simulator.scenario import Frontier
 from simulator.units import FieldError
@@ -272,6 +273,13 @@ def test_a_front_falls_and_the_bound_is_its_edge(laid):
             assert row["step_ns"] >= every["bound", room]["step_ns"], policy
             assert row["peak_hbm_bytes"] <= room
     assert any("no plan goes below its bound" in one for one in found.sentences)
+
+
+def test_on_a_front_is_only_what_nothing_beats():
+    amounts = [(5, 50), (3, 70), (4, 70), (4, 60), (6, 55), (5, 45)]
+    rows = [{"status": "ok", "peak_hbm_bytes": peak, "step_ns": step} for peak, step in amounts]
+    rows.append({"status": "infeasible"})
+    assert [(row["peak_hbm_bytes"], row["step_ns"]) for row in undominated(rows, "hbm")] == [(3, 70), (4, 60), (5, 45)]
 
 
 def test_a_front_is_drawn(hosim, story, tmp_path):
