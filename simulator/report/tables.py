@@ -156,7 +156,8 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))
     parts = (times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held), figures(summaries, paid))
-    return [[column for column in part if set(column.cells) != {ABSENT}] for part in parts]
+    found = ([column for column in part if set(column.cells) != {ABSENT}] for part in parts)
+    return [part for part in found if part]
 
 
 def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:

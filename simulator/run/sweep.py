@@ -334,10 +334,8 @@ class Sweep:
     @property
     def card(self) -> dict[str, Card]:
         """Of one scenario, what was swept and where, before anything varies."""
-        if len(self.loaded) != 1:
-            return {}
-        loaded = self.loaded[0]
-        return {"model": model_card(loaded.workload, None), "machine": machine_card(loaded.hardware)}
+        one = self.loaded[0] if len(self.loaded) == 1 else None
+        return {"model": model_card(one.workload, None), "machine": machine_card(one.hardware)} if one else {}
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
