@@ -14,7 +14,7 @@ from simulator.plan import COMPUTE
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Walker
 from simulator.policies.static import Options, compiler, explained, mix
-from simulator.policies.static.analyse import Scorer
+from simulator.policies.static.analyse import scored
 from simulator.policies.static.explanation import CHEAPER, IN_PASSING, Decision
 from simulator.policies.static.mix import rewrite, rewrites
 from simulator.referee import check_plan
@@ -105,7 +105,7 @@ def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
         assert gap.before == min(found.problem.lifetimes.uses[made])
         assert gap.lead_ns == 6 * (gap.before - gap.after - 1)
         assert one.reason in {CHEAPER, IN_PASSING}
-        assert one.score == Scorer(found.problem)(gap, 6)
+        assert one.score == scored(gap, queue_ns=6)
     done = replay(p, found.plan)
     assert 6 * len(again) == metrics.summarise(p.graph, p.hardware, done.trace, None)["recompute_ns"]
 

@@ -12,7 +12,7 @@ from simulator.graph import TensorKind
 from simulator.hardware import Hardware
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import validate
-from simulator.policies.static.analyse import Scorer, analyse
+from simulator.policies.static.analyse import analyse, scored
 from simulator.policies.static.compiler import Options, compiled
 from simulator.policies.static.insert import insert
 from simulator.policies.static.place import place
@@ -28,7 +28,7 @@ ONE_TIER = {
 
 
 def select(p, found, limit):
-    return select_pass(p, found, limit, ranked(p, found, Scorer(p)))
+    return select_pass(p, found, limit, ranked(found))
 
 
 def placed(p, found, selection, *, eager=False):
@@ -106,8 +106,7 @@ def test_select_gives_back_what_turned_out_needless():
     """s is worth more and goes first, but is not enough; l, which must follow, would have been."""
     g = graph("s 2, l 20, y 1", "a: -> s l", "b: -> y, 500 ns, workspace 10", "c: s l ->")
     p = problem(g)
-    score = Scorer(p)
-    assert score(gap_of(p, "s")).total > score(gap_of(p, "l")).total
+    assert scored(gap_of(p, "s")).total > scored(gap_of(p, "l")).total
     assert names(p, select(p, analyse(p), 22).gaps) == ["l"]
 
 

@@ -16,7 +16,7 @@ from simulator.hardware import Hardware
 from simulator.plan import COPY
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import Options, explained
-from simulator.policies.static.analyse import TERMS, Scorer, analyse
+from simulator.policies.static.analyse import TERMS, analyse, scored
 from simulator.policies.static.augmented import Role
 from simulator.policies.static.explanation import Decision
 from simulator.policies.static.insert import insert, write
@@ -28,8 +28,7 @@ from simulator.report import decisions
 
 def augmented_of(p, limit):
     found = analyse(p)
-    score = Scorer(p)
-    return insert(p, found, select(p, found, limit, ranked(p, found, score)))
+    return insert(p, found, select(p, found, limit, ranked(found)))
 
 
 def of_kind(name, kind, tensors, *ops, **more):
@@ -150,30 +149,11 @@ def test_a_weight_that_moves_lives_away_and_is_never_stored():
 def test_the_score_is_the_sum_of_its_terms():
     """10 B idle for 30 ns after copies of 20 ns in all."""
     p = problem(train(4))
-    score = Scorer(p)(analyse(p).candidates[0])
+    score = scored(analyse(p).candidates[0])
     assert dict(zip(TERMS, score.terms, strict=True)) == pytest.approx(
         {"size": log2(11), "idle": log2(31), "bandwidth": -log2(21), "exposed": 0}
     )
     assert score.total == pytest.approx(sum(score.terms))
-
-
-def test_short_lived_activations_and_optimizer_state_of_a_short_update_are_a_last_resort():
-    g = of_kind(
-        "o",
-        "optimizer_state",
-        "o 10 persistent, x 10, y 1",
-        "a: -> x, 5 ns",
-        "b: -> y, 5 ns",
-        "c: x ->, 5 ns",
-        "d: o -> o, 5 ns",
-        steps=2,
-    )
-    g = replace(g, ops=(*g.ops[:3], replace(g.ops[3], phase="update")))
-    p = problem(g, homes={"o": FREE})
-    score, found = Scorer(p), analyse(p)
-    reasons = {p.graph.tensors[gap.tensor].name: score(gap).last_resort for gap in found.candidates}
-    assert "short-lived" in reasons["x"]
-    assert "the update is shorter" in reasons["o"]
 
 
 def two_tiers(ddr):
@@ -186,7 +166,7 @@ def two_tiers(ddr):
 
 def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
-    gaps = assign(p, analyse(p).candidates[:4], Scorer(p))
+    gaps = assign(p, analyse(p).candidates[:4])
     assert sorted(gap.away for gap in gaps) == [1, 1, 1, 2]
     longest = max(gaps, key=lambda gap: gap.lead_ns)
     assert longest.away == 2
@@ -233,7 +213,7 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
 
 def test_all_stays_in_ddr_where_it_fits():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("1 kB"))
-    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p))} == {1}
+    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1}
 
 
 def staged(ddr, read="0.5 GB/s"):
@@ -259,14 +239,14 @@ def test_a_tier_behind_the_link_of_another_takes_no_load_from_it():
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("1 kB"))
     assert p.links[2, 0].via == ("read", "h2d")
-    assert {gap.away for gap in assign(p, analyse(p).candidates, Scorer(p))} == {1}
+    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1}
 
 
 def test_what_is_too_much_for_a_tier_is_spread_over_the_step():
     """DDR has room for two of three, beside the chunks; the link is busy all the time, and the SSD half of it."""
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("84 B"))
-    gaps = assign(p, analyse(p).candidates, Scorer(p))
+    gaps = assign(p, analyse(p).candidates)
     further = sorted(gap.before for gap in gaps if gap.away == 2)
     assert len(further) == 4
     assert all(2 <= after - before <= 5 for before, after in pairwise(further))

@@ -2,8 +2,7 @@
 
 Why one gap is spent away rather than another is a score whose terms are named, and kept for the reader. A term is the
 binary logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth rank by *room
-times time gained, per time of link taken*. The rules by kind come first: what they call a last resort is only taken if
-the budget cannot be met otherwise.
+times time gained, per time of link taken*. What cannot hide its copies comes last.
 """
 
 from __future__ import annotations
@@ -244,8 +243,6 @@ class Score(NamedTuple):
         Sum of the terms.
     terms
         What each of `TERMS` adds.
-    last_resort
-        Why the rules by kind would rather keep the tensor; empty if they do not mind.
     queue_ns
         What was counted as coming in for the same op before [ns].
     is_asked
@@ -254,54 +251,31 @@ class Score(NamedTuple):
 
     total: float
     terms: tuple[float, ...]
-    last_resort: str = ""
     queue_ns: int = 0
     is_asked: bool = False
 
 
-class Scorer:
-    """Scores the gaps of one problem.
+def scored(gap: Idle, asked: frozenset[int] = frozenset(), queue_ns: int = 0) -> Score:
+    """Score a gap.
 
     Parameters
     ----------
-    problem
-        What to plan for.
+    gap
+        The gap.
     asked
         Tensors that it was asked for to leave.
+    queue_ns
+        What copies take that come in for the same op before this one [ns].
     """
-
-    def __init__(self, problem: Problem, asked: frozenset[int] = frozenset()) -> None:
-        self._asked, self._tensors = asked, problem.graph.tensors
-        self._update_is_short = _update_is_short(problem)
-
-    def __call__(self, gap: Idle, queue_ns: int = 0) -> Score:
-        """Score a gap.
-
-        Parameters
-        ----------
-        gap
-            The gap.
-        queue_ns
-            What copies take that come in for the same op before this one [ns].
-        """
-        taken_ns, exposed_ns = gap.out_ns + gap.in_ns, gap.exposed_ns
-        gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns - queue_ns)
-        terms = (
-            log2(1 + gap.size_bytes),
-            log2(1 + gained_ns),
-            -log2(1 + taken_ns),
-            -EXPOSED * (1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
-        )
-        is_asked = gap.tensor in self._asked
-        return Score(sum(terms), terms, "" if is_asked else self._last_resort(gap), queue_ns, is_asked)
-
-    def _last_resort(self, gap: Idle) -> str:
-        about = self._tensors[gap.tensor]
-        if about.kind is TensorKind.ACTIVATION and not about.persistent and gap.exposed_ns:
-            return "short-lived: it would be away for less time than its copies take"
-        if about.kind is TensorKind.OPTIMIZER_STATE and self._update_is_short:
-            return "optimizer state: the update is shorter than its copies"
-        return ""
+    taken_ns, exposed_ns = gap.out_ns + gap.in_ns, gap.exposed_ns
+    gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns - queue_ns)
+    terms = (
+        log2(1 + gap.size_bytes),
+        log2(1 + gained_ns),
+        -log2(1 + taken_ns),
+        -EXPOSED * (1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
+    )
+    return Score(sum(terms), terms, queue_ns, gap.tensor in asked)
 
 
 def spread(row: Sequence[Alike]) -> list[Alike]:
@@ -316,12 +290,3 @@ def spread(row: Sequence[Alike]) -> list[Alike]:
         return [*row]
     width = (len(row) - 1).bit_length()
     return [row[i] for i in sorted(range(len(row)), key=lambda i: int(f"{i:0{width}b}"[::-1], 2))]
-
-
-def _update_is_short(problem: Problem) -> bool:
-    """Whether storing all optimizer state that may move takes longer than the update that changes it."""
-    ops, here = problem.graph.ops, problem.compute_tier
-    update_ns = sum(ns for op, ns in zip(ops, problem.durations_ns, strict=True) if op.phase == "update")
-    states = (t for t, about in enumerate(problem.graph.tensors) if about.kind is TensorKind.OPTIMIZER_STATE)
-    moving = [t for t in states if not problem.pinned(t) and problem.lifetimes.uses[t]]
-    return update_ns < sum(problem.copy_ns(t, here, problem.away(t)[0]) for t in moving)

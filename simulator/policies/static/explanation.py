@@ -18,7 +18,7 @@ from simulator.plan import COMPUTE, NOWHERE, Plan
 from simulator.policies import remake
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Idle, Score, Scorer, idle
+from simulator.policies.static.analyse import Idle, Score, idle, scored
 from simulator.policies.static.augmented import CacheOp
 from simulator.policies.static.compiler import Compiled, Options, compiled
 from simulator.policies.static.ledger import Slot, ledger
@@ -154,10 +154,10 @@ def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[Choice]:
     is made again comes last.
     """
     problem, selection, spent = found.problem, found.candidate.selection, found.candidate.augmented.gaps
-    score, order = selection.ranking
+    asked, order = selection.ranking
     in_tier, below = dict(zip(selection.gaps, spent, strict=True)), held(problem, spent)
     for gap in (in_tier[forced] for forced in found.analysis.forced):
-        yield Choice(gap, Decision.MOVE, score(gap), "its home is in another tier")
+        yield Choice(gap, Decision.MOVE, scored(gap, asked), "its home is in another tier")
     live, choices = Profile(selection.live_bytes), []
     for gap, alone in order:
         told, made_ns = in_tier.get(gap), again_ns.get(Gap(*gap[:4]))
@@ -166,17 +166,17 @@ def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[Choice]:
         else:
             told = gap.spent_in(problem, below.nearest(gap))
             decision, why = Decision.KEEP, _why_kept(selection, live, gap, alone)
-        choices.append(Choice(told, decision, score(told, queue_ns=alone.queue_ns), why, made_ns))
+        choices.append(Choice(told, decision, scored(told, asked, alone.queue_ns), why, made_ns))
     yield from sorted(choices, key=lambda choice: turn((choice.gap, choice.score)))
     if found.rewritten is not None:
-        yield from _remade(found.rewritten, below, score)
+        yield from _remade(found.rewritten, below)
 
 
 def _why_moved(problem: Problem, gap: Idle, score: Score) -> str:
     nearest = problem.away(gap.tensor)[0]
     further = f"; {problem.tiers[nearest]} has no room or no time for it" if gap.away != nearest else ""
     why = "asked for by the option move" if score.is_asked else "without it the budget is exceeded"
-    return f"{why}{further}{'; a last resort' if score.last_resort else ''}"
+    return why + further
 
 
 def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> str:
@@ -185,10 +185,10 @@ def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> s
     asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
     if not exceeds(live, gap, selection.limit_bytes - gap.size_bytes):
         return f"there is room for it while it idles{asked}"
-    return score.last_resort or f"others, of a better score or alike, made the room while it idles{asked}"
+    return f"others, of a better score or alike, made the room while it idles{asked}"
 
 
-def _remade(rewritten: Rewritten, below: Room, score: Scorer) -> Iterator[Choice]:
+def _remade(rewritten: Rewritten, below: Room) -> Iterator[Choice]:
     """Say of each tensor that is made again what it costs and saves, in the order in which they are."""
     problem, op_of = rewritten.problem, rewritten.op_of
     lifetimes = problem.lifetimes
@@ -207,4 +207,4 @@ def _remade(rewritten: Rewritten, below: Room, score: Scorer) -> Iterator[Choice
         is_cheaper = not may_move or made_ns < gap.out_ns + gap.in_ns
         in_passing = all(first[op_of[op]] != op for op in lifetimes.uses[tensor][1:])
         why = IN_PASSING if in_passing else CHEAPER if is_cheaper else DEARER
-        yield Choice(gap, Decision.RECOMPUTE, score(gap, made_ns), why, made_ns)
+        yield Choice(gap, Decision.RECOMPUTE, scored(gap, queue_ns=made_ns), why, made_ns)

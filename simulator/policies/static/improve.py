@@ -17,7 +17,6 @@ from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.insert import insert
-from simulator.policies.static.room import Room, chooses
 from simulator.policies.static.select import Selection, in_order
 
 REPLAYS = 250
@@ -37,13 +36,10 @@ class State(NamedTuple):
         What leaves.
     points
         Program points of cache operators that are not at their default.
-    tiers
-        Tiers of gaps that do not go where the passes would send them.
     """
 
     gaps: frozenset[Idle]
     points: Mapping[Place, int]
-    tiers: Mapping[Idle, int]
 
 
 class Found(NamedTuple):
@@ -93,7 +89,7 @@ class Improver:
         gaps = selection.gaps
         points = {(gaps[one.trip], one.role): one.position for one in augmented.cache_ops}
         self._selection = selection
-        start = best = self._try(State(frozenset(gaps), points, {}))
+        start = best = self._try(State(frozenset(gaps), points))
         before = -1
         while start is not None and best is not None and self._goes_on(best) and len(self._seen) > before:
             before = len(self._seen)
@@ -133,9 +129,8 @@ class Improver:
             place = found.selection.gaps[one.trip], one.role
             for point in _points(one):
                 yield state._replace(points={**state.points, place: point})
-        yield from self._other_tiers(found)
-        score = self._selection.ranking.score
-        movable = [gap for gap in found.selection.gaps if gap not in self._analysis.forced and not score(gap).is_asked]
+        stay = {*self._analysis.forced}, self._selection.ranking.asked
+        movable = [gap for gap in found.selection.gaps if gap not in stay[0] and gap.tensor not in stay[1]]
         others = [gap for gap in self._analysis.candidates if gap not in state.gaps]
         for gap in movable:
             yield state._replace(gaps=state.gaps - {gap})
@@ -144,18 +139,10 @@ class Improver:
         for other in others:
             yield state._replace(gaps=state.gaps | {other})
 
-    def _other_tiers(self, found: Found) -> Iterator[State]:
-        """States in which one gap is spent elsewhere; others then make room, or come nearer."""
-        if Room(self._problem).is_scarce:
-            for gap, spent in zip(found.selection.gaps, found.augmented.gaps, strict=True):
-                for tier in self._problem.neighbours:
-                    if tier != spent.away and chooses(self._problem, gap.tensor):
-                        yield found.state._replace(tiers={**found.state.tiers, gap: tier})
-
     def _try(self, state: State) -> Found | None:
         """Replay a state, unless it cannot fit or was tried before."""
         selection = replace(self._selection, gaps=tuple(sorted(state.gaps, key=in_order)))
-        augmented = _placed(insert(self._problem, self._analysis, selection, state.tiers), selection.gaps, state.points)
+        augmented = _placed(insert(self._problem, self._analysis, selection), selection.gaps, state.points)
         key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(selection, augmented)

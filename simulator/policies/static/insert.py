@@ -20,9 +20,7 @@ from simulator.policies.static.select import Selection
 from simulator.policies.writer import Writer
 
 
-def insert(
-    problem: Problem, analysis: Analysis, selection: Selection, settled: Mapping[Idle, int] | None = None
-) -> Augmented:
+def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmented:
     """Add the cache operators of the chosen gaps to the graph.
 
     Parameters
@@ -31,10 +29,8 @@ def insert(
         What the plan is for.
     analysis, selection
         What leaves.
-    settled
-        Tiers that are chosen already, by gap.
     """
-    gaps = assign(problem, selection.gaps, selection.ranking.score, settled)
+    gaps = assign(problem, selection.gaps)
     homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
     below = held(problem, gaps)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)

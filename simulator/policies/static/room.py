@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from simulator.plan import FREE, NOWHERE
+from simulator.plan import FREE
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Idle, Scorer, spread
+from simulator.policies.static.analyse import Idle, scored, spread
 from simulator.policies.static.augmented import PREFETCH, STORE, CacheOp
 
 Run = tuple[Idle, ...]
@@ -178,9 +178,7 @@ DIGITS = 1
 """Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
 
 
-def assign(
-    problem: Problem, gaps: Sequence[Idle], score: Scorer, settled: Mapping[Idle, int] | None = None
-) -> tuple[Idle, ...]:
+def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
     """Return the gaps with the tier that each is spent in, and what its copies take there.
 
     Parameters
@@ -189,82 +187,46 @@ def assign(
         What to plan for.
     gaps
         What leaves.
-    score
-        Tells which of those that are too much for a tier go further.
-    settled
-        Tiers that are chosen already, by gap.
     """
     if len(problem.neighbours) < 2:
         return tuple(gaps)
-    by_spare_time = sorted(runs(problem, gaps), key=lambda run: (_spare_ns(run), run[0].tensor, run[0].after))
-    places = _Places(problem, by_spare_time, settled or {})
+    room, tiers = Room(problem), {run: run[0].away for run in runs(problem, gaps)}
+    for run, tier in tiers.items():
+        room.enter(run, tier)
+
+    def move(run: Run, tier: int) -> None:
+        room.enter(run, tiers[run], -1)
+        room.enter(run, tier)
+        tiers[run] = tier
+
+    lasts_ns = _busy_ns(gaps)
     for tier, further in pairwise(problem.neighbours):
-        places.relieve(tier, further, score)
-    moved: dict[Idle, Idle] = {}
-    for run, tier in zip(by_spare_time, places.tiers, strict=True):
-        moved.update((gap, gap.spent_in(problem, tier)) for gap in run)
+        gone, there = [], [run for run in tiers if tiers[run] == tier and chooses(problem, run[0].tensor)]
+        for run in _ranked(problem, there, further, lasts_ns) if room.is_short(tier) else ():
+            if room.is_short(tier, run):
+                move(run, further)
+                gone.append(run)
+        for run in reversed(gone):
+            move(run, tier)
+            if room.is_short(tier, run):
+                move(run, further)
+    moved = {gap: gap.spent_in(problem, tier) for run, tier in tiers.items() for gap in run}
     return tuple(moved[gap] for gap in gaps)
 
 
-def _busy_ns(found: Iterable[Run]) -> int:
-    """How long the busiest way to or from a tier is busy with these runs [ns]: a step lasts as long at least."""
+def _ranked(problem: Problem, found: Sequence[Run], tier: int, lasts_ns: int) -> list[Run]:
+    """Runs that may go on to a tier, first those whose worst gap has the best score there."""
+    alike: dict[float, list[Run]] = {}
+    for run in sorted(found, key=lambda run: (run[0].before, run[0].tensor)):
+        spent = (gap.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for gap in run)
+        alike.setdefault(-round(min(scored(gap).total for gap in spent), DIGITS), []).append(run)
+    return [run for key in sorted(alike) for run in spread(alike[key])]
+
+
+def _busy_ns(gaps: Sequence[Idle]) -> int:
+    """How long the busiest way to or from a tier is busy with these gaps [ns]: a step lasts as long at least."""
     busy = Counter[tuple[int, bool]]()
-    for run in found:
-        for gap in run:
-            busy[gap.away, True] += gap.in_ns
-            busy[gap.away, False] += gap.out_ns
+    for gap in gaps:
+        busy[gap.away, True] += gap.in_ns
+        busy[gap.away, False] += gap.out_ns
     return max(busy.values(), default=0)
-
-
-def _spare_ns(run: Run) -> int:
-    return min(gap.lead_ns + gap.trail_ns - gap.out_ns - gap.in_ns for gap in run)
-
-
-class _Places:
-    """The tier of each run, what the tiers hold then, and how long each link is busy."""
-
-    def __init__(self, problem: Problem, found: Sequence[Run], settled: Mapping[Idle, int]) -> None:
-        self._problem, self._runs, self._room = problem, found, Room(problem)
-        self._settled = [next((settled[gap] for gap in run if gap in settled), NOWHERE) for run in found]
-        self.tiers = [self._put(run, tier) for run, tier in zip(found, self._settled, strict=True)]
-        self._lasts_ns = _busy_ns(found)
-
-    def _put(self, run: Run, settled: int) -> int:
-        """Put a run in the tier with the fastest round trip, unless its tier is settled."""
-        tier = run[0].away
-        if chooses(self._problem, run[0].tensor):
-            tier = self._problem.neighbours[0] if settled == NOWHERE else settled
-        self._room.enter(run, tier)
-        return tier
-
-    def relieve(self, tier: int, further: int, score: Scorer) -> None:
-        """Let what is too much for a tier go on to another, by the score there, and take back what was needless."""
-        gone = []
-        for number in self._ranked(tier, further, score) if self._room.is_short(tier) else ():
-            if not self._room.is_short(tier):
-                break
-            if self._room.is_short(tier, self._runs[number]):
-                self._move(number, further)
-                gone.append(number)
-        for number in reversed(gone):
-            self._move(number, tier)
-            if self._room.is_short(tier, self._runs[number]):
-                self._move(number, further)
-
-    def _ranked(self, tier: int, further: int, score: Scorer) -> list[int]:
-        """Runs that may leave a tier, first those whose worst gap has the best score in the other."""
-        turn = lambda number: (self._runs[number][0].before, self._runs[number][0].tensor)  # noqa: E731
-        alike: dict[tuple[bool, float], list[int]] = {}
-        for number, run in enumerate(self._runs):
-            is_settled = self._settled[number] != NOWHERE or not chooses(self._problem, run[0].tensor)
-            if self.tiers[number] == tier and not is_settled:
-                gaps = (gap.stretched(self._lasts_ns, self._problem.clock[-1]) for gap in run)
-                scores = [score(gap.spent_in(self._problem, further)) for gap in gaps]
-                last_resort, worst = any(one.last_resort for one in scores), min(one.total for one in scores)
-                alike.setdefault((last_resort, -round(worst, DIGITS)), []).append(number)
-        return [number for key in sorted(alike) for number in spread(sorted(alike[key], key=turn))]
-
-    def _move(self, number: int, tier: int) -> None:
-        self._room.enter(self._runs[number], self.tiers[number], -1)
-        self._room.enter(self._runs[number], tier)
-        self.tiers[number] = tier

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle, Score, Scorer, spread
+from simulator.policies.static.analyse import Analysis, Idle, Score, scored, spread
 from simulator.policies.static.room import Room, chooses
 
 SHADES = 64
@@ -25,13 +25,13 @@ class Ranking(NamedTuple):
 
     Attributes
     ----------
-    score
-        What scores them.
+    asked
+        Tensors that it was asked for to leave.
     order
         Each with its score.
     """
 
-    score: Scorer
+    asked: frozenset[int]
     order: list[tuple[Idle, Score]]
 
 
@@ -63,30 +63,30 @@ class Selection:
     given_back: frozenset[Idle] = frozenset()
 
 
-def ranked(problem: Problem, analysis: Analysis, score: Scorer) -> Ranking:
-    """Sort the candidates: what shall leave first, then what the rules by kind do not mind, each by score.
+def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
+    """Sort the candidates: what shall leave first, then by score.
 
     All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
     where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
     alike (`SHADES`) are spread over the step, of which tensors follow the course.
     """
-    found = sorted(((gap, score(gap)) for gap in analysis.candidates), key=turn)
+    found = sorted(((gap, scored(gap, asked)) for gap in analysis.candidates), key=turn)
     queues_ns: dict[tuple[int, int, int], int] = {}
-    alike: dict[tuple[bool, bool, int], list[tuple[Idle, Score]]] = {}
+    alike: dict[tuple[bool, int], list[tuple[Idle, Score]]] = {}
     for gap, alone in found:
         queue = gap.before, gap.away, round(alone.total * SHADES)
         queue_ns = queues_ns.get(queue, 0)
         queues_ns[queue] = queue_ns + gap.in_ns
-        queued = score(gap, queue_ns=queue_ns) if queue_ns else alone
-        key = not queued.is_asked, bool(queued.last_resort), -round(queued.total * SHADES)
+        queued = scored(gap, asked, queue_ns) if queue_ns else alone
+        key = not queued.is_asked, -round(queued.total * SHADES)
         alike.setdefault(key, []).append((gap, queued))
-    return Ranking(score, [pair for key in sorted(alike) for pair in spread(alike[key])])
+    return Ranking(asked, [pair for key in sorted(alike) for pair in spread(alike[key])])
 
 
-def turn(pair: tuple[Idle, Score]) -> tuple[bool, bool, float, int, int]:
-    """Sort key of a gap with its score: what shall leave first, then what the rules by kind do not mind."""
+def turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:
+    """Sort key of a gap with its score: what shall leave first, then by score."""
     gap, score = pair
-    return not score.is_asked, bool(score.last_resort), -score.total, gap.tensor, gap.after
+    return not score.is_asked, -score.total, gap.tensor, gap.after
 
 
 def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> Selection:
@@ -131,7 +131,7 @@ class _Taker:
 
     def __init__(self, problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> None:
         self._problem, self._room, self._limit = problem, Room(problem), limit_bytes
-        self._score, self._order = ranking
+        self._asked, self._order = ranking
         self.live, self.taken = Profile(analysis.live_bytes), dict[Idle, None]()
         self.asked = dict.fromkeys(gap for gap, score in self._order if score.is_asked and not gap.exposed_ns)
         self._together: dict[int, list[Idle]] = {}
@@ -177,7 +177,7 @@ class _Taker:
                 yield gap
             else:
                 further = gap.spent_in(self._problem, tiers[nth + 1])
-                heappush(heap, (turn((further, self._score(further, queue_ns=queue_ns))), nth + 1, gap, queue_ns))
+                heappush(heap, (turn((further, scored(further, self._asked, queue_ns))), nth + 1, gap, queue_ns))
 
 
 def in_order(gap: Idle) -> tuple[int, int, int]:

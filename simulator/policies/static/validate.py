@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from simulator.plan import Plan
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.search import Best
-from simulator.policies.static.analyse import Scorer, analyse
+from simulator.policies.static.analyse import analyse
 from simulator.policies.static.augmented import Augmented
 from simulator.policies.static.improve import Improver
 from simulator.policies.static.insert import insert, write
@@ -77,7 +77,7 @@ class Validator:
 
     def __init__(self, problem: Problem, asked: frozenset[int]) -> None:
         self._problem, self.analysis = problem, analyse(problem)
-        self._ranking = ranked(problem, self.analysis, Scorer(problem, asked))
+        self._ranking = ranked(self.analysis, asked)
         self.best: Best[Candidate] = Best(problem)
 
     def run(self) -> Candidate:
