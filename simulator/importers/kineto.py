@@ -256,16 +256,16 @@ def _tell(recording: Recording, spans: Sequence[Span], pieces: Sequence[tuple[in
     copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
     recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {counted(len({one.at for one in spans}), 'stream')}"
     if copied:
-        moved = f"{len(copied):,} of {human(sum(copied), 'B')}"
-        recording.kept["recorded copies"] = f"{moved}, as ops of their recorded time"
+        recording.kept["recorded copies"] = (
+            f"{len(copied):,} of {human(sum(copied), 'B')}, as ops of their recorded time"
+        )
     if hidden_ns:
         lost, busy = Counter[str](), Counter[str]()
         for span, (_, took_ns) in zip(spans, pieces, strict=True):
-            busy[span.at[1]] += span.end_ns - span.start_ns
-            lost[span.at[1]] += span.end_ns - span.start_ns - took_ns
-        found = ((at, human(ns, "ns"), human(busy[at], "ns")) for at, ns in lost.most_common(3) if ns)
-        most = ", ".join(f"{hid} of {whole_ns} on stream {at}" for at, hid, whole_ns in found)
-        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / all_ns:.1f} %) hid; {most}"
+            busy[span.at[1]] += (all_of_it := span.end_ns - span.start_ns)
+            lost[span.at[1]] += all_of_it - took_ns
+        most = [f"{human(ns, 'ns')} of {human(busy[at], 'ns')} on stream {at}" for at, ns in lost.most_common(3) if ns]
+        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / all_ns:.1f} %) hid; {', '.join(most)}"
         recording.derived.append(f"What overlaps counts from the end of what began before it: {share}.")
     if idle_ns:
         recording.derived.append(f"The device was idle for {human(idle_ns, 'ns')}, which the ops 'host' take.")
