@@ -251,21 +251,18 @@ def lay(
 
 def _tell(recording: Recording, spans: Sequence[Span], pieces: Sequence[tuple[int, int]]) -> None:
     """Say what was laid on one stream, and how."""
-    all_ns = sum(span.end_ns - span.start_ns for span in spans)
-    idle_ns, hidden_ns = sum(gap for gap, _ in pieces), all_ns - sum(took for _, took in pieces)
+    lost, busy, idle_ns = Counter[str](), Counter[str](), sum(gap for gap, _ in pieces)
+    for span, (_, took_ns) in zip(spans, pieces, strict=True):
+        busy[span.at[1]] += span.end_ns - span.start_ns
+        lost[span.at[1]] += span.end_ns - span.start_ns - took_ns
     copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
     recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {counted(len({one.at for one in spans}), 'stream')}"
     if copied:
-        recording.kept["recorded copies"] = (
-            f"{len(copied):,} of {human(sum(copied), 'B')}, as ops of their recorded time"
-        )
-    if hidden_ns:
-        lost, busy = Counter[str](), Counter[str]()
-        for span, (_, took_ns) in zip(spans, pieces, strict=True):
-            busy[span.at[1]] += (all_of_it := span.end_ns - span.start_ns)
-            lost[span.at[1]] += all_of_it - took_ns
+        moved = f"{len(copied):,} of {human(sum(copied), 'B')}"
+        recording.kept["recorded copies"] = f"{moved}, as ops of their recorded time"
+    if hidden_ns := lost.total():
         most = [f"{human(ns, 'ns')} of {human(busy[at], 'ns')} on stream {at}" for at, ns in lost.most_common(3) if ns]
-        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / all_ns:.1f} %) hid; {', '.join(most)}"
+        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / busy.total():.1f} %) hid; {', '.join(most)}"
         recording.derived.append(f"What overlaps counts from the end of what began before it: {share}.")
     if idle_ns:
         recording.derived.append(f"The device was idle for {human(idle_ns, 'ns')}, which the ops 'host' take.")
