@@ -169,14 +169,16 @@ def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> Non
         expectations.write_junit(checks, file)
 
 
-def judged(rows: Sequence[Mapping[str, Any]], expectations: Sequence[Verdict] = ()) -> int:
-    """Tell what fails; the exit code is 0 if no expectation does, and a row ran to its end."""
+def judged(
+    rows: Sequence[Mapping[str, Any]], expectations: Sequence[Verdict] = (), none: str = "no row ran to its end"
+) -> int:
+    """Tell what fails, or that there is none; the exit code is 0 if no expectation does, and a row ran to its end."""
     sys.stdout.flush()
     failed = [f"expectation fails: {verdict}" for verdict in expectations if verdict.is_broken]
     if not any(row["status"] == "ok" for row in rows):
         statuses = " or ".join(sorted({str(row["status"]) for row in rows}))
         why = dict.fromkeys(str(row["notes"]) for row in rows if row["status"] == "refused")
-        failed.append("; ".join((f"no row ran to its end, all are {statuses}", *why)))
+        failed.append("; ".join((f"{none}, all are {statuses}", *why)))
     for line in failed:
         click.echo(f"hosim: {line}", err=True)
     return FAILED if failed else 0

@@ -148,7 +148,7 @@ class Case:
         if policies is None or isinstance(policies, Mapping):
             own = {choice.row: self._policy(choice) for choice in self.loaded.scenario.policies}
             return {**own, **_functions(policies or {})}
-        return {choice.row: self._policy(choice) for name in _chosen(policies) for choice in self._named(name)}
+        return {choice.row: self._policy(choice) for choice in named(self.loaded.scenario, policies)}
 
     def static_options(self, row: str) -> static.Options | None:
         """Options of a row whose policy is `static`; None for other rows.
@@ -160,16 +160,6 @@ class Case:
         """
         choice = self.choice(row)
         return static.Options.model_validate(choice.options) if choice.policy == "static" else None
-
-    def _named(self, name: str) -> list[PolicyChoice]:
-        """Rows with this label or else with this policy; else the policy with its default options."""
-        own = self.loaded.scenario.policies
-        found = [c for c in own if c.row == name] or [c for c in own if c.policy == name]
-        if not found and name not in POLICIES:
-            known = tuple(dict.fromkeys([*(c.row for c in own), *POLICIES]))
-            must = "a policy is a row of the scenario or one that hosim has"
-            raise ConfigError("policies", must, repr(name), nearest(name, known))
-        return found or [PolicyChoice(policy=name)]
 
     def _policy(self, choice: PolicyChoice) -> Policy:
         def where(*keys: str) -> str:
@@ -198,12 +188,32 @@ class Case:
         return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), file=name)
 
 
-def _chosen(policies: Sequence[str]) -> Sequence[str]:
+def named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice]:
+    """Find what is named: rows with a label, or else with a policy, or else a policy with its default options.
+
+    Parameters
+    ----------
+    scenario, policies
+        The scenario, and at least one name.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such row and no such policy.
+    """
     names = [policies] if isinstance(policies, str) else policies
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         must, do = "policies is a list of at least one name, or functions by name", "name a row, or leave policies out"
         raise ConfigError("policies", must, repr(policies), do)
-    return names
+    chosen, own = list[PolicyChoice](), scenario.policies
+    for name in names:
+        found = [row for row in own if row.row == name] or [row for row in own if row.policy == name]
+        if not found and name not in POLICIES:
+            known = tuple(dict.fromkeys([*(row.row for row in own), *POLICIES]))
+            must = "a policy is a row of the scenario or one that hosim has"
+            raise ConfigError("policies", must, repr(name), nearest(name, known))
+        chosen += found or [PolicyChoice(policy=name)]
+    return chosen
 
 
 def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:

@@ -21,7 +21,7 @@ from simulator.graph import Job
 from simulator.metrics.figures import Of
 from simulator.processes import worked
 from simulator.report.grids import Shown, grid_view, needs
-from simulator.run.case import Case, Policies, prepare
+from simulator.run.case import Case, Policies, named, prepare
 from simulator.run.cluster import clustered
 from simulator.run.kept import Kept, code_key, key_of, usual_folder
 from simulator.run.points import SUFFIXES, appended
@@ -226,8 +226,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     shaken = (sample.jitter, sample.seed) if sample is not None and sample.jitter else (0, 0)
     rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
     insist(not (bounds and shaken[0]), loaded.place("bounds"), rule, f"jitter of {shaken[0]:g}", do)
-    named = None if isinstance(names, Mapping) else names
-    about = [provenance(base, named), code_key(), bounds, shaken]
+    about = [provenance(base, _checked(names, base.scenario)), code_key(), bounds, shaken]
     about.append([(one.fields, one.unit) for one in axes])
     measured = Study(
         base,
@@ -304,6 +303,14 @@ def _varied(
     columns = [list(dict.fromkeys(column)) for column in zip(*points, strict=True)]
     shown = [Shown(one.name, one.unit, column, one in axes) for one, column in zip(every, columns, strict=True)]
     return every, shown, points
+
+
+def _checked(policies: Policies | None, scenario: Scenario) -> Sequence[str] | None:
+    """The names of rows and policies, which are there; None of functions."""
+    if policies is None or isinstance(policies, Mapping):
+        return None
+    named(scenario, policies)
+    return policies
 
 
 def _probes(points: Sequence[Point]) -> list[Point]:

@@ -73,7 +73,7 @@ class Kept:
         """The rows of a key; None if there are none."""
         with self._told():
             found = self._base.execute("SELECT rows FROM rows WHERE key = ?", (key,)).fetchone()
-        return orjson.loads(found[0]) if found else None
+            return orjson.loads(found[0]) if found else None
 
     def put(self, key: bytes, rows: list[dict[str, Any]]) -> None:
         """Keep rows for good, at once."""
@@ -90,9 +90,12 @@ class Kept:
     def _told(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
-            must = "rows that were measured can be kept and read again"
-            raise ConfigError(str(self._path), must, str(error), _REMOVE) from None
+        except (sqlite3.OperationalError, OSError) as error:
+            raise ConfigError(str(self._path), _KEEPS, str(error), f"see whether there is room, {_ELSE}") from None
+        except (sqlite3.Error, orjson.JSONDecodeError) as error:
+            raise ConfigError(str(self._path), _KEEPS, str(error), _REMOVE) from None
 
 
-_REMOVE = "remove that file, name another folder with --cache, or keep nothing with --no-cache"
+_KEEPS = "rows that were measured can be kept and read again"
+_ELSE = "name another folder with --cache, or keep nothing with --no-cache"
+_REMOVE = f"remove that file, {_ELSE}"

@@ -235,7 +235,8 @@ class _Run:
                 self._pace.tell()
                 yield new[at], rows
         if lost := self._pace.lacking:
-            must, do = "a process lives until it has measured its points", "see whether memory is short, and use fewer"
+            must = "a process lives until it has measured its points"
+            do = "see whether memory is short, and use fewer; a script calls it under if __name__ == '__main__':"
             raise HosimError("workers", must, f"{lost} that died", do)
 
 

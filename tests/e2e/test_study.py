@@ -100,7 +100,10 @@ def test_what_is_asked_in_the_call_wins_over_the_study(study):
         (f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: beta, scale: 1 us}}}}}}\n", "distribution"),
         (f"sample: {{size: 4, of: {{links.*.latenzy: {UNIFORM}}}}}\n", "did you mean 'latency'"),
         (f"sample: {{size: 90000, of: {{{LATENCY}: {UNIFORM}}}}}\n", "at most 10,000 cells are run"),
-        (f"grid: {{{LINK}: 1..9 GB/s:1000000, {STEPS}: 1..1000:1000}}\n", "found 1,000,000,000; ask for fewer"),
+        (
+            f"grid: {{{LINK}: 1..9 GB/s:1000, {STEPS}: 1..1000:1000, {LATENCY}: 1..9 us:1000}}\n",
+            "found 1,000,000,000; ask for",
+        ),
         ("sample: {size: 2, jitter: 0.1}\n", "bounds are of a machine without jitter"),
     ],
 )

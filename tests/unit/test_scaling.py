@@ -33,7 +33,7 @@ def table(rows):
 
 
 def picture(rows):
-    return curves("toy", view(rows).panels)
+    return curves("toy", view(rows).panels).figure
 
 
 def row(ranks, step_ns, policy="resident", **waits):

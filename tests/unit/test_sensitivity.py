@@ -57,7 +57,7 @@ def test_a_value_with_which_no_step_ends_has_no_error_and_comes_first():
 
 def test_the_picture_has_a_curve_for_each_figure_and_large_dots_where_it_holds():
     (panel,) = view(outcomes({2: 0.3, 4: 0.0, 6: 0.3, 8: 0.0, 10: 0.3})).panels
-    (ax,) = (ax for ax in curves("x", [panel]).axes if ax.lines)
+    (ax,) = (ax for ax in curves("x", [panel]).figure.axes if ax.lines)
     assert [len(line.get_xdata()) for line in ax.lines] == [5, 2, 2], "the curve, the dots, and what is printed"
     assert list(ax.lines[0].get_ydata()) == pytest.approx([30, 0, 30, 0, 30])
     assert list(ax.lines[1].get_xdata()) == [4, 8]
