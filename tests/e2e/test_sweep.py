@@ -114,10 +114,11 @@ def test_what_cannot_run_in_a_cell_is_a_row_with_its_reason(hosim, tmp_path):
         (["workload.banana=1,2"], "a change names a field of the workload"),
         ([], "a sweep varies something, found nothing"),
         ([f"{BANDWIDTHS}=fast"], "grid, links.*.bandwidth"),
+        (["workload.steps=1,2", "--policy=residnet"], "a row of the scenario or one that hosim has, found 'residnet'"),
     ],
 )
 def test_what_is_wrong_is_one_message_before_anything_runs(hosim, scenario, asked, told):
-    done = hosim("sweep", scenario, *(one for text in asked for one in ("--grid", text)))
+    done = hosim("sweep", scenario, *(text if text.startswith("--") else f"--grid={text}" for text in asked))
     assert (done.code, done.out) == (1, "")
     assert told in done.err
     assert len(done.err.splitlines()) == 1
@@ -199,6 +200,18 @@ def test_a_cache_that_cannot_be_read_is_one_message(hosim, scenario, tmp_path):
     done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..2 GB/s:2", "--cache", folder)
     assert done.code == 1
     assert "rows.sqlite: rows that were measured can be kept and read again, found file is not a database" in done.err
+
+
+def test_a_row_that_is_spoilt_in_a_cache_is_one_message(tmp_path):
+    rows = kept.Kept(tmp_path)
+    rows.put(b"key", [{"policy": "static"}])
+    assert rows.get(b"key") == [{"policy": "static"}]
+    with sqlite3.connect(tmp_path / "rows.sqlite") as base:
+        base.execute("UPDATE rows SET rows = ?", (b"{{",))
+    base.close()
+    with pytest.raises(ConfigError, match=r"kept and read again, found .*; remove that file"):
+        rows.get(b"key")
+    rows.close()
 
 
 def test_a_cache_of_another_form_is_refused(tmp_path):
