@@ -22,8 +22,8 @@ _YEAR_NS = 8_766 * _HOUR_NS
 """Of 365.25 days."""
 
 
-def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str, Any]) -> dict[str, float]:
-    """Count the energy of a step of one rank; nothing if the machine states none.
+def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str, Any]) -> float:
+    """Count the energy of a step of one rank [J].
 
     Parameters
     ----------
@@ -34,15 +34,13 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     row
         What was counted of the step: its time, and what links moved.
     """
-    if not hardware.states_energy:
-        return {}
     times = np.bincount(computes["item"], minlength=len(graph.ops)).tolist()
     flops = sum(often * op.flops for often, op in zip(times, graph.ops, strict=True))
     touched = sum(often * (op.read_bytes + op.write_bytes) for often, op in zip(times, graph.ops, strict=True))
     own, here = hardware.compute, hardware.tiers[hardware.compute_tier]
     fj = flops * (own.energy_fj_per_flop or 0) + touched * (here.energy_fj_per_byte or 0)
     fj += sum(row[f"moved_{name}_bytes"] * (link.energy_fj_per_byte or 0) for name, link in hardware.links.items())
-    return {"energy_j": fj / 1e15 + (own.power_mw or 0) * row["step_ns"] / 1e12}
+    return fj / 1e15 + (own.power_mw or 0) * row["step_ns"] / 1e12
 
 
 def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | None) -> dict[str, float | None]:

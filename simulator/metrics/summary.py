@@ -50,8 +50,10 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
         row |= achieved([(graph, 1)], hardware, row["step_ns"])
         row |= _spent(graph, ran, window) | _carried(hardware, trace, window)
         row |= _moved(graph, hardware, trace, window)
-        spans = trace.spans.whole()
-        row |= energy_j(graph, hardware, pick(spans, _is_issued(spans, window) & (spans["kind"] == COMPUTE)), row)
+        if hardware.states_energy:
+            spans = trace.spans.whole()
+            computes = pick(spans, _is_issued(spans, window) & (spans["kind"] == COMPUTE))
+            row["energy_j"] = energy_j(graph, hardware, computes, row)
     return row | fragmentation(hardware, trace, window) | against(row["step_ns"], bound)
 
 
