@@ -88,7 +88,7 @@ def grid_view(
     unmoved = _unmoved(ran, axes, hardware, budget_bytes)
     sentences = [*_told(rows, axes), *unmoved, *_did_not_run(rows)]
     if len(rows) > LINES:
-        sentences.append(f"{len(rows):,} rows are not printed; --out DIR writes them, with a picture.")
+        sentences.append(f"{len(rows):,} rows are not printed; the folder of --out DIR has them, with a picture.")
     sections = [Section(columns=_columns(rows, axes, peak))] if len(rows) <= LINES else []
     best = min((row["step_ns"] for row in ran), default=1)
     if len(axes) == 1:

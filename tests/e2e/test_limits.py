@@ -110,6 +110,9 @@ def test_a_figure_that_something_narrower_caps_is_told(hosim, tmp_path):
 
 def test_an_answer_that_hangs_on_cited_figures_alone_says_so():
     rows = [{"policy": "a", "figure": "x", "value": 1, "origin": "cited", "step_ns": 9, "elasticity": -0.5}]
-    assert limits_view(rows, {"a": 10}, 1, [], "").sentences[-1] == "The answer hangs on no assumed figure."
+    assert (
+        limits_view(rows, {"a": 10}, 1, [], "").sentences[-1]
+        == "The answer hangs on no assumed figure by 0.05 % or more."
+    )
     fitted = [{**rows[0], "origin": "fitted"}]
     assert limits_view(fitted, {"a": 10}, 1, [], "").sentences[-1] == "The answer hangs on 1 fitted figure: x."
