@@ -40,7 +40,7 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     own, here = hardware.compute, hardware.tiers[hardware.compute_tier]
     fj = flops * (own.energy_fj_per_flop or 0) + touched * (here.energy_fj_per_byte or 0)
     fj += sum(row[f"moved_{name}_bytes"] * (link.energy_fj_per_byte or 0) for name, link in hardware.links.items())
-    return fj / 1e15 + (own.power_mw or 0) * row["step_ns"] / 1e12
+    return float(fj + (own.power_mw or 0) * 1_000 * row["step_ns"]) / 1e15  # a mW for a ns is 1,000 fJ
 
 
 def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | None) -> dict[str, float | None]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from simulator.report import drawing
 from simulator.report.drawing import FAINT, LIMIT, SPENT, Given, curve_styles, head, label, name_lanes, styled
 from simulator.report.panels import Map, Panel
-from simulator.report.question_views import BOUND
+from simulator.report.question_views import BOUNDS
 from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity, units
 from simulator.report.views import by, number
 
@@ -200,7 +200,7 @@ def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
     """
     places = _beside(given, len(panels), _PANEL_IN)
     names = dict.fromkeys(str(row[panel.of]) for panel in panels for row in panel.rows if present(row.get(panel.y)))
-    edges = [name for name in names if name.startswith(BOUND)]
+    edges = [name for name in names if name in BOUNDS]
     styles = curve_styles([name for name in names if name not in edges])
     for name, line in zip(edges, _BOUNDS, strict=False):
         styles[name] = {"color": drawing.INK, "linestyle": line, "linewidth": 1, "marker": ""}

@@ -14,8 +14,8 @@ from simulator.scenario import Largest
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-BOUND = "bound"
-"""How the names of rows begin that no plan beats."""
+BOUNDS = "bound", "bound with recompute"
+"""The rows that no plan beats: that runs each op once, and that may run it again."""
 PRICES = (1.01, 1.1, 1.5)
 """How many times as long as all computes a step is whose least peak is told."""
 _GB = 1e9
@@ -24,7 +24,7 @@ _ENDS = "from", "to"
 
 def is_bound(row: Row) -> bool:
     """Whether a row tells what no plan beats."""
-    return str(row["policy"]).startswith(BOUND)
+    return row["policy"] in BOUNDS
 
 
 def frontier_view(rows: Rows, question: Largest, tier: str, capped: Sequence[str], title: str) -> View:
@@ -178,14 +178,14 @@ def _prices(costs: Mapping[float, Mapping[str, int | None]], tier: str) -> Itera
     """Say for each price who has the lowest peak, and what no plan goes below."""
     for price, every in costs.items():
         found = {who: peak for who, peak in every.items() if peak is not None}
-        ran = [who for who in found if not who.startswith(BOUND)]
+        ran = [who for who in found if who not in BOUNDS]
         bounds = [f"{who}, {quantity(found[who], 'B')}" for who in found if who not in ran]
         beside = f" (no plan goes below its {listed(bounds)})" if bounds else ""
+        told = "no row runs"
         if ran:
-            best = min(ran, key=found.__getitem__)
-            told = f"{best} has the lowest peak of {tier} that was tried: {quantity(found[best], 'B')}"
-        else:
-            told = "no row runs"
+            least = quantity(min(found[who] for who in ran), "B")
+            best = [who for who in ran if quantity(found[who], "B") == least]  # as far as people are shown digits
+            told = f"the lowest peak of {tier} that was tried is {least}, of {listed(best)}"
         yield f"Within {price:g}x compute, {told}{beside}."
 
 

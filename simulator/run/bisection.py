@@ -18,6 +18,7 @@ from simulator.graph import Job
 from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
 from simulator.report.expectations import OTHER, condition, unmet
+from simulator.report.question_views import BOUNDS
 from simulator.run.case import Case, Policies, prepare
 from simulator.run.grid import COUNTED
 from simulator.run.row import row_of, silent
@@ -53,10 +54,8 @@ class Search:
         where = partial(catalog.asked_at, loaded, question.key, given)
         over, known = question.over, [*(row.row for row in loaded.scenario.policies), COMPUTE, *POLICIES]
         known += [FASTEST] if isinstance(question, Frontier) else []
-        must, do = (
-            "steps are held against those of a row, or against compute",
-            nearest(over, tuple(dict.fromkeys(known))),
-        )
+        must = "steps are held against those of a row, or against compute"
+        do = nearest(over, tuple(dict.fromkeys(known)))
         insist(over in known, where("over"), must, repr(over), do)
         self.question, self._policies, self._where, path = question, policies, where, question.path
         self._documents = loaded.asking_nothing()
@@ -90,7 +89,7 @@ class Search:
         plain = [label for label in self.rows if is_bounded and not case.choice(label).set_]  # on the same machine
         in_turn = any(case.choice(label).staggered for label in plain)
         for kind in sorted({case.may_repeat(label) for label in plain}):
-            self.bounds[f"bound{' with recompute' * kind}"] = {"may_repeat": kind, "in_turn": in_turn}
+            self.bounds[BOUNDS[kind]] = {"may_repeat": kind, "in_turn": in_turn}
         self.rows |= {name: partial(self.bounded, name) for name in self.bounds}
 
     @cached_property

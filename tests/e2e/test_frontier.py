@@ -12,7 +12,7 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.report.expectations import condition, unmet
-from simulator.report.question_views import frontier_view
+from simulator.report.question_views import frontier_view, is_bound
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
 from simulator.run.questions import undominated
@@ -280,6 +280,11 @@ def test_on_a_front_is_only_what_nothing_beats():
     rows = [{"status": "ok", "peak_hbm_bytes": peak, "step_ns": step} for peak, step in amounts]
     rows.append({"status": "infeasible"})
     assert [(row["peak_hbm_bytes"], row["step_ns"]) for row in undominated(rows, "hbm")] == [(3, 70), (4, 60), (5, 45)]
+
+
+def test_a_row_whose_name_only_begins_like_that_of_a_bound_is_a_plan():
+    names = ("bound", "bound with recompute", "boundless")
+    assert [is_bound({"policy": name}) for name in names] == [True, True, False]
 
 
 def test_a_front_is_drawn(hosim, story, tmp_path):
