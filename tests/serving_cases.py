@@ -106,7 +106,7 @@ class Told:
         self.works.append(work)
         took_ns = 100 * work.decoding + 10 * work.reading + sum(sum(tokens) for _, tokens in work.loads)
         spent = dict.fromkeys(("stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)), 0)
-        return {"status": "ok", "why": "", "took_ns": took_ns, **spent}
+        return {"status": "ok", "why": "", "took_ns": took_ns, "flops": 1000 * took_ns, **spent}
 
     def __len__(self):
         return len(self.works)

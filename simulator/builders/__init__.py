@@ -126,6 +126,11 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     return inference.build_iteration(lay(workload, model), work, room_bytes)
 
 
+def lone(workload: Workload) -> Iteration:
+    """The least iteration of a workload with requests: one sequence adds a token to one."""
+    return Iteration(decoding=1, context=1, answers=1, near=((1, 1, 1),) * len(further(decoder_of(workload))))
+
+
 def decoder_of(workload: Workload) -> DecoderModel:
     """The model whose requests are served.
 

@@ -17,6 +17,7 @@ from simulator.metrics.steps import Ran as Ran
 from simulator.metrics.steps import keeps_program as keeps_program
 from simulator.metrics.steps import laid_out as laid_out
 from simulator.metrics.steps import repeats as repeats
+from simulator.metrics.summary import achieved as achieved
 from simulator.metrics.summary import counted as counted
 from simulator.metrics.summary import per_second as per_second
 from simulator.metrics.summary import waits_by_place as waits_by_place

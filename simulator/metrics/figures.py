@@ -72,7 +72,8 @@ FIGURES = (
     Figure("tokens_per_s", "per s", "tokens/s", "Tokens that all ranks train on, read or add in a step, by `step_ns`."),
     Figure("samples_per_s", "per s", "samples/s", "Sequences that all ranks train on or read in a step, by `step_ns`."),
     Figure("tflops", "per s", "TFLOP/s", "Arithmetic of the model in a step by `step_ns`, of a rank on average: of "
-           "each op once, but elementwise ones and what runs again; of attention what its kernels compute."),
+           "each op once, but elementwise ones and what runs again; of attention what its kernels compute. Of `hosim "
+           "serve`: in all iterations by the time in which some sequence runs."),
     Figure("mfu", "share", "MFU", "Model FLOPs utilisation: `tflops` as a share of the device's peak in the data type "
            "of most of that arithmetic (PaLM, arXiv 2204.02311, appendix B)."),
     Figure("makespan_ns", "ns", "makespan", "`M`, the last end of anything.", of="run", worse="more"),
@@ -189,7 +190,7 @@ SERVED = (
     Figure("unanswered", "count", "unanswered", "Requests of the file that add no token, and are left out.",
            of="served"),
 )  # fmt: skip
-"""Figures of what `hosim serve` serves; waits, `drain_ns` and what links moved are registered above."""
+"""Figures of what `hosim serve` serves; `tflops`, `mfu`, waits, `drain_ns` and what links moved stand above."""
 
 
 @cache

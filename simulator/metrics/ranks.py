@@ -60,9 +60,8 @@ def summarise(
     if hardware.states_energy:
         whole["energy_j"] = sum(row["energy_j"] for row in rows)
     whole |= fragmentation(hardware, trace, None)
-    whole |= achieved(
-        [(job.graphs[one], times) for one, times in Counter(job.graph_of).items()], hardware, mine["step_ns"]
-    )
+    computed = [(job.graphs[one].arithmetic, times) for one, times in Counter(job.graph_of).items()]
+    whole |= achieved(computed, hardware, mine["step_ns"])
     whole.pop("compactions", None)
     shares = {
         "ranks": job.ranks,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
     if trace.status == "ok":
         window = _measured(graph, ran)
         row["step_ns"] = window.end_ns - window.start_ns
-        row |= achieved([(graph, 1)], hardware, row["step_ns"])
+        row |= achieved([(graph.arithmetic, 1)], hardware, row["step_ns"])
         row |= _spent(graph, ran, window) | _carried(hardware, trace, window)
         row |= _moved(graph, hardware, trace, window)
         if hardware.states_energy:
@@ -57,23 +57,25 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
     return row | fragmentation(hardware, trace, window) | against(row["step_ns"], bound)
 
 
-def achieved(graphs: Iterable[tuple[Graph, int]], hardware: Hardware, step_ns: int) -> dict[str, float | None]:
+def achieved(
+    computed: Iterable[tuple[Mapping[str, int], int]], hardware: Hardware, step_ns: int
+) -> dict[str, float | None]:
     """Hold the arithmetic of a step against its time and against the peak.
 
     Parameters
     ----------
-    graphs
-        What ran, and on how many ranks.
+    computed
+        What was computed by data type (`Graph.arithmetic`), and on how many ranks.
     hardware
         The machine, one device of which a rank has.
     step_ns
         The step [ns].
     """
     flops, ranks = Counter[str](), 0
-    for graph, times in graphs:
+    for arithmetic, times in computed:
         ranks += times
-        flops.update({dtype: times * number for dtype, number in graph.arithmetic.items()})
-    if not flops or not step_ns:
+        flops.update({dtype: times * number for dtype, number in arithmetic.items()})
+    if not flops.total() or not step_ns:
         return {"tflops": None, "mfu": None}
     rate, peak = flops.total() * 1e9 / (ranks * step_ns), hardware.compute.peak_flops.get(flops.most_common(1)[0][0])
     return {"tflops": rate / 1e12, "mfu": rate / peak if peak else None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from simulator.builders import iteration, lone
 from simulator.builders.weights import parameters
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
@@ -24,9 +25,11 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     workload
         The model, or the graph's document; None if the job is not of it.
     job
-        What all ranks run; None of requests, whose iterations are built as they come.
+        What all ranks run; None of requests: weights and arithmetic are then those of the least iteration.
     """
-    card: Card = {}
+    card, is_served = Card(), job is None and workload is not None and workload.requests is not None
+    if workload is not None and is_served:
+        job = Job.of(iteration(workload, lone(workload), 0))
     if workload is not None and (counts := parameters(workload)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
@@ -39,7 +42,10 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     if workload is not None and workload.model is not None and workload.phase != "train":
         card["KV cache"] = f"{human(workload.model.decoder.kv_elements * workload.dtypes.kv_bytes, 'B')} a token"
     if job is not None:
-        card |= _arithmetic(job, None if workload is None else workload.tokens)
+        card |= _arithmetic(job, 1 if is_served else None if workload is None else workload.tokens)
+    if is_served:
+        card["arithmetic"] += ", the first of a sequence"
+    elif job is not None:
         graphs = ", ".join(
             f"{counted(len(g.ops), 'op')} and {counted(len(g.tensors), 'tensor')}" for g in job.graphs[:4]
         )

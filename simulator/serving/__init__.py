@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from simulator import catalog
 from simulator.catalog import Loaded
 from simulator.errors import insist
+from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run.row import Progress, silent
 from simulator.run.sweep import Sweep, frame
@@ -38,6 +39,9 @@ class Serving(Sweep):
     """
 
     is_changed: bool = False
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {line(card)}" for name, card in self.card.items()) + f"\n\n{self.view}"
 
     @cached_property
     def requests(self) -> pd.DataFrame:

@@ -75,8 +75,11 @@ class _Shape:
         there, large_ones = self.numbers(some), (*_LARGE, *_LARGE_NEAR * len(some.near))
         large = [number if n else 0 for number, n in zip(large_ones, there, strict=True)]
         base, *more = ([n * (1 + (i == at)) for i, n in enumerate(large)] for at in range(-1, len(large)))
-        at_large, names = self._sides(base)
-        slopes = np.array([(self._sides(one)[0] - at_large) / max(1, n) for one, n in zip(more, large, strict=True)])
+        at_large, names, flops = self._sides(base)
+        beside = [(max(1, n), *self._sides(one)) for one, n in zip(more, large, strict=True)]
+        slopes = np.array([(sides - at_large) / n for n, sides, *_ in beside])
+        self._flops_slopes: Numbers = np.array([(other - flops) / n for n, _, _, other in beside])
+        self._flops_constant = flops - float(np.dot(large, self._flops_slopes))
         constant = at_large - np.tensordot(large, slopes, 1)
         fewer = self._fewer(names, [min(1 + (at in _TOKENS), n) for at, n in enumerate(there)], slopes, constant)
         every = [constant[None], slopes, *fewer]
@@ -108,14 +111,18 @@ class _Shape:
         found[[*_TOKENS]] += (most - fewer) @ self._fewer_prices_ns / max(1, tokens - tokens // 2)
         return found
 
-    def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str]]:
-        """Both sides of the roofline of each op [ns]; and what the ops are called."""
+    def flops(self, work: Iteration) -> int:
+        """The arithmetic of an iteration."""
+        return round(self._flops_constant + float(np.dot(self.numbers(work), self._flops_slopes)))
+
+    def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
+        """Both sides of the roofline of each op [ns]; what the ops are called; and their arithmetic [FLOP]."""
         hardware, graph = self._loaded.hardware, iteration(self._loaded.workload, self.made(numbers), 1)
         cap, launch_ns, found = memory_rate_cap(hardware), hardware.compute.launch_ns, []
         for op in graph.ops:
             least_ns, traffic = roofline(op, hardware)
             found.append((least_ns, launch_ns + traffic / cap if traffic else 0))
-        return np.array(found, np.float64).T, [op.name for op in graph.ops]
+        return np.array(found, np.float64).T, [op.name for op in graph.ops], sum(graph.arithmetic.values())
 
     def _unchosen(self, tokens: int) -> list[int]:
         """How many experts of a layer so many tokens leave out, of each kind of layers with experts."""
@@ -194,6 +201,10 @@ class Classes:
         if alike not in shape.known_ns:
             shape.known_ns[alike] = shape.ops_ns(alike)
         return alike._replace(loads=loads, stores=stores), round(own_ns - shape.known_ns[alike])
+
+    def flops(self, work: Iteration) -> int:
+        """The arithmetic of an iteration of which `of` has told."""
+        return self._shapes[self.kind(work)].flops(work)
 
     def moved(self, work: Iteration) -> Counter[str]:
         """Bytes that the loads and stores of an iteration move over each link."""

@@ -38,7 +38,8 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
         See `simulator.serving.story`.
     """
     latency = {name: [f"{name}_p{p}_ns" for p in _TOLD] for name in LATENCIES}
-    rates = ["tokens_per_s", *(["goodput_per_s", "goodput_fraction"] if present(rows[0]["goodput_fraction"]) else [])]
+    known = ("goodput_per_s", "goodput_fraction", "tflops", "mfu")
+    rates = ["tokens_per_s", *(column for column in known if any(present(row[column]) for row in rows))]
     hits = [f"hit_{tier}_fraction" for tier in _between(rows, "hit_", "_fraction")]
     moved = occurring(rows, (f"moved_{link}_bytes" for link in _between(rows, "moved_", "_bytes")))
     reading = [_read(share) for share in _read_shares(rows)]

@@ -20,7 +20,7 @@ from itertools import chain, filterfalse, pairwise
 from typing import Any
 
 from simulator import metrics
-from simulator.builders import Iteration, decoder_of, further, iteration
+from simulator.builders import Iteration, decoder_of, further, iteration, lone
 from simulator.builders.inference import cache_name
 from simulator.builders.inference import loaded as loaded_name
 from simulator.builders.inference import stored as stored_name
@@ -74,7 +74,7 @@ class Replays:
         dict
             ``status``, as of a row of `simulator.run`, and ``why`` it is not ``ok``. If it is: ``took_ns``, how long it
             took; of it ``stall_ns``, how long compute waited, by ``wait_<cause>_ns``, and ``drain_ns``, how long copies
-            ran after the last op; and ``moved_<link>_bytes``.
+            ran after the last op; ``moved_<link>_bytes``; and ``flops``, its arithmetic (`Graph.arithmetic`).
         """
         if self._exact:
             return self._replayed(work)
@@ -88,7 +88,7 @@ class Replays:
         more = self._classes.moved(work)
         more.subtract(self._classes.moved(alike))
         moved = {(column := f"moved_{link}_bytes"): known[column] + number for link, number in more.items()}
-        return {**known, "took_ns": known["took_ns"] + more_ns, **moved}
+        return {**known, "took_ns": known["took_ns"] + more_ns, **moved, "flops": self._classes.flops(work)}
 
     def _replayed(self, work: Iteration) -> dict[str, Any]:
         if work not in self._known:
@@ -117,7 +117,8 @@ class Replays:
         row = metrics.summarise(case.job, case.hardware, trace, ran=ran)
         columns = ["stall_ns", "drain_ns", *(f"wait_{cause}_ns" for cause in CAUSES)]
         columns += [f"moved_{link}_bytes" for link in case.hardware.links]
-        return {"status": "ok", "why": "", "took_ns": row["step_ns"], **{column: row[column] for column in columns}}
+        counted = {"took_ns": row["step_ns"], **{column: row[column] for column in columns}}
+        return {"status": "ok", "why": "", **counted, "flops": sum(job.graphs[0].arithmetic.values())}
 
 
 def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
@@ -127,8 +128,7 @@ def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
 
 def _smallest(loaded: Loaded) -> Case:
     """The least that an iteration can be."""
-    near = ((1, 1, 1),) * len(further(decoder_of(loaded.workload)))
-    work = Iteration(decoding=1, context=1, answers=1, near=near)
+    work = lone(loaded.workload)
     return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1)))
 
 

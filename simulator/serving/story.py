@@ -8,6 +8,7 @@ from typing import Any
 
 from simulator.builders import Iteration, Kept
 from simulator.catalog import Loaded
+from simulator.metrics import achieved
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
 from simulator.serving.asked import Rooms
@@ -170,6 +171,8 @@ def summary(story: Story, loaded: Loaded, come: Arriving, rooms: Rooms) -> dict[
             last op. The latter two add up to `stall_fraction` of `busy_ns`.
         ``busy_ns``
             Time of iterations in which some sequence runs: blocks stored while nobody does hold nobody up.
+        ``tflops``, ``mfu``
+            The arithmetic of these by that time, and as a share of the device's peak.
     """
     ran = [one for one in story.iterations if one["held_blocks"]]
     waits = [f"wait_{cause}_ns" for cause in CAUSES]
@@ -184,6 +187,7 @@ def summary(story: Story, loaded: Loaded, come: Arriving, rooms: Rooms) -> dict[
         "finished": len(left),
         **_latencies(story.requests),
         **_throughput(story, loaded.scenario.slo),
+        **achieved([({loaded.workload.dtypes.compute: sum(one["flops"] for one in ran)}, 1)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
         **{column: sum(one[column] for one in story.iterations) for column in moved},
         "stall_fraction": _ratio(sum(one["stall_ns"] for one in ran) + spent["drain_ns"], busy),

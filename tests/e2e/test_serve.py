@@ -32,7 +32,11 @@ def filed(tmp_path):
 def test_there_is_a_line_for_each_policy_and_sentences_about_them(hosim, tmp_path):
     done = hosim("serve", write(tmp_path))
     assert done.code == 0
-    blocks = done.out.split("\n\n")
+    cards, *blocks = done.out.split("\n\n")
+    assert [line.split(":")[0] for line in cards.splitlines()] == ["model", "machine"]
+    assert "arithmetic" in cards
+    assert "TFLOP/s" in blocks[1]
+    assert "MFU" in blocks[1]
     assert [block.split()[0] for block in blocks[:4]] == ["policy"] * 4
     assert [line[:9].strip() for line in blocks[0].splitlines()] == ["policy", "static", "on demand"]
     assert "12 of 12" in blocks[0]
@@ -63,6 +67,8 @@ def test_the_tables_add_up(tmp_path):
     assert row["computed_fraction"] + sum(hits) == pytest.approx(1)
     ran = found.iterations[found.iterations["held_blocks"] > 0]
     assert row["busy_ns"] == ran["took_ns"].sum()
+    assert row["tflops"] == pytest.approx(ran["flops"].sum() / row["busy_ns"] / 1e3)
+    assert row["mfu"] == pytest.approx(row["tflops"] / 1), "the box has a peak of 1 TFLOP/s"
     waits = sum(row[key] for key in row if key.startswith("wait_")) + row["drain_ns"]
     assert row["stall_fraction"] * row["busy_ns"] == pytest.approx(waits)
     for link in ("d2h", "h2d", "h2p", "p2h"):
@@ -204,7 +210,7 @@ def test_a_rate_that_never_drains_is_said_and_ends(hosim, tmp_path):
     )
     done = hosim("serve", write(tmp_path, requests=fast), "--policy", "static")
     assert done.code == 1
-    assert "overloaded" in done.out.splitlines()[1]
+    assert "overloaded" in done.out.splitlines()[4]
     assert " requests waited when the last one came." in done.out
     assert "static is overloaded: " in done.out
 

@@ -64,6 +64,7 @@ def test_what_ops_take_is_known_from_the_numbers(both, work):
 def test_where_nothing_waits_all_of_a_class_are_exact(both, work):
     by_class, exact = (one.of(work) for one in both["static", "inf"])
     assert by_class["took_ns"] == pytest.approx(exact["took_ns"], abs=2 * OPS)
+    assert by_class["flops"] == exact["flops"]
 
 
 @pytest.mark.parametrize("row", ["static", "on demand"])
@@ -95,5 +96,5 @@ def test_a_trace_is_within_1_percent_of_replaying_every_iteration(number, row, n
     (by_class,), (exact,) = (hosim.serve(path, policies=[row], exact=exact).rows for exact in (False, True))
     assert exact["finished"] == number
     assert by_class["replayed"] < 0.7 * exact["replayed"]
-    for column in ("end_ns", "busy_ns", *FIGURES):
+    for column in ("end_ns", "busy_ns", "tflops", *FIGURES):
         assert by_class[column] == pytest.approx(exact[column], rel=0.01)

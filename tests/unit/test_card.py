@@ -50,9 +50,13 @@ def test_experts_say_what_is_active():
     assert card_of("qwen3_30b_decode")["parameters"] == "30.5 billion, 3.35 billion active for a token"
 
 
-def test_requests_have_no_graph_before_they_come():
+def test_of_requests_weights_and_arithmetic_are_told_but_no_graph():
     card = model_card(catalog.read_workload("llama31_8b_hits"), None)
-    assert list(card) == ["parameters", "KV cache"]
+    alone = catalog.read_workload("llama31_8b_decode").model_copy(update={"batch": 1, "sequence": 1})
+    first = model_card(alone, build_job(alone))
+    assert list(card) == ["parameters", "weights", "KV cache", "arithmetic"]
+    assert card["weights"] == first["weights"] == "16.1 GB"
+    assert card["arithmetic"] == f"{first['arithmetic']}, the first of a sequence"
 
 
 def test_a_graph_says_what_is_in_it():

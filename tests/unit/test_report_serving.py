@@ -30,6 +30,8 @@ def row(policy="static", **more):
         "unanswered": 0,
         "offered_per_s": 9.0,
         "served_per_s": 1585.0,
+        "tflops": None,
+        "mfu": None,
     }
     about |= {"even_bytes_per_s": None, "moved_h2d_bytes": 2000, "stall_fraction": 0.0, "drain_ns": 0}
     about |= {f"wait_{cause}_ns": 0 for cause in CAUSES}
