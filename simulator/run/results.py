@@ -49,7 +49,7 @@ def shown(title: str, rows: Sequence[Row], said: Sequence[str]) -> View:
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Say which figures that were set change nothing, that runtimes decide for free, and which experts were forgotten.
+    """Say which figures that were set change nothing, what is free or forgotten, and why there are no rates.
 
     Parameters
     ----------
@@ -61,7 +61,17 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
     for row in rows:
         own = case.choice(row.label).set_
         found += [f"{row.label}: {one}" for one in without_effect(row.hardware, scenario.budget_bytes, own)]
-    return [*dict.fromkeys(found), *_free_runtimes(case, rows), *_experts(case)]
+    return [*dict.fromkeys(found), *_free_runtimes(case, rows), *_experts(case), *_rates(case, rows)]
+
+
+def _rates(case: Case, rows: Sequence[Row]) -> list[str]:
+    """Why the table of a graph file has no rates."""
+    work, is_given = case.loaded.workload, case.loaded.is_job_given
+    ran = any(row.summary["status"] == "ok" for row in rows)
+    if work.graph is None or is_given or not ran or any(graph.arithmetic for graph in case.job.graphs):
+        return []
+    more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
+    return [f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}."]
 
 
 def _free_runtimes(case: Case, rows: Sequence[Row]) -> list[str]:

@@ -99,3 +99,10 @@ def test_what_copies_while_compute_waits_is_not_hidden_whatever_it_waits_for(tmp
     assert row["exposed_transfer_ns"] >= row["exposed_d2h_ns"] == row["wait_capacity_ns"]
     assert row["hidden_fraction"] == 1 - row["exposed_transfer_ns"] / row["transfer_ns"] < 0.9
     assert "overlaps 80 % of its copying with compute and loses 869 ms waiting for room in hbm" in results.sentences[0]
+
+
+def test_a_graph_without_flops_says_why_there_are_no_rates(tmp_path):
+    said = "No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told"
+    assert f"{said}; for tokens/s say what a step handles: workload.batch and workload.sequence." in _said(tmp_path)
+    assert f"{said}." in _said(tmp_path, set={"workload.batch": 4, "workload.sequence": 100})
+    assert said not in "\n".join(hosim.run("tiny_train_910c", policies=["resident"]).sentences)
