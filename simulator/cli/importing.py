@@ -81,11 +81,13 @@ def _command(name: str, about: str, reader: Callable[..., Any]) -> click.Command
     def read(source: str, out: Path, force: bool, as_json: bool, **given: Any) -> None:
         import orjson
 
+        from simulator.importers.kineto import UNTIMED
         from simulator.run.stories import as_recorded
 
         found = reader(source, **given)
         files = found.write(out, force=force)
-        replay = as_recorded(found.graph, found.recorded_ns) if found.graph and found.recorded_ns else ""
+        untimed = found.dropped.get(UNTIMED, 0)
+        replay = as_recorded(found.graph, found.recorded_ns, untimed) if found.graph and found.recorded_ns else ""
         if as_json:
             told = {**found.json(), "files": [str(file) for file in files], **({"replay": replay} if replay else {})}
             click.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())

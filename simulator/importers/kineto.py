@@ -19,6 +19,8 @@ from simulator.units import counted, human
 ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
 _STEP = "ProfilerStep#"
+UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"
+"""What is dropped under this name ran on a device, and neither the recorded step nor its replay has it."""
 
 
 class Span(NamedTuple):
@@ -84,6 +86,8 @@ class Timeline:
         self.launched, self.others = dict[int, tuple[int, tuple[str, str]]](), Counter[str]()
         for event in events:
             self._sort(event)
+        must, do = "some of what ran on a device has times", "record it again"
+        insist(self.device or not self.others[UNTIMED], where, must, f"{self.others[UNTIMED]:,} {UNTIMED}", do)
         devices = Counter(whole(span.args.get("device")) for span in self.device)
         busiest = max(devices, key=devices.__getitem__, default=0)
         self.others["what ran on other devices than the busiest"] += len(self.device) - devices[busiest]
@@ -95,15 +99,18 @@ class Timeline:
     def _sort(self, event: dict[str, Any]) -> None:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
         args = event["args"] if isinstance(event.get("args"), dict) else {}
-        start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur", 0))
+        start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur"))
         if name == "[memory]":
             change = args.get("Bytes")
             if start_ns is not None and type(change) is int and whole(abs(change)):
                 held, on_host = whole(args.get("Total Allocated")), args.get("Device Type") == 0
                 self._memory[on_host].append((start_ns, change, whole(args.get("Addr")), held))
                 return
-        if event.get("ph") != "X" or start_ns is None or took_ns is None:
+        if event.get("ph") != "X":
             self.others[f"events {cat or name[:40]!r}" if event.get("ph") != "M" else "names of threads"] += 1
+            return
+        if start_ns is None or took_ns is None:
+            self.others[UNTIMED if cat in ON_DEVICE else f"events {cat!r} whose ts or dur is no number from 0"] += 1
             return
         at = str(event.get("pid"))[:50], str(args.get("stream", event.get("tid")))[:50]
         span = Span(start_ns, start_ns + took_ns, name, cat, at, args)
@@ -129,12 +136,11 @@ class Timeline:
 
 
 def _ns(microseconds: Any) -> int | None:
-    """A time of the trace [ns]; None if it is none."""
-    try:
-        found = float(microseconds)
-    except (TypeError, ValueError, OverflowError):
+    """A time of the trace [ns]; None if it is no number from 0, such as a text of one."""
+    if type(microseconds) not in (int, float) or not 0 <= microseconds < 2**53:
         return None
-    return int(found) * 1000 + round(found % 1 * 1000) if 0 <= found < 2**53 else None
+    found: float = microseconds
+    return int(found) * 1000 + round(found % 1 * 1000)
 
 
 @garbage.kept()

@@ -20,7 +20,7 @@ from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.importers import operators
 from simulator.importers.imported import Imported
-from simulator.importers.kineto import Timeline, lay
+from simulator.importers.kineto import UNTIMED, Timeline, lay
 from simulator.importers.operator_tree import Memory, Node, Tree
 from simulator.importers.operators import views
 from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, meeting, short, whole
@@ -188,6 +188,7 @@ def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording
     recording.dropped["kernels, copies and fills outside of the step"] += len(owners) - (last - first)
     spans, owning = [span for span, _ in owned[first:last]], [ops.get(owner or 0) for owner in owners[first:last]]
     lay(recording, spans, owning, ops.values())
+    recording.dropped[UNTIMED] += timeline.others[UNTIMED]
     recording.kept["ops that launched something"] = f"{len({id(op) for op in owning if op}):,}"
     if left := owning.count(None):
         recording.derived.append(f"{counted(left, 'kernel')} of no op of the execution trace are ops without tensors.")

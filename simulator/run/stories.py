@@ -251,8 +251,12 @@ def replayed(graph: Graph) -> tuple[int, int]:
     return row["step_ns"], row["peak_hbm_bytes"]
 
 
-def as_recorded(graph: Graph, recorded_ns: int) -> str:
-    """Replay a recorded step as it was recorded, and say how far it is off; parameters and errors as of `replayed`."""
+def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0) -> str:
+    """Replay a recorded step as it was recorded, and say how far it is off; parameters and errors as of `replayed`.
+
+    So many kernels, copies and fills have no time in the recording, and are in neither.
+    """
     step_ns, peak_bytes = replayed(graph)
     said = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
-    return f"{said} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {human(peak_bytes, 'B')}"
+    without = f"; {untimed:,} kernels, copies and fills without a time are in neither" if untimed else ""
+    return f"{said} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {human(peak_bytes, 'B')}{without}"

@@ -142,6 +142,11 @@ def test_a_recorded_step_is_replayed_when_it_is_imported(hosim, tmp_path, monkey
     told = json.loads(hosim("import", "kineto", source, "-o", "mine.yaml", "--force", "--json").out)
     assert told["replay"] == replay
     assert hosim("check", "mine.yaml").code == 0
+    profile = recorded.profiled()
+    profile.kernel("late", 70, 300, "5")
+    source = recorded.saved(tmp_path / "profile.json", profile.document)
+    *_, told = hosim("import", "kineto", source, "-o", "other.yaml").out.splitlines()
+    assert told == f"{replay}; 1 kernels, copies and fills without a time are in neither"
     ran = hosim("run", "--hardware", "h100_sxm", "--workload", "mine.yaml", "--policy", "resident")
     assert ran.code == 0
     assert "70.0 us" in ran.out

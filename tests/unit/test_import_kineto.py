@@ -5,6 +5,7 @@ from recorded import ABSENT, DATA, Profile, profiled, saved
 
 import simulator as hosim
 from simulator.errors import ConfigError
+from simulator.importers.kineto import UNTIMED
 from simulator.importers.recordings import blocks, collective_kind, laid, short
 from simulator.run.stories import as_recorded
 
@@ -151,6 +152,31 @@ def test_times_are_exact_to_the_nanosecond_however_late_they_are(tmp_path):
     assert ops(read(tmp_path, profile)) == [("a", 100_000), ("host", 500), ("b", 63_813)]
 
 
+@pytest.mark.parametrize(
+    "bad", [{"dur": "5"}, {"dur": None}, {"dur": True}, {"ts": "12.5"}, {"ts": -1}, {"dur": 1e300}]
+)
+@pytest.mark.parametrize("cat", ["kernel", "gpu_memcpy", "cpu_op"])
+def test_what_has_no_time_is_named_counted_and_told_beside_the_replay(tmp_path, bad, cat):
+    profile = Profile()
+    profile.kernel("a", 1, 5, 10)
+    profile.kernel("b", 2, 20, 10, cat=cat)
+    profile.events[-1] |= bad
+    found = read(tmp_path, profile)
+    assert ops(found) == [("a", 10_000)]
+    name = UNTIMED if cat != "cpu_op" else "events 'cpu_op' whose ts or dur is no number from 0"
+    assert found.dropped == {name: 1, "names of threads": 1}
+    said = as_recorded(found.graph, found.recorded_ns, found.dropped.get(UNTIMED, 0))
+    assert said.endswith("; 1 kernels, copies and fills without a time are in neither") == (cat != "cpu_op")
+
+
+def test_a_kernel_without_a_duration_has_no_time(tmp_path):
+    profile = Profile()
+    profile.kernel("a", 1, 5, 10)
+    profile.kernel("b", 2, 20, 10)
+    del profile.events[-1]["dur"]
+    assert read(tmp_path, profile).dropped[UNTIMED] == 1
+
+
 def test_of_several_devices_the_busiest_is_taken(tmp_path):
     profile = Profile()
     for number, device in enumerate((0, 1, 1)):
@@ -196,9 +222,9 @@ def test_allocations_live_from_the_next_launch_to_the_last_one_before_their_end(
         (3, "a Kineto trace is an object with a list traceEvents, found int"),
         ({"traceEvents": [1]}, "a Kineto trace is an object with a list traceEvents, found list"),
         ({"traceEvents": []}, "something runs in a recording, found neither kernels, nor operators of the host"),
-        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": -1, "dur": 1}]}, "something runs in a recording"),
-        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "nan", "dur": 1}]}, "something runs in a recording"),
-        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1e300}]}, "something runs in a recording"),
+        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": -1, "dur": 1}]}, "some of what ran on a device has times"),
+        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "1", "dur": 1}]}, "has times, found 1 kernels"),
+        ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": 1e300}]}, "no number from 0; record it again"),
     ],
 )
 def test_what_is_no_kineto_trace_is_told(tmp_path, document, message):
