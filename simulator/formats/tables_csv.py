@@ -20,8 +20,8 @@ Prefixes may form a tree, as when conversations go on over a document, or blocks
 Where ``prefix_tokens`` has several numbers, ``prefix`` has as many names between blanks, a part of the prompt each. Two
 prompts have a part in common if all parts before it are the same and equally long.
 
-Other columns are not read. Requests without an output token (BurstGPT lists what failed with none) are left out, and
-counted. A file may be larger than the memory: kept are only the requests that are asked for.
+Other columns are not read. Requests without a prompt or an output token (BurstGPT lists what failed with none) are left
+out, and counted. A file may be larger than the memory: kept are only the requests that are asked for.
 
 **Choices of routers**: shares of experts, or what was chosen step by step::
 
@@ -72,26 +72,35 @@ class _Table:
     """A file of rows, each a column -> text, that is read one after another: it may be larger than the memory."""
 
     def __init__(self, path: Path, *heads: tuple[str, ...]) -> None:
-        self.path, self.number = path, 1
+        self.path = path
         lines = (line.decode("utf-8") for block in inputs.blocks(path) for line in block)
         self._rows = csv.reader(lines)
         self.columns = [name.strip() for name in next(self._read(), [])]
-        self.names = next((head for head in heads if set(head) <= set(self.columns)), ())
-        if not self.names:
-            must = f"the first line names {' or '.join(map(','.join, heads))}"
-            raise self.error(FieldError(must, repr(",".join(self.columns)), "name the columns"))
+        named, told = set(self.columns), repr(",".join(self.columns))
+        self.names = max(heads, key=lambda head: len(named.intersection(head)))
+        if absent := [name for name in self.names if name not in named]:
+            must, without = f"the first line names {' or '.join(map(','.join, heads))}", ", ".join(absent)
+            found = f"{told} without {without}" if len(absent) < len(self.names) else told
+            raise self.error(FieldError(must, found, "name the columns"))
+        twice = [name for name in named if name and self.columns.count(name) > 1]
+        if twice:
+            raise self.error(FieldError("each column is named once", f"{min(twice)!r} again", "remove one of them"))
+
+    @property
+    def number(self) -> int:
+        """Of the line that was read last."""
+        return max(1, self._rows.line_num)
 
     def _read(self) -> Iterator[list[str]]:
         try:
             yield from self._rows
         except (UnicodeDecodeError, csv.Error) as error:
-            do = "correct the path or the file"
-            raise ConfigError(str(self.path), "a table can be read", str(error), do) from None
+            line, do = self._rows.line_num + isinstance(error, UnicodeDecodeError), "correct the path or the file"
+            raise ConfigError(f"{self.path}:{line}", "a table can be read", str(error), do) from None
 
     def rows(self) -> Iterator[dict[str, str]]:
         """The rows below the head, without empty ones."""
         for row in self._read():
-            self.number += 1
             if row:
                 if len(row) != len(self.columns):
                     raise self.error(FieldError(f"a line has {len(self.columns)} fields", f"{len(row)}", "correct it"))
@@ -103,9 +112,10 @@ class _Table:
 
 
 def _whole(what: str, text: str, least: int, most: int) -> int:
-    """Read a whole number in digits."""
-    is_short = text.isascii() and text.isdigit() and len(text.lstrip("0")) <= len(str(most))
-    number = int(text.lstrip("0") or "0") if is_short else -1
+    """Read a whole number in digits, such as ``177``, or ``177.0`` as tables of fractions have it."""
+    digits, _, rest = text.partition(".")
+    is_short = text.isascii() and digits.isdigit() and not rest.strip("0") and len(digits.lstrip("0")) <= len(str(most))
+    number = int(digits.lstrip("0") or "0") if is_short else -1
     require(least <= number <= most, f"{what} is a whole number from {least} to {most:,}", repr(text))
     return number
 
@@ -185,11 +195,12 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
             if not table.number % _SELDOM:
                 tell(table.number)
             request = _request(table, row, prefixes)
-            unanswered += not request.output
-            number += bool(request.output)
+            is_served = request.prompt > 0 and request.output > 0
+            unanswered += not is_served
+            number += is_served
             do = f"say in the workload how many of the first ones are served, such as 'count: {MOST}'"
             require(count or number <= MOST, f"a run serves at most {MOST:,} requests", "a file with more", do=do)
-            if request.output:
+            if is_served:
                 yield request
 
     try:
@@ -221,8 +232,7 @@ def requests_csv(requests: Iterable[Request]) -> bytes:
 def _request(table: _Table, row: dict[str, str], prefixes: dict[tuple[int, int, str], int]) -> Request:
     """A request of a line; `prefixes` are those that are known: what is above, where that ends, and the name."""
     arrival, prompt, output = table.names
-    added = _whole(output, row[output], 0, _MOST_TOKENS)
-    tokens = _whole(prompt, row[prompt], min(1, added), _MOST_TOKENS)
+    tokens, added = (_whole(name, row[name], 0, _MOST_TOKENS) for name in (prompt, output))
     request = Request(_time(arrival, row[arrival]), tokens, added)
     if not row.keys() >= _PREFIX or not row["prefix"]:
         return request

@@ -82,12 +82,15 @@ KINDS: dict[str, Kind] = {
     ),
     "requests": Kind(
         "request_traces",
-        "a trace of requests: Mooncake (JSON lines), Azure or BurstGPT (CSV), or conversations of ShareGPT (JSON)",
+        "a trace of requests: Mooncake, Azure or BurstGPT, conversations of ShareGPT, or lengths (JSON or CSV)",
         (
             (b'"input_length"', b'"output_length"'),
             (b"ContextTokens", b"GeneratedTokens"),
             (b"Request tokens", b"Response tokens"),
+            (b'"prompt_len"', b'"output_len"'),
             (b'"conversations"', b'"human"'),
+            (b'"conversations"', b'"assistant"'),
+            (b'"messages"', b'"assistant"'),
         ),
         "read_request_trace",
     ),

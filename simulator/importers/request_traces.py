@@ -4,16 +4,21 @@
 Mooncake  JSON lines: ``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}``; an id names a
           block of the prompt, with all that is before it (github.com/kvcache-ai/Mooncake)
 tables    CSV of Azure, BurstGPT or hosim: see `simulator.formats.tables_csv`
-ShareGPT  JSON: a list of ``{"conversations": [{"from": "human", "value": text}, {"from": "gpt", ...}, ...]}``; it has
-          neither times nor tokens, so both are derived
+ShareGPT  JSON, or JSON lines: ``{"conversations": [{"from": "human", "value": text}, {"from": "gpt", ...}, ...]}``, or
+          ``messages`` of ``{"role": "user", "content": text}`` and so on; it has neither times nor tokens, so both are
+          derived
+lengths   JSON, or JSON lines, as benchmarks have them: ``{"prompt_len": n, "output_len": n}``, or ``input_length`` and
+          ``output_length``; times are derived
 ========  ============================================================================================================
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +35,9 @@ from simulator.workload import Arriving, DecoderModel, Dtypes, Request, Requests
 from simulator.workload.requests import MOST
 
 _MOST_TOKENS, _MOST_MS, _SEED = 10_000_000, 10**12, 0
+_EMPTY = "requests without a prompt or an output token"
+Records = Iterable[tuple[int, dict[str, Any]]]
+"""Numbers of lines, or positions from 1, and what stands there."""
 _NS_PER_MS, _NS_PER_S = 10**6, 10**9
 _INFERENCE = ("compute", "weights", "experts", "kv_cache")
 """Types of a workload that are for requests, too."""
@@ -50,7 +58,7 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     Parameters
     ----------
     source
-        A trace of Mooncake (JSON lines), Azure or BurstGPT (CSV), or conversations of ShareGPT (JSON).
+        A trace of Mooncake (JSON lines), Azure or BurstGPT (CSV), or conversations of ShareGPT or lengths (JSON).
     model
         The workload whose model serves them: a name in the catalogue, or a path.
     count
@@ -60,7 +68,7 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     hash_block
         Of Mooncake: how many tokens of a prompt an id stands for.
     rate
-        Of ShareGPT: how many requests come in a second, at random.
+        Of ShareGPT and lengths: how many requests come in a second, at random.
     characters
         Of ShareGPT: how many characters are a token.
 
@@ -74,13 +82,15 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     for name, value in given.items():
         insist(value is None or 0 < value < _MOST_MS, f"--{name}", "it is above 0, and no huge number", repr(value))
     most, start = min(count or MOST, MOST), _start(path)
-    if start == b"{":
-        trace = _mooncake(path, most, hash_block)
-    elif start == b"[":
-        trace = _sharegpt(path, most, rate, characters)
+    if start in (b"{", b"["):
+        found = jsonl.objects(path) if start == b"{" else _listed(path)
+        known = list(islice(found, 1))
+        records, is_timed = chain(known, found), any("timestamp" in record for _, record in known)
+        undated = partial(_undated, rate=rate, characters=characters)
+        trace = (partial(_mooncake, hash_block=hash_block) if is_timed else undated)(path, records, most)
     else:
         come = read_requests(path, most)
-        trace = _Trace(come, [], Counter({"requests without an output token": come.unanswered}))
+        trace = _Trace(come, [], Counter({_EMPTY: come.unanswered}))
     come, derived, dropped, block = trace
     requests = [one._replace(arrival_ns=round(one.arrival_ns * slower)) for one in come.requests]
     if slower != 1:
@@ -110,6 +120,11 @@ def _start(path: Path) -> bytes:
         if text := b"".join(block).lstrip():
             return text[:1]
     raise ConfigError(shown(path), "a trace of requests has some", "an empty file", "choose another file")
+
+
+def _listed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a list in JSON; what is none is an empty one."""
+    return ((number, one if type(one) is dict else {}) for number, one in enumerate(json_of(path), 1))
 
 
 def _kept(requests: list[Request]) -> dict[str, str]:
@@ -148,20 +163,17 @@ def _served(path: Path, name: str, block: int) -> Workload:
     return Workload(name=stem, title=title, model=model, phase="requests", requests=requests, **about, **origins)
 
 
-def _mooncake(path: Path, most: int, hash_block: int) -> _Trace:
+def _mooncake(path: Path, records: Records, most: int, hash_block: int) -> _Trace:
     """Read requests whose prompts name their blocks."""
     dropped, nodes = Counter[str](), dict[tuple[int, int, object], int]()
 
     def lines() -> Iterator[Request]:
-        for number, record in jsonl.objects(path):
-            try:
+        for number, record in records:
+            with _at(path, number):
                 request = _of_blocks(record, hash_block, nodes)
-            except FieldError as error:
-                where = ", ".join((f"{shown(path)}:{number}", *error.at))
-                raise ConfigError(where, error.must, error.found, error.do or "correct it") from None
             dropped.update(f"key {key!r}" for key in record.keys() - _KEYS)
-            dropped["requests without an output token"] += not request.output
-            if request.output:
+            dropped[_EMPTY] += not (request.prompt and request.output)
+            if request.prompt and request.output:
                 yield request
 
     come = Arriving.first(lines(), most)
@@ -173,16 +185,32 @@ def _mooncake(path: Path, most: int, hash_block: int) -> _Trace:
 _KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
 
 
-def _of_blocks(record: dict[str, Any], size: int, nodes: dict[tuple[int, int, object], int]) -> Request:
-    def number(key: str, least: int, most: int) -> Any:
-        value = record.get(key)
-        holds = type(value) in (int, float) and least <= float(value or 0) <= most
-        require(holds, f"{key} is a number from {least} to {most:,}", repr(value) if key in record else "none", key)
-        return value
+@contextmanager
+def _at(path: Path, number: int) -> Iterator[None]:
+    """Say in which record something is wrong."""
+    try:
+        yield
+    except FieldError as error:
+        where = ", ".join((f"{shown(path)}:{number}", *error.at))
+        raise ConfigError(where, error.must, error.found, error.do or "correct it") from None
 
-    at_ns = round(number("timestamp", 0, _MOST_MS) * _NS_PER_MS)
-    output = int(number("output_length", 0, _MOST_TOKENS))
-    prompt = int(number("input_length", 1 if output else 0, _MOST_TOKENS))
+
+def _number(record: dict[str, Any], key: str, most: int) -> Any:
+    value = record.get(key)
+    holds = type(value) in (int, float) and 0 <= float(value or 0) <= most
+    require(holds, f"{key} is a number from 0 to {most:,}", repr(value) if key in record else "none", key)
+    return value
+
+
+def _tokens(record: dict[str, Any], key: str) -> int:
+    value = _number(record, key, _MOST_TOKENS)
+    require(value == int(value), f"{key} is a whole number", repr(value), key)
+    return int(value)
+
+
+def _of_blocks(record: dict[str, Any], size: int, nodes: dict[tuple[int, int, object], int]) -> Request:
+    at_ns = round(_number(record, "timestamp", _MOST_MS) * _NS_PER_MS)
+    prompt, output = _tokens(record, "input_length"), _tokens(record, "output_length")
     ids = record.get("hash_ids", [])
     is_list = type(ids) is list and all(type(one) in (int, str) for one in ids)
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
@@ -197,33 +225,55 @@ def _of_blocks(record: dict[str, Any], size: int, nodes: dict[tuple[int, int, ob
     return Request(at_ns, prompt, output, *chain[-1], tuple(chain[:-1]))
 
 
-def _sharegpt(path: Path, most: int, rate: float, characters: float) -> _Trace:
-    """Read conversations: the first question and its answer are a request."""
-    where, conversations = shown(path), json_of(path)
+def _undated(path: Path, records: Records, most: int, rate: float, characters: float) -> _Trace:
+    """Read lengths, or conversations, of which the first question and its answer are a request; times are drawn."""
     dropped, tokens = Counter[str](), list[tuple[int, int]]()
-    for one in conversations:
-        first = _first_turns(one)
-        if first and len(tokens) < most:
-            question, answer = (max(1, round(len(text) / characters)) for text in first)
-            tokens.append((question, answer))
-            dropped["later turns of conversations"] += len(one["conversations"]) - 2
+    for number, record in records:
+        with _at(path, number):
+            lengths, later = _stated(record), 0
+        if lengths is None:
+            texts, later = _first_turns(record)
+            lengths = [max(1, round(len(text) / characters)) for text in texts]
+        dropped.update(f"key {key!r}" for key in record.keys() - _UNDATED_KEYS)
+        if not lengths:
+            dropped["conversations without question and answer"] += 1
+        elif not all(lengths):
+            dropped[_EMPTY] += 1
+        elif len(tokens) == most:
+            dropped["further requests"] += 1
         else:
-            dropped["further conversations" if first else "conversations without question and answer"] += 1
-    insist(tokens, where, "a conversation begins with a question (human) and its answer (gpt)", "none that does")
+            tokens.append((lengths[0], lengths[1]))
+            dropped["later turns of conversations"] += later
+    must = "a trace of requests has conversations that begin with a question (human) and its answer (gpt), or lengths"
+    insist(tokens, shown(path), must, "none that does", "choose another file")
     gaps = np.random.default_rng(_SEED).standard_exponential(len(tokens)) * _NS_PER_S / rate
     times = [round(at) for at in np.cumsum(gaps) - gaps[0]]
     derived = [
         f"Requests come at random, {rate:g} in a second on average (--rate).",
-        f"A token is {characters:g} characters (--characters).",
+        f"A token of a conversation is {characters:g} characters (--characters).",
     ]
     requests = [Request(at, prompt, output) for at, (prompt, output) in zip(times, tokens, strict=True)]
     return _Trace(Arriving(requests), derived, dropped)
 
 
-def _first_turns(conversation: Any) -> list[str]:
-    """The question and the answer with which a conversation begins; nothing if it does not."""
-    turns = conversation.get("conversations") if type(conversation) is dict else None
-    first = turns[:2] if type(turns) is list else []
-    said = [(turn.get("from"), turn.get("value")) for turn in first if type(turn) is dict]
-    texts = [text for who, text in said if type(text) is str and text]
-    return texts if [who for who, _ in said] == ["human", "gpt"] and len(texts) == 2 else []
+_LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))
+_UNDATED_KEYS = {*chain(*_LENGTHS), "conversations", "messages"}
+_ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
+
+
+def _stated(record: dict[str, Any]) -> list[int] | None:
+    """Tokens of a prompt and of its answer, if the record says them."""
+    keys = next((keys for keys in _LENGTHS if not record.keys().isdisjoint(keys)), ())
+    return [_tokens(record, key) for key in keys] or None
+
+
+def _first_turns(record: dict[str, Any]) -> tuple[list[str], int]:
+    """What a conversation begins with, and its answer; and how many turns come later."""
+    turns = record.get("conversations", record.get("messages"))
+    turns = [turn for turn in turns if type(turn) is dict] if type(turns) is list else []
+    said = [(turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))) for turn in turns]
+    first = next((number for number, (who, _) in enumerate(said) if who not in _ASKS), 0)
+    texts = [text for _, text in said[: first + 1] if type(text) is str and text]
+    if not first or len(texts) <= first or said[first][0] not in _ANSWERS:
+        return [], 0
+    return ["".join(texts[:-1]), texts[-1]], len(said) - first - 1

@@ -187,7 +187,7 @@ SERVED = (
     Figure("offered_per_s", "per s", "offered/s", "Requests that came, by the time in which they came.", of="served"),
     Figure("served_per_s", "per s", "served/s", "Requests that left, by the time of iterations in which some sequence "
            "runs.", of="served"),
-    Figure("unanswered", "count", "unanswered", "Requests of the file that add no token, and are left out.",
+    Figure("unanswered", "count", "unanswered", "Requests of the file without a prompt or an output token.",
            of="served"),
 )  # fmt: skip
 """Figures of what `hosim serve` serves; `tflops`, `mfu`, waits, `drain_ns` and what links moved stand above."""

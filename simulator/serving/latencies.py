@@ -81,7 +81,11 @@ def sentences(rows: Rows) -> list[str]:
         See `simulator.serving.story.summary`.
     """
     left_out = counted(rows[0]["unanswered"], "request")
-    said = [f"{left_out} of the file have no output token, and are left out."] if rows[0]["unanswered"] else []
+    said = (
+        [f"{left_out} of the file have no prompt or no output token, and are left out."]
+        if rows[0]["unanswered"]
+        else []
+    )
     said += [text for row in rows for text in _told(row)]
     few = min((row["finished"] for row in rows if row["finished"]), default=100)
     if slowest := {f"p{share}": f"{100 // (100 - share)}" for share in PERCENTS if few * (100 - share) < 100}:

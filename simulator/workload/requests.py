@@ -185,7 +185,7 @@ class Arriving(NamedTuple):
     requests
         Who is served.
     unanswered
-        How many more a file has that add no token, and are left out.
+        How many more a file has that have no prompt or add no token, and are left out.
     further, late
         How many come after those who are served; and how many stood behind a later one.
     """

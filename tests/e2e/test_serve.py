@@ -272,7 +272,7 @@ def test_a_row_tells_how_far_it_is(tmp_path):
 def test_what_a_file_has_without_an_output_token_is_counted(hosim, filed):
     done = hosim("serve", filed("arrival,prompt,output\n0,30,1\n1,12,0\n2,12,0\n"), "--policy", "static")
     assert "1 of 1" in done.out
-    assert "2 requests of the file have no output token, and are left out." in done.out
+    assert "2 requests of the file have no prompt or no output token, and are left out." in done.out
 
 
 def test_a_run_of_a_long_file_says_how_many_it_serves(hosim, filed, monkeypatch):

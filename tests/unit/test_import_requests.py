@@ -69,7 +69,7 @@ def test_blocks_of_mooncake_become_a_tree_of_prefixes(imported):
     assert (third.above, third.prefix) == ((), 0)
     assert found.workload.requests.block == 512
     assert found.kept["prefixes"] == f"{100 * (1024 + 512) / (1100 + 1300 + 512):.0f} % of prompt tokens came before"
-    assert found.dropped == {"requests without an output token": 1}
+    assert found.dropped == {"requests without a prompt or an output token": 1}
 
 
 def test_an_id_after_others_is_another_block(imported):
@@ -96,7 +96,7 @@ def test_tables_are_told_by_their_columns(text, expected, imported):
 
 
 def test_what_is_left_out_and_what_is_out_of_order_is_told(imported):
-    assert imported(BURST)[0].dropped == {"requests without an output token": 1}
+    assert imported(BURST)[0].dropped == {"requests without a prompt or an output token": 1}
     found, come = imported("arrival,prompt,output\n3,8,1\n1,9,2\n2,7,1\n", count=2)
     assert [one.prompt for one in come.requests] == [9, 7]
     assert found.dropped == {"further requests": 1}
@@ -110,12 +110,69 @@ def test_conversations_become_lengths_at_a_rate(imported):
     found, come = imported(json.dumps(SHAREGPT), rate=2.0, characters=8.0)
     assert [one[1:3] for one in come.requests] == [(5, 10), (1, 2)]
     assert come.requests[1].arrival_ns > 0
-    assert found.dropped == {"later turns of conversations": 1, "conversations without question and answer": 1}
+    dropped = {"later turns of conversations": 1, "conversations without question and answer": 1, "key 'id'": 3}
+    assert found.dropped == dropped
     twice = imported(json.dumps(SHAREGPT), rate=1.0)[1].requests[1].arrival_ns
     assert twice == pytest.approx(2 * come.requests[1].arrival_ns, abs=2)
 
 
-@pytest.mark.parametrize("text", [jsonl(MOONCAKE), AZURE, BURST, json.dumps(SHAREGPT)])
+def talk(*turns, who="from", what="value", key="conversations"):
+    return {key: [{who: name, what: text} for name, text in turns]}
+
+
+HEARD = [("user", "a" * 40), ("assistant", "b" * 80)]
+ROLES = {"who": "role", "what": "content", "key": "messages"}
+LENGTHS = {"prompt_len": 10, "output_len": 20}
+
+
+@pytest.mark.parametrize("as_text", [jsonl, json.dumps])
+@pytest.mark.parametrize(
+    "record",
+    [
+        talk(*HEARD),
+        talk(("human", "a" * 40), ("gpt", "b" * 80), ("human", "more")),
+        talk(*HEARD, **ROLES),
+        talk(("system", "a" * 8), ("user", "a" * 32), HEARD[1], **ROLES),
+        LENGTHS,
+        {"input_length": 10.0, "output_length": 20, "prompt": "text"},
+    ],
+)
+def test_each_dialect_is_read_as_a_list_and_line_by_line(as_text, record, imported):
+    second = {**LENGTHS, "prompt_len": 3}
+    found, come = imported(
+        as_text([record, second, talk(("user", "?"), **ROLES), {**LENGTHS, "output_len": 0}]), rate=2.0
+    )
+    assert [one[1:3] for one in come.requests] == [(10, 20), (3, 20)]
+    assert come.requests[1].arrival_ns > 0
+    assert found.dropped["conversations without question and answer"] == 1
+    assert found.dropped["requests without a prompt or an output token"] == 1
+    assert found.dropped.get("key 'prompt'", 0) == ("prompt" in record)
+    assert found.dropped.get("later turns of conversations", 0) == (len(record.get("conversations", ())) == 3)
+
+
+def test_what_has_times_has_them_in_a_list_too(imported):
+    (listed, _), (lined, _) = imported(json.dumps(MOONCAKE)), imported(jsonl(MOONCAKE))
+    assert listed.files[".csv"] == lined.files[".csv"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "left_out"),
+    [
+        ("arrival,prompt,output\n0,177.0,2.00\n", (177, 2), 0),
+        ("arrival,prompt,output\n0,0,5\n1,9,2\n", (9, 2), 1),
+        ("arrival,prompt,output,,\n0,9,2,,\n", (9, 2), 0),
+        (jsonl([{**MOONCAKE[0], "input_length": 0, "hash_ids": []}, MOONCAKE[2]]), (512, 1), 1),
+    ],
+)
+def test_numbers_of_tables_of_fractions_are_read_and_what_has_no_prompt_is_left_out(text, expected, left_out, imported):
+    found, come = imported(text)
+    assert [one[1:3] for one in come.requests] == [expected]
+    assert found.dropped.get("requests without a prompt or an output token", 0) == left_out
+
+
+@pytest.mark.parametrize(
+    "text", [jsonl(MOONCAKE), AZURE, BURST, json.dumps(SHAREGPT), jsonl([LENGTHS]), jsonl([talk(*HEARD, **ROLES)])]
+)
 def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
     path = tmp_path / "trace"
     path.write_text(text)
@@ -128,20 +185,39 @@ def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
         ("", {}, "a trace of requests has some, found an empty file"),
         (" \n\n", {}, "a trace of requests has some, found an empty file"),
         ("TIMESTAMP,ContextTokens\n", {}, "the first line names arrival,prompt,output or TIMESTAMP,ContextTokens,Gen"),
+        (
+            "TIMESTAMP,ContextTokens,Answers\n",
+            {},
+            "found 'TIMESTAMP,ContextTokens,Answers' without GeneratedTokens; name the columns",
+        ),
+        (AZURE.replace("s\n", "s,ContextTokens\n", 1), {}, "each column is named once, found 'ContextTokens' again"),
+        (AZURE + "1," + "9" * 200_000 + ",1\n", {}, "trace.txt:4: a table can be read, found field larger than"),
+        ("arrival,prompt,output\n0,177.5,1\n", {}, "trace.txt:2: prompt is a whole number from 0"),
+        (
+            jsonl([{"timestamp": 0, "input_length": 1.5, "output_length": 1}]),
+            {},
+            "input_length is a whole number, found",
+        ),
+        (jsonl([LENGTHS, {"prompt_len": "9", "output_len": 1}]), {}, "trace.txt:2, prompt_len: prompt_len is a number"),
+        (
+            jsonl([{"prompt_len": 9}]),
+            {},
+            "trace.txt:1, output_len: output_len is a number from 0 to 10,000,000, found none",
+        ),
         (AZURE.replace(",10\n", ",-1\n"), {}, "trace.txt:2: GeneratedTokens is a whole number from 0"),
         ("Timestamp,Request tokens,Response tokens\n-5,1,1\n", {}, "Timestamp is a number of seconds from 0"),
         (jsonl([{**MOONCAKE[0], "timestamp": -1}]), {}, "trace.txt:1, timestamp: timestamp is a number from 0"),
         (
             jsonl([{"timestamp": 0, "output_length": 1}]),
             {},
-            "input_length is a number from 1 to 10,000,000, found none",
+            "input_length is a number from 0 to 10,000,000, found none",
         ),
         (jsonl(MOONCAKE)[:-9], {}, "trace.txt:4: each line is a JSON object, found a last line that breaks off"),
         (jsonl(MOONCAKE), {"hash_block": 16}, "names each block of 16 tokens, found 3 names for 1,100 tokens; see --"),
         (jsonl([{**MOONCAKE[0], "hash_ids": [[]]}]), {}, "hash_ids is a list of numbers, or of names"),
         (jsonl(MOONCAKE[3:]), {}, "a trace of requests has some that add a token, found none"),
         ("[" * 10_000, {}, "the file is JSON"),
-        ("[1, {}]", {}, "a conversation begins with a question (human) and its answer (gpt), found none that does"),
+        ("[1, {}]", {}, "begin with a question (human) and its answer (gpt), or lengths, found none that does"),
         (AZURE, {"slower": 0.0}, "--slower: it is above 0"),
         (AZURE, {"count": 0}, "--count: it is above 0"),
         (json.dumps(SHAREGPT), {"rate": float("nan")}, "--rate: it is above 0"),
@@ -168,8 +244,8 @@ def spoilt(random: Random) -> bytes:
     which = random.randrange(4)
     if which < 2:
         return broken(random.choice((AZURE, BURST)).encode(), random)
-    records = changed(MOONCAKE if which == 2 else SHAREGPT, random)
-    if which == 2 and type(records) is list:
+    records = changed(MOONCAKE if which == 2 else random.choice((SHAREGPT, [LENGTHS, talk(*HEARD, **ROLES)])), random)
+    if (which == 2 or random.random() < 0.3) and type(records) is list:
         data = jsonl(records).encode(errors="surrogatepass")
     else:
         data = json.dumps(records, ensure_ascii=False).encode(errors="surrogatepass")

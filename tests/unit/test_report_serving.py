@@ -55,7 +55,7 @@ def test_what_was_found_is_told_with_what_it_saved():
 
 def test_requests_that_are_left_out_are_counted_once():
     said = sentences([row(unanswered=1_200), row("other", unanswered=1_200)])
-    assert said[0] == "1,200 requests of the file have no output token, and are left out."
+    assert said[0] == "1,200 requests of the file have no prompt or no output token, and are left out."
     assert sum("left out" in one for one in said) == 1
 
 
