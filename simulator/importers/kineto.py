@@ -137,10 +137,8 @@ class Timeline:
 
 def _ns(microseconds: Any) -> int | None:
     """A time of the trace [ns]; None if it is no number from 0, such as a text of one."""
-    if type(microseconds) not in (int, float) or not 0 <= microseconds < 2**53:
-        return None
-    found: float = microseconds
-    return int(found) * 1000 + round(found % 1 * 1000)
+    is_time = type(microseconds) in (int, float) and 0 <= microseconds < 2**53
+    return int(microseconds) * 1000 + round(float(microseconds) % 1 * 1000) if is_time else None
 
 
 @garbage.kept()
@@ -361,9 +359,8 @@ def read_memory_timeline(source: str | Path) -> Imported:
             live[size, category].append(changed.pop())
             recording.storages[live[size, category][-1][1]].kind = _CATEGORIES[category]
         elif action in (_PREEXISTING, _CREATE, _CHANGE) and change > 0:
-            live[size, category].append(
-                (at if action == _CREATE else -1, recording.storage(size, _CATEGORIES[category]))
-            )
+            made = at if action == _CREATE else -1
+            live[size, category].append((made, recording.storage(size, _CATEGORIES[category])))
         elif found := live[size, category]:
             made, storage = found.pop()
             if action == _CHANGE:
@@ -384,11 +381,8 @@ def read_memory_timeline(source: str | Path) -> Imported:
 
 
 def _is_row(row: Any) -> bool:
-    if not (
-        isinstance(row, list) and len(row) == 4 and all(type(value) is int and abs(value) <= LARGEST for value in row)
-    ):
-        return False
-    return row[0] >= -1 and row[1] in range(1, 5) and row[3] in range(8)
+    is_row = isinstance(row, list) and len(row) == 4 and all(type(one) is int and abs(one) <= LARGEST for one in row)
+    return is_row and row[0] >= -1 and row[1] in range(1, 5) and row[3] in range(8)
 
 
 def _live_between(recording: Recording, storage: int, made: int, freed: int) -> None:

@@ -98,7 +98,7 @@ def test_a_file_of_requests_is_read_and_travels_with_the_results(hosim, filed, t
         ("arrival,prompt,output\n0,3\n", "some.csv:2: a line has 3 fields, found 2"),
         ("arrival,prompt,output\n0,3,1\nsoon,3,1\n", "some.csv:3: arrival is a number of seconds from 0"),
         ("arrival,prompt,output\n-1,3,1\n", "some.csv:2: arrival is a number of seconds from 0"),
-        ("arrival,prompt,output\n0,0,1\n", "some.csv:2: prompt is a whole number from 1"),
+        ("arrival,prompt,output\n0,0,1\n", "a file of requests has some that add a token, found none"),
         ("arrival,prompt,output\n0,3,x\n", "some.csv:2: output is a whole number from 0"),
         ("arrival,prompt,output,prefix,prefix_tokens\n0,3,1,a,4\n", "a prefix is a part of its prompt, found 4 of 3"),
         ("arrival,prompt,output\n0,30,1\n0,900,30\n", "found request 1 of 900 and 30 tokens, 240 kB; lower its"),
