@@ -197,3 +197,18 @@ hosim.run({str(chain.write(tmp_path))!r}).write({str(tmp_path / "out")!r})
     done = subprocess.run([sys.executable, "-c", text], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "import hosim.torch as ht; import hosim; found = ht",
+        "from hosim.torch import capture, fake; import hosim; found = hosim.torch; assert found.capture is capture",
+        "import hosim.torch; import simulator; found = simulator.torch; assert hosim.torch.fake is found.fake",
+    ],
+)
+def test_the_module_of_pytorch_is_imported_like_any_other(said):
+    """In a process of its own, as what others have imported before would help; torch itself is not loaded by it."""
+    more = "import simulator.importers.torch as module, sys; assert found is module; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", f"{said}\n{more}"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
