@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -273,9 +274,13 @@ def _ranked(origin: DrawsOrigin, count: int, seed: int, number: int) -> Floats:
     """Shares of a chooser by a distribution; which candidate has which rank is drawn."""
     if origin.distribution == "uniform":
         return np.full(count, 1.0 / count)
-    weights = np.arange(1, count + 1, dtype=np.float64) ** -origin.skew
-    shuffled = np.random.default_rng((seed, _RANKS, number)).permutation(weights)
-    return np.asarray(shuffled / shuffled.sum())
+    shares = _as_shares([rank**-origin.skew for rank in range(1, count + 1)])
+    return np.random.default_rng((seed, _RANKS, number)).permutation(shares)
+
+
+def _as_shares(weights: list[float]) -> Floats:
+    """Weights by their sum, which is exact: in whatever order they come, on any processor, equal ones stay equal."""
+    return np.asarray(weights) / fsum(weights)
 
 
 def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
@@ -290,8 +295,7 @@ def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]
         rule = f"experts 0 to {count - 1} of layer {layer} have a share, at least {late.each} of them above 0"
         found = f"{len(named):,} up to expert {max(named)}, {likely:,} of them above 0"
         insist(named.keys() == set(range(count)) and likely >= late.each, origin.source, rule, found, do)
-        shares = np.array([named[expert] for expert in range(count)])
-        by_layer.append(shares / shares.sum())
+        by_layer.append(_as_shares([named[expert] for expert in range(count)]))
     return by_layer
 
 

@@ -197,6 +197,16 @@ def test_zipf_gives_ranks_to_candidates_by_the_seed() -> None:
     assert one != two
 
 
+def test_the_same_rank_has_the_same_share_in_every_layer() -> None:
+    """So that who is hottest hangs on ranks alone, and not on how a processor rounds sums in one order or another."""
+    graph, origin = moe(60, 128), DrawsOrigin(distribution="zipf", skew=1.1)
+    shares = popularity(graph, origin)
+    assert len({share for of_layer in shares.values() for share in of_layer}) == 128
+    named = {layer: dict(enumerate(of_layer)) for layer, of_layer in enumerate(shares.values())}
+    again = popularity(graph, Shares(named, "shares.csv"))
+    assert len({share for of_layer in again.values() for share in of_layer}) == 128
+
+
 def test_draws_have_the_shares_that_they_say() -> None:
     """The most likely of 8, of which one is drawn 4,000 times, comes as often as its share; the others, too."""
     graph, origin = moe(1, 8, steps=4000), DrawsOrigin(distribution="zipf", skew=1.1)
