@@ -35,11 +35,12 @@ def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 @common.command(
-    "Search how far a field may go while a step is as asked.", "scenario", "policy", "set", *_ASKED_BACK, "json", "out"
+    "Search how far a field may go while a step is as asked.",
+    *("scenario", "policy", "set", *_ASKED_BACK, "workers", "json", "out"),
 )
 @click.option("--such-that", multiple=True, metavar="CONDITION", help="What must hold of a row: 'stall <= 0.1 %'.")
 @click.option("--over", metavar="ROW", help="What ratios are of: a row, or compute. [default: the fastest row]")
-@click.option("--pareto", is_flag=True, help="Instead, hold peaks against steps: a table and a picture.")
+@click.option("--pareto", is_flag=True, help="Instead, hold peaks, or with --of a cost, against steps.")
 def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for what no plan beats.
 
@@ -49,6 +50,7 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
       hosim frontier llama3_8b_train_910c --of peak.hbm --such-that "step <= 1.01x"
       hosim frontier mine.yaml --of workload.sequence --such-that "tokens/s >= 3000" --such-that "peak.hbm <= 32 GB"
       hosim frontier llama3_8b_train_910c --pareto --out results/pareto
+      hosim frontier long_context_pool --pareto --of "cost/1M tokens"
 
     Of the machine the least value is searched, of times and of the workload the largest. Where the fields of a
     path differ, all are multiplied by a factor. peak.TIER varies the capacity of a tier.
@@ -58,15 +60,16 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
 
     The search begins with what the documents say; that what holds goes on to hold with what is easier is tried
     beside each answer. --pareto varies the capacity of the compute tier from the least that any plan needs to what
-    all needs at once. The exit code is 1 if no row has an answer.
+    all needs at once; --of names a cost in place of the peak. With --out the page also has what limits each
+    answer, and the sources of all figures. The exit code is 1 if no row has an answer.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run import questions
 
     if pareto:
-        given = [f"--{key.replace('_', '-')}" for key in ("field", "such_that", "over", "resolution") if more.pop(key)]
+        given = [f"--{key.replace('_', '-')}" for key in ("such_that", "over", "resolution") if more.pop(key)]
         if given or any(more.pop(key) for key in ("at_most", "at_least", "multiple_of")):
-            raise click.UsageError("--pareto asks for all peaks; leave out what is searched")
-        return _judged(common.told(questions.pareto, scenario, **more).rows)
+            raise click.UsageError("--pareto asks for all amounts; leave out what is searched")
+        return _judged(common.told(questions.pareto, scenario, of=more.pop("field"), **more).rows)
     if more["field"] is None:
         raise click.UsageError("say what is searched, such as --of peak.hbm, or --pareto")
     return _judged(common.told(questions.frontier, scenario, **more).rows)

@@ -138,9 +138,14 @@ def ran(do: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 def told(do: Callable[..., Any], *arguments: Any, out: Path | None, as_json: bool = False, **options: Any) -> Any:
     """Run something with progress, print what came of it, write it if asked, and return it."""
-    found = ran(do, *arguments, **options)
-    if out is not None:
-        found.write(out, _again())
+
+    def written(*arguments: Any, **options: Any) -> Any:
+        found = do(*arguments, **options)
+        if out is not None:
+            found.write(out, _again())
+        return found
+
+    found = ran(written, *arguments, **options)
     click.echo(found.json() if as_json else f"{found}\n", nl=False)
     return found
 

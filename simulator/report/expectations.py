@@ -258,18 +258,14 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     FieldError
         If it is none.
     """
-    found, columns = _CONDITION.fullmatch(text), metrics.columns(hardware)
+    found = _CONDITION.fullmatch(text)
     must, do = "a condition is a figure, <= or >=, and an amount", "write such as 'stall <= 0.1 %' or 'step <= 1.01x'"
     if found is None:
         raise FieldError(must, repr(text), do)
-    known = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
-    known |= {column: column for column in columns}
-    parts = [part.strip().replace(" ", ".") for part in found["what"].split(" + ")]
-    for part in parts:
-        require(part in known, "a condition is on a figure of the table", repr(part), do=nearest(part, tuple(known)))
+    parts = [named(part, metrics.columns(hardware)) for part in found["what"].split(" + ")]
     stated: str = found["limit"]
     limit: str | float = stated
-    share, is_time = _SHARE.fullmatch(stated), known[parts[0]].endswith("_ns")
+    share, is_time = _SHARE.fullmatch(stated), parts[0].endswith("_ns")
     over = OTHER if stated[-1] == "x" or stated[0] in "+-" else STEP if share and is_time else None
     if share:
         limit = float(share[1]) / 100
@@ -278,9 +274,24 @@ def condition(text: str, hardware: Hardware) -> Expectation:
             limit = float(stated)
     asked = {"at_most" if found["sign"] == "<=" else "at_least": limit, "over": over}
     try:
-        return Expectation(row=ITSELF, column=" + ".join(known[part] for part in parts), why=text, **asked)
+        return Expectation(row=ITSELF, column=" + ".join(parts), why=text, **asked)
     except ValidationError as error:
         raise next(iter(faults(error, asked))) from None
+
+
+def named(text: str, columns: Sequence[str]) -> str:
+    """Find one of some columns by its name or its heading, with dots or blanks in it: ``peak.hbm``.
+
+    Raises
+    ------
+    FieldError
+        If there is none.
+    """
+    known = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
+    known |= {column: column for column in columns}
+    part = text.strip().replace(" ", ".")
+    require(part in known, "what is asked for is a figure of the table", repr(part), do=nearest(part, tuple(known)))
+    return known[part]
 
 
 def unmet(

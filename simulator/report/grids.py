@@ -9,11 +9,12 @@ from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from simulator.hardware import Hardware
+from simulator.metrics import columns as columns_of
 from simulator.report.panels import Map, Panel
 from simulator.report.rows import grouped, listed, quantity, ratio, units
 from simulator.report.sentences import WAITED_FOR
-from simulator.report.tables import WAITS, Column, figures
-from simulator.report.uncertain import distributions, section, summed, told
+from simulator.report.tables import WAITS, Column, figures, occurring
+from simulator.report.uncertain import Summed, distributions, sections, told
 from simulator.report.views import Section, View, by, number, texts
 from simulator.trace import CAUSES
 
@@ -61,11 +62,16 @@ class Shown(NamedTuple):
 def needs(axes: Sequence[Shown], hardware: Hardware) -> list[str]:
     """Columns of rows that are shown."""
     figures = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
-    return [*(one.name for one in axes), *figures, *WAITS, "notes"]
+    return [*(one.name for one in axes), *figures, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
 
 
 def grid_view(
-    rows: Rows, axes: Sequence[Shown], hardware: Hardware, title: str, budget_bytes: int | None = None
+    rows: Rows,
+    axes: Sequence[Shown],
+    hardware: Hardware,
+    title: str,
+    budget_bytes: int | None = None,
+    cells: Sequence[Summed] = (),
 ) -> View:
     """Show the cells of a grid.
 
@@ -81,15 +87,18 @@ def grid_view(
         What was swept.
     budget_bytes
         What the scenario allows of the compute tier [B], if it says so.
+    cells
+        What draws tell, if some axes are drawn.
     """
     ran, peak = [row for row in rows if row["status"] == "ok"], f"peak_{hardware.compute_tier}_bytes"
     if any(one.is_drawn for one in axes):
-        return _drawn_view(rows, [one for one in axes if not one.is_drawn], peak, title)
+        return _drawn_view(rows, [one for one in axes if not one.is_drawn], cells, title)
     unmoved = _unmoved(ran, axes, hardware, budget_bytes)
     sentences = [*_told(rows, axes), *unmoved, *_did_not_run(rows)]
     if len(rows) > LINES:
         sentences.append(f"{len(rows):,} rows are not printed; the folder of --out DIR has them, with a picture.")
-    sections = [Section(columns=_columns(rows, axes, peak))] if len(rows) <= LINES else []
+    paid = columns_of(hardware, ("cost",))
+    tables = [Section(columns=_columns(rows, axes, (peak, *paid)))] if len(rows) <= LINES else []
     best = min((row["step_ns"] for row in ran), default=1)
     if len(axes) == 1:
         places, name = axes[0].scaled
@@ -100,38 +109,37 @@ def grid_view(
             f"peak {hardware.compute_tier}": ("B", peak),
         }
         return View(
-            title, sections, sentences, [Panel(head, name, unit, placed, name, y) for head, (unit, y) in drawn.items()]
+            title, tables, sentences, [Panel(head, name, unit, placed, name, y) for head, (unit, y) in drawn.items()]
         )
-    return View(title, sections, sentences, maps=list(_maps(ran, axes, best)))
+    return View(title, tables, sentences, maps=list(_maps(ran, axes, best)))
 
 
-def _drawn_view(rows: Rows, axes: Sequence[Shown], peak: str, title: str) -> View:
+def _drawn_view(rows: Rows, axes: Sequence[Shown], cells: Sequence[Summed], title: str) -> View:
     """Show draws: their quantiles, and how likely one policy beats another."""
     keys = {one.name: one.written for one in axes}
-    cells = summed(rows, list(keys))
     lines = [line for cell in cells for line in cell.quantiles]
-    sections = [section(cells, keys)] if len(lines) <= LINES else []
+    tables = sections(cells, keys) if len(lines) <= LINES else []
     sentences = [*told(cells, keys), *_did_not_run(rows)]
     if not axes:
-        return View(title, sections, sentences, [distributions(rows)])
+        return View(title, tables, sentences, [distributions(rows)])
     if len(axes) == 1:
         places, name = axes[0].scaled
         placed = [{**line, name: places[line[axes[0].name]]} for line in lines]
         band = ("p05_step_ns", "p95_step_ns")
         return View(
-            title, sections, sentences, [Panel("one step", name, "ns", placed, name, "median_step_ns", band=band)]
+            title, tables, sentences, [Panel("one step", name, "ns", placed, name, "median_step_ns", band=band)]
         )
     medians = [{**line, "step_ns": line["median_step_ns"]} for line in lines if line["median_step_ns"] is not None]
     best = min((line["step_ns"] for line in medians), default=1)
-    return View(title, sections, sentences, maps=list(_maps(medians, axes, best)))
+    return View(title, tables, sentences, maps=list(_maps(medians, axes, best)))
 
 
-def _columns(rows: Rows, axes: Sequence[Shown], peak: str) -> list[Column]:
+def _columns(rows: Rows, axes: Sequence[Shown], more: Sequence[str]) -> list[Column]:
     where = [Column.texts(one.name, (one.written(row[one.name]) for row in rows), left=False) for one in axes]
     return [
         texts("policy", rows, lambda row: row.get("policy", "all")),
         *where,
-        *figures(rows, ("status", "step_ns", "slowdown_vs_fastest", "stall_ns", peak)),
+        *figures(rows, ("status", "step_ns", "slowdown_vs_fastest", "stall_ns", *occurring(rows, more))),
     ]
 
 
@@ -226,10 +234,11 @@ def _reason(row: Row) -> tuple[str, str]:
 
 
 def _maps(ran: Rows, axes: Sequence[Shown], best: float) -> Iterator[Map]:
-    """A map for each policy, and for each cell of the axes beyond the last two."""
-    *outer, left, up = axes
+    """A map for each policy, and for each cell of the axes with the fewest values, beside the two with most."""
+    left, up = sorted(sorted(axes, key=lambda axis: -len(axis.values))[:2], key=axes.index)
+    outer = [axis for axis in axes if axis not in (left, up)]
     policies = list(dict.fromkeys(row["policy"] for row in ran))
-    known = {(row["policy"], *(row[axis.name] for axis in axes)): row["step_ns"] for row in ran}
+    known = {(row["policy"], *(row[axis.name] for axis in (*outer, left, up))): row["step_ns"] for row in ran}
     for policy, *fixed in product(policies, *(axis.values for axis in outer)):
         told = ", ".join(f"{axis.name} {axis.written(value)}" for axis, value in zip(outer, fixed, strict=True))
         heights = [[known.get((policy, *fixed, x, y)) for x in left.values] for y in up.values]

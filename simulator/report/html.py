@@ -18,7 +18,7 @@ from simulator.report.readings import largest, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline
-from simulator.report.views import rendered
+from simulator.report.views import View, rendered
 from simulator.report.zoom import zoomable
 from simulator.scenario import Scenario
 
@@ -88,7 +88,13 @@ class Pages:
         if row.trace is not None:
             self._calls.call(partial(_write_row, row, self._of(row), self._more))
 
-    def report(self, scenario: Scenario, said: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    def report(
+        self,
+        scenario: Scenario,
+        said: Mapping[str, Any],
+        rows: Sequence[Row],
+        parts: Sequence[tuple[View, bytes | None]] = (),
+    ) -> None:
         """Write the report of all rows and the picture of their table, and with it wait until all are written.
 
         Parameters
@@ -99,6 +105,8 @@ class Pages:
             What ``summary.json`` says besides the rows: sentences, expectations, stalls and provenance.
         rows
             The rows of the table.
+        parts
+            What else stands on the page, each with its picture.
         """
         drawn = picture(comparison(rows, scenario.title or scenario.name)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
@@ -108,6 +116,7 @@ class Pages:
             "page.html.j2",
             scenario=scenario,
             said=said,
+            parts=parts,
             tables=folded(rows, PIPE_WIDTH),
             statuses=[str(row.summary["status"]) for row in rows],
             comparison=drawn,

@@ -8,10 +8,13 @@ from typing import Any
 from simulator.report.rows import listed, quantity, signed
 from simulator.report.tables import figures
 from simulator.report.views import Section, View, by, texts
-from simulator.units import counted
+from simulator.units import counted, human, parse, unit_of
 
 _LEAST = 0.005
 """Less is written as 0 %: with 10 % more of the figure the step changes by less than 0.05 %."""
+
+_LONG = 10
+"""Letters of an amount such as ``752 TFLOP/s``, or fewer, are all read."""
 
 
 def limits_view(
@@ -33,7 +36,7 @@ def limits_view(
     columns = [
         texts("policy", rows, lambda row: row["policy"]),
         texts("figure", rows, lambda row: row["figure"]),
-        texts("value", rows, lambda row: row["value"], left=False),
+        texts("value", rows, lambda row: _short(row["value"]), left=False),
         texts("origin", rows, lambda row: row["origin"]),
         *figures(rows, ("step_ns",)),
         texts("with 10 % more", rows, lambda row: signed(0.1 * row["elasticity"]), left=False),
@@ -41,6 +44,12 @@ def limits_view(
     premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
     told = [*_told(rows, usual), *capped, f"{premise}; those not listed change no step.", *_assumed(rows)]
     return View(title, [Section(columns=columns)], told)
+
+
+def _short(value: object) -> object:
+    """A value as the document states it, or, of one that was made, as people do."""
+    unit = unit_of(value)
+    return human(parse(value, unit), unit) if unit and len(str(value)) > _LONG else value
 
 
 def _told(rows: Sequence[Mapping[str, Any]], usual: Mapping[str, int]) -> Iterator[str]:

@@ -267,8 +267,9 @@ def _places(ax: Axes, values: Sequence[Any], scale: str) -> dict[Any, float]:
 
 _CONTOURS = (1.01, 1.1, 1.5, 2, 4)
 """How many times as high as the best a height is on a contour."""
-_MAP_IN, _EMPTY = 3.4, "#e4e4e4"
-"""Height of a line of maps, and the colour of cells in which nothing ran."""
+_MAP_IN, _EMPTY, _FEWEST = 3.4, "#e4e4e4", 2
+"""Height of a line of maps, the colour of cells in which nothing ran, and values of an axis that have no contours:
+between two, a contour would only say that they differ."""
 
 
 @styled()
@@ -303,7 +304,7 @@ def _draw_map(ax: Axes, one: Map, size: float, norm: LogNorm | None) -> AxesImag
     ax.set_facecolor(_EMPTY)
     image = ax.imshow(heights, origin="lower", aspect="auto", cmap="viridis_r", norm=norm)
     levels = [times * one.best / size for times in _CONTOURS]
-    if min(heights.shape) > 1 and heights.count() and heights.min() < levels[-1] and heights.max() > levels[0]:
+    if min(heights.shape) > _FEWEST and heights.count() and heights.min() < levels[-1] and heights.max() > levels[0]:
         drawn = ax.contour(heights, levels, colors=drawing.INK, linewidths=0.8)
         ax.clabel(drawn, fmt=dict(zip(levels, (f"{times:g}x" for times in _CONTOURS), strict=True)), fontsize=8)
     for axis, ticks in zip((ax.xaxis, ax.yaxis), one.ticks, strict=True):

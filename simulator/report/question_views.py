@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from simulator.metrics import figure_of
 from simulator.report.panels import Panel
-from simulator.report.rows import ABSENT, listed, present, quantity, ratio
+from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown
 from simulator.report.tables import Column, figures, occurring
 from simulator.report.views import Section, View, by, texts
 from simulator.scenario import Largest
@@ -27,13 +28,13 @@ def is_bound(row: Row) -> bool:
     return row["policy"] in BOUNDS
 
 
-def frontier_view(rows: Rows, question: Largest, tier: str, capped: Sequence[str], title: str) -> View:
+def frontier_view(rows: Rows, tried: Rows, question: Largest, tier: str, capped: Sequence[str], title: str) -> View:
     """Show how far each row goes.
 
     Parameters
     ----------
-    rows
-        See `simulator.run.questions`.
+    rows, tried
+        See `simulator.run.questions`; and all that was tried, for a picture.
     question
         What was searched.
     tier
@@ -58,13 +59,24 @@ def frontier_view(rows: Rows, question: Largest, tier: str, capped: Sequence[str
         *figures(rows, ("step_ns",)),
         *(slow if any(row.get("slowdown") for row in rows) else []),
         *figures(rows, occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes"))),
+        *figures(rows, _paid(rows)),
         texts("limited by", rows, lambda row: row.get("limit") or ABSENT),
         texts("at", rows, lambda row: row.get("limit_at") or _longer(row.get("next_slowdown"), question)),
     ]
     first, last = map(question.written, (question.values[0], question.values[-1]))
-    tried = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
-    premise = f"{tried} that does not: what fits is taken to fit with {less}, too{question.assurance}."
-    return View(title, [Section(columns=columns)], [*(_limit(row, question) for row in rows), *capped, premise])
+    tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
+    premise = f"{tries} that does not: what fits is taken to fit with {less}, too{question.assurance}."
+    told = [*(_limit(row, question) for row in rows), *capped, premise]
+    return View(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
+
+
+def _steps_over(tried: Rows, question: Largest) -> Panel:
+    """Steps over what was searched."""
+    size = _GB if question.unit in ("B", "B/s") else 1
+    ran = (row for row in tried if present(row.get("step_ns")))
+    drawn = sorted(({**row, "at": row[question.field] / size} for row in ran), key=lambda row: row["at"])
+    axis = f"{question.field} [{'G' * (size > 1)}{question.unit}]" if question.unit else question.field
+    return Panel("one step", axis, "ns", drawn, "at", "step_ns")
 
 
 def free_told(row: Row, question: Largest, what: str) -> str:
@@ -129,64 +141,89 @@ def _lack(row: Row, question: Largest) -> str:
     return f"{row['limit']} is short by {short} at {row['limit_at']}"
 
 
-def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], tier: str, title: str) -> View:
-    """Show what a peak costs, row by row.
+def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: str, tier: str, title: str) -> View:
+    """Show what a peak, or a cost, is paid for with, row by row.
 
     Parameters
     ----------
     rows
-        Per policy the peaks of which none has a shorter step with a lower one: see `simulator.run.questions`.
+        Per policy the amounts of which none has a shorter step with a lower one: see `simulator.run.questions`.
     floors
-        Per bound and price, what no plan goes below [B].
+        Per bound and price, what no plan goes below.
+    column
+        The peak, or the cost.
     tier
         The compute tier.
     title
         What was swept.
     """
-    peak = f"peak_{tier}_bytes"
-    own = {str(policy): found for (policy,), found in by(rows, "policy").items()}
+    peak, own = f"peak_{tier}_bytes", by(rows, "policy")
+    name = f"peak of {tier}" if column == peak else figure_of(column).head
     least = [found[0] for found in own.values()]
+    paid = [one for one in _paid(least) if one != column]
     columns = [
         texts("policy", least, lambda row: row["policy"]),
-        texts("least peak", least, lambda row: quantity(row[peak], "B"), left=False),
-        texts("step there", least, lambda row: quantity(row["step_ns"], "ns"), left=False),
+        Column.figure(least, column, f"least {name.removesuffix(f' of {tier}')}"),
+        Column.figure(least, "step_ns", "step there"),
         texts("vs compute", least, lambda row: ratio(row["slowdown"]), left=False),
     ]
     costs = {
-        price: {who: floors[who][price] if who in floors else _cost(found, price, peak) for who, found in own.items()}
+        price: {
+            who: floors[who][price] if who in floors else _cost(found, price, column) for (who,), found in own.items()
+        }
         for price in PRICES
     }
     columns += [
-        Column.texts(f"within {price:g}x", (quantity(cost, "B") for cost in found.values()), left=False)
+        Column.texts(f"within {price:g}x", (shown(column, cost) for cost in found.values()), left=False)
         for price, found in costs.items()
     ]
-    drawn = [{**row, "at": row[peak] / _GB} for row in rows]
-    panel = Panel("one step", f"peak of {tier} [GB]", "ns", drawn, "at", "step_ns")
+    columns += figures(least, paid)
+    size, unit = (_GB, "GB") if column == peak else (1, figure_of(column).unit)
+    drawn = [{**row, "at": row[column] / size} for row in rows]
+    panel = Panel("one step", f"{name} [{unit}]", "ns", drawn, "at", "step_ns")
     premise = (
-        f"Peaks of {tier} from the least that any plan needs to what all needs at once; within so many times compute. "
-        "No plan goes below a bound: of plans that run each op once, or that may run it again."
+        f"Tried were capacities of {tier} from the least that any plan needs to what all needs at once; within so many "
+        "times compute."
     )
-    return View(title, [Section(columns=columns)], [*_prices(costs, tier), premise], [panel])
+    bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again."
+    told = [*_prices(costs, name, column), *_dearer(own, name, paid), premise + (bounds if floors else "")]
+    return View(title, [Section(columns=columns)], told, [panel])
 
 
-def _cost(rows: Rows, price: float, peak: str) -> int | None:
-    """The least peak whose step is short enough [B]; None if none is."""
-    return min((row[peak] for row in rows if row["slowdown"] <= price), default=None)
+def _cost(rows: Rows, price: float, column: str) -> float | None:
+    """The least amount whose step is short enough; None if none is."""
+    return min((row[column] for row in rows if row["slowdown"] <= price), default=None)
 
 
-def _prices(costs: Mapping[float, Mapping[str, int | None]], tier: str) -> Iterator[str]:
-    """Say for each price who has the lowest peak, and what no plan goes below."""
+def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column: str) -> Iterator[str]:
+    """Say for each price who has the lowest amount, and what no plan goes below."""
     for price, every in costs.items():
-        found = {who: peak for who, peak in every.items() if peak is not None}
+        found = {who: amount for who, amount in every.items() if amount is not None}
         ran = [who for who in found if who not in BOUNDS]
-        bounds = [f"{who}, {quantity(found[who], 'B')}" for who in found if who not in ran]
+        bounds = [f"{who}, {shown(column, found[who])}" for who in found if who not in ran]
         beside = f" (no plan goes below its {listed(bounds)})" if bounds else ""
         told = "no row runs"
         if ran:
-            least = quantity(min(found[who] for who in ran), "B")
-            best = [who for who in ran if quantity(found[who], "B") == least]  # as far as people are shown digits
-            told = f"the lowest peak of {tier} that was tried is {least}, of {listed(best)}"
+            least = shown(column, min(found[who] for who in ran))
+            best = [who for who in ran if shown(column, found[who]) == least]  # as far as people are shown digits
+            told = f"the lowest {name} that was tried is {least}, of {listed(best)}"
         yield f"Within {price:g}x compute, {told}{beside}."
+
+
+def _dearer(own: Mapping[tuple[Any, ...], Rows], name: str, paid: Sequence[str]) -> Iterator[str]:
+    """Say what each row costs with its least amount, and with its shortest step."""
+    column = paid[0] if paid else ""
+    for (who,), found in own.items():
+        if len(found) > 1 and present(found[0].get(column)):
+            least, most = (shown(column, row[column]) for row in (found[0], found[-1]))
+            head = figure_of(column).head
+            yield f"{who} has a {head} of {least} with its least {name}, and of {most} with its shortest step."
+
+
+def _paid(rows: Rows) -> list[str]:
+    """Columns of the money and the energy of rows, for each token where tokens are known."""
+    kinds = ("usd_per_million_tokens", "step_usd"), ("energy_per_token_j", "energy_j")
+    return [one for kind in kinds for one in occurring(rows, kind)[:1]]
 
 
 def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Largest, title: str) -> View:
@@ -219,12 +256,7 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Larg
         told = f"Over {question.field}, {'; '.join(where)}."
     tries = f"Tried were {len(tried) // 2} {question.size} from {low} to {high}"
     premise = f"{tries}; between two with the same answer there may be more turns."
-    size = _GB if question.unit in ("B", "B/s") else 1
-    drawn = [{**row, "at": row[question.field] / size} for row in tried if present(row.get("step_ns"))]
-    axis = f"{question.field} [{'G' * (size > 1)}{question.unit}]" if question.unit else question.field
-    return View(
-        title, [Section(columns=columns)], [told, premise], [Panel("one step", axis, "ns", drawn, "at", "step_ns")]
-    )
+    return View(title, [Section(columns=columns)], [told, premise], [_steps_over(tried, question)])
 
 
 def _steps(name: str, row: Row) -> str:

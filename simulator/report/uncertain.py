@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import permutations, product
 from typing import Any, NamedTuple
 
 from simulator.report.panels import Panel
@@ -19,6 +21,8 @@ SURE = 0.95
 
 QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
 """Name -> share of the draws that are at most as slow."""
+_TOLD = {"p05": "5 %", "median": "median", "p95": "95 %"}
+"""Quantiles of any draws, not of these alone, with their headings."""
 
 
 def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:
@@ -78,6 +82,8 @@ class Beats(NamedTuple):
 
     Attributes
     ----------
+    policy, other
+        The two.
     times, draws
         In how many draws, of how many; one that does not run is slower than one that does, and a tie is no win.
     low, high
@@ -85,25 +91,33 @@ class Beats(NamedTuple):
         JASA 22, 1927), as ``scipy.stats.binomtest`` gives it.
     """
 
+    policy: str
+    other: str
     times: int
     draws: int
     low: float
     high: float
 
+    def __str__(self) -> str:
+        return f"{100 * self.times / self.draws:.0f} % ({100 * self.low:.0f} to {100 * self.high:.0f} %)"
 
-def beats(own: Sequence[float], other: Sequence[float]) -> Beats:
+
+def beats(steps: Mapping[str, Sequence[float]], policy: str, other: str) -> Beats:
     """Compare two policies draw by draw.
 
     Parameters
     ----------
-    own, other
-        Their steps, ``inf`` where one did not run.
+    steps
+        Of each policy, ``inf`` where one did not run.
+    policy, other
+        The two.
     """
     from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
 
-    times = sum(one < two for one, two in zip(own, other, strict=True))
+    own = steps[policy]
+    times = sum(one < two for one, two in zip(own, steps[other], strict=True))
     low, high = stats.binomtest(times, len(own)).proportion_ci(SURE, "wilson")
-    return Beats(times, len(own), float(low), float(high))
+    return Beats(policy, other, times, len(own), float(low), float(high))
 
 
 class Summed(NamedTuple):
@@ -111,17 +125,21 @@ class Summed(NamedTuple):
 
     Attributes
     ----------
+    at
+        The values of what varies.
     quantiles
-        A row for each policy, see `quantiles`, with ``median_low_ns`` and ``median_high_ns``.
+        A row for each policy, see `quantiles`, and of each but the worst with ends of an interval, ``<name>_low_ns``
+        and ``<name>_high_ns``: see `sure`.
     fastest
         The policy with the least median.
-    beaten
-        For each other policy, how often the fastest one beats it.
+    beats
+        How often each policy beats each other one.
     """
 
+    at: dict[str, Any]
     quantiles: list[dict[str, Any]]
     fastest: str
-    beaten: dict[str, Beats]
+    beats: list[Beats]
 
 
 def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
@@ -136,22 +154,23 @@ def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
     """
     found = []
     whole = [row for row in rows if "policy" in row]
-    for own in by(whole, *keys).values():
+    for at, own in by(whole, *keys).items():
         steps = {
             str(policy): [row["step_ns"] if row["status"] == "ok" else math.inf for row in each]
             for (policy,), each in by(own, "policy").items()
         }
         lines = quantiles([{**row, "step_ns": row["step_ns"] if row["status"] == "ok" else None} for row in own], keys)
-        for line in lines:
-            line["median_low_ns"], line["median_high_ns"] = sure(steps[line["policy"]], 0.5)
+        for line, (name, end) in product(lines, product(_TOLD, (0, 1))):
+            edge = sure(steps[line["policy"]], QUANTILES[name])[end]
+            line[f"{name}_{('low', 'high')[end]}_ns"] = None if edge == math.inf else edge
         fastest = min(lines, key=lambda line: line["median_step_ns"] or math.inf)["policy"]
-        others = {policy: beats(steps[fastest], each) for policy, each in steps.items() if policy != fastest}
-        found.append(Summed(lines, fastest, others))
+        pairs = [beats(steps, *pair) for pair in permutations(steps, 2)]
+        found.append(Summed(dict(zip(keys, at, strict=True)), lines, fastest, pairs))
     return found
 
 
-def section(cells: Sequence[Summed], keys: Mapping[str, Any]) -> Section:
-    """The table: quantiles, and how often the fastest policy beats each other one.
+def sections(cells: Sequence[Summed], keys: Mapping[str, Any]) -> list[Section]:
+    """The tables: quantiles, and how often each policy beats each other one.
 
     Parameters
     ----------
@@ -160,46 +179,40 @@ def section(cells: Sequence[Summed], keys: Mapping[str, Any]) -> Section:
     keys
         Columns of what varies beside draws -> how a value is written.
     """
-    lines = [(cell, line) for cell in cells for line in cell.quantiles]
-    rows = [line for _, line in lines]
-
-    def interval(line: Row) -> str:
-        ends = line["median_low_ns"], line["median_high_ns"]
-        return " to ".join(ABSENT if end in (None, math.inf) else quantity(end, "ns") for end in ends)
-
-    def beaten(cell: Summed, line: Row) -> str:
-        return _share(cell.beaten[line["policy"]]) if line["policy"] in cell.beaten else ABSENT
-
-    def step(name: str, line: Row) -> str:
-        return line["failed"] if line[f"{name}_step_ns"] is None else quantity(line[f"{name}_step_ns"], "ns")
-
-    columns = [
+    rows, won = [line for cell in cells for line in cell.quantiles], dict[tuple[int, str, str], Beats]()
+    for place, cell in enumerate(cells):
+        won |= {(place, pair.policy, pair.other): pair for pair in cell.beats}
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    places = [(place, line["policy"]) for place, cell in enumerate(cells) for line in cell.quantiles]
+    head = [
         texts("policy", rows, lambda row: row["policy"]),
         *(Column.texts(key, (write(row[key]) for row in rows), left=False) for key, write in keys.items()),
-        texts("draws", rows, lambda row: number(row["draws"]), left=False),
-        *(
-            texts(head, rows, lambda row, name=name: step(name, row), left=False)  # type: ignore[misc]
-            for head, name in (("5 %", "p05"), ("median", "median"), ("95 %", "p95"))
-        ),
-        texts("median, 95 % sure", rows, interval, left=False),
-        Column.texts("fastest beats it in", (beaten(*line) for line in lines), left=False),
     ]
-    return Section(columns=columns)
+    steps = [texts("draws", rows, lambda row: number(row["draws"]), left=False)]
+    steps += (texts(title, rows, partial(_step, name), left=False) for name, title in _TOLD.items())
+    against = [
+        Column.texts(f"faster than {other}", (won.get((*one, other), ABSENT) for one in places), left=False)
+        for other in policies
+    ]
+    return [Section(columns=[*head, *steps]), *([Section(columns=[*head, *against])] if policies[1:] else [])]
 
 
-def _share(found: Beats) -> str:
-    ends = [f"{100 * end:.0f}" for end in (found.low, found.high)]
-    return f"{100 * found.times / found.draws:.0f} % ({ends[0]} to {ends[1]} %)"
+def _step(name: str, line: Row) -> str:
+    """Write a quantile with its interval; an end that is not known is absent."""
+    if line[f"{name}_step_ns"] is None:
+        return str(line["failed"])
+    low, high = (quantity(line[f"{name}_{end}_ns"], "ns") for end in ("low", "high"))
+    return f"{quantity(line[f'{name}_step_ns'], 'ns')} ({low} to {high})"
 
 
 def told(cells: Sequence[Summed], keys: Mapping[str, Any]) -> Iterator[str]:
-    """Say how likely the policy with the least median is the faster one; `cells` and `keys` as for `section`."""
+    """Say how likely the policy with the least median is the faster one; `cells` and `keys` as for `sections`."""
     for cell in cells:
         line = next(one for one in cell.quantiles if one["policy"] == cell.fastest)
         if line["median_step_ns"] is None:
             continue
         at = ", ".join(f"{key} {write(line[key])}" for key, write in keys.items())
-        others = [f"{policy} in {_share(found)}" for policy, found in cell.beaten.items()]
+        others = [f"{found.other} in {found}" for found in cell.beats if found.policy == cell.fastest]
         step = quantity(line["median_step_ns"], "ns")
         yield (
             f"{f'At {at} ' if at else ''}{cell.fastest} has the least median, {step}"
@@ -207,8 +220,9 @@ def told(cells: Sequence[Summed], keys: Mapping[str, Any]) -> Iterator[str]:
         )
     sure_ = f"{100 * SURE:.0f} %"
     yield (
-        f"Intervals hold with {sure_}, as if draws were independent: of a median by order statistics, of a share of "
-        "draws by Wilson's score. What does not run counts as slower than all that does."
+        f"In brackets are intervals that hold with {sure_}, as if draws were independent: of quantiles by order "
+        "statistics, of shares of draws by Wilson's score. An end is absent where there are too few draws to say. What "
+        "does not run counts as slower than all that does."
     )
 
 

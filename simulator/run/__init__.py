@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from simulator.graph import Job
 from simulator.importers import refuse_foreign
 from simulator.report.rows import by_step
 from simulator.run.case import Case, Policies, prepare
-from simulator.run.questions import free, searched
+from simulator.run.questions import beside, free, searched
 from simulator.run.results import Result, Results
 from simulator.run.row import Progress, rows_of, silent
 from simulator.scenario import Keep, Scenario
@@ -145,8 +146,9 @@ def run_case(
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
     fastest = next(iter(by_step(results)), None) if what_if else None
     told = free(case.loaded, fastest.label, policies, progress) if fastest else []
+    also = partial(beside, case.loaded, fastest.label, progress) if fastest else tuple
     if question is None:
-        return Results(case, results, told=told)
+        return Results(case, results, told=told, also=also)
     found = searched(case.loaded, question, policies, progress)
     answers = {(answer["policy"], answer["within"]): answer for answer in found.rows}
     for row in results:
@@ -155,4 +157,4 @@ def run_case(
             row.summary[column] = answer.get(own)
             if {"tried", "next"} & answer.keys() == {"tried"} and own not in ("step_ns", "slowdown"):
                 row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
-    return Results(case, results, found, told)
+    return Results(case, results, found, told, also)

@@ -46,6 +46,11 @@ class Search:
         As for `searched`.
     is_bounded
         Whether what no plan beats is searched, too.
+
+    Attributes
+    ----------
+    named
+        The rows that are no functions.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class Search:
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
             label: partial(self.tried, label, decide) for label, decide in case.rows(policies).items()
         }
+        self.named = [label for label in self.rows if not isinstance(policies, Mapping) or label not in policies]
         self.bounds: dict[str, dict[str, bool]] = {}
         plain = [label for label in self.rows if is_bounded and not case.choice(label).set_]  # on the same machine
         in_turn = any(case.choice(label).staggered for label in plain)

@@ -21,6 +21,7 @@ from simulator.graph import Job
 from simulator.metrics.figures import Of
 from simulator.processes import worked
 from simulator.report.grids import Shown, grid_view, needs
+from simulator.report.uncertain import summed
 from simulator.run.case import Case, Policies, named, prepare
 from simulator.run.cluster import clustered
 from simulator.run.kept import Kept, code_key, key_of, usual_folder
@@ -250,8 +251,13 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
             rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]
     story = base.scenario
     title = (study and study.title) or story.title or story.name
-    view = grid_view(rows, shown, base.hardware, title, story.budget_bytes)
-    more = {"grid": {one.name: one.values for one in shown}}
+    fixed = [one.name for one in shown if not one.is_drawn]
+    cells = summed(rows, fixed) if fixed != [one.name for one in shown] else []
+    view = grid_view(rows, shown, base.hardware, title, story.budget_bytes, cells)
+    more: dict[str, Any] = {"grid": {one.name: one.values for one in shown}}
+    if cells:
+        more["quantiles"] = [line for cell in cells for line in cell.quantiles]
+        more["beats"] = [{**cell.at, **pair._asdict()} for cell in cells for pair in cell.beats]
     return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, _again(study, grid, story, names))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +57,55 @@ def limits(
         If a document is wrong.
     """
     loaded = catalog.resolve(scenario, set).asking_nothing()
-    measure = Cells(policies, metrics.columns(loaded.hardware, COUNTED))
-    paths = figures_of(loaded)
-    axes = [Axis(path, (path,), "limits", "x") for path in paths]
-    varied = (Study(loaded, measure, (axis,), [(MORE,)], probes=()) for axis in axes)
-    studies = [Study(loaded, measure, is_strict=True), *varied]
-    found = sweep(studies, workers or os.cpu_count() or 1, progress)
-    usual = {row["policy"]: row["step_ns"] for row in found if row["status"] == "ok" and not row.keys() & paths.keys()}
+    title = loaded.scenario.title or loaded.scenario.name
+    return limits_at(loaded, [(loaded, policies)], workers or os.cpu_count() or 1, progress, title)
+
+
+def limits_at(
+    loaded: Loaded,
+    places: Sequence[tuple[Loaded, Policies | None]],
+    workers: int,
+    progress: Progress | None,
+    title: str,
+) -> Sweep:
+    """Say what limits rows, each on a machine of its own.
+
+    Parameters
+    ----------
+    loaded
+        The documents, which say where figures come from.
+    places
+        Machines, and the rows that run there; no row runs on two.
+    workers, progress
+        As for `limits`.
+    title
+        What was tried.
+    """
+    columns, paths, studies = metrics.columns(loaded.hardware, COUNTED), list[dict[str, Any]](), list[Study]()
+    for number, (place, policies) in enumerate(places):
+        measure, at = Cells(policies, columns), {"place": number}
+        axes = [Axis(path, (path,), "limits", "x") for path in figures_of(place)]
+        paths.append(figures_of(place))
+        studies.append(Study(place, measure, about=at, is_strict=True))
+        studies += (Study(place, measure, (axis,), [(MORE,)], about=at, probes=()) for axis in axes)
+    found = sweep(studies, workers, progress)
+    first = [row for row in found if not row.keys() & paths[row["place"]].keys()]
+    usual = {row["policy"]: row["step_ns"] for row in first if row["status"] == "ok"}
     rows = []
     for row in found:
-        path = next(iter(row.keys() & paths.keys()), None)
+        path = next(iter(row.keys() & paths[row["place"]].keys()), None)
         before_ns = usual.get(row.get("policy"))
         if path is not None and before_ns and row["status"] == "ok" and row["step_ns"] != before_ns:
-            about = {"policy": row["policy"], "figure": path, "value": paths[path], "step_ns": row["step_ns"]}
-            share = (row["step_ns"] / before_ns - 1) / (MORE - 1)
+            value, share = paths[row["place"]][path], (row["step_ns"] / before_ns - 1) / (MORE - 1)
+            about = {"policy": row["policy"], "figure": path, "value": value, "step_ns": row["step_ns"]}
             rows.append(about | {"origin": loaded.hardware.origin_of(path), "elasticity": share})
     rows.sort(key=lambda row: ([*usual].index(row["policy"]), -abs(row["elasticity"])))
-    statuses = {row["policy"]: row["status"] for row in found if not row.keys() & paths.keys()}
-    idle = [path for path in paths if path not in {row["figure"] for row in rows}]
-    capped = without_effect(loaded.hardware, loaded.scenario.budget_bytes, idle)
-    view = limits_view(rows, usual, len(paths), capped, loaded.scenario.title or loaded.scenario.name)
-    return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": list(paths)})
+    statuses, hanging = {row["policy"]: row["status"] for row in first}, {row["figure"] for row in rows}
+    tried = list(dict.fromkeys(path for own in paths for path in own))
+    idle, (machine, _) = [path for path in tried if path not in hanging], places[0]
+    capped = without_effect(machine.hardware, machine.scenario.budget_bytes, idle)
+    view = limits_view(rows, usual, len(tried), capped, title)
+    return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": tried})
 
 
 def figures_of(loaded: Loaded) -> dict[str, Any]:

@@ -8,26 +8,35 @@ candidates are halved between two that differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simulator import catalog
+from simulator import catalog, metrics
 from simulator.catalog import Loaded
+from simulator.catalog.shelf import told_at
 from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
+from simulator.metrics import figure_of
+from simulator.policies import POLICIES
+from simulator.report.expectations import named
 from simulator.report.question_views import PRICES, crossover_view, free_told, frontier_view, pareto_view
 from simulator.run.bisection import Given, Search
 from simulator.run.case import Policies
+from simulator.run.limits import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Frontier, Largest, Least, Scenario
 from simulator.scenario.question import COMPUTE
 
 _NONE: Given = {}
-_ROOMS, _SCANNED = 12, 9
-"""Rooms between the least that any plan needs and what all needs at once; values that are scanned for a crossover."""
+_ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
+"""Rooms from the least that any plan needs to what all needs at once, rooms to try between two of them, and how much
+longer a step is in the one that calls for that: a hundredth of the way tells where a front bends."""
+_SCANNED = 9
+"""Values that are scanned for a crossover."""
 _FREE = "stall + recompute <= 0.1 %"
 """Of a step. To run ops again is no way to be free: a row that may do so stalls with hardly any bandwidth no more."""
 _NEAR = 8
@@ -41,6 +50,7 @@ def frontier(
     policies: Policies | None = None,
     progress: Progress | None = None,
     kind: type[Largest] = Frontier,
+    workers: int = 1,
     **asked: str | int | Sequence[str] | None,
 ) -> Sweep:
     """Search how far a field may go while each row still meets conditions, and while any plan may.
@@ -59,6 +69,8 @@ def frontier(
         Called when a value was tried.
     kind
         The question; see `largest` and `least`.
+    workers
+        Processes for what limits the answers, which is found when they are written.
     asked
         ``field`` (or ``of``): a field path, ``links.*.bandwidth``, ``workload.sequence``, or ``peak.hbm``;
         ``such_that``: conditions, as ``["stall <= 0.1 %"]``; ``at_most``, ``at_least``, ``multiple_of``, ``over``,
@@ -94,7 +106,7 @@ def frontier(
     """
     loaded = catalog.resolve(scenario, set)
     asked = {"field" if key == "of" else key: value for key, value in asked.items()}
-    return searched(loaded, catalog.question(loaded, kind, asked), policies, progress, asked)
+    return searched(loaded, catalog.question(loaded, kind, asked), policies, progress, asked, workers)
 
 
 def largest(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
@@ -123,7 +135,12 @@ def least(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
 
 
 def searched(
-    loaded: Loaded, question: Largest, policies: Policies | None, progress: Progress | None, given: Given = _NONE
+    loaded: Loaded,
+    question: Largest,
+    policies: Policies | None,
+    progress: Progress | None,
+    given: Given = _NONE,
+    workers: int = 1,
 ) -> Sweep:
     """Answer a question about a scenario.
 
@@ -131,7 +148,7 @@ def searched(
     ----------
     loaded, question
         The scenario, and what is searched.
-    policies, progress
+    policies, progress, workers
         As for `frontier`.
     given
         What of the question is not the scenario's: a message about it names the option.
@@ -151,7 +168,10 @@ def searched(
     is_lacking = any(row[question.column] is None for row in found)
     capped = without_effect(at_most.hardware, None, [question.path]) if at_most is not None and is_lacking else []
     title = loaded.scenario.title or loaded.scenario.name
-    return Sweep(question.key, [loaded], found, frontier_view(found, question, hardware.compute_tier, capped, title))
+    view = frontier_view(found, tried if search.grows else [], question, hardware.compute_tier, capped, title)
+    best = {row["policy"]: row for row in found}
+    also = _limiting(search, best, workers, progress)
+    return Sweep(question.key, [loaded], found, view, {"points": tried} if search.grows else {}, also=also)
 
 
 def free(loaded: Loaded, row: str, policies: Policies | None, progress: Progress | None = None) -> list[str]:
@@ -183,63 +203,126 @@ def free(loaded: Loaded, row: str, policies: Policies | None, progress: Progress
     return told
 
 
-def pareto(
-    scenario: str | Path | Scenario,
-    *,
-    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
-    policies: Policies | None = None,
-    progress: Progress | None = None,
-    rooms: int = _ROOMS,
-) -> Sweep:
-    """Hold the peak of the compute tier against the step, row by row, with what no plan beats as their edge.
-
-    The capacity of the tier goes from the least that any plan needs to what all needs at once.
+def beside(loaded: Loaded, row: str, progress: Progress | None) -> list[Sweep]:
+    """Find what stands beside the answers of `free` on a page: peaks against steps of the row, and what limits it.
 
     Parameters
     ----------
-    scenario, set, policies, progress
-        As for `frontier`.
-    rooms
-        How many capacities are tried.
-
-    Returns
-    -------
-    Sweep
-        One row per policy (and bound) and peak, of which none has a shorter step with a lower peak: as of `frontier`;
-        the table ``points`` has all that were tried.
+    loaded, row, progress
+        As for `free`; of a row that is a function nothing is found.
 
     Raises
     ------
     ConfigError
         If a document is wrong.
     """
-    loaded = catalog.resolve(scenario, set)
-    tier = loaded.hardware.compute_tier
+    if row not in {one.row for one in loaded.scenario.policies} | {*POLICIES}:
+        return []
+    found, own = front(loaded, [row], progress), loaded.asking_nothing()
+    return [found, limits_at(own, [(own, [row])], 1, progress, f"What limits {row}")]
+
+
+def pareto(
+    scenario: str | Path | Scenario,
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    policies: Policies | None = None,
+    progress: Progress | None = None,
+    workers: int = 1,
+    **asked: Any,
+) -> Sweep:
+    """Hold the peak of the compute tier, or a cost, against the step, row by row.
+
+    The capacity of the tier goes from the least that any plan needs to what all needs at once; where steps differ by
+    more than a quarter between two capacities, the distance is halved.
+
+    Parameters
+    ----------
+    scenario, set, policies, progress, workers
+        As for `frontier`.
+    asked
+        ``of``: what is held against the step: ``peak.hbm``, of the compute tier, with what no plan beats as its edge,
+        or a cost that the machine states, by its heading or its column (``cost``, ``energy/token``); default: the peak.
+        ``rooms``: how many capacities are tried first.
+
+    Returns
+    -------
+    Sweep
+        One row per policy (and bound) and amount, of which none has a shorter step with a lower one: as of `frontier`;
+        the table ``points`` has all that were tried.
+
+    Raises
+    ------
+    ConfigError
+        If a document is wrong, or the machine states no such cost.
+    """
+    return front(catalog.resolve(scenario, set), policies, progress, workers, **asked)
+
+
+def front(
+    loaded: Loaded,
+    policies: Policies | None,
+    progress: Progress | None,
+    workers: int = 1,
+    *,
+    of: str = "",
+    rooms: int = _ROOMS,
+) -> Sweep:
+    """Hold a peak or a cost against the step; parameters, results and errors as of `pareto`."""
+    machine, tier = loaded.hardware, loaded.hardware.compute_tier
+    peak = f"peak_{tier}_bytes"
+    paid = [column for column in metrics.columns(machine, ("cost",)) if figure_of(column).worse != "less"]
+    with told_at("--of"):
+        column = named(of, (peak, *paid)) if of else peak
     question = catalog.question(loaded, Frontier, {"field": f"peak.{tier}", "over": COMPUTE})
-    search = Search(loaded, question, policies, {})
+    search = Search(loaded, question, policies, {}, is_bounded=column == peak)
     case = search.built(None)
     low = max(task.limits(may_repeat=True).peak_bytes(1 << 62) for task in case.tasks)
     high = max(int(live_bytes(task.graph).max()) for task in case.tasks)
-    usable = [low + (high - low) * number // (rooms - 1) for number in range(rooms)]
-    at = [(case.hardware.tiers[tier].capacity_for(one),) for one in dict.fromkeys(usable)]
-    tried = sweep([search.study(who, at) for who in search.rows], progress=progress)
-    front = [
-        row for label in search.rows for row in undominated([row for row in tried if row["policy"] == label], tier)
-    ]
+    steps = _BETWEEN * (rooms - 1)
+    usable = dict.fromkeys(low + (high - low) * number // steps for number in range(steps + 1))
+    fine = [case.hardware.tiers[tier].capacity_for(one) for one in usable]
+    first = [(one,) for one in dict.fromkeys([*fine[::_BETWEEN], fine[-1]])]
+    studies = [replace(search.study(who, first), candidates=fine, differ=_bends) for who in search.rows]
+    tried = sweep(studies, progress=progress)
+    own = {who: [row for row in tried if row["policy"] == who] for who in search.rows}
+    found = [row for rows in own.values() for row in undominated(rows, column)]
     slowest = {price: int(price * case.compute_ns) for price in PRICES}
     floors = {
         who: {price: case.least_peak_bytes(ns, **kind) for price, ns in slowest.items()}
         for who, kind in search.bounds.items()
     }
-    view = pareto_view(front, floors, tier, loaded.scenario.title or loaded.scenario.name)
-    return Sweep("frontier", [loaded], front, view, {"points": tried})
+    view = pareto_view(found, floors, column, tier, loaded.scenario.title or loaded.scenario.name)
+    least = {who: row for who in own for row in found[::-1] if row["policy"] == who}
+    return Sweep("frontier", [loaded], found, view, {"points": tried}, also=_limiting(search, least, workers, progress))
 
 
-def undominated(rows: Rows, tier: str) -> Rows:
-    """Return rows that ran, by their peak in a tier, of which none has a shorter step with as low a peak."""
-    peak, found = f"peak_{tier}_bytes", Rows()
-    ran = (row for row in rows if row["status"] == "ok")
-    for row in sorted(ran, key=lambda row: (row[peak], row["step_ns"])):
+def _bends(less: Rows, more: Rows) -> bool:
+    """Whether what lies between two capacities is worth a try."""
+    steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in (*less, *more)]
+    return max(steps) > _STEEP * min(steps)
+
+
+def _limiting(
+    search: Search, answers: Mapping[str, Row], workers: int, progress: Progress | None
+) -> Callable[[], list[Sweep]]:
+    """What finds what limits each row, on the machine of its answer."""
+
+    def found() -> list[Sweep]:
+        question, field = search.question, search.question.field
+        title = f"What limits each row with its {question.direction} {field}"
+        at = {who: row[field] for who, row in answers.items() if who in search.named and row["status"] == "ok"}
+        places = [(catalog.at(search.base, {search.axis: value}), [who]) for who, value in at.items()]
+        return [limits_at(search.base, places, workers, progress, title)] if places else []
+
+    return found
+
+
+def undominated(rows: Rows, column: str) -> Rows:
+    """Return rows that ran, by a peak or a cost, of which none has a shorter step with as low a one."""
+    found = Rows()
+    ran = (row for row in rows if row["status"] == "ok" and row.get(column) is not None)
+    for row in sorted(ran, key=lambda row: (row[column], row["step_ns"])):
         if not found or row["step_ns"] < found[-1]["step_ns"]:
             found.append(row)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -235,13 +235,20 @@ class Results(dict[str, Result]):
         Up to which value of a field each row fits, if the scenario asks.
     told
         What was found out besides, sentence by sentence.
+    also
+        Finds, when it is written, what else stands on the page.
     """
 
     def __init__(
-        self, case: Case, rows: Sequence[Result], largest: Sweep | None = None, told: Sequence[str] = ()
+        self,
+        case: Case,
+        rows: Sequence[Result],
+        largest: Sweep | None = None,
+        told: Sequence[str] = (),
+        also: Callable[[], Sequence[Sweep]] = tuple,
     ) -> None:
         super().__init__((row.label, row) for row in rows)
-        self.case, self.largest, self._told = case, largest, told
+        self.case, self.largest, self._told, self._also = case, largest, told, also
 
     def __missing__(self, label: str) -> Result:
         raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
@@ -355,11 +362,14 @@ class Results(dict[str, Result]):
         pages
             The folder, to which the rows were added in their order.
         """
+        from simulator.report.drawing import picture  # noqa: PLC0415 - drawing takes time to import
+
         case, rows, folder = self.case, list(self.values()), pages.folder
         files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
         for role, name in files_named(case.loaded).items():
             (folder / name).write_bytes(case.loaded.paths[role].read_bytes())
-        pages.report(case.loaded.scenario, self.more, rows)
+        drawn = [(one.view, picture(one.figure()).png() if one.view.panels else None) for one in self._also()]
+        pages.report(case.loaded.scenario, self.more, rows, drawn)
         files.write_summary(folder, [row.summary for row in rows], self.more)
 
 

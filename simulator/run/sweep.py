@@ -293,6 +293,8 @@ class Sweep:
         File to which all rows were appended as they came; it moves into the folder of results.
     texts
         Further documents of the folder, by file name.
+    also
+        Finds, when it is written, what else stands on the page and in the summary, such as what limits.
     """
 
     name: str
@@ -303,6 +305,7 @@ class Sweep:
     more: Mapping[str, Any] = field(default_factory=dict, repr=False)
     points: Path | None = field(default=None, repr=False)
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    also: Callable[[], Sequence[Sweep]] = field(default=tuple, repr=False)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -370,7 +373,9 @@ class Sweep:
         with files.replaced(Path(out)) as folder:
             drawn = self._drawn(folder) if self.view.panels or self.view.maps else None
             origins = {one.scenario.name: provenance(one) for one in self.loaded}
-            page = self.view.page(drawn, card=self.card, origins=origins, command=command)
+            also = self.also()
+            parts = [(one.view, None) for one in also]
+            page = self.view.page(drawn, parts=parts, card=self.card, origins=origins, command=command)
             (folder / "report.html").write_text(page, encoding="utf-8")
             for name, table in self.tables.items():
                 if name == "points" and self.points is not None and self.points.exists():
@@ -381,7 +386,8 @@ class Sweep:
                 files.write_texts(folder, {**self.loaded[0].documents(), **self.texts})
             origin = next(iter(origins.values())) if len(origins) == 1 else origins
             told = [asdict(verdict) for verdict in self.expectations]
-            more = {**self.more, "sentences": self.sentences, "expectations": told, "provenance": origin}
+            more: dict[str, Any] = {one.name: {**one.more, "rows": one.rows} for one in also}
+            more |= {**self.more, "sentences": self.sentences, "expectations": told, "provenance": origin}
             files.write_summary(folder, self.rows, more)
 
 

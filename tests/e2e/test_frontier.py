@@ -167,7 +167,7 @@ def test_what_is_narrower_than_all_that_was_tried_is_told(hosim, tmp_path):
 
 
 def test_it_is_told_and_written(hosim, story, tmp_path):
-    asked = ("--of", WIRE, "--such-that", STALL, "--policy", "static", "--resolution", 2)
+    asked = ("--of", WIRE, "--such-that", STALL, "--policy", "static", "--resolution", 2, "--workers", 1)
     done = hosim("frontier", story, *asked, "--out", tmp_path / "out")
     assert done.code == 0, done.err
     assert done.out.startswith("policy  least links.*.bandwidth")
@@ -203,7 +203,7 @@ def test_where_it_does_not_go_on_to_hold_is_told(laid, row, holes):
     found = search.answer(sweep([search.study("static", [(search.first,)], is_searched=True)]), float("inf"))
     assert found[f"least_{WIRE}"] == 30_000_000_000
     assert [*found["holes"][:1], *found["holes"][-1:]] == holes[::-1]
-    said = frontier_view([found], question, "hbm", [], "a test").sentences[0]
+    said = frontier_view([found], [], question, "hbm", [], "a test").sentences[0]
     assert ("so that it may with what was not tried" in said) is bool(holes)
 
 
@@ -239,12 +239,13 @@ def test_what_is_no_condition_is_refused(laid, text):
     [
         (("--of", "links.*.bandwith"), "--of: a change names a field of the hardware, found 'links.*.bandwith'"),
         (("--of", "tiers"), "--of: what is searched is a quantity or a number"),
-        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: a condition is on a figure of the table"),
+        (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: what is asked for is a figure of the table"),
         (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
         (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
         (("--of", WIRE, "--over", "nobody"), "--over: steps are held against those of a row"),
         ((), "say what is searched"),
-        (("--pareto", "--of", WIRE), "--pareto asks for all peaks"),
+        (("--pareto", "--such-that", STALL), "--pareto asks for all amounts"),
+        (("--pareto", "--of", "cost"), "--of: what is asked for is a figure of the table, found 'cost'"),
     ],
 )
 def test_a_wrong_question_is_one_message(hosim, story, asked, told):
@@ -270,28 +271,106 @@ def test_a_front_falls_and_the_bound_is_its_edge(laid):
     every = {(row["policy"], row["peak.hbm"]): row for row in found.tables["points"]}
     for (policy, room), row in every.items():
         if row["status"] == "ok":
-            assert row["step_ns"] >= every["bound", room]["step_ns"], policy
+            _, more = min(key for key in every if key[0] == "bound" and key[1] >= room)
+            assert row["step_ns"] >= every["bound", more]["step_ns"], policy
             assert row["peak_hbm_bytes"] <= room
     assert any("no plan goes below its bound" in one for one in found.sentences)
+
+
+def test_between_rooms_whose_steps_differ_more_rooms_are_tried(laid):
+    """Steps of neighbours differ by a quarter at most, unless there is no room between them: 1/16 of the way."""
+    tried = hosim_api.pareto(laid, rooms=3, policies=["static"]).tables["points"]
+    for who in ("static", "bound"):
+        own = [row for row in tried if row["policy"] == who]
+        assert len(own) > 3
+        rooms = [row["peak.hbm"] for row in own]
+        least = (rooms[-1] - rooms[0]) / 16
+        for less, more in pairwise(own):
+            near = more["peak.hbm"] - less["peak.hbm"] < 1.01 * least
+            assert near or max(less["step_ns"], more["step_ns"]) <= 1.25 * min(less["step_ns"], more["step_ns"])
+
+
+PRICED = STORY.replace("set: {", "set: {compute.price: 3.6 USD/h, tiers.ddr.price: 2 USD/GB/month, ").replace(
+    "assumed: {", "assumed: {compute.price: a toy, tiers.ddr.price: a toy, "
+)
+
+
+def test_a_front_of_costs_is_of_what_rows_cost(tmp_path):
+    path = lay(tmp_path, PRICED)
+    found = hosim_api.pareto(path, of="cost", rooms=3, policies=["static", "recompute"])
+    assert {row["policy"] for row in found.rows} == {"static", "recompute"}, "no bound is known of costs"
+    for row in found.rows:
+        room = {"tiers.hbm.capacity": f"{row['peak.hbm']} B"}
+        assert (
+            hosim_api.run(path, set=room, policies=[row["policy"]])[row["policy"]].summary["step_usd"]
+            == row["step_usd"]
+        )
+        beaten = [
+            one
+            for one in found.tables["points"]
+            if one["policy"] == row["policy"] and one["status"] == "ok"
+            if one["step_usd"] < row["step_usd"] and one["step_ns"] <= row["step_ns"]
+        ]
+        assert not beaten
+    assert "the lowest cost that was tried is " in found.sentences[0]
+    assert found.view.panels[0].axis == "cost [USD]"
+
+
+def test_a_page_has_the_front_the_bound_the_costs_what_limits_and_what_is_assumed(hosim, tmp_path):
+    """All that one needs to trust the answer; what limits is found with the least room of each row."""
+    path = lay(tmp_path, PRICED)
+    asked = ("--policy", "static", "--workers", 1, "--out", tmp_path / "out")
+    done = hosim("frontier", path, "--pareto", *asked)
+    assert done.code == 0, done.err
+    assert done.out.startswith("policy  least peak  step there  vs compute  within 1.01x")
+    assert {"frontier.png", "points.csv", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    text = (tmp_path / "out" / "report.html").read_text()
+    for part in ("data:image/png", "no plan goes below its bound", "What limits each row with its least peak.hbm"):
+        assert part in text
+    assert '<td class="left no">assumed</td>' in text
+    assert "a toy" in text.partition("Where the numbers come from")[2]
+    assert "static has a cost/1M tokens of " in done.out
+    told = json.loads((tmp_path / "out" / "summary.json").read_text())
+    least = min((row for row in told["rows"] if row["policy"] == "static"), key=lambda row: row["peak_hbm_bytes"])
+    assert told["limits"]["steps_ns"] == {"static": least["step_ns"]}
+    assert {row["figure"] for row in told["limits"]["rows"]} >= {"links.h2d.bandwidth", "tiers.hbm.capacity"}
+
+
+def test_the_page_of_a_search_has_a_picture_with_the_bound_and_what_limits_at_the_answer(laid, tmp_path):
+    found = hosim_api.frontier(laid, of="peak.hbm", such_that=["stall <= 50 %"], policies=["static"], resolution=1)
+    assert {row["policy"] for row in found.view.panels[0].rows} == {"static", "bound"}
+    places = [row["at"] for row in found.view.panels[0].rows]
+    assert places == sorted(places)
+    (also,) = found.also()
+    assert also.more["steps_ns"] == {"static": found.rows[0]["step_ns"]}
+    found.write(tmp_path / "out")
+    assert (tmp_path / "out" / "frontier.png").exists()
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_that_is_asked_what_if_has_the_front_and_what_limits(hosim, story, tmp_path):
+    done = hosim("run", story, "--policy", "static", "--what-if", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "What limits static" in text
+    assert "no plan goes below its bound" in text
+    assert text.count('alt="Curves over what varies') == 1
 
 
 def test_on_a_front_is_only_what_nothing_beats():
     amounts = [(5, 50), (3, 70), (4, 70), (4, 60), (6, 55), (5, 45)]
     rows = [{"status": "ok", "peak_hbm_bytes": peak, "step_ns": step} for peak, step in amounts]
-    rows.append({"status": "infeasible"})
-    assert [(row["peak_hbm_bytes"], row["step_ns"]) for row in undominated(rows, "hbm")] == [(3, 70), (4, 60), (5, 45)]
+    rows += [{"status": "infeasible"}, {"status": "ok", "step_ns": 1}]
+    assert [(row["peak_hbm_bytes"], row["step_ns"]) for row in undominated(rows, "peak_hbm_bytes")] == [
+        (3, 70),
+        (4, 60),
+        (5, 45),
+    ]
 
 
 def test_a_row_whose_name_only_begins_like_that_of_a_bound_is_a_plan():
     names = ("bound", "bound with recompute", "boundless")
     assert [is_bound({"policy": name}) for name in names] == [True, True, False]
-
-
-def test_a_front_is_drawn(hosim, story, tmp_path):
-    done = hosim("frontier", story, "--pareto", "--policy", "static", "--out", tmp_path / "out")
-    assert done.code == 0, done.err
-    assert done.out.startswith("policy  least peak  step there  vs compute  within 1.01x")
-    assert {"frontier.png", "points.csv", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
 def swapping(found):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import math
 import os
 import sys
@@ -180,8 +181,10 @@ def test_the_interval_of_a_median_is_of_order_statistics():
 
 
 def test_how_often_one_beats_another_has_wilsons_interval():
-    found = beats([1] * 60 + [2, 3, math.inf, 2], [2] * 60 + [2, 2, math.inf, math.inf])
-    assert (found.times, found.draws) == (61, 64)
+    steps = {"one": [1] * 60 + [2, 3, math.inf, 2], "two": [2] * 60 + [2, 2, math.inf, math.inf]}
+    found = beats(steps, "one", "two")
+    assert (found.policy, found.other, found.times, found.draws) == ("one", "two", 61, 64)
+    assert beats(steps, "two", "one").times == 1, "two draws tie"
     z, n, p = 1.959963984540054, 64, 61 / 64
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
@@ -197,8 +200,23 @@ def test_draws_are_summed_up_and_drawn(hosim, study, tmp_path, more, drawn_as):
     assert done.code == 0
     assert "static has the least median" in done.out
     assert "and is faster than reactive in 100 % (68 to 100 %) of 8 draws." in done.out
-    assert len(pd.read_csv(tmp_path / "out" / "points.csv")) == 2 * 8 * max(1, 2 * drawn_as * bool(more))
+    rows = pd.read_csv(tmp_path / "out" / "points.csv")
+    assert len(rows) == 2 * 8 * max(1, 2 * drawn_as * bool(more))
     assert (tmp_path / "out" / "sweep.png").stat().st_size > 10_000
+    said = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert len(said["quantiles"]) == len(said["beats"]) == len(rows) / 8
+    for line in said["quantiles"]:
+        alike = [one for one in rows.to_dict("records") if all(one[key] == line[key] for key in {*one} & {*line})]
+        own = sorted(one["step_ns"] for one in alike)
+        assert (line["p05_step_ns"], line["median_step_ns"], line["p95_step_ns"]) == (own[0], own[3], own[7])
+        assert (line["median_low_ns"], line["median_high_ns"]) == (own[0], own[7])
+        assert (line["p05_low_ns"], line["p95_high_ns"]) == (None, None), "8 draws do not tell"
+        assert own[0] <= line["p05_high_ns"] <= line["p95_low_ns"] <= own[7]
+    assert {(pair["policy"], pair["other"], pair["times"], pair["draws"]) for pair in said["beats"]} == {
+        ("static", "reactive", 8, 8),
+        ("reactive", "static", 0, 8),
+    }
+    assert "faster than static  faster than reactive" in done.out
     again = hosim_api.sweep(tmp_path / "out" / "study.yaml", workers=1, cache=False)
     assert str(again) in done.out
 

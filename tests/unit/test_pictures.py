@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import chain
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.contour import QuadContourSet
 from matplotlib.figure import Figure
 
 import simulator as hosim
 from simulator.report import drawing, pictures
+from simulator.report.grids import Shown, _maps
+from simulator.report.panels import Map
 
 
 def _row(figure):
@@ -58,3 +63,28 @@ def test_bounds_of_different_plans_have_lines_and_labels_of_their_own(tmp_path):
     alone = pictures.comparison(rows[:3], "toy").figure
     said = [text.get_text() for text in alone.legends[0].get_texts()]
     assert [one for one in said if "bound" in one] == ["lower bound for this placement"]
+
+
+@pytest.mark.parametrize(("lines", "contours"), [(2, 0), (3, 1)])
+def test_contours_are_drawn_across_three_values_or_more(lines, contours):
+    """Between two values a contour would be a guess of where one height becomes the other."""
+    heights = [[100.0 * (x + y + 1) for x in range(3)] for y in range(lines)]
+    ticks = (["a", "b", "c"], [str(number) for number in range(lines)])
+    ax = pictures.maps("steps", [Map("static", ("x", "y"), ticks, heights, 100)])
+    assert len([one for one in ax.collections if isinstance(one, QuadContourSet)]) == contours
+
+
+@pytest.mark.parametrize("fewest", [0, 1, 2])
+def test_small_multiples_split_the_axis_with_the_fewest_values(fewest):
+    sizes = [2 if number == fewest else 3 for number in range(3)]
+    axes = [Shown(name, None, list(range(size))) for name, size in zip("abc", sizes, strict=True)]
+    cells = product(*(axis.values for axis in axes))
+    ran = [
+        {"policy": "static", **dict(zip("abc", cell, strict=True)), "step_ns": sum(cell) + 10 * cell[fewest]}
+        for cell in cells
+    ]
+    drawn = list(_maps(ran, axes, 1))
+    few, (left, up) = "abc"[fewest], [name for name in "abc" if name != "abc"[fewest]]
+    assert [one.title for one in drawn] == [f"static: {few} {number}" for number in range(2)]
+    assert {one.axes for one in drawn} == {(left, up)}
+    assert [one.heights[2][1] for one in drawn] == [3, 14], "left 1, up 2"
