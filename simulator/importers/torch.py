@@ -87,7 +87,7 @@ def capture(
         tensor; with file and line.
     """
     fakes, watch, recorder = (_part(f"torch_{part}") for part in ("fakes", "watch", "recorder"))
-    step = getattr(step, "_orig_mod", step)  # not compiled
+    compiled, step = watch.is_compiled(step), getattr(step, "_orig_mod", step)
     is_module, kind = watch.is_module(step), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
@@ -96,6 +96,7 @@ def capture(
             step = fakes.step_of(*fakes.copied(step, optimizer), loss)
         args, kwargs = fakes.faked((inputs, named_inputs))
         with watch.Watch() as watched:
+            watched.compiled = compiled
             step(*args, **kwargs)
             with recorder.Recorder(watched, (args, kwargs)) as record:
                 _returned = step(*args, **kwargs)  # is there when the step ends
@@ -190,6 +191,8 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
     ]
+    if record.watch.compiled:
+        derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
     if record.handled:
         told = " and ".join(f"{key} {size:,}" for key, size in record.handled.items())
         derived.append(f"A step is of {told}: the shape of input_ids, or else of the first input.")

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from simulator.errors import ConfigError, insist
 from simulator.importers.torch_device import accelerated
-from simulator.importers.torch_watch import line_of_error
+from simulator.importers.torch_watch import is_of_scaler, line_of_error
 
 
 @cache
@@ -95,6 +95,9 @@ def step_of(module: Any, optimizer: Any, loss: Callable[[Any], Any] | None) -> C
     return step
 
 
+_NO_SCALER = "make the GradScaler with enabled=False: it asks whether gradients are finite, and a capture takes them so"
+
+
 @contextmanager
 def refused(name: str) -> Iterator[None]:
     """Say where a user's code cannot run under fake tensors.
@@ -114,4 +117,5 @@ def refused(name: str) -> Iterator[None]:
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
             do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
+            do = _NO_SCALER if is_of_scaler(error) else do
         raise ConfigError(where, must, found, do) from error

@@ -236,7 +236,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _record(self, ran: Ran, there: list[Storage]) -> None:
         """Enter what ran as an op, on storages that were there before, unless it is none."""
         node = torch._C._current_autograd_node()
-        site, is_backward = self._site(node, there), node is not None
+        is_update, is_backward = self.watch.is_update(sys._getframe(2)), node is not None
+        site = self._site(node, there, is_update=is_update)
         if hasattr(node, "variable"):
             self._accumulated(node.variable, ran.changed or list(tensors(ran.made)))
         if reason := self._folds(ran):
@@ -249,7 +250,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         writes = [s for s in (changed | fresh) if s.size_bytes]
         if not writes:
             return
-        phase = "update" if self.watch.in_update else "backward" if is_backward else "forward"
+        phase = "update" if is_update else "backward" if is_backward else "forward"
         at = f"@{site.line}" if site.line else ""
         name = self._unique(f"{site.path}/{_SHORT[phase]}/{ran.packet.__name__}{at}")
         for number, storage in enumerate(writes):
@@ -279,9 +280,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             if storage.kind == "activation":
                 storage.kind, storage.name = "gradient", f"{self._known(parameter).name}.grad"
 
-    def _site(self, node: Any, there: list[Storage]) -> Site:
+    def _site(self, node: Any, there: list[Storage], *, is_update: bool) -> Site:
         """Where the op that runs now, in a node of backward or in none, comes from."""
-        if self.watch.in_update:
+        if is_update:
             owned = [storage for storage in there if storage.persistent or storage.kind == "gradient"]
             self._last = owned[0].owner if owned else self._last
             return Site(self._last, line_of(sys._getframe(2)))

@@ -23,6 +23,7 @@ _NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).p
 _OUTSIDE = str(Path(__file__).with_name("torch.py"))
 """Who calls the user's step, or the function that makes it."""
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
+_CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 
 
 class Site(NamedTuple):
@@ -59,6 +60,18 @@ def line_of_error(error: BaseException) -> str:
     return users or layers
 
 
+def is_of_scaler(error: BaseException) -> bool:
+    """Whether a GradScaler raised it, or what it called."""
+    return any(frame.f_code.co_filename == _SCALES for frame, _ in walk_tb(error.__traceback__))
+
+
+def is_compiled(step: Any) -> bool:
+    """Whether a module, a part of it, or a function was given to ``torch.compile``."""
+    if not isinstance(step, torch.nn.Module):
+        return hasattr(step, "_torchdynamo_orig_callable") and not getattr(step, "_torchdynamo_disable", False)
+    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in step.modules())
+
+
 def is_module(value: object) -> bool:
     """Whether it is a module of PyTorch."""
     return isinstance(value, torch.nn.Module)
@@ -73,11 +86,13 @@ class Watch:
         Paths of the modules that run, the innermost last.
     in_update
         Whether an optimizer runs.
+    compiled
+        Whether something of what ran was compiled.
     """
 
     def __init__(self) -> None:
         self.stack: list[str] = []
-        self.in_update = False
+        self.in_update = self.compiled = False
         self._paths: dict[int, str] = {}
         self._roots: list[tuple[str, torch.nn.Module]] = []
         self._optimizers: list[Optimizer] = []
@@ -117,6 +132,7 @@ class Watch:
         must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
         insist(real is None, f"{own}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
+        self.compiled |= is_compiled(module)
         for name, part in module.named_modules():
             self._paths.setdefault(id(part), prefix + name if name else f"{prefix[:-1] or own}")
 
@@ -127,6 +143,14 @@ class Watch:
 
     def _leave_update(self, *_: object) -> None:
         self.in_update = False
+
+    def is_update(self, frame: FrameType | None) -> bool:
+        """Whether an optimizer runs, or what is called from this frame on clips gradients for it."""
+        while not (self.in_update or self.stack or frame is None or _is_users(frame.f_code)):
+            if frame.f_code.co_filename == _CLIPS:
+                return True
+            frame = frame.f_back
+        return self.in_update
 
     def parameters(self) -> int:
         """How many numbers the parameters of modules and optimizers are, each parameter once."""

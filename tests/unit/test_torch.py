@@ -201,6 +201,54 @@ def test_gradients_that_the_step_frees_are_no_outputs():
     assert sum("_fused_adamw_" in op.name for op in graph.ops) == 1
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+def test_clipping_is_the_optimizers(foreach):
+    def step(x):
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
+        optimizer.step()
+
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(16, 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    graph, line = graph_of(step, x), line_of("(model.parameters(), 1.0, foreach=foreach)", __file__)
+    clips = [op for op in graph.ops if f"@test_torch.py:{line}" in op.name]
+    assert {op.phase for op in clips} == {"update"}
+    assert len(clips) >= 4
+    assert all("/update/" in op.name for op in clips)
+    assert clips[0].name.startswith("0.weight/update/")
+    assert {str(graph.tensors[t].kind) for op in clips for t in op.writes} == {"workspace", "gradient"}
+    before = graph.ops[: graph.ops.index(clips[0])]
+    assert {op.phase for op in before} == {"forward", "backward"}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, as it imports its compiler, and of a compiled part beside hooks
+@pytest.mark.parametrize("what", ["module", "part", "in place", "part in place", "step", "nothing", "disabled"])
+def test_what_is_compiled_is_captured_as_eager_and_told(what):
+    def step(x):
+        model(x).mean().backward()
+
+    model, x = small(), torch.randn(16, 32)
+    expected = graph_of(model, x, loss=mean)
+    if what == "part":
+        model[0] = torch.compile(model[0])
+    for one in {"in place": [model], "part in place": [model[2]]}.get(what, ()):
+        one.compile()
+    if what in ("step", "disabled"):
+        with hosim.torch.fake():
+            model, x = small(), torch.randn(16, 32)
+        given, options = {"step": torch.compile, "disabled": torch._dynamo.disable}[what](step), {}
+    else:
+        given, options = torch.compile(model) if what == "module" else model, {"loss": mean}
+    found = hosim.torch.capture(given, x, **options)
+    assert [op.flops for op in found.graph.ops if op.flops] == [op.flops for op in expected.ops if op.flops]
+    said = [line for line in found.derived if "torch.compile" in line]
+    assert said == ["What torch.compile was given is captured as eager: ops that it would fuse stand apart."] * (
+        what not in ("nothing", "disabled")
+    )
+
+
 def test_gradients_accumulate_in_place():
     def step(x):
         optimizer.zero_grad()

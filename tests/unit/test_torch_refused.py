@@ -184,3 +184,25 @@ def test_a_step_over_weights_with_memory_is_refused_and_leaves_them():
 def test_what_is_no_step_is_refused(given, options, match):
     with pytest.raises(ConfigError, match=match):
         hosim.torch.capture(*given(), **options)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_scaler_asks_for_values_unless_it_is_switched_off(enabled):
+    def step(x):
+        scaler.scale(model(x).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    with hosim.torch.fake():
+        model, x = small(), torch.randn(4, 32)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    if enabled:
+        with pytest.raises(ConfigError) as refused:
+            hosim.torch.capture(step, x)
+        assert f"test_torch_refused.py:{line_of('scaler.step(optimizer)', __file__)}: nothing in a step" in str(
+            refused.value
+        )
+        assert "make the GradScaler with enabled=False: it asks whether gradients are finite" in str(refused.value)
+    else:
+        assert sum(op.phase == "update" for op in graph_of(step, x).ops) == 4
