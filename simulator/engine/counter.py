@@ -24,7 +24,7 @@ starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -227,17 +227,17 @@ class Counter:
             last_use[tensor] = number
         for tensor in writes:
             last_use[tensor] = self._last_write[stream][tensor] = number
-        unseen, unwritten = [tensor for tensor in reads if tensor not in seen], []
-        seen.update(unseen)
-        if writes:
-            unwritten = [tensor for tensor in writes if tensor not in self._sole]
-            seen.update(unwritten)
-            self._sole.update(unwritten)
+        unseen = [] if seen.issuperset(reads) else [tensor for tensor in reads if tensor not in seen]
+        unwritten = (
+            writes if self._sole.isdisjoint(writes) else [tensor for tensor in writes if tensor not in self._sole]
+        )
+        seen.update(unseen, unwritten)
+        self._sole.update(unwritten)
         if self._late is not None:
             unseen += self._late.needed(op, self._streams[stream], number)
         return self._see_to(op, stream, unseen, unwritten, after)
 
-    def _see_to(self, op: int, stream: int, reads: list[int], writes: list[int], after: Waits) -> Compute:
+    def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
         """A compute that sees to these tensors itself, because no earlier one does."""
         fence, moves, per_lap, turns = self._fence, self._moves, self._places.moves_per_lap, []
         for tensor in reads:
@@ -257,7 +257,7 @@ class Counter:
             self._late.time(op, compute)
         return compute
 
-    def _takes_room(self, op: int, writes: list[int]) -> bool:
+    def _takes_room(self, op: int, writes: Sequence[int]) -> bool:
         """Whether a compute takes room in the compute tier, as issued; from now on it has."""
         new = [tensor for tensor in writes if tensor not in self._held]
         self._held.update(new)
@@ -310,16 +310,15 @@ class Counter:
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
         moves, users = self._moves[tensor], self._latest(self._last_use, tensor)
-        valid = self._valid.get(tensor)
-        if valid == {tier}:
-            users = tuple(zip(self._ends, self._computes, strict=True))
-        if valid is not None:
-            valid.discard(tier)
+        if tensor in self._valid:
+            if self._valid[tensor] == {tier}:
+                users = tuple(zip(self._ends, self._computes, strict=True))
+            self._valid[tensor].discard(tier)
         self._moves[tensor] = self._fence[tensor] = moves + 1
         self._sole.discard(tensor)
         for seen in self._seen:
             seen.discard(tensor)
-        if tier == self._columns.compute_tier:
+        if self._has_several and tier == self._columns.compute_tier:
             self._held.discard(tensor)
         return Exclusive(tensor, tier, moves, users)
 

@@ -85,16 +85,21 @@ class Host:
 
     def _pull(self) -> Counted | None:
         """Take actions from the plan, pay for them and issue them, until one has to wait; that one, if there is one."""
-        key, now, credit, looks = self._key, self.now, self._credit, self.looks
+        key, now, credit, looks, detach = self._key, self.now, self._credit, self.looks, self._detach
         while True:
             lap = self._lap
             for counted in self._actions:
                 kind, op, action, price_ns = counted
                 now += price_ns
-                if kind == COMPUTE and credit and not looks and (queue := action.stream.queue):
-                    queue.append((key, op, action, now, lap))
-                    key, credit = key + 1, credit - 1
-                    continue
+                if not looks:
+                    if kind == DETACH:
+                        detach(action, key, now, lap)
+                        key += 1
+                        continue
+                    if kind == COMPUTE and credit and (queue := action.stream.queue):
+                        queue.append((key, op, action, now, lap))
+                        key, credit = key + 1, credit - 1
+                        continue
                 self._key, self.now, self._credit = key, now, credit
                 if (looks and self._must_wait()) or not self._issue(counted):
                     return counted
@@ -176,16 +181,15 @@ class Host:
 
     def _detach(self, detach: Exclusive, key: int, issued_ns: int, lap: int) -> None:
         """Free a place once all earlier actions that name the tensor have ended: first users, then moves."""
-        places, rounds, tensor = self._places, self._rounds, detach.tensor
-        look_again = partial(self._detach, detach, key, issued_ns, lap)
-        if is_waiting(detach.users, lap, look_again):
-            return
+        places, frees, tensor = self._places, self._rounds.frees, detach.tensor
+        for count, number in detach.users:
+            if count.reached < (least := number + lap * count.per_lap):
+                count.wait(least, partial(self._detach, detach, key, issued_ns, lap))
+                return
         moves = detach.moves + lap * places.moves_per_lap[tensor]
         if places.moves_ended[tensor] < moves:
-            places.wait_for_moves(tensor, moves, key, look_again)
-            return
-        free = partial(places.free, tensor, detach.tier)
-        if issued_ns > self._clock.now:
-            self._clock.at(issued_ns, Recurring(self._clock, lambda _: rounds.frees.append(free)))
+            places.wait_for_moves(tensor, moves, key, partial(self._detach, detach, key, issued_ns, lap))
+        elif issued_ns > self._clock.now:
+            self._clock.at(issued_ns, Recurring(self._clock, lambda _: frees.append((places, tensor, detach.tier))))
         else:
-            rounds.frees.append(free)
+            frees.append((places, tensor, detach.tier))

@@ -85,7 +85,8 @@ class TierInstance:
     def release(self, size: int, item: int) -> None:
         """Free the room of a tensor, or a workspace (`simulator.offsets`); whoever waits for it tries again."""
         self.used -= size
-        self.go_on()
+        if self._line:
+            self.go_on()
 
     def go_on(self) -> None:
         """Let the first in line try again; all where each waits for its own range."""
@@ -282,8 +283,8 @@ class Places:
     def end_move(self, tensor: int) -> None:
         """Count it, and let those look again who waited for that many."""
         self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
-        waiters = self.waiters.get(tensor)
-        if waiters is not None:
+        if tensor in self.waiters:
+            waiters = self.waiters[tensor]
             while waiters and waiters[0][0] <= ended:
                 heappop(waiters)[-1]()
             if not waiters:

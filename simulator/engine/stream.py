@@ -294,7 +294,12 @@ class Stream:
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
-        return sum([size for _, size in self.wanted()])
+        (_, op, compute, _, _), held, sizes = self.queue[0], self._held, self.columns.size_bytes
+        needed = self.columns.workspace_bytes[op]
+        for tensor in compute.writes:
+            if not held[tensor]:
+                needed += sizes[tensor]
+        return needed
 
     def wanted(self) -> Wanted:
         """The places that the head takes in the compute tier, the workspace last."""
@@ -325,7 +330,7 @@ class Stream:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
         if compute.after and is_waiting(compute.after, lap, self.look_again):
             return False
-        if lacked := self.lacks():
+        if (compute.turns or compute.reads) and (lacked := self.lacks()):
             self.places.wait_for_moves(*lacked, key, self.look_again)
             return False
         if compute.writes or self.columns.workspace_bytes[op]:

@@ -175,13 +175,15 @@ class Issued(Counter):
             do = "copy all in first, or sync what the op writes that reveals it"
             self._check_reads(op, must, self._late.possible[op], do)
 
-    def _see_to(self, op: int, stream: int, reads: list[int], writes: list[int], after: Waits) -> Compute:
+    def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
         """Check and note what no earlier compute has seen to."""
-        self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
-        for tensor in writes:
-            for state in self._state:
+        if reads:
+            self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
+        for state in self._state:
+            for tensor in writes:
                 if state[tensor] == VALID:
                     state[tensor] = STALE
+        for tensor in writes:
             self._state[self._here][tensor] = VALID
         return super()._see_to(op, stream, reads, writes, after)
 

@@ -51,17 +51,21 @@ class IssuedActions:
 
     def take(self, codes: Block) -> None:
         """Follow what is issued next."""
+        seeks = len(self.starts) < self._steps  # what is held matters only until the last step begins
         for kind, a, b, c in tuples(codes, *ISSUED):
             self._issued += 1
             if kind == COMPUTE:
                 self._run(a, b)
+            elif not seeks:
+                continue
             elif kind == COPY:
                 self._hold(a, c, held=True)
             elif kind == DETACH:
                 self._hold(a, b, held=False)
-            if len(self._ran) == self._ops and not self._unlike and len(self.starts) < self._steps:
+            if seeks and len(self._ran) == self._ops and not self._unlike:
                 self.starts.append(self._issued)
                 self._ran.clear()
+                seeks = len(self.starts) < self._steps
 
     def keeps_program(self, streams: Sequence[int]) -> bool:
         """Whether in each step the first runs of its ops were in program order, each op on its stream.
@@ -78,7 +82,7 @@ class IssuedActions:
         is_on_stream = self._streams.setdefault(op, stream) == stream
         self._keeps_program = self._keeps_program and is_on_stream and (op in self._ran or op == len(self._ran))
         self._ran.add(op)
-        for tensor in self._writes[op]:
+        for tensor in self._writes[op] if len(self.starts) < self._steps else ():
             self._hold(tensor, self._here, held=True)
 
     def _hold(self, tensor: int, tier: int, *, held: bool) -> None:

@@ -108,8 +108,10 @@ def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> 
     eviction, revealed = cache.eviction, sets.dynamic.revealed
     codes, here, awaited, unused = cache.codes, cache.here, cache.awaited, cache.unused
     computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
+    fences, ops = sets.problem.fences, len(computes)
+    in_view = [min(op + ahead + 1, bisect_right(fences, op, 0, ops)) for op in range(ops)] if ahead else ()
     for step in range(view.steps):
-        base, seen = step * len(computes), 0
+        base, seen = step * ops, 0
         for op, (compute, uses, changes) in enumerate(zip(computes, sets.uses, sets.changes, strict=True)):
             if awaited:
                 eviction.use(chain.from_iterable(awaited.values()))
@@ -119,8 +121,9 @@ def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> 
                 unused.difference_update(uses)
             if others or changes:
                 _admit(sets, cache, op, [tensor for tensor in others if tensor not in here])
-            if ahead:
-                seen = _look_ahead(sets, ahead, cache, op, base, max(seen, op + 1))
+            if in_view and in_view[op] > (seen := max(seen, op + 1)):
+                _look_ahead(sets, cache, op, base, range(seen, in_view[op]))
+                seen = in_view[op]
             codes.append(compute)
             if changes:
                 _conclude(sets, cache, op)
@@ -140,7 +143,8 @@ def _admit(sets: WorkingSets, cache: RuntimeCache, op: int, absent: list[int]) -
     reads, needed_bytes = sets.reads[op], sets.ops[op].workspace_bytes
     for tensor in absent:
         needed_bytes += cache.sizes[tensor]
-    cache.make_room(needed_bytes, sets.uses[op])
+    if cache.room[cache.tier] < needed_bytes:
+        cache.make_room(needed_bytes, sets.uses[op])
     for tensor in absent:
         (cache.fetch if tensor in reads else cache.hold)(tensor)
 
@@ -154,21 +158,20 @@ def _conclude(sets: WorkingSets, cache: RuntimeCache, op: int) -> None:
         cache.drop(tensor)
 
 
-def _look_ahead(sets: WorkingSets, ahead: int, cache: RuntimeCache, op: int, base: int, seen: int) -> int:
+def _look_ahead(sets: WorkingSets, cache: RuntimeCache, op: int, base: int, into_view: range) -> None:
     """Fetch, as far as there is room, what ops that come into view need, without evicting what these need."""
-    ops = len(sets.uses)
-    behind = min(op + ahead + 1, bisect_right(sets.problem.fences, op, 0, ops))
-    for coming in range(seen, behind):
-        cache.eviction.use(sets.uses[coming])
-        for tensor in sets.uses[coming]:
-            cache.needed_until[tensor] = base + coming
+    here, is_clean, needed_until = cache.here, cache.is_clean, cache.needed_until
+    for coming in into_view:
+        uses = sets.uses[coming]
+        cache.eviction.use(uses)
+        for tensor in uses:
+            needed_until[tensor] = base + coming
         for tensor in sets.reads[coming]:
-            if tensor not in cache.here and cache.is_clean[tensor]:
+            if tensor not in here and is_clean[tensor]:
                 needed_bytes = cache.sizes[tensor] + sets.ops[op].workspace_bytes
                 if cache.make_room(needed_bytes, sets.uses[op], until=base + op):
                     cache.fetch(tensor)
                     cache.unused.add(tensor)
-    return max(seen, behind)
 
 
 def _end_step(sets: WorkingSets, cache: RuntimeCache, *, is_last: bool) -> None:

@@ -56,6 +56,8 @@ class Eviction:
 
     def use(self, tensors: Iterable[int]) -> list[int]:
         """Note that the running op uses those of some tensors that may leave; return the others."""
+        if self._rank is _oldest_producer:  # which a use does not change
+            return [tensor for tensor in tensors if tensor not in self._ranks]
         ranks, touch, others = self._ranks, self._ranks.move_to_end if self._rank is None else self.touch, []
         for tensor in tensors:
             if tensor in ranks:
@@ -107,10 +109,10 @@ def _oldest_producer(eviction: Eviction, tensor: int) -> tuple[int, int, int]:
 def _furthest_use(eviction: Eviction, tensor: int) -> tuple[int, int]:
     """The next use furthest away: the rule of MindSpore's sliding window."""
     ops, uses = len(eviction.problem.graph.ops), eviction.problem.lifetimes.uses[tensor]
-    step, op = divmod(eviction.now, ops)
+    op = eviction.now % ops
     following = bisect_right(uses, op)
     next_use = uses[following] if following < len(uses) else ops + (uses[0] if uses else ops)
-    return -step * ops - next_use, tensor
+    return op - eviction.now - next_use, tensor
 
 
 RANKS: dict[str, Callable[[Eviction, int], Any]] = {

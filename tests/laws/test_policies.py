@@ -3,12 +3,13 @@ leaves persistent state as it was; or it says that it does not fit."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import pytest
 from bounding import bound
 from examples import examples
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 from policy_problems import OPTIONS, needed, quick_first, recorded, replay
 from strategies import DDR, HBM, allocators, graphs, homes, machines
@@ -21,9 +22,12 @@ from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
+from simulator.policies.search import tune
 from simulator.referee import Drawn, check_plan, check_trace
 
 LONGEST = ("static", {"recompute": True})
+CHEAP = [row for row in OPTIONS if row[0] not in {"static", "recompute"} and row != ("reactive", {})]
+"""Policies that search for nothing."""
 
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
@@ -99,6 +103,31 @@ def test_conformance(name, options, case):
     assert repeats <= entry.may_repeat(entry.read_options(options))
     pinned = [t for t, home in enumerate(p.homes) if home != FREE and p.starts_with[t]]
     assert [plan.home[t] for t in pinned] == [p.homes[t] for t in pinned]
+
+
+@given(case=problems(), rows=st.permutations(CHEAP))
+def test_a_search_chooses_the_first_of_the_fastest_whenever_it_ends(case, rows):
+    p, made = case.problem, []
+
+    def make(number):
+        made.append(number)
+        return POLICIES[rows[number][0]].plan(p, rows[number][1])
+
+    def step_ns(number):
+        try:
+            found = replay(p, make(number))
+        except CapacityError:
+            return math.inf
+        fits = all(found.peak_bytes[name] <= room for name, room in zip(p.tiers, p.capacities, strict=True))
+        return found.step_ns if found.status == "ok" and fits else math.inf
+
+    steps = [step_ns(number) for number in range(len(rows))]
+    assume(min(steps) < math.inf)
+    made.clear()
+    plan = tune(p, [range(len(rows))], make)
+    event(f"{len(made)} of {len(rows)} are tried")
+    assert replay(p, plan).step_ns == min(steps)
+    assert plan.policy == rows[steps.index(min(steps))][0]
 
 
 @pytest.mark.parametrize("name", ["static", "reactive"])

@@ -200,11 +200,11 @@ def test_lookahead_tries_distances_that_suit_a_short_graph():
 
 
 def test_options_that_give_the_same_plan_are_replayed_once():
-    p = problem(train(8))
+    p = problem(train(8), hardware=machine(h2d={"bandwidth": "0.1 GB/s"}))
     tried = []
 
     def make(*options):
-        plan = POLICIES[("resident", "offload_saved")[options[0] % 2]].plan(p)
+        plan = POLICIES["offload_saved"].plan(p, {"synchronous": options[0] % 2 == 1})
         tried.append(options)
         return replace(plan, notes=(str(options),))
 
@@ -214,6 +214,18 @@ def test_options_that_give_the_same_plan_are_replayed_once():
     assert tried == [(0,), (1,), (2,), (3,)]
     assert len(replayed) == 2
     assert best in replayed
+
+
+def test_nothing_is_tried_after_a_plan_that_never_waits():
+    p, tried = problem(train(8), hardware=machine(h2d={"bandwidth": "0.1 GB/s"})), []
+
+    def make(name):
+        tried.append(name)
+        return POLICIES[name].plan(p)
+
+    names = ["offload_saved", "resident", "upstream_greedy"]
+    assert tune(p, [names], make) == POLICIES["resident"].plan(p)
+    assert tried == ["offload_saved", "resident"]
 
 
 @pytest.mark.parametrize("name", ["lookahead", "offload_saved", "static", "reactive"])
