@@ -52,9 +52,11 @@ def worked(make: Make, tasks: Sequence[tuple[int, Any]], workers: int) -> Genera
     Yields
     ------
     tuple
-        The number of a task and what came of it, as they end; nothing of one whose process died.
+        The number of a task and what came of it, as they end. One whose process dies is done once more, in the end, if
+        any process lives to tell; nothing of one whose process dies again.
     """
-    todo, at_work = deque(tasks), dict[Connection, int]()
+    todo, at_work, given = deque(tasks), dict[Connection, int](), dict(tasks)
+    again, lives = deque[tuple[int, Any]](), False
     most = 0 if current_process().daemon else workers
     with _ending() as started:
         while todo or at_work:
@@ -74,10 +76,13 @@ def worked(make: Make, tasks: Sequence[tuple[int, Any]], workers: int) -> Genera
                 try:
                     outcome = _told(here)
                 except BrokenProcessPool:
-                    continue
-                if todo:
-                    at_work[here] = _given(here, todo)
-                yield number, outcome
+                    again += [(number, given.pop(number))] if number in given else []
+                else:
+                    lives = True
+                    at_work |= {here: _given(here, todo)} if todo else {}
+                    yield number, outcome
+            if lives and not todo:
+                todo, again = again, todo
 
 
 def _given(here: Connection, todo: deque[tuple[int, Any]]) -> int:

@@ -150,16 +150,18 @@ def told(do: Callable[..., Any], *arguments: Any, out: Path | None, as_json: boo
     return found
 
 
-_ASIDE = {"--out": True, "--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}
+_ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}
 """What the result does not depend on, and whether it has a value."""
 
 
 def _again() -> str:
-    """Write the command that runs as one that gives the same again: where documents lie, and all `_ASIDE`, left out."""
+    """Write the command that runs as one that gives the same again: where files lie, and all `_ASIDE`, left out."""
     given, kept = iter(click.get_current_context().find_root().obj or ()), ["hosim"]
     for word in given:
         option, _, value = word.partition("=")
-        if option not in _ASIDE:
+        if option == "--out":
+            kept += [option, Path(value or next(given)).name]
+        elif option not in _ASIDE:
             kept.append(Path(word).name if word.endswith(".yaml") and "=" not in word else word)
         elif _ASIDE[option] and not value:
             next(given, None)

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from time import monotonic
 from typing import Any, TypeVar
@@ -218,7 +219,10 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
 
 
 class Shown:
-    """Progress on stderr. What it yields takes a label, what is done, and of how much (0: that is not known)."""
+    """Progress on stderr.
+
+    What it yields takes a label, what is done, and of how much (0: that is not known; below: it is a line of its own).
+    """
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -237,6 +241,11 @@ class Shown:
 
     def _tell(self, label: str, done: int, total: int) -> None:
         now_s = monotonic()
+        if total < 0:
+            look = {"markup": False, "highlight": False, "soft_wrap": True}
+            say = partial(print, file=sys.stderr) if self._bar is None else partial(self._bar.console.print, **look)
+            say(f"hosim: {label}")
+            return
         if now_s < self._told_s + (SELDOM_S if self._bar is None else OFTEN_S):
             return
         self._told_s = now_s

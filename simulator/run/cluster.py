@@ -51,9 +51,11 @@ def clustered(
     where = f"--cluster {address}"
     try:
         import distributed  # noqa: PLC0415 - an extra, and slow to import
+        from distributed.comm import resolve_address  # noqa: PLC0415
     except ImportError:
         raise ConfigError(where, "a cluster is reached by Dask", "none", "pip install 'hosim[dask]'") from None
     try:
+        resolve_address(address)  # a client that finds it wrong is never closed, and says so at the end
         client = distributed.Client(address, timeout=_WAIT_S, set_as_default=False)
     except (OSError, ValueError) as error:  # a TimeoutError is an OSError
         do = "start `dask scheduler` and `dask worker`, and name its address"

@@ -21,7 +21,7 @@ from simulator.graph import Job
 from simulator.metrics.figures import Of
 from simulator.processes import worked
 from simulator.report.grids import Shown, grid_view, needs
-from simulator.report.uncertain import summed
+from simulator.report.uncertain import Summed, summed
 from simulator.run.case import Case, Policies, named, prepare
 from simulator.run.cluster import clustered
 from simulator.run.kept import Kept, code_key, key_of, usual_folder
@@ -245,20 +245,25 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         kept = using.enter_context(closing(Kept(folder))) if measured.key else None
         lines = using.enter_context(appended(file, head)) if file else None
         does = partial(clustered, cluster) if cluster else worked
-        for own in streamed([measured], workers or os.cpu_count() or 1, progress, kept, does):
+        for own in streamed([measured], workers or os.cpu_count() or 1, progress, kept, does, is_told=True):
             if lines is not None:
                 lines.add(own)
             rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]
     story = base.scenario
     title = (study and study.title) or story.title or story.name
-    fixed = [one.name for one in shown if not one.is_drawn]
-    cells = summed(rows, fixed) if fixed != [one.name for one in shown] else []
+    cells = _summed(rows, shown)
     view = grid_view(rows, shown, base.hardware, title, story.budget_bytes, cells)
     more: dict[str, Any] = {"grid": {one.name: one.values for one in shown}}
     if cells:
         more["quantiles"] = [line for cell in cells for line in cell.quantiles]
         more["beats"] = [{**cell.at, **pair._asdict()} for cell in cells for pair in cell.beats]
     return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, _again(study, grid, story, names))
+
+
+def _summed(rows: Rows, axes: Sequence[Shown]) -> list[Summed]:
+    """What draws tell; nothing if none are drawn."""
+    fixed = [one.name for one in axes if not one.is_drawn]
+    return summed(rows, fixed) if len(fixed) < len(axes) else []
 
 
 def _again(

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain, pairwise
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from simulator import builders, catalog
@@ -28,8 +27,8 @@ from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
 from simulator.report.views import View
 from simulator.run.kept import Kept
+from simulator.run.pace import Pace
 from simulator.run.provenance import provenance
-from simulator.units import human
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,6 +147,8 @@ def streamed(
     progress: Progress | None = None,
     kept: Kept | None = None,
     does: Does = worked,
+    *,
+    is_told: bool = False,
 ) -> Iterator[Rows]:
     """Measure all points of some studies, and give the rows of each as soon as all before it are there.
 
@@ -163,6 +164,8 @@ def streamed(
         Rows that were measured before; what is new is kept there at once.
     does
         What does the tasks: processes here, or a cluster.
+    is_told
+        Whether it is said at once how many points there are and, once one is measured, how long the others take.
 
     Yields
     ------
@@ -174,11 +177,11 @@ def streamed(
     ConfigError
         If a document is not valid at a point.
     HosimError
-        If a process dies.
+        If no process lives, or one dies twice at a point of a study that is strict.
     """
     for study in studies:
         study.check()
-    run = _Run(studies, workers, kept, does, _Pace(progress))
+    run = _Run(studies, workers, kept, does, Pace(progress, workers, is_told=is_told))
     if any(study.differ for study in studies):
         known: list[dict[Point, Rows]] = [{} for _ in studies]
         while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
@@ -200,7 +203,7 @@ def streamed(
 class _Run:
     """Measures points that are not kept."""
 
-    def __init__(self, studies: Sequence[Study], workers: int, kept: Kept | None, does: Does, pace: _Pace) -> None:
+    def __init__(self, studies: Sequence[Study], workers: int, kept: Kept | None, does: Does, pace: Pace) -> None:
         self._studies, self._workers, self._kept, self._does, self._pace = studies, workers, kept, does, pace
 
     def _key(self, number: int, point: Point) -> bytes | None:
@@ -218,52 +221,31 @@ class _Run:
         yield from self.new(tasks)
 
     def new(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Rows]]:
-        """Rows of points that are not kept, as they come; they are kept then.
+        """Rows of points that are not kept, as they come; they are kept then. What kills its process twice has failed.
 
         Raises
         ------
         HosimError
-            If a process dies.
+            If no process lives, or of a study that is strict one dies.
         """
         new = [task for task in tasks if self.kept(*task) is None]
         self._pace.more(len(tasks), len(new))
         processes = self._workers if min(self._workers, len(new)) > 1 else 0
         with closing(self._does(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
+            lost = dict(enumerate(new))
             for at, rows in outcomes:
                 if self._kept is not None and (key := self._key(*new[at])):
                     self._kept.put(key, rows)
                 self._pace.tell()
-                yield new[at], rows
-        if lost := self._pace.lacking:
+                yield lost.pop(at), rows
+        if lost and (len(lost) == len(new) or any(self._studies[number].is_strict for number, _ in lost.values())):
             must = "a process lives until it has measured its points"
             do = "see whether memory is short, and use fewer; a script calls it under if __name__ == '__main__':"
-            raise HosimError("workers", must, f"{lost} that died", do)
+            raise HosimError("workers", must, f"{len(lost)} that died", do)
+        yield from ((task, [{"status": "failed", "notes": _LOST}]) for task in lost.values())
 
 
-class _Pace:
-    """Tells how fast points are measured, and how long it takes until all are."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._begun_s = progress, monotonic()
-        self._new = self._done = self._total = 0
-
-    @property
-    def lacking(self) -> int:
-        """How many points are still to be measured."""
-        return self._total - self._done
-
-    def more(self, tasks: int, new: int) -> None:
-        """So many points more are wanted, and so many of them new."""
-        self._total = self._done + tasks
-        self._done += tasks - new
-
-    def tell(self) -> None:
-        """A point more was measured."""
-        self._new, self._done = self._new + 1, self._done + 1
-        if self._progress is not None:
-            each_s = (monotonic() - self._begun_s) / self._new
-            left = human(round(each_s * self.lacking * 10**9), "ns")
-            self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
+_LOST = "its process died, twice: see whether memory is short, and use fewer"
 
 
 def _measure(studies: Sequence[Study]) -> Callable[[Task], Rows]:

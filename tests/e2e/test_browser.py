@@ -79,7 +79,7 @@ def test_a_page_says_what_ran_where_with_what_and_how_to_run_it_again(pages):
     assert "<code>hosim run chain</code>" in run
     again = "hosim run chain --policy static --set &#39;links.*.bandwidth=20 GB/s&#39;"
     assert f"<code>{again}</code>" in faster
-    command = "hosim sweep scenario.yaml --grid &#39;links.*.bandwidth=10 GB/s,20 GB/s&#39; --policy=static"
+    command = "hosim sweep scenario.yaml --grid &#39;links.*.bandwidth=10 GB/s,20 GB/s&#39; --policy=static --out asked"
     assert f"<code>{command}</code>" in asked
     assert "<code>hosim" not in sweep, "nobody typed a command"
 

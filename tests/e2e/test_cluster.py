@@ -128,6 +128,15 @@ def test_a_cluster_that_does_not_answer_is_one_message(hosim, scenario, monkeypa
     assert "--cluster tcp://127.0.0.1:9: a Dask scheduler answers there" in done.err
 
 
+@pytest.mark.parametrize("address", ["tcp//127", "nonsense://x", "127.0.0.1:abc"])
+def test_a_malformed_address_is_refused_before_a_client_is_made(hosim, scenario, monkeypatch, address):
+    """A client that finds it wrong is closed by nobody, and waits 20 s for that at the end."""
+    monkeypatch.setattr("distributed.Client", None)
+    done = hosim("sweep", scenario, "--grid", "workload.steps=1,2", "--no-cache", "--cluster", address)
+    assert (done.code, done.out) == (1, "")
+    assert f"--cluster {address}: a Dask scheduler answers there" in done.err
+
+
 def test_without_dask_it_is_named_what_to_install(hosim, scenario, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     done = hosim("sweep", scenario, "--grid", "workload.steps=1,2", "--no-cache", "--cluster", "tcp://127.0.0.1:9")

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 from itertools import product
 
 import documents
 import pytest
+import tasks
 
 import simulator as hosim_api
-from simulator import interrupts
-from simulator.errors import ConfigError
+from simulator import catalog, interrupts
+from simulator.errors import ConfigError, HosimError
 from simulator.policies import POLICIES
 from simulator.report import grids
 from simulator.report.grids import Shown
+from simulator.report.rows import shown
 from simulator.run import grid, kept
 from simulator.run.grid import axis
+from simulator.run.sweep import Study
+from simulator.run.sweep import sweep as measured
 
 BANDWIDTHS, BUDGETS = "links.*.bandwidth", "scenario.budget"
 
@@ -297,3 +302,37 @@ def test_without_a_cap_it_is_told_what_computes_wait_for():
     assert grids._why([], rows) == "computes wait most for transfers there"
     assert grids._why([], [{"wait_host_ns": 0}]) == "no compute waits there"
     assert grids._why(["a", "b"], rows) == "a and b are no wider"
+
+
+def strict(scenario, **more):
+    axis = catalog.Axis("number", (), "a test")
+    return Study(catalog.resolve(scenario), tasks.measured, (axis,), [(n,) for n in range(5)], probes=(), **more)
+
+
+def test_a_point_whose_process_dies_twice_is_a_row(scenario):
+    rows = measured([strict(scenario)], workers=2)
+    assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["status"] for row in rows] == ["ok", "ok", "ok", "failed", "ok"]
+    assert rows[3]["notes"].startswith("its process died, twice")
+    with pytest.raises(HosimError, match="a process lives until it has measured its points, found 1 that died"):
+        measured([strict(scenario, is_strict=True)], workers=2)
+
+
+def test_how_many_points_there_are_is_said_before_they_run_and_then_how_long_they_take(hosim, scenario, tmp_path):
+    asked = ("sweep", scenario, "--workers", 1, "--cache", tmp_path, "--grid")
+    first = hosim(*asked, f"{BANDWIDTHS}=1..4 GB/s:2").err.splitlines()
+    assert first[0] == "hosim: 2 points, 0 of them kept from before"
+    assert re.fullmatch(r"hosim: about \S+ \S+ for the other 1", first[1])
+    more = hosim(*asked, f"{BANDWIDTHS}=1..4 GB/s:4").err.splitlines()
+    assert more[0] == "hosim: 4 points, 2 of them kept from before"
+    assert hosim(*asked, f"{BANDWIDTHS}=1..4 GB/s:4").err == "hosim: 4 points, 4 of them kept from before\n"
+
+
+def test_costs_that_a_machine_states_are_in_the_table(hosim, scenario):
+    asked = ("sweep", scenario, "--grid", "workload.steps=1", "--no-cache", "--workers", 1, "--policy", "static")
+    assert "cost" not in hosim(*asked).out
+    done = hosim(*asked, "--set", "compute.price=3.6 USD/h", "--set", "compute.power=700 W")
+    run = hosim_api.run(scenario, set={"compute.price": "3.6 USD/h", "workload.steps": 1}, policies=["static"])
+    head, line = done.out.splitlines()[:2]
+    assert head.split()[-2:] == ["energy", "cost"]
+    assert line.endswith(shown("step_usd", run["static"].summary["step_usd"]))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,19 @@ def test_where_no_process_can_be_started_tasks_are_done_here(monkeypatch):
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
     found = list(worked(tasks.whereabouts, list(enumerate("abc")), 2))
     assert found == [(number, os.getpid()) for number in range(3)]
+
+
+def test_a_task_whose_process_dies_is_done_once_more(tmp_path):
+    assert sorted(worked(tasks.Once(tmp_path / "died"), list(enumerate(range(6))), 2)) == [(n, n * n) for n in range(6)]
+    assert sorted(worked(tasks.fragile, list(enumerate(range(6))), 2)) == [(n, n * n) for n in range(6) if n != 3]
+
+
+def test_where_every_process_dies_nothing_is_done_again(tmp_path, monkeypatch):
+    """A script that has no guard starts itself over and over: its tasks end with the processes that begin them."""
+    started, start = [], BaseProcess.start
+    monkeypatch.setattr(BaseProcess, "start", lambda process: [started.append(process), start(process)])
+    assert list(worked(tasks.fragile, [(0, 3), (1, 3), (2, 3)], 2)) == []
+    assert len(started) == 3
 
 
 def _semaphores():

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from simulator.report import tables
+from simulator.run import pace
 
 
 @pytest.fixture
@@ -47,3 +48,28 @@ def test_the_bar_of_a_terminal_has_no_thread_and_is_drawn_now_and_then(clock, ca
             tell(label, 1, 2)
     drawn = capsys.readouterr().err
     assert [label for label in ("unseen", "static", "hidden", "reactive") if label in drawn] == ["static", "reactive"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_is_a_line_of_its_own_is_said_at_once(clock, capsys, monkeypatch, is_terminal):
+    monkeypatch.setattr(tables.sys.stderr, "isatty", lambda: is_terminal)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with tables.Shown() as tell:
+        tell("56 points", 0, -1)
+    assert capsys.readouterr().err.count("hosim: 56 points\n") == 1
+
+
+@pytest.mark.parametrize(("is_told", "said"), [(True, ["7 points, 2 of them kept from before"]), (False, [])])
+def test_points_are_counted_before_any_is_measured_and_timed_after_the_first(monkeypatch, is_told, said):
+    """Two at a time, the first after 10 s: the other four take 20 s more."""
+    now, told = [100.0], []
+    monkeypatch.setattr(pace, "monotonic", lambda: now[0])
+    own = pace.Pace(lambda *one: told.append(one), 2, is_told=is_told)
+    own.more(7, 5)
+    assert told == [(one, 0, -1) for one in said]
+    for _ in range(5):
+        now[0] += 10
+        own.tell()
+    lines = [label for label, _, total in told if total < 0]
+    assert lines == said + ["about 20.0 s for the other 4"] * is_told
+    assert told[-1] == ("points, 0.1 a second, 0 ns left", 7, 7)
