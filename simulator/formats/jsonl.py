@@ -142,7 +142,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if type(record) is not dict:
                     raise FieldError("each line is a JSON object", f"{record!r:.60}", "write an object in braces")
                 if text.count(b":") > len(record):  # a key may have come twice, of which the parser keeps the last
-                    json.loads(text, object_pairs_hook=_distinct)
+                    json.loads(text, object_pairs_hook=distinct)
             except orjson.JSONDecodeError as error:
                 is_ended, do = text.endswith(b"\n"), "correct the line"
                 broken = f"{error.msg} (column {error.colno})" if is_ended else "a last line that breaks off"
@@ -152,8 +152,14 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, record
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object with these keys and values, of which each key comes once."""
+def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object with these keys and values.
+
+    Raises
+    ------
+    FieldError
+        If a key comes twice, of which parsers keep the last.
+    """
     keys = Counter(key for key, _ in pairs)
     if len(keys) < len(pairs):
         raise FieldError("each key comes once", f"{keys.most_common(1)[0][0]!r} again", "remove one of them")

@@ -6,7 +6,10 @@ nothing that is counted, or told as dropped.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from difflib import SequenceMatcher
 from math import gcd, lcm
 from pathlib import Path
 from typing import Any, Literal
@@ -135,7 +138,7 @@ def _routed_evenly(c: Config, model: dict[str, Any], batch: int, sequence: int) 
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    found = json_of(path, _MOST_BYTES)
+    found = json_of(path, _MOST_BYTES, distinct=True)
     must, do = "a config.json is an object that names its model_type", "name the file config.json of a model"
     insist(isinstance(found, dict), shown(path), must, f"a {type(found).__name__}", do)
     return dict(found)
@@ -146,11 +149,11 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     inner = outer.get("text_config", outer)
     insist(isinstance(inner, dict), f"{where}, text_config", "this is an object", repr(inner))
     kind = inner.get("model_type") or outer.get("model_type")
-    known = tuple(sorted((*FAMILIES, *ALSO)))
     name = ALSO.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
-        near = get_close_matches(str(kind), known, 5, 0.5) or known
-        do = f"if it is like {', '.join(near)}, write that; else write its dimensions by hand, or capture a step of it"
+        like = sorted(_like(inner, where), key=lambda one: -SequenceMatcher(None, str(kind), one).ratio())[:5]
+        do = "write its dimensions by hand, or capture a step of it (hosim import torch)"
+        do = f"if it is like {', '.join(like)}, whose keys these are, write that; else {do}" if like else do
         raise ConfigError(f"{where}, model_type", "the family is known", repr(kind), do)
     told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
@@ -160,6 +163,16 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     else:
         inner = {key: value for key, value in outer.items() if key not in TOWERS}
     return Config(shared | inner, FAMILIES[name], where), told
+
+
+def _like(inner: dict[str, Any], where: str) -> Iterator[str]:
+    """Families that have a use for each key of a file, which has all that they need."""
+    for name, family in FAMILIES.items():
+        config = Config(inner, replace(family, defaults={}), where)
+        with suppress(ConfigError):
+            has_experts = model_of(config, None)["feed_forward"]["kind"] == "experts"
+            if has_experts == family.experts and _unread(config).keys() <= {*_OF_BOTH, "max_position_embeddings"}:
+                yield name
 
 
 def _name(outer: dict[str, Any], path: Path) -> str:
@@ -222,11 +235,16 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
     return work
 
 
-def _dropped(c: Config) -> dict[str, int]:
-    """Keys that nobody asked for and that are not known to change nothing; and what a family has beside."""
+def _unread(c: Config) -> dict[str, int]:
+    """Keys that nobody asked for and that are not known to change nothing."""
     empty: tuple[Any, ...] = (None, False, 0, [], {}, "")
     known = c.used | IRRELEVANT | {*c.family.implied}
-    found = {key: 1 for key, value in c.data.items() if key not in known and value not in empty}
+    return {key: 1 for key, value in c.data.items() if key not in known and value not in empty}
+
+
+def _dropped(c: Config) -> dict[str, int]:
+    """Keys that are not read; and what a family has beside."""
+    found = _unread(c)
     mtp = {"num_nextn_predict_layers", "num_mtp_modules"} & {*found}
     told = {f"{key} (layers that only predict further tokens)": 1 for key in mtp}
     beside = {c.family.uncounted: 1} if c.family.uncounted else {}

@@ -23,11 +23,12 @@ import orjson
 
 from simulator import inputs
 from simulator.errors import ConfigError, insist
+from simulator.formats import jsonl
 from simulator.graph import LARGEST, LARGEST_RUN, Collective, CollectiveKind, Graph
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.importers.imported import Imported, named
 from simulator.lifetime import live_bytes
-from simulator.units import human
+from simulator.units import FieldError, human
 from simulator.workload import Workload
 
 MOST_BYTES = 400_000_000
@@ -50,7 +51,8 @@ def unpacked(path: Path, most: int | None = None) -> bytes:
     with inputs.opened(path, is_packed=is_packed) as file:
         data = file.read(most + 1)
     where, must = inputs.shown(path), f"an input has at most {most:,} bytes, unpacked"
-    insist(len(data) <= most, where, must, "more", "record fewer steps, or check that it is the right file")
+    found = f"more, in a file of {path.stat().st_size:,} bytes"
+    insist(len(data) <= most, where, must, found, "check that it is the right file, or write less into it")
     if path.name.endswith((".tar", ".tar.gz", ".tgz")):
         data = _first_file(data, where)
     inputs.data_only(data, path)
@@ -72,14 +74,23 @@ def _first_file(data: bytes, where: str) -> bytes:
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path, most: int | None = None) -> Any:
-    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none."""
+def json_of(path: Path, most: int | None = None, *, distinct: bool = False) -> Any:
+    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none.
+
+    If all keys are to be `distinct`, one that comes twice in an object is an error, too.
+    """
     text = inputs.unmarked(unpacked(path, most), path)
     values = sum(map(text.count, (b",", b"[", b"{")))
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
-        return orjson.loads(text)
+        found = orjson.loads(text)
+        if distinct:
+            with suppress(RecursionError):  # which orjson knows none of
+                json.loads(text, object_pairs_hook=jsonl.distinct)
+        return found
+    except FieldError as error:
+        raise ConfigError(inputs.shown(path), error.must, error.found, error.do) from None
     except orjson.JSONDecodeError as error:
         if b"Infinity" in text or b"NaN" in text:  # which Python writes though JSON has none
             with suppress(ValueError, RecursionError):

@@ -9,7 +9,7 @@ from simulator.builders.weights import parameters
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.units import counted, exact, human
-from simulator.workload import Workload
+from simulator.workload import DecoderModel, Workload
 
 Card = dict[str, str]
 """What it is -> how much, in the order in which it is told."""
@@ -40,7 +40,7 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
             if size and name not in card and "weights" not in card:
                 card[name] = human(size, "B") + whose
     if workload is not None and workload.model is not None and workload.phase != "train":
-        card["KV cache"] = f"{human(workload.model.decoder.kv_elements * workload.dtypes.kv_bytes, 'B')} a token"
+        card["KV cache"] = _cache(workload.model.decoder, workload.dtypes.kv_bytes)
     if job is not None:
         card |= _arithmetic(job, 1 if is_served else None if workload is None else workload.tokens)
     if is_served:
@@ -51,6 +51,15 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
         )
         card["graph"] = graphs + (f" in {counted(job.ranks, 'rank')}" if whose else "")
     return card
+
+
+def _cache(model: DecoderModel, kv_bytes: int) -> str:
+    """What a token takes in all layers, and for how long in those that see a window."""
+    every, near = human(model.kv_elements * kv_bytes, "B"), Counter[int]()
+    for (part, _), layers in model.kinds.items():
+        near[part.window or 0] += layers
+    told = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
+    return ", ".join((f"{every} a token", *told))
 
 
 def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:
@@ -97,6 +106,6 @@ def line(card: Card) -> str:
 def amount(number: int) -> str:
     """Write how many there are for people, with three digits: ``8.03 billion``."""
     for name, size in (("trillion", 10**12), ("billion", 10**9), ("million", 10**6)):
-        if number >= size:
+        if number >= 0.9995 * size:
             return f"{number / size:#.3g}".removesuffix(".") + f" {name}"
     return f"{number:,}"

@@ -74,7 +74,15 @@ def test_a_machine_says_its_peaks_and_tiers():
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(999, "999"), (8_030_261_248, "8.03 billion"), (405e9, "405 billion"), (1e12, "1.00 trillion")]
+    ("number", "said"),
+    [
+        (999, "999"),
+        (999_400_000, "999 million"),
+        (999_500_000, "1.00 billion"),
+        (8_030_261_248, "8.03 billion"),
+        (405e9, "405 billion"),
+        (1e12, "1.00 trillion"),
+    ],
 )
 def test_amounts_have_three_digits(number, said):
     assert amount(int(number)) == said

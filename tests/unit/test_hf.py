@@ -448,7 +448,20 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         (b"\xff\xfe{\x00}\x00", "a file is text in UTF-8"),
         ({}, "the family is known, found None; "),
         ({"model_type": 3}, "the family is known, found 3; "),
-        ({"model_type": "qwen4"}, "if it is like qwen3, qwen2,"),
+        ({"model_type": "qwen4"}, "found 'qwen4'; write its dimensions by hand, or capture a step of it"),
+        (kind("qwen4"), "if it is like qwen2, qwen3, glm4,"),
+        (
+            kind("olmo"),
+            "if it is like smollm3, glm4, llama, gemma, gemma2, whose keys these are, write that; else write",
+        ),
+        (kind("olmo", num_local_experts=8, num_experts_per_tok=2), "if it is like olmoe, phimoe, mixtral,"),
+        (kind("olmo", swirl=3), "found 'olmo'; write its dimensions by hand"),
+        (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),
+        ('{"model_type": "llama", "quantization_config": {"bits": 4, "bits": 8}}', "each key comes once, found 'bits'"),
+        (
+            gzip.compress(b" " * 17_000_000),
+            "an input has at most 16,000,000 bytes, unpacked, found more, in a file of 1",
+        ),
         ({"model_type": "mamba"}, "the family is known, found 'mamba'"),
         ({"model_type": "llama", "text_config": 3}, "text_config: this is an object, found 3"),
         (TINY | {"hidden_size": "64"}, "config.json, hidden_size: this is a whole number from 1 to"),
@@ -481,6 +494,16 @@ def test_layers_that_differ_without_a_rule_are_refused(folder: Path) -> None:
     types = [draw.choice(["full_attention", "sliding_attention"]) for _ in range(10_000)]
     config = kind("gemma3_text", head_dim=16, sliding_window=8, num_hidden_layers=10_000, layer_types=types)
     assert "at most 100 items" in refusal(config, sequence=16)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_card_says_which_layers_keep_a_window() -> None:
+    types = ["sliding_attention", "full_attention", *["sliding_attention"] * 2]
+    some = kind("gemma3_text", head_dim=16, sliding_window=8, layer_types=types)
+    assert read(some, sequence=32).card["KV cache"] == "512 B a token, in 3 of 4 layers only the last 8 tokens"
+    every = read(kind("mistral", sliding_window=8), sequence=32)
+    assert every.card["KV cache"] == "512 B a token, in 4 of 4 layers only the last 8 tokens"
+    assert read(kind("mistral", sliding_window=8), sequence=4).card["KV cache"] == "512 B a token"  # none leaves it
 
 
 def test_what_is_no_file_is_refused(folder: Path) -> None:
