@@ -98,8 +98,9 @@ def commands() -> str:
     exits = (
         "Exit codes: 0; 1 if an expectation fails, something moved, or what is named is wrong (a file, a policy, a "
         "field, a value; nothing has run then); 2 if an option or an argument is; 130 for an "
-        "interrupt (Ctrl-C, SIGTERM, a closed terminal, a limit on processor time). What was to be written is then "
-        "complete, and named, or absent."
+        "interrupt (Ctrl-C, SIGTERM, a closed terminal, a limit on processor time), or 128 and the number of "
+        "the signal (143 of SIGTERM) if it comes while an error is told. What was to be written is then complete, and "
+        "named, or absent."
     )
     parts = [f"# Commands\n\n{_MADE}\n\n{exits}\n"]
     root = command.make_context("hosim", ["list"], terminal_width=_WIDTH, max_content_width=_WIDTH)

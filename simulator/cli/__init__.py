@@ -19,7 +19,7 @@ from simulator.cli.documents import check, diff, graph, layout, list_, schema
 from simulator.cli.importing import import_
 from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
 
-_FAILED, _USAGE, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 130, 141
+_FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
 _LATER_S = 0.01
 _SELDOM = 20_000
 """So many objects more, and garbage is looked for: few of ours are, or lie in cycles, and most stay to the end."""
@@ -33,6 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     arguments
         Default: those of the process.
     """
+    try:
+        code = _run(arguments)
+    except _Interrupt as last:  # while it was told how the command ended, which says enough
+        code = _BY_SIGNAL + last.args[0]
+    sys.exit(code)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    """Run the command line, tell how it ended, and return the exit code."""
     gc.set_threshold(_SELDOM)
     _prepare()
     _Interrupt.came = False
@@ -70,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except OSError:  # nobody takes the rest, and Python would try again as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    sys.exit(code)
+    return code
 
 
 def _prepare() -> None:
@@ -111,7 +120,7 @@ class _Interrupt(KeyboardInterrupt):
 def _interrupt(number: int, frame: object) -> NoReturn:
     """End on every interrupt as on Ctrl-C, so that nothing is left half written."""
     _Interrupt.came = True
-    raise _Interrupt
+    raise _Interrupt(number)
 
 
 def _not_raised(what: sys.UnraisableHookArgs) -> None:

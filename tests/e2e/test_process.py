@@ -107,6 +107,28 @@ runpy.run_module("simulator", run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "hosim: stopped; nothing was written\n")
 
 
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("arguments", [["run", "none.yaml"], ["run", "--nonsense"], ["stop"]])
+def test_an_interrupt_while_an_error_is_told_ends_without_a_traceback(sent, arguments):
+    """The signal arrives with the first line that is printed; an interrupt has ended `stop` before."""
+    code = f"""
+import os, signal, sys
+import click
+from simulator import cli
+echo = click.utils.echo
+def send(message=None, *rest, **more):
+    echo(message, *rest, **more)
+    os.kill(os.getpid(), {int(sent)})
+click.echo = click.exceptions.echo = send
+cli.hosim.add_command(click.Command("stop", callback=lambda: os.kill(os.getpid(), signal.SIGINT)))
+cli.main({arguments!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (128 + sent, "")
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 3
+
+
 ROBUST = "robust tiny_train_910c --draws 8 --workers 2"
 
 
