@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from simulator.formats.residency_json import VIEW
 from simulator.importers.recordings import whole
@@ -93,69 +93,32 @@ def views(value: object) -> Iterator[View]:
 
 def _sizes(shapes: object, at: int) -> Shape:
     """The shape of an argument; empty if it is none."""
-    shape = shapes[at] if isinstance(shapes, list) and at < len(shapes) else None
-    if (
-        not isinstance(shape, list)
-        or len(shape) > 20
-        or not all(type(size) is int and 0 <= size < 1 << 40 for size in shape)
-    ):
-        return []
-    return shape
+    shape: Any = shapes[at] if isinstance(shapes, list) and at < len(shapes) else None
+    is_list = isinstance(shape, list) and len(shape) <= 20
+    return shape if is_list and all(type(size) is int and 0 <= size < 1 << 40 for size in shape) else []
 
 
-def _matmul(first: int) -> Callable[[object, object], int]:
-    """Multiply arguments number `first` and the next: 2 FLOPs for each element of the result and summand."""
-
-    def flops(inputs: object, _: object) -> int:
-        left, right = _sizes(inputs, first), _sizes(inputs, first + 1)
-        return 2 * math.prod(left) * right[-1] if left and right else 0
-
-    return flops
-
-
-def _linear(inputs: object, _: object) -> int:
-    rows, weight = _sizes(inputs, 0), _sizes(inputs, 1)
-    return 2 * math.prod(rows) * weight[0] if rows and weight else 0
-
-
-def _convolution(inputs: object, outputs: object) -> int:
-    out, weight = _sizes(outputs, 0), _sizes(inputs, 1)
-    return 2 * math.prod(out) * math.prod(weight[1:]) if out and weight else 0
-
-
-def _convolution_backward(inputs: object, _: object) -> int:
-    out, weight = _sizes(inputs, 0), _sizes(inputs, 2)
-    return 4 * math.prod(out) * math.prod(weight[1:]) if out and weight else 0
-
-
-def _attention(first: int, halves: int) -> Callable[[object, object], int]:
-    """Attend; as many halves of the arithmetic of forward, which is two products of queries with all keys."""
-
-    def flops(inputs: object, _: object) -> int:
-        queries, keys = _sizes(inputs, first), _sizes(inputs, first + 1)
-        return 2 * halves * math.prod(queries) * keys[-2] if len(queries) == 4 and len(keys) == 4 else 0
-
-    return flops
-
-
-_FLOPS: dict[str, tuple[str, Callable[[object, object], int]]] = {
-    **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), ("matmul", _matmul(0))),
-    **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation"), ("matmul", _matmul(1))),
-    **dict.fromkeys(("linear", "mkldnn_linear", "_mkl_linear"), ("matmul", _linear)),
+_LAST, _FIRST, _INNER, _KEYS = slice(-1, None), slice(1), slice(1, None), slice(-2, -1)
+_FLOPS: dict[str, tuple[str, int, int, int, slice]] = {
+    **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), ("matmul", 2, 0, 1, _LAST)),
+    **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation"),
+                    ("matmul", 2, 1, 2, _LAST)),
+    **dict.fromkeys(("linear", "mkldnn_linear", "_mkl_linear"), ("matmul", 2, 0, 1, _FIRST)),
     **dict.fromkeys(
         ("convolution", "_convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution", "mkldnn_convolution",
          "miopen_convolution", "cudnn_convolution_relu", "_slow_conv2d_forward", "thnn_conv2d"),
-        ("matmul", _convolution),
+        ("matmul", 2, -1, 1, _INNER),
     ),
-    "convolution_backward": ("matmul", _convolution_backward),
+    "convolution_backward": ("matmul", 4, 0, 2, _INNER),
     **{
-        f"_scaled_dot_product_{kind}_attention{back}": ("attention", _attention(bool(back), 5 if back else 2))
+        f"_scaled_dot_product_{kind}_attention{back}": ("attention", times, first, first + 1, _KEYS)
         for kind in ("flash", "efficient", "cudnn", "fused")
-        for back in ("", "_backward")
+        for back, times, first in (("", 4, 0), ("_backward", 10, 1))
     },
 }  # fmt: skip
-"""Op -> its class, and its FLOPs by the shapes of what it reads and writes; of attention without a mask. Backward of a
-convolution is two such products; of attention five products of forward's two."""
+"""Op -> its class, and its FLOPs: so many times the elements of an argument (-1: of the result) and these sizes of
+another one; of attention without a mask. Backward of a convolution is two such products; of attention five of forward's
+two."""
 
 
 def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, int]:
@@ -168,10 +131,11 @@ def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, i
     shapes_in, shapes_out
         Lists of sizes, argument for argument.
     """
-    known = _FLOPS.get(plain(name))
-    if known is None:
+    if plain(name) not in _FLOPS:
         return "vector", 0
-    return known[0], whole(known[1](shapes_in, shapes_out))
+    kind, times, first, second, part = _FLOPS[plain(name)]
+    rows, others = _sizes(shapes_out, 0) if first < 0 else _sizes(shapes_in, first), _sizes(shapes_in, second)
+    return kind, whole(times * math.prod(rows) * math.prod(others[part])) if rows and others else 0
 
 
 def dtype_of(types: object, of_float: str) -> str:
