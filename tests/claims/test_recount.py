@@ -14,7 +14,7 @@ from simulator.errors import HosimError
 
 SAMPLES = {
     "deepseek_v3_nsa_deployments": (100, 331),
-    "deepseek_v3_nsa_deployments_chunked": (40, 101),
+    "deepseek_v3_nsa_deployments_chunked": (40, 607),
     "deepseek_v3_train_baseline": (20, 71),
     "llama3_8b_runtime_910c": (50, 173),
 }
