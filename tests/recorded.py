@@ -179,14 +179,22 @@ def message(*fields: tuple[int, Any]) -> bytes:
 def chakra_node(
     number: int, name: str, kind: int = 4, after: tuple[int, ...] = (), took: int = 0, start: int = 0, **more: Any
 ) -> bytes:
-    """A node of a Chakra trace; of `more` ``reads`` and ``writes`` are tensors, all else attributes."""
+    """A node of a Chakra trace; of `more` ``reads`` and ``writes`` are tensors, ``shapes`` theirs, else attributes."""
+    shapes = more.pop("shapes", {})
     fields: list[tuple[int, Any]] = [(1, number), (2, name), (3, kind), (5, b"".join(map(varint, after)))]
     fields += [(6, start)] if start else []
     fields += [(7, took)] if took else []
     for field, key in ((8, "reads"), (9, "writes")):
         values = more.pop(key, [])
         fields.append(
-            (field, message((1, str(values)), (2, str([[8]] * len(values))), (3, str(["Tensor(float)"] * len(values)))))
+            (
+                field,
+                message(
+                    (1, str(values)),
+                    (2, str(shapes.get(key, [[8]] * len(values)))),
+                    (3, str(["Tensor(float)"] * len(values))),
+                ),
+            )
         )
     for key, value in more.items():
         code = 27 if isinstance(value, bool) else 29 if isinstance(value, str) else 9

@@ -22,7 +22,7 @@ from simulator.errors import ConfigError, insist
 from simulator.importers.imported import Imported
 from simulator.importers.kineto import Span, lay
 from simulator.importers.operator_tree import Memory, Node, Tree
-from simulator.importers.operators import dtype_of, plain, views
+from simulator.importers.operators import arithmetic, dtype_of, plain, views
 from simulator.importers.recordings import Event, Recording, collective_kind, meeting, short, unpacked, whole
 from simulator.inputs import shown
 from simulator.units import human
@@ -136,8 +136,9 @@ class _Node:
         read = [value if isinstance(value, list) else [] for value in _values(_bytes(self.read, 1))]
         text = schema.decode(errors="replace") if isinstance(schema, bytes) else ""
         written = list(views(_values(_bytes(self.written, 1))))
-        types = _values(_bytes(self.read, 3))
-        return Node(self.id, 0, 0, self.operator, text, [list(views(one)) for one in read], written, types=types)
+        taken, made, types = (_values(_bytes(*one)) for one in ((self.read, 2), (self.written, 2), (self.read, 3)))
+        reads = [list(views(one)) for one in read]
+        return Node(self.id, 0, 0, self.operator, text, reads, written, (), taken, made, types)
 
 
 def _load(path: Path) -> list[_Node]:
@@ -158,10 +159,11 @@ def _load(path: Path) -> list[_Node]:
                 nodes[node.id] = node
             else:
                 _check_version(_bytes(_message(message), 1).decode(errors="replace")[:50], where)
-            must = f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id"
-            insist(
-                len(nodes) == number <= MOST_NODES, f"{where}: message {number}", must, "one more", "record it again"
+            must, at_message = (
+                f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id",
+                f"message {number}",
             )
+            insist(len(nodes) == number <= MOST_NODES, f"{where}: {at_message}", must, "one more", "record it again")
             number += 1
     except (ValueError, IndexError) as error:
         found = str(error) if isinstance(error, ValueError) else "one that breaks off"
@@ -248,6 +250,7 @@ class _Reader:
         self._memory = Memory(Tree(list(self._operators.values())), recording)
         self._ops: dict[object, Event] = {}
         self._links: dict[int, int] = {}
+        self._of_float = ""
 
     def read(self) -> None:
         """Make the ops."""
@@ -260,6 +263,9 @@ class _Reader:
                 recording.dropped[f"nodes of kind {what}"] += 1
             elif op := self._op(node):
                 ran.append((op, node))
+        if self._of_float:
+            text = "FLOPs that the trace does not state are by the shapes of products"
+            recording.derived.append(f"{text}; float is multiplied as {self._of_float}.")
         if not self._timed:
             recording.derived.append("The trace has no durations: the machine's roofline gives them.")
         elif ran:
@@ -302,10 +308,13 @@ class _Reader:
             return None
         if not op.reads and not op.writes:
             self._link(node, op)
-        if not self._timed and node.type == _COMPUTE:
-            op.more |= {"flops": whole(node.attrs.get("num_ops")), "dtype": dtype_of(operator.types, "bf16")}
-            op.more["op_class"] = "matmul"
-            if node.id in self._links:
+        if node.type == _COMPUTE:
+            stated, of_float = (0, "tf32") if self._timed else (whole(node.attrs.get("num_ops")), "bf16")
+            by_shapes = arithmetic(launcher.operator, operator.shapes_in, operator.shapes_out)
+            op.more["op_class"], op.more["flops"] = ("matmul", stated) if stated else by_shapes
+            op.more["dtype"] = dtype_of(operator.types, of_float)
+            self._of_float = self._of_float or (of_float if by_shapes[1] and not stated else "")
+            if node.id in self._links and not self._timed:
                 op.more["read_bytes"] = whole(node.attrs.get("tensor_size"))
         self._ops[key] = op
         self._recording.ops.append(op)

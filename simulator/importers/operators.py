@@ -39,22 +39,9 @@ def works(name: str) -> bool:
 
 def changed(schema: str) -> frozenset[int]:
     """Positions of the arguments that an op's schema marks as changed (``Tensor(a!) self``)."""
-    depth, at, found = 0, -1, set[int]()
-    for part in re.split(r"([(),\[\]*!])", schema[:10_000]):
-        if part in "([" and part:
-            depth += 1
-            at += depth == 1 and at < 0
-        elif part in ")]" and part:
-            depth -= 1
-            if depth <= 0:
-                break
-        elif part == "," and depth == 1:
-            at += 1
-        elif part == "*" and depth == 1:
-            at -= 1
-        elif part == "!":
-            found.add(at)
-    return frozenset(found)
+    inner = schema[:10_000].partition("(")[2].partition(") ->")[0]
+    named = re.sub(r"\[[^\]]*\]", "", re.sub(r"\([^()!]*(!?)[^()]*\)", r"\1", inner)).split(",")
+    return frozenset(at for at, one in enumerate(one for one in named if one.strip() != "*") if "!" in one)
 
 
 class View(NamedTuple):

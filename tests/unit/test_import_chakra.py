@@ -52,6 +52,25 @@ def test_kernels_of_an_operator_are_one_op(tmp_path):
     assert "(+0.00 %)" in as_recorded(found.graph, found.recorded_ns)
 
 
+@pytest.mark.parametrize("took", [5, 0])
+def test_arithmetic_is_by_the_shapes_of_what_an_operator_reads(tmp_path, took):
+    """Of two kernels of a product once; what the trace states goes before, where nothing has a duration."""
+    shapes = {"reads": [[2, 4], [4, 8]], "writes": [[2, 8]]}
+    more = {"reads": [A, B], "writes": [C], "shapes": shapes}
+    nodes = [chakra_node(1, "aten::mm", is_cpu_op=True, rf_id=1, op_schema=RELU, **more)]
+    nodes += [chakra_node(n, "kernel", after=(1,), took=took, is_cpu_op=False, tid=7, **more) for n in (2, 3)]
+    nodes += [chakra_node(4, "relu", after=(3,), took=took, is_cpu_op=False, tid=7, reads=[C], writes=[A])]
+    found = read(tmp_path, *nodes)
+    ops = [(op.op_class, op.flops, op.dtype) for op in found.graph.ops]
+    assert ops == [("matmul", 2 * 2 * 4 * 8, "tf32" if took else "bf16"), ("vector", 0, "tf32" if took else "bf16")]
+    said = "FLOPs that the trace does not state are by the shapes of products; float is multiplied as"
+    assert f"{said} {'tf32' if took else 'bf16'}." in found.derived
+    assert found.card["arithmetic"] == "128 FLOP a step"
+    if not took:
+        stated = [*nodes[1:2], chakra_node(5, "up", took=0, is_cpu_op=False, num_ops=77, **more)]
+        assert {op.flops for op in read(tmp_path, *nodes[:1], *stated).graph.ops} == {128, 77}
+
+
 def test_the_order_of_the_file_does_not_matter(tmp_path):
     assert read(tmp_path, *launched()[::-1]).graph == read(tmp_path, *launched()).graph
 
@@ -215,3 +234,5 @@ def test_the_published_trace_is_a_resnet_step():
     assert sum(str(op.kind) == "collective" for op in found.graph.ops) == 7
     assert found.kept["nodes"] == "3,664"
     assert "(+0.00 %)" in as_recorded(found.graph, found.recorded_ns)
+    flops = sum(found.graph.arithmetic.values())  # torchvision: 4.09 billion multiplications and additions an image
+    assert flops == pytest.approx(32 * 3 * 2 * 4.09e9, rel=0.01)
