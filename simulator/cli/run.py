@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -67,6 +68,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
 def _told(results: Results, out: Path | None) -> Iterator[str]:
     """The table, what a person would say, where the report is, and what of the expectations is no failure."""
     from simulator.report.card import line
+    from simulator.report.rows import by_step
     from simulator.report.tables import PIPE_WIDTH, plain
     from simulator.units import counted
 
@@ -91,6 +93,10 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
     held = sum(verdict.holds for verdict in results.expectations)
     if results.expectations:
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
+    fastest = next(iter(by_step(results.values())), None)
+    if not results.told and fastest and (fastest.recompute_ns or {"capacity", "transfer"} & fastest.causes.keys()):
+        again = f"--policy {shlex.quote(fastest.label)} --what-if"
+        yield f"Which bandwidth, and which capacity, would make {fastest.label} free: ask with {again}."
 
 
 @common.command("Serve requests that come and leave, and tell latencies.", "scenario", "policy", "set", "out")

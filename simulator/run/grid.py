@@ -25,6 +25,7 @@ from simulator.report.uncertain import Summed, summed
 from simulator.run.case import Case, Policies, named, prepare
 from simulator.run.cluster import clustered
 from simulator.run.kept import Kept, code_key, key_of, usual_folder
+from simulator.run.once import Once
 from simulator.run.points import SUFFIXES, appended
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
@@ -132,12 +133,19 @@ class Cells:
     jitter, seed
         How much the times of ops and links vary from draw to draw, which the last value of a point numbers, and what
         draws begin with; see `simulator.run.sample.jittered`.
+    once
+        Has plans that are replayed unchanged in each cell; None: plans are made anew.
     """
 
     def __init__(
-        self, policies: Policies | None = None, asked: Collection[str] | None = None, jitter: float = 0, seed: int = 0
+        self,
+        policies: Policies | None = None,
+        asked: Collection[str] | None = None,
+        jitter: float = 0,
+        seed: int = 0,
+        once: Once | None = None,
     ) -> None:
-        self._policies, self._asked, self._jitter, self._seed = policies, asked, jitter, seed
+        self._policies, self._asked, self._jitter, self._seed, self._once = policies, asked, jitter, seed, once
         self._built: dict[str, Job] = {}
         self._last: tuple[Any, ...] = ()
 
@@ -146,10 +154,11 @@ class Cells:
         case, tokens = self.case(loaded), loaded.workload.tokens
         if self._jitter:
             case = jittered(case, self._jitter, point[-1], self._seed)
-        return [
-            row.summary | {"ranks": case.job.ranks, "tokens": tokens}
-            for row in rows_of(case, self._policies, advice=False)
-        ]
+        if self._once is not None:
+            rows = self._once.rows(case)
+        else:
+            rows = [row.summary for row in rows_of(case, self._policies, advice=False)]
+        return [row | {"ranks": case.job.ranks, "tokens": tokens} for row in rows]
 
     def case(self, loaded: Loaded) -> Case:
         """Build a cell; what it has in common with others is not built again."""
@@ -223,15 +232,16 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     axes, shown, points = _varied(study, grid, loaded, at_most)
     base, names = loaded.asking_nothing(), policies or (study and study.policies) or None
     sample = study.sample if study is not None and grid is None else None
+    once = Once(base, names) if study is not None and study.plans == "once" else None
     columns = None if bounds else metrics.columns(base.hardware, COUNTED)
     shaken = (sample.jitter, sample.seed) if sample is not None and sample.jitter else (0, 0)
     rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
     insist(not (bounds and shaken[0]), loaded.place("bounds"), rule, f"jitter of {shaken[0]:g}", do)
-    about = [provenance(base, _checked(names, base.scenario)), code_key(), bounds, shaken]
+    about = [provenance(base, _checked(names, base.scenario)), code_key(), bounds, shaken, once is not None]
     about.append([(one.fields, one.unit) for one in axes])
     measured = Study(
         base,
-        Cells(names, columns, *shaken),
+        Cells(names, columns, shaken[0], shaken[1], once),
         axes,
         points,
         probes=_probes(points),
@@ -251,19 +261,19 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
             rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]
     story = base.scenario
     title = (study and study.title) or story.title or story.name
-    cells = _summed(rows, shown)
+    cells, more = _summed(rows, shown)
     view = grid_view(rows, shown, base.hardware, title, story.budget_bytes, cells)
-    more: dict[str, Any] = {"grid": {one.name: one.values for one in shown}}
-    if cells:
-        more["quantiles"] = [line for cell in cells for line in cell.quantiles]
-        more["beats"] = [{**cell.at, **pair._asdict()} for cell in cells for pair in cell.beats]
     return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, _again(study, grid, story, names))
 
 
-def _summed(rows: Rows, axes: Sequence[Shown]) -> list[Summed]:
-    """What draws tell; nothing if none are drawn."""
-    fixed = [one.name for one in axes if not one.is_drawn]
-    return summed(rows, fixed) if len(fixed) < len(axes) else []
+def _summed(rows: Rows, axes: Sequence[Shown]) -> tuple[list[Summed], dict[str, Any]]:
+    """What draws tell, if any are drawn; and entries of the summary: what varies, and that."""
+    fixed, more = [one.name for one in axes if not one.is_drawn], {"grid": {one.name: one.values for one in axes}}
+    if len(fixed) == len(axes):
+        return [], more
+    cells = summed(rows, fixed)
+    beats = [{**cell.at, **pair._asdict()} for cell in cells for pair in cell.beats]
+    return cells, {**more, "quantiles": [line for cell in cells for line in cell.quantiles], "beats": beats}
 
 
 def _again(

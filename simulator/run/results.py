@@ -248,7 +248,7 @@ class Results(dict[str, Result]):
         also: Callable[[], Sequence[Sweep]] = tuple,
     ) -> None:
         super().__init__((row.label, row) for row in rows)
-        self.case, self.largest, self._told, self._also = case, largest, told, also
+        self.case, self.largest, self.told, self._also = case, largest, told, also
 
     def __missing__(self, label: str) -> Result:
         raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
@@ -276,7 +276,7 @@ class Results(dict[str, Result]):
     def sentences(self) -> list[str]:
         """What a person would say about the rows, and should know; how far each fits if asked, and where more is."""
         found = self.largest.sentences if self.largest else []
-        more = [*found, *pointer(self.case.loaded.scenario.scaling), *self._told]
+        more = [*found, *pointer(self.case.loaded.scenario.scaling), *self.told]
         rows = list(self.values())
         return [*sentences(rows), *hints(self.case, rows), *more]
 

@@ -17,23 +17,19 @@ What blocks or no longer fits is an outcome, counted as slower than anything tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
-from simulator import catalog, metrics
+from simulator import catalog
 from simulator.catalog import Axis, Loaded
-from simulator.errors import CapacityError, PlanError, insist
-from simulator.plan import Plan
+from simulator.errors import CapacityError, insist
 from simulator.report.uncertain import quantiles
 from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, robust_view
-from simulator.run.case import Case, prepare
-from simulator.run.row import checked
-from simulator.run.sample import jittered
-from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
+from simulator.run.case import prepare
+from simulator.run.grid import Cells
+from simulator.run.once import Once
+from simulator.run.sweep import Progress, Study, Sweep, sweep
 from simulator.scenario import Scenario
 
 JITTER, LINKS = "jitter", "slower links"
@@ -125,77 +121,34 @@ def robustness(
     """
     loaded, headroom = catalog.resolve(scenario, conditions.get("set")), conditions.get("headroom", 0.0)
     case = prepare(loaded)
-    rule, do = "what is tested under other conditions is one rank", "run one rank's slice of the workload"
-    insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks}", do)
     tested, other = (next(iter(case.rows([name]))) for name in (policy, against))
     rule, do = "two rows are compared that set the same of the machine", "name two such rows"
     are_alike = case.choice(tested).set_ == case.choice(other).set_
     insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
     insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
-    nominal = _Nominal(loaded, (tested, other), headroom)
-    studies = list(_studies(nominal, conditions))
-    if isinstance(plan := nominal.plans[tested], CapacityError):
+    once = Once(loaded.asking_nothing(), (tested, other), headroom)
+    studies = list(_studies(once, conditions))
+    if isinstance(plan := once.plans[tested], CapacityError):
         raise plan
     points = sweep(studies, workers, progress)
-    steps = {row["policy"]: row["step_ns"] for row in points if row["perturbation"] == NOMINAL}
+    steps = {row["policy"]: row.get("step_ns") for row in points if row["perturbation"] == NOMINAL}
     for row in points:
-        own = steps[row["policy"]]
-        row["slowdown"] = row["step_ns"] / own if own and row["step_ns"] is not None else None
+        own, step_ns = steps[row["policy"]], row.setdefault("step_ns", None)
+        row["slowdown"] = step_ns / own if own and step_ns is not None else None
+        row["why"] = row.get("notes") or row.get("short_at") or ""
     columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
     tidy = [{column: row[column] for column in columns} for row in points]
     rows, more = quantiles(tidy), {"seed": conditions.get("seed", 0)}
-    return Sweep("robust", [loaded], rows, robust_view(rows, nominal.labels), {"points": tidy}, more)
-
-
-@dataclass(frozen=True, eq=False)
-class _Nominal:
-    """What both policies do under nominal conditions; each process plans for itself, as runtimes cannot be sent.
-
-    Attributes
-    ----------
-    loaded, labels
-        What is planned for, and the two rows.
-    headroom
-        Share of the budget that the tested plan leaves free.
-    """
-
-    loaded: Loaded
-    labels: tuple[str, str]
-    headroom: float
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Nominal, (self.loaded, self.labels, self.headroom)
-
-    @cached_property
-    def case(self) -> Case:
-        """What was planned for."""
-        return prepare(self.loaded).of(self.labels[0])
-
-    @cached_property
-    def plans(self) -> dict[str, Plan | CapacityError]:
-        """The plan of each row, or why there is none."""
-        case, budget = self.case, self.case.problem.budget_bytes
-        if self.headroom and budget != math.inf:
-            less = Axis("headroom", ("scenario.budget",), "headroom", "B")
-            case = prepare(catalog.at(case.loaded, {less: int(budget * (1 - self.headroom))}))
-        plans: dict[str, Plan | CapacityError] = {}
-        for label, own in zip(self.labels, (case, self.case), strict=True):
-            try:
-                plans[label] = own.rows([label])[label](own.problem)
-            except CapacityError as error:
-                less_headroom = (f"leave less headroom than {100 * self.headroom:g} %",)
-                is_own = own is self.case or not self.headroom
-                plans[label] = error if is_own else CapacityError(replace(error.report, levers=less_headroom))
-        return plans
+    return Sweep("robust", [loaded], rows, robust_view(rows, (tested, other)), {"points": tidy}, more)
 
 
 MOST_DRAWS = 10_000
 """At a level: each is a replay and a row, and quantiles move no more."""
 
 
-def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
+def _studies(once: Once, conditions: Conditions) -> Iterator[Study]:
     """A study for each kind and level, the nominal one first; its points are draws."""
-    loaded, draws, seed = nominal.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
+    loaded, draws, seed = once.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
     rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
     insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
     levels = [(NOMINAL, 0.0)]
@@ -211,7 +164,8 @@ def _studies(nominal: _Nominal, conditions: Conditions) -> Iterator[Study]:
         axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
         points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
         about = {"perturbation": name, "level": level}
-        yield Study(loaded, partial(_replayed, nominal, name, level, seed), axes, points, about=about, is_strict=True)
+        cells = Cells(once.policies, (), level if name == JITTER else 0, seed, once)
+        yield Study(loaded, cells, axes, points, about=about, is_strict=True)
 
 
 def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
@@ -227,35 +181,3 @@ def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
         insist(tokens is not None and loaded.workload.model, where, rule, "a graph from a file", "leave them out")
         return {Axis(name, ("workload.sequence",), where): max(1, round((tokens or 1) * (1 + level)))}
     return {}
-
-
-def _replayed(nominal: _Nominal, kind: str, level: float, seed: int, loaded: Loaded, point: Point) -> Rows:
-    """Replay both policies under a condition."""
-    if kind == JITTER:
-        case = jittered(nominal.case, level, point[-1], seed)
-    else:
-        case = nominal.case if kind == NOMINAL else prepare(loaded).of(nominal.labels[0])
-    return [{"policy": label, **_outcome(nominal, label, kind, case)} for label in nominal.labels]
-
-
-def _outcome(nominal: _Nominal, label: str, kind: str, case: Case) -> Row:
-    """What becomes of a plan; a runtime, or a policy without a plan, decides anew for another graph."""
-    plan = nominal.plans[label]
-    try:
-        if kind == SEQUENCE and (isinstance(plan, CapacityError) or plan.fixed is None):
-            plan = case.rows([label])[label](case.problem)
-        if isinstance(plan, CapacityError):
-            raise plan
-        names = [
-            ([op.name for op in graph.ops], [tensor.name for tensor in graph.tensors])
-            for graph in (case.graph, nominal.case.graph)
-        ]
-        if names[0] != names[1]:
-            rule, do = "a plan is carried over to a graph with the same ops and tensors", "leave longer sequences out"
-            raise PlanError(f"plan {plan.name!r}", rule, "others", do)
-        trace, _, ran = checked(case, label, [plan])
-    except (CapacityError, PlanError) as error:
-        status = "infeasible" if isinstance(error, CapacityError) else "failed"
-        return {"status": status, "step_ns": None, "why": str(error)}
-    step_ns = metrics.summarise(case.job, case.hardware, trace, ran=ran)["step_ns"]
-    return {"status": trace.status, "step_ns": step_ns, "why": "; ".join(trace.blocked[:1])}

@@ -120,7 +120,9 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     graph, hardware = replace(graph, ops=ops), _stretched(hardware, factors[len(ops) :])
     times = durations_ns(graph, hardware)
     problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
-    return replace(case, job=replace(case.job, graphs=(graph,)), tasks=(replace(task, problem=problem),))
+    found = replace(case, job=replace(case.job, graphs=(graph,)), tasks=(replace(task, problem=problem),))
+    vars(found)["of"] = lambda row: found if case.of(row) is case else jittered(case.of(row), level, draw, seed)
+    return found
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:

@@ -98,6 +98,9 @@ class StudyDocument(Document):
         Field path -> its values, of which the first run together, then the second, and so on: as many of each.
     sample
         What is drawn.
+    plans
+        ``anew``: at each point plans are made for it. ``once``: they are made for the documents as they are, and
+        replayed unchanged; a runtime decides as it runs.
     """
 
     schema_: Literal["hosim/study/1"] = Field("hosim/study/1", alias="schema")
@@ -107,6 +110,7 @@ class StudyDocument(Document):
     grid: dict[str, Values] = {}
     list_: dict[str, Values] = Field({}, alias="list")
     sample: Sample | None = None
+    plans: Literal["anew", "once"] = "anew"
 
     def figures(self) -> Iterator[str]:
         """Field paths of what is said of the world: what figures may be. All else is asked."""

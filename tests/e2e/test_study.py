@@ -10,6 +10,7 @@ import os
 import sys
 from itertools import product
 
+import chain
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,6 +21,7 @@ from simulator.errors import ConfigError
 from simulator.report.uncertain import beats, sure
 from simulator.run import grid, points
 from simulator.run.case import prepare
+from simulator.run.row import row_of, silent
 from simulator.run.sample import drawn, jittered
 from simulator.scenario.study import Sample
 
@@ -168,6 +170,38 @@ def test_jitter_gives_all_policies_of_a_draw_the_same_times(study, scenario):
     for row in found.rows:
         assert row["compute_ns"] == sum(jittered(case, 0.3, row["draw"], 5).problem.durations_ns)
     assert len({row["compute_ns"] for row in found.rows}) == 3
+
+
+def test_jitter_is_of_rows_that_set_something_of_the_machine_too(tmp_path):
+    own = "- {policy: static, label: own, set: {links.*.bandwidth: 1 GB/s}}"
+    case = prepare(catalog.resolve(chain.write(tmp_path, scenario=chain.SCENARIO.replace("- static", own))))
+    shaken = jittered(case, 0.3, 2, 5)
+    assert shaken.of("reactive") is shaken
+    found, usual = shaken.of("own"), case.of("own")
+    assert found.hardware.links["d2h"].bandwidth_bytes_per_s != usual.hardware.links["d2h"].bandwidth_bytes_per_s
+    assert found.problem.durations_ns == jittered(usual, 0.3, 2, 5).problem.durations_ns != usual.problem.durations_ns
+
+
+# plans that are made once
+
+
+def test_plans_that_are_made_once_are_replayed_unchanged(study, scenario):
+    """With less room than it was made for, a plan blocks; where links are slower it is the same one."""
+    varied = f"grid: {{{BUDGET}: [4.3 MB, 3.5 MB], {LINK}: [4 GB/s, 1 GB/s]}}\n"
+    anew = hosim_api.sweep(study(varied), workers=1)
+    once = hosim_api.sweep(study(f"{varied}plans: once\n"), workers=1)
+    statuses = {(row["policy"], row[BUDGET]): row["status"] for row in once.rows}
+    assert statuses["static", 3_500_000] == "blocked"
+    assert {*statuses.values()} == {"ok", "blocked"}
+    assert {row["status"] for row in anew.rows} == {"ok"}
+    case = prepare(catalog.resolve(scenario))
+    plan = case.rows(["static"])["static"](case.problem)
+    for row in once.rows:
+        if row["policy"] == "static" and row["status"] == "ok":
+            at = prepare(catalog.resolve(scenario, {LINK: f"{row[LINK]} B/s"}))
+            assert row["step_ns"] == row_of(at, "static", lambda _: plan, silent).summary["step_ns"]
+    runtime = [[one["step_ns"] for one in found.rows if one["policy"] == "reactive"] for found in (once, anew)]
+    assert runtime[0] == runtime[1], "it decides as it runs"
 
 
 # what draws tell
