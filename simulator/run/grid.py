@@ -148,6 +148,7 @@ class Cells:
         self._policies, self._asked, self._jitter, self._seed, self._once = policies, asked, jitter, seed, once
         self._built: dict[str, Job] = {}
         self._last: tuple[Any, ...] = ()
+        self._case: Case | None = None
 
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a cell."""
@@ -162,6 +163,8 @@ class Cells:
 
     def case(self, loaded: Loaded) -> Case:
         """Build a cell; what it has in common with others is not built again."""
+        if self._case is not None and self._case.loaded is loaded:
+            return self._case  # only the draw is another one
         about = loaded.scenario.homes, loaded.workload_dir, loaded.workload
         if about != self._last[:3]:  # which is quick where they are the same things
             self._last = (*about, f"{about[0]} {about[1]} {loaded.workload.model_dump_json()}")
@@ -170,6 +173,7 @@ class Cells:
         self._built[said] = case.job  # what was used last is the last to go
         if len(self._built) > _KEPT:
             del self._built[next(iter(self._built))]
+        self._case = case
         return case
 
 

@@ -88,7 +88,8 @@ class Study:
 
     def at(self, point: Point) -> Loaded:
         """Return the documents at a point."""
-        return catalog.at(self.loaded, dict(zip(self.axes, point, strict=True))) if point else self.loaded
+        varied = {axis: value for axis, value in zip(self.axes, point, strict=True) if axis.fields}
+        return catalog.at(self.loaded, varied) if varied else self.loaded
 
     def check(self) -> None:
         """Refuse points at which a document, or what is built from it, is not valid; what has no room is a row."""
