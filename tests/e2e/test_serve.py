@@ -47,17 +47,18 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_pa
     folder = tmp_path / "in"
     folder.mkdir()
     path = write(folder)
-    for name in ("one", "two"):
-        assert hosim("serve", path, "--out", tmp_path / name).code == 0
+    for name in ("one", "two"):  # the page says in which folder the results were written
+        (tmp_path / name).mkdir()
+        assert hosim("serve", path, "--out", tmp_path / name / "out").code == 0
     path.write_text(path.read_text() + "seed: 7\n")
     other = hosim_api.serve(path)
-    files = {p.name for p in (tmp_path / "one").iterdir()}
-    assert files == set(json.loads((tmp_path / "one" / "summary.json").read_text())["files"])
+    files = {p.name for p in (tmp_path / "one" / "out").iterdir()}
+    assert files == set(json.loads((tmp_path / "one" / "out" / "summary.json").read_text())["files"])
     assert {"requests.csv", "iterations.csv", "serve.png", "serve.svg", "report.html"} <= files
-    one, two = ({n: (tmp_path / name / n).read_bytes() for n in files} for name in ("one", "two"))
+    one, two = ({n: (tmp_path / name / "out" / n).read_bytes() for n in files} for name in ("one", "two"))
     assert one == two
     assert one["requests.csv"] != other.requests.to_csv(index=False, lineterminator="\n").encode()
-    assert hosim("serve", tmp_path / "one" / "scenario.yaml").out == hosim("serve", write(folder)).out
+    assert hosim("serve", tmp_path / "one" / "out" / "scenario.yaml").out == hosim("serve", write(folder)).out
 
 
 def test_the_tables_add_up(tmp_path):
@@ -181,7 +182,7 @@ def test_a_workload_of_requests_is_checked_with_its_file(hosim, filed, tmp_path)
     (tmp_path / "some.csv").write_bytes(b"\xff\n")
     done = hosim("check", tmp_path / "toy.yaml")
     assert (done.code, done.out) == (1, "")
-    assert "some.csv: a table can be read, found 'utf-8' codec" in done.err
+    assert "some.csv:1: a table can be read, found 'utf-8' codec" in done.err
     (tmp_path / "some.csv").unlink()
     assert "some.csv: an input is a file, found no such file" in hosim("check", tmp_path / "toy.yaml").err
 
