@@ -207,7 +207,7 @@ class LinkQueue:
         else:
             size = places.size_bytes[tensor]
             if not size or places.tiers[target].admit(self, key | COPIES, size):
-                places.hold(tensor, target)
+                places.hold((tensor,), target)
                 self._start()
 
     def _start(self) -> None:

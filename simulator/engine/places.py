@@ -7,7 +7,7 @@ and so was the detach that frees it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
@@ -260,11 +260,14 @@ class Places:
         self.waiters: dict[int, list[tuple[int, int, Callable[[], None]]]] = {}
         self.transfers: dict[int, list[Transfer]] = {}
 
-    def hold(self, tensor: int, tier: int) -> None:
-        """Mark a place as taken; its room was granted before."""
-        self.held[tier][tensor] = True
-        if size := self.size_bytes[tensor]:
-            self._residencies += _row(self._clock.now, self.rank, tier, tensor, size)
+    def hold(self, tensors: Iterable[int], tier: int) -> None:
+        """Mark those places as taken that are not; their room was granted before."""
+        held = self.held[tier]
+        for tensor in tensors:
+            if not held[tensor]:
+                held[tensor] = True
+                if size := self.size_bytes[tensor]:
+                    self._residencies += _row(self._clock.now, self.rank, tier, tensor, size)
 
     def free(self, tensor: int, tier: int) -> None:
         """Free a place, if there is one, at the end of a detach."""

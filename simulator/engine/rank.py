@@ -141,7 +141,7 @@ class Rank:
                 name = self._program.graph.tensors[tensor].name
                 places.tiers[home].settle(tensor, places.size_bytes[tensor], name)
             places.valid[home][tensor] = True
-            places.hold(tensor, home)
+            places.hold((tensor,), home)
 
     def begin(self) -> None:
         """Let the host issue its first actions."""

@@ -315,16 +315,26 @@ class Stream:
         """Start the first compute, or register with what it waits for."""
         if self.running is not None or not self.queue:
             return
-        key, op, compute, issued_ns, lap = self.queue[0]
-        if self.gate is not None and self.gate.is_open:
-            self._rounds.restless.append(self.waiting)
-        elif issued_ns > self._clock.now:
+        (key, op, compute, issued_ns, lap), now = self.queue[0], self._clock.now
+        is_stopped = self.gate is not None and self.gate.is_open
+        if issued_ns > now and not is_stopped:
             self._alarm.set(issued_ns)
+        if is_stopped or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
             self._rounds.restless.append(self.waiting)
-        elif not compute.is_free and not self._may_start(key, op, compute, lap):
-            self._rounds.restless.append(self.waiting)
+            return
+        self.running, self.start_ns = self.queue.popleft(), now
+        if self.waiting.is_open:
+            self.waiting.end(key & ISSUE_MASK, op)
+        if self.watchers:
+            self._rounds.wake(self.watchers)
+        if self.kernel is not None:
+            self.kernel(self, op, compute)
         else:
-            self._start(op, compute)
+            self._clock.at(now + self.columns.duration_ns[op], self._span)
+        started = self.started
+        started.reached += 1
+        if started.reached in started.waiters:
+            started.call()
 
     def _may_start(self, key: int, op: int, compute: Compute, lap: int) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
@@ -339,41 +349,20 @@ class Stream:
                 return False
             if room and not self._tier.admit(self, key, room):
                 return False
-            self._take_places(op, compute)
+            self.places.hold(compute.writes, self.columns.compute_tier)
+            if own := self.columns.workspace_bytes[op]:
+                self.places.note(self.columns.compute_tier, -1 - op, own)
         self._lacked = None
         if compute.duration_ns >= 0:
             self.columns.duration_ns[op] = compute.duration_ns
         return True
-
-    def _start(self, op: int, compute: Compute) -> None:
-        self.running, self.start_ns = self.queue.popleft(), self._clock.now
-        if self.waiting.is_open:
-            self.waiting.end(self.running[0] & ISSUE_MASK, op)
-        if self.watchers:
-            self._rounds.wake(self.watchers)
-        if self.kernel is not None:
-            self.kernel(self, op, compute)
-        else:
-            self._clock.at(self.start_ns + self.columns.duration_ns[op], self._span)
-        started = self.started
-        started.reached += 1
-        if started.reached in started.waiters:
-            started.call()
-
-    def _take_places(self, op: int, compute: Compute) -> None:
-        tier, own = self.columns.compute_tier, self.columns.workspace_bytes[op]
-        for tensor in compute.writes:
-            if not self._held[tensor]:
-                self.places.hold(tensor, tier)
-        if own:
-            self.places.note(tier, -1 - op, own)
 
     def _leave_places(self, op: int, compute: Compute) -> None:
         """The compute is over: what it wrote is valid here and stale elsewhere."""
         if own := self.columns.workspace_bytes[op]:
             self.places.note(self.columns.compute_tier, -1 - op, -own)
             self._tier.release(own, self._workspaces - op)
-        for tensor in compute.writes:
-            for valid in self.places.valid:
-                valid[tensor] = False
-            self._valid[tensor] = True
+        for valid in self.places.valid:
+            is_here = valid is self._valid
+            for tensor in compute.writes:
+                valid[tensor] = is_here
