@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import translate
-from functools import cache
+from functools import cache, cached_property
 from typing import Self
 
 from simulator.errors import ConfigError, insist
@@ -176,7 +176,7 @@ class Op:
     late: Late | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """Ops in program order over tensors, run `steps` times.
 
@@ -206,7 +206,7 @@ class Graph:
     steps: int = 1
     groups: tuple[Group, ...] = ()
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Ids of what exists before the first op: the persistent tensors, and those read before written."""
         written: set[int] = set()
@@ -216,7 +216,7 @@ class Graph:
             written.update(op.writes)
         return tuple(sorted(found))
 
-    @property
+    @cached_property
     def arithmetic(self) -> dict[str, int]:
         """By data type, what a step computes of the model, however it is run [FLOP].
 
@@ -230,12 +230,12 @@ class Graph:
                 found[op.dtype] = found.get(op.dtype, 0) + op.flops
         return found
 
-    @property
+    @cached_property
     def meets(self) -> bool:
         """Whether its ranks meet others in collectives."""
         return any(op.collective for op in self.ops)
 
-    @property
+    @cached_property
     def has_late(self) -> bool:
         """Whether some op has reads that are known only at run time."""
         return any(op.late for op in self.ops)
@@ -252,7 +252,7 @@ class Graph:
         ]
         return replace(self, ops=tuple(ops))
 
-    @property
+    @cached_property
     def cacheable(self) -> frozenset[int]:
         """Candidates of dynamic reads that persist and that no op writes: copies of them may outlast a step."""
         found = {t for t in self.candidates if self.tensors[t].persistent}

@@ -51,20 +51,23 @@ class IssuedActions:
 
     def take(self, codes: Block) -> None:
         """Follow what is issued next."""
+        ran, streams, hold, here = self._ran, self._streams, self._hold, self._here
         seeks = len(self.starts) < self._steps  # what is held matters only until the last step begins
         for kind, a, b, c in tuples(codes, *ISSUED):
             self._issued += 1
             if kind == COMPUTE:
-                self._run(a, b)
-            elif not seeks:
-                continue
-            elif kind == COPY:
-                self._hold(a, c, held=True)
-            elif kind == DETACH:
-                self._hold(a, b, held=False)
-            if seeks and len(self._ran) == self._ops and not self._unlike:
+                if streams.setdefault(a, b) != b or not (a in ran or a == len(ran)):
+                    self._keeps_program = False
+                ran.add(a)
+                for tensor in self._writes[a] if seeks else ():
+                    hold(tensor, here, held=True)
+            elif seeks and kind == COPY:
+                hold(a, c, held=True)
+            elif seeks and kind == DETACH:
+                hold(a, b, held=False)
+            if seeks and len(ran) == self._ops and not self._unlike:
                 self.starts.append(self._issued)
-                self._ran.clear()
+                ran.clear()
                 seeks = len(self.starts) < self._steps
 
     def keeps_program(self, streams: Sequence[int]) -> bool:
@@ -77,13 +80,6 @@ class IssuedActions:
         """
         is_complete = len(self.starts) == self._steps and len(self._ran) == self._ops
         return is_complete and self._keeps_program and self._streams == dict(enumerate(streams))
-
-    def _run(self, op: int, stream: int) -> None:
-        is_on_stream = self._streams.setdefault(op, stream) == stream
-        self._keeps_program = self._keeps_program and is_on_stream and (op in self._ran or op == len(self._ran))
-        self._ran.add(op)
-        for tensor in self._writes[op] if len(self.starts) < self._steps else ():
-            self._hold(tensor, self._here, held=True)
 
     def _hold(self, tensor: int, tier: int, *, held: bool) -> None:
         """Note whether a place is held, and whether that is unlike at time 0.
