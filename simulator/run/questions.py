@@ -219,6 +219,7 @@ def beside(loaded: Loaded, row: str, progress: Progress | None) -> list[Sweep]:
     if row not in {one.row for one in loaded.scenario.policies} | {*POLICIES}:
         return []
     found, own = front(loaded, [row], progress), loaded.asking_nothing()
+    found = replace(found, view=found.view._replace(title=f"What a lower peak costs {row}"))
     return [found, limits_at(own, [(own, [row])], 1, progress, f"What limits {row}")]
 
 

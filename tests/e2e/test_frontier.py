@@ -352,7 +352,8 @@ def test_the_page_of_a_run_that_is_asked_what_if_has_the_front_and_what_limits(h
     done = hosim("run", story, "--policy", "static", "--what-if", "--out", tmp_path / "out")
     assert done.code == 0, done.err
     text = (tmp_path / "out" / "report.html").read_text()
-    assert "What limits static" in text
+    assert "<h2>What a lower peak costs static</h2>" in text
+    assert "<h2>What limits static</h2>" in text
     assert "no plan goes below its bound" in text
     assert text.count('alt="Curves over what varies') == 1
 
