@@ -326,7 +326,7 @@ def test_what_fits_with_more_and_not_with_less_is_told(longest):
     rows = [{"policy": "resident", "sequence": at, "slowdown": None, **state} for at, state in states.items()]
     answer = search.answer(rows, float("inf"))
     assert (answer["largest_sequence"], answer["next"], answer["holes"]) == (768, 1024, [512])
-    (said, _) = frontier_view([answer], question, "hbm", [], "a test").sentences
+    (said, _) = frontier_view([answer], [], question, "hbm", [], "a test").sentences
     assert "with sequence 768; not with 512, so that it may with what was not tried: with 1,024 hbm is short" in said
 
 
