@@ -262,7 +262,7 @@ def test_choices_from_a_file(tmp_path: Path) -> None:
 
 BAD_FILES = {
     "": "f.csv:1: the first line names layer,expert,share or step,op,chosen, found ''; name the columns",
-    "layer,expert\n": "found 'layer,expert'; name the columns",
+    "layer,expert\n": "found 'layer,expert' without share; name the columns",
     "layer,expert,share\n": "f.csv:1: a file of routing has lines, found none; add them",
     "layer,expert,share\n0,1\n": "f.csv:2: a line has 3 fields, found 2; correct it",
     "layer,expert,share\n0,x,1\n": "f.csv:2: expert is a whole number from 0 to 1,000,000, found 'x'",
