@@ -190,6 +190,7 @@ class Host:
         if places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, key, partial(self._detach, detach, key, issued_ns, lap))
         elif issued_ns > self._clock.now:
-            self._clock.at(issued_ns, Recurring(self._clock, lambda _: frees.append((places, tensor, detach.tier))))
+            freed = places.free, tensor, detach.tier
+            self._clock.at(issued_ns, Recurring(self._clock, lambda _: frees.append(freed)))
         else:
-            frees.append((places, tensor, detach.tier))
+            frees.append((places.free, tensor, detach.tier))

@@ -59,13 +59,6 @@ class Gate(Protocol):
         """See whether something still runs."""
 
 
-class Freed(Protocol):
-    """The places of a rank."""
-
-    def free(self, tensor: int, tier: int) -> None:
-        """Free a place, at the end of a detach."""
-
-
 class Account(Protocol):
     """The waits of a stream.
 
@@ -146,7 +139,7 @@ class Rounds:
     heads
         Heads to be tried, by the keys of their first steps.
     frees, touched
-        Places (of a rank; tensor, tier) that detaches free, and what shares bandwidth anew, at this instant.
+        What frees a place, with tensor and tier, and what shares bandwidth anew, at this instant.
     restless
         Waits that may have another cause.
     """
@@ -154,7 +147,7 @@ class Rounds:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.heads: list[tuple[int, Head]] = []
-        self.frees: deque[tuple[Freed, int, int]] = deque()
+        self.frees: deque[tuple[Callable[[int, int], None], int, int]] = deque()
         self.touched: list[Callable[[], None]] = []
         self.restless: Watchers = []
 
@@ -191,8 +184,8 @@ class Rounds:
         heads, frees = self.heads, self.frees
         while frees or heads:
             while frees:
-                places, tensor, tier = frees.popleft()
-                places.free(tensor, tier)
+                free, tensor, tier = frees.popleft()
+                free(tensor, tier)
             while heads:
                 head = heappop(heads)[1]
                 head.considered = False
