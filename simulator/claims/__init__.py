@@ -79,13 +79,15 @@ class Judged(NamedTuple):
         return bool(self.verdict.printed) or self.verdict.headline or self.verdict.is_broken
 
 
-def claims_view(judged: Sequence[Judged]) -> View:
+def claims_view(judged: Sequence[Judged], changed: str = "") -> View:
     """Show verdicts: a line for each printed figure, and for what else stands for a headline, or fails.
 
     Parameters
     ----------
     judged
         All that was expected.
+    changed
+        What of the machines is not as the documents say, if anything.
     """
     title, rows = "Printed figures, recomputed", [one.row for one in judged if one.is_shown]
     if not rows:
@@ -109,20 +111,22 @@ def claims_view(judged: Sequence[Judged]) -> View:
         head: [("", line) for line in lines] for head, lines in told.items()
     }
     notes = [Section(head, notes=lines) for head, lines in noted.items() if lines]
-    return View(title, [*sections, *notes], sentences(judged))
+    return View(title, [*sections, *notes], sentences(judged, changed))
 
 
-_WORST_FIRST = ("BROKEN", "missed", "fitted", "by construction", "holds", "shown")
+_WORST_FIRST = ("BROKEN", "missed", "fitted", "by construction", "guarded", "holds", "shown")
 """Words for verdicts; to be shown in one place says nothing against a figure that another place holds."""
 
 
-def sentences(judged: Sequence[Judged]) -> list[str]:
+def sentences(judged: Sequence[Judged], changed: str = "") -> list[str]:
     """Say how many printed figures hold, with what fitted and chosen, and what is missed or broken.
 
     Parameters
     ----------
     judged
         All that was expected. A printed figure that several of them are about counts once, by its worst verdict.
+    changed
+        What of the machines is not as the documents say, if anything: then nothing is predicted.
     """
     words: dict[str, str] = {}
     about: dict[str, list[Judged]] = {}
@@ -135,20 +139,23 @@ def sentences(judged: Sequence[Judged]) -> list[str]:
     held = [about[figure] for figure, word in words.items() if word == "holds"]
     kinds = [f"{len(own)} {kind}{_off(own)}" for kind, own in grouped(held, _stand_on).items()]
     told = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if kinds else ''}{'; '.join(kinds)}."]
-    if rest := [f"{count[word]} {word}" for word in reversed(_WORST_FIRST) if count[word] and word != "holds"]:
-        told.append(f"Of {counted(len(words), 'printed figure')} {listed(rest)}.")
-    if headlines := [one.verdict.word for one in judged if one.verdict.headline]:
-        fail = Counter(word for word in headlines if word in ("missed", "BROKEN"))
-        failed = "".join(f"; {number} {word}" for word, number in fail.items())
-        told.append(
-            f"{len(headlines) - fail.total()} of {counted(len(headlines), 'headline expectation')} hold{failed}."
-        )
+    if changed:
+        told = [f"{counted(len(held), 'printed figure')} held on machines with {changed}, which predicts nothing."]
+    if rest := _of_each(count, "holds"):
+        told.append(f"Of {counted(len(words), 'printed figure')} {rest}.")
+    if headlines := Counter[str](one.verdict.word for one in judged if one.verdict.headline):
+        told.append(f"Of {counted(headlines.total(), 'headline expectation')} {_of_each(headlines)}.")
     for scenario, verdict, *_ in judged:
         if verdict.is_broken:
             told.append(f"BROKEN: {scenario}: {verdict}")
-        elif verdict.missed and verdict.holds:
+        elif verdict.missed and verdict.holds and not changed:
             told.append(f"{scenario}: {verdict}: said to be missed, and holds; drop missed from the scenario.")
     return told
+
+
+def _of_each(count: Mapping[str, int], unsaid: str = "") -> str:
+    """Say how many have each verdict."""
+    return listed([f"{count[word]} {word}" for word in reversed(_WORST_FIRST) if count[word] and word != unsaid])
 
 
 def _stand_on(own: Sequence[Judged]) -> str:
@@ -274,7 +281,8 @@ def validate(
     ]
     judged = [row["judged"] for row in sweep(studies, workers, progress)]
     rows, more = [one.row for one in judged if one.is_shown], {"broken": any(one.verdict.is_broken for one in judged)}
-    return Validation("validate", loaded, rows, claims_view(judged), more=more, judged=judged)
+    changed = listed([f"{path} x {factor:g}" for path, factor in (scale or {}).items()])
+    return Validation("validate", loaded, rows, claims_view(judged, changed), more=more, judged=judged)
 
 
 def _headlines(scenario: Scenario) -> Scenario:

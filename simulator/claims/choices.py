@@ -336,7 +336,7 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, lis
         for row in own:
             if selected and row["role"] == ALIKE:
                 holds = "holds" if row["held"] else "does not hold"
-                told.append(f"{row['claim']}, {row['printed']} printed: {holds}, and hangs on no choice.")
+                told.append(f"{row['claim']}, {row['printed']} printed: {holds}, and hangs on none of these choices.")
             elif selected and row["role"] != SELECTS:
                 how = "follows from what selects," if row["role"] == FOLLOWS else "holds for"
                 held = f"{how} {row['held_selected']} of {counted(selected, 'selected setting')}"

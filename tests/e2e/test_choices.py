@@ -251,8 +251,8 @@ def test_a_figure_that_is_the_same_in_all_settings_hangs_on_no_choice(tmp_path):
     """It is told so, and not as if it had held for one setting after another."""
     wrong = "  - {row: static, column: moved_d2h_bytes, printed: 9 MB, figure: planned, why: what a plan moves}\n"
     found = hosim_api.enumerate_choices([chain.write(tmp_path, scenario=claim(expect=EXPECT + wrong))])
-    assert "bytes that move, 2 MB printed: holds, and hangs on no choice." in found.sentences
-    assert "what a plan moves, 9 MB printed: does not hold, and hangs on no choice." in found.sentences
+    assert "bytes that move, 2 MB printed: holds, and hangs on none of these choices." in found.sentences
+    assert "what a plan moves, 9 MB printed: does not hold, and hangs on none of these choices." in found.sentences
     table = str(found).split("\n\n")[1]
     assert [line.split("  ")[-5].strip() for line in table.splitlines()[2:]] != []
     lines = {line.strip().split("  ")[0]: line for line in table.splitlines()[1:]}

@@ -178,11 +178,20 @@ def test_what_stands_for_a_headline_has_a_line_without_a_printed_figure():
     assert [one.is_shown for one in judged("one", held, verdict(at_most="16 s"))] == [True, False]
     view = claims_view(judged("one", held))
     assert view.sections[0].head == "a paper"
-    assert view.sentences == ["0 printed figures predicted and held.", "1 of 1 headline expectation hold."]
-    assert "1 of 2 headline expectations hold; 1 BROKEN." in sentences(judged("one", held, broken))
+    assert view.sentences == ["0 printed figures predicted and held.", "Of 1 headline expectation 1 guarded."]
+    assert "Of 2 headline expectations 1 guarded and 1 BROKEN." in sentences(judged("one", held, broken))
     missed = verdict(printed="10 s", missed="not described", headline=True)
     told = sentences(judged("one", held, broken, missed, missed))
-    assert "1 of 4 headline expectations hold; 1 BROKEN; 2 missed." in told
+    assert "Of 4 headline expectations 1 guarded, 2 missed and 1 BROKEN." in told
+
+
+def test_on_a_machine_that_was_changed_nothing_is_predicted():
+    by_luck = verdict(printed="15 s", figure="step", missed="not described")
+    checked = judged("one", by_luck, verdict(printed="15 s", figure="other"))
+    assert sentences(checked)[-1].endswith(": said to be missed, and holds; drop missed from the scenario.")
+    assert sentences(checked, "host.launch x 2") == [
+        "2 printed figures held on machines with host.launch x 2, which predicts nothing."
+    ]
 
 
 def test_what_was_counted_before_is_shown_as_recorded_with_the_command_that_counts_anew():
