@@ -164,7 +164,7 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
     Examples:
       hosim sweep llama3_8b_train_910c --grid "links.*.bandwidth=16..200 GB/s:8"
       hosim sweep tiny_train_910c --policy static --policy reactive
-        --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "tiers.hbm.capacity=32..64 MB:5" --out results/grid
+        --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "scenario.budget=600..700 MB:5" --out results/grid
       hosim sweep tiny_train_uncertain --out results/uncertain
 
     A field is one of the machine, or of the workload (workload.batch=1,2,4), or of the scenario

@@ -29,7 +29,7 @@ def limits_view(
     tried
         How many figures were tried.
     capped
-        Sentences about figures that change nothing because something else is narrower.
+        Sentences about rows that do not run, and figures that change nothing because something else is narrower.
     title
         What was tried.
     """
@@ -42,7 +42,8 @@ def limits_view(
         texts("with 10 % more", rows, lambda row: signed(0.1 * row["elasticity"]), left=False),
     ]
     premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
-    told = [*_told(rows, usual), *capped, f"{premise}; those not listed change no step.", *_assumed(rows)]
+    idle = [f"{premise}; those not listed change no step."] if usual else []
+    told = [*_told(rows, usual), *capped, *idle, *_assumed(rows)]
     return View(title, [Section(columns=columns)], told)
 
 

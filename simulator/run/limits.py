@@ -103,8 +103,10 @@ def limits_at(
     statuses, hanging = {row["policy"]: row["status"] for row in first}, {row["figure"] for row in rows}
     tried = list(dict.fromkeys(path for own in paths for path in own))
     idle, (machine, _) = [path for path in tried if path not in hanging], places[0]
-    capped = without_effect(machine.hardware, machine.scenario.budget_bytes, idle)
-    view = limits_view(rows, usual, len(tried), capped, title)
+    capped = without_effect(machine.hardware, machine.scenario.budget_bytes, idle) if usual else []
+    why = {row["policy"]: row.get("notes") or f"it lacks room at {row.get('short_at')}" for row in first}
+    unfit = [f"{name} is {status}: {why[name]}." for name, status in statuses.items() if status != "ok"]
+    view = limits_view(rows, usual, len(tried), [*unfit, *capped], title)
     return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": tried})
 
 

@@ -85,6 +85,8 @@ def test_a_policy_that_does_not_run_has_no_rows_and_is_told(hosim, story):
     assert found.more["statuses"] == {"resident": "infeasible"}
     done = hosim("limits", story, "--policy", "resident", "--workers", 1)
     assert (done.code, done.err) == (1, "hosim: no row ran to its end, all are infeasible\n")
+    assert "resident is infeasible: " in done.out
+    assert "change no step" not in done.out
 
 
 def test_a_policy_that_nobody_has_is_refused(hosim, story):
