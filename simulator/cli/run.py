@@ -96,7 +96,8 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
     fastest = next(iter(by_step(results.values())), None)
     if not results.told and fastest and (fastest.recompute_ns or {"capacity", "transfer"} & fastest.causes.keys()):
         again = f"--policy {shlex.quote(fastest.label)} --what-if"
-        yield f"Which bandwidth, and which capacity, would make {fastest.label} free: ask with {again}."
+        text = f"Which bandwidth, and which capacity, would make {fastest.label} free: ask with {again}."
+        yield fill(text, width) if is_terminal else text
 
 
 @common.command("Serve requests that come and leave, and tell latencies.", "scenario", "policy", "set", "out")
