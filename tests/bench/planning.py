@@ -29,7 +29,7 @@ from simulator import catalog
 from simulator.graph import Job
 from simulator.lifetime import live_bytes
 from simulator.policies import POLICIES
-from simulator.policies.static import compiler, mix, validate
+from simulator.policies.static import compiler, mix
 from simulator.run.case import Case, prepare
 from simulator.scenario import Scenario
 
@@ -94,10 +94,10 @@ def measure(layers: int, setting: str, **options: int) -> dict[str, float | int 
 @contextmanager
 def one_each() -> Iterator[None]:
     """Let one candidate, and one rewritten graph, be compiled at any size: small ones are given more of them."""
-    effort, largest, tries = compiler.EFFORT, mix.LARGEST, validate.TRIES
-    compiler.EFFORT, mix.LARGEST, validate.TRIES = 0, 10**9, 1
+    effort, largest, tries = compiler.LARGEST, mix.LARGEST, compiler.TRIES
+    compiler.LARGEST, mix.LARGEST, compiler.TRIES = 0, 10**9, 1
     yield
-    compiler.EFFORT, mix.LARGEST, validate.TRIES = effort, largest, tries
+    compiler.LARGEST, mix.LARGEST, compiler.TRIES = effort, largest, tries
 
 
 def exponents(rows: list[dict]) -> tuple[float, float]:

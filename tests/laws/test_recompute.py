@@ -15,7 +15,7 @@ from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import Gap, live_bytes, working_set_bytes
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import POLICIES, Problem
-from simulator.policies.remake import gaps
+from simulator.policies.recompute import gaps
 from simulator.policies.writer import Writer
 from simulator.referee import check_plan, check_trace
 

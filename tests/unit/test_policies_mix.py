@@ -143,7 +143,7 @@ def test_a_rewritten_problem_is_tried_once_whatever_limits_lead_to_it():
 
 
 def test_a_witness_of_a_graph_that_is_too_large_to_rewrite_says_what_does_not_fit(monkeypatch):
-    monkeypatch.setattr(compiler, "CANDIDATES_EFFORT", 0)
+    monkeypatch.setattr(compiler, "EFFORT", 0)
     monkeypatch.setattr(mix, "LARGEST", 0)
     with pytest.raises(CapacityError):
         compiler.witness(problem(train(4), budget=10), Options(recompute=True))

@@ -14,8 +14,7 @@ from simulator.errors import CapacityError
 from simulator.graph import OpKind
 from simulator.lifetime import Gap, Lifetimes
 from simulator.policies import POLICIES
-from simulator.policies.recompute import least_peak_bytes
-from simulator.policies.remake import Remaker, gaps
+from simulator.policies.recompute import Remaker, gaps, least_peak_bytes
 from simulator.referee import check_plan
 from simulator.run import prepare
 

@@ -18,9 +18,8 @@ from simulator.policies import FREE, POLICIES
 from simulator.policies.static import Options, explained
 from simulator.policies.static.analyse import TERMS, analyse, scored
 from simulator.policies.static.augmented import Role
-from simulator.policies.static.explanation import Decision
-from simulator.policies.static.insert import insert, write
-from simulator.policies.static.ledger import ledger
+from simulator.policies.static.explanation import Decision, ledger
+from simulator.policies.static.place import insert, write
 from simulator.policies.static.room import assign
 from simulator.policies.static.select import ranked, select
 from simulator.report import decisions

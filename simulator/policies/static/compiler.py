@@ -1,8 +1,10 @@
-"""The passes in a row; with recompute, once for the graph as it is and once for the one in which some ops run again."""
+"""Compile a plan: build candidates, replay them, keep the fastest; with recompute also where some ops run again."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -12,17 +14,42 @@ from simulator import garbage
 from simulator.document import Part
 from simulator.errors import CapacityError, ScopeError
 from simulator.plan import Plan
-from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Analysis
-from simulator.policies.static.mix import Rewritten, rewrites
-from simulator.policies.static.validate import EFFORT as CANDIDATES_EFFORT
-from simulator.policies.static.validate import FEW, GOOD_ENOUGH, Candidate, Validator
+from simulator.policies.problem import Problem, Replay
+from simulator.policies.search import Best
+from simulator.policies.static.analyse import Analysis, analyse
+from simulator.policies.static.augmented import Augmented
+from simulator.policies.static.improve import Improver
+from simulator.policies.static.mix import LARGEST, Rewritten, rewrites
+from simulator.policies.static.place import insert, place, write
+from simulator.policies.static.select import Selection, ranked, select
+from simulator.units import counted, human
+
+GOOD_ENOUGH = 1.001
+"""The search ends within 0.1 % of the bound."""
+
+RESERVES = (0, 1, 2, 4, 8, 16)
+"""Room kept for copies in under way, in units of the largest tensor that moves."""
+
+EFFORT = 40_000
+"""Ops of all candidates together, beyond the first: a large graph gets few candidates, and planning stays linear."""
+
+FEW = 8
+"""Where the effort is spent with fewer candidates than that, those that promise most on large graphs come first."""
+
+PLACEMENTS = (False, True)
+"""Copies in just in time, or as early as there is room. Early is faster where links are the limit; late leaves room to
+what needs a hole of its own (fixed offsets: 44 %) and to what only the run chooses (`hybrid`: 6 %), so that it wins a
+tie. A large graph with few candidates begins with early."""
+
+TRIES = 6
+"""Candidates that are replayed at most: beyond these none was ever the fastest of a shipped scenario."""
+
+SMALL = 128
+"""Ops of a run up to which single changes are tried."""
+
 
 MIXES = 3
 """How many rewritten problems are compiled at most, beside the one that needs no copies."""
-
-EFFORT = 25_000
-"""Ops of all rewritten problems that are compiled; at least one is, so that planning stays linear."""
 
 
 class Options(Part):
@@ -67,6 +94,160 @@ class Options(Part):
         return frozenset(found)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with how it came about.
+
+    Attributes
+    ----------
+    selection, augmented, plan
+        What leaves, where the cache operators are, and the steps.
+    """
+
+    selection: Selection
+    augmented: Augmented
+    plan: Plan
+
+
+class Validator:
+    """Tries candidates and keeps the best.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    asked
+        Tensors that it was asked for to leave.
+
+    Attributes
+    ----------
+    analysis
+        Its gaps.
+    best
+        The fastest so far.
+    """
+
+    def __init__(self, problem: Problem, asked: frozenset[int]) -> None:
+        self._problem, self.analysis = problem, analyse(problem)
+        self._ranking = ranked(self.analysis, asked)
+        self.best: Best[Candidate] = Best(problem)
+
+    def run(self) -> Candidate:
+        """Try several limits, on a small graph also single changes, and return the candidate whose replay is fastest.
+
+        Raises
+        ------
+        CapacityError
+            If none fits: that of the least demand.
+        """
+        for selection, augmented in self._candidates():
+            if not selection.gaps:
+                return self._written(selection, augmented)
+            self._offer(selection, augmented)
+            if self._is_enough(selection):
+                break
+        if self.best.candidate is None:
+            for selection in self._selections():
+                self._offer(selection, insert(self._problem, self.analysis, selection))
+        start, problem = self.best.candidate, self._problem
+        if start is not None and len(problem.graph.ops) <= SMALL and not self._is_met():
+            Improver(problem, self.analysis, self._offer).run(start.selection, start.augmented)
+        return self.best.chosen()
+
+    def first(self) -> Candidate:
+        """Return what the whole budget asks for, copied on demand, without a search for anything faster.
+
+        Raises
+        ------
+        CapacityError
+            If that does not fit.
+        """
+        selection = self._select(self._problem.budget_bytes)
+        augmented = insert(self._problem, self.analysis, selection)
+        if not selection.gaps:
+            return self._written(selection, augmented)
+        self._offer(selection, augmented)
+        return self.best.chosen()
+
+    def _candidates(self) -> Iterator[tuple[Selection, Augmented]]:
+        """Each selection with its cache operators placed in both ways; what would be the same again is left out."""
+        for selection in self._selections():
+            on_demand, seen = insert(self._problem, self.analysis, selection), None
+            for eager in reversed(PLACEMENTS) if self._has_few(selection) else PLACEMENTS:
+                augmented = place(self._problem, selection, on_demand, eager=eager)
+                if augmented.cache_ops != seen:
+                    yield selection, augmented
+                seen = augmented.cache_ops
+
+    def _selections(self) -> Iterator[Selection]:
+        """What leaves under the whole budget, and under less if that can be met.
+
+        Where the effort is spent with few candidates, the first keep room for what any one op waits for: without it
+        these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
+        """
+        budget, seen = self._problem.budget_bytes, []
+        whole = self._select(budget)
+        unit = max((g.size_bytes for g in whole.gaps), default=0)
+        limits = [budget - reserve * unit for reserve in RESERVES]
+        if self._has_few(whole):
+            limits.insert(0, budget - max(_returning(whole).values(), default=0))
+        for limit in limits:
+            selection = whole if limit == budget else self._select(limit)
+            if selection.gaps not in seen and (limit == budget or selection.excess_bytes == 0):
+                seen.append(selection.gaps)
+                yield selection
+
+    def _select(self, limit_bytes: int | float) -> Selection:
+        return select(self._problem, self.analysis, limit_bytes, self._ranking)
+
+    def _offer(self, selection: Selection, augmented: Augmented) -> Replay | None:
+        """Replay a candidate, unless it holds too much as issued."""
+        with self.best.trying():
+            candidate = self._written(selection, augmented)
+            return self.best.offer(candidate.plan, candidate)
+        return None
+
+    def _written(self, selection: Selection, augmented: Augmented) -> Candidate:
+        return Candidate(selection, augmented, write(self._problem, augmented, (self._note(selection),)))
+
+    def _note(self, selection: Selection) -> str:
+        """What the plan says about itself."""
+        if selection.gaps:
+            moved = sum(gap.size_bytes for gap in selection.gaps)
+            return f"{counted(len(selection.gaps), 'gap')} spent away, {human(moved, 'B')} in all"
+        most, budget = int(selection.live_bytes.max(initial=0)), self._problem.budget_bytes
+        return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
+
+    def _is_met(self, share: float = 1.0) -> bool:
+        """Whether the fastest plan is as short as what no plan beats, times a share; the bound takes long to find."""
+        step_ns = self.best.step_ns
+        if step_ns <= self._problem.clock[-1] * share:
+            return True
+        return step_ns < math.inf and step_ns <= self._problem.bound_ns * share
+
+    def _is_enough(self, selection: Selection) -> bool:
+        """Whether another candidate would take more effort than is given, or hardly be faster."""
+        spent = (self.best.replays + 1) * self._effort(selection)
+        return self.best.replays >= TRIES or spent > EFFORT or self._is_met(GOOD_ENOUGH)
+
+    def _has_few(self, selection: Selection) -> bool:
+        """Whether the effort is spent with few candidates."""
+        return FEW * self._effort(selection) > EFFORT
+
+    def _effort(self, selection: Selection) -> int:
+        """Effort of a candidate: its ops, or what moves if that is more."""
+        return max(len(self._problem.graph.ops), len(selection.gaps))
+
+
+def _returning(selection: Selection) -> Counter[int]:
+    """How much comes back for each op [B]."""
+    found: Counter[int] = Counter()
+    for gap in selection.gaps:
+        if gap.in_ns:
+            found[gap.before] += gap.size_bytes
+    return found
+
+
 def plan(problem: Problem, options: Options) -> Plan:
     """Compile a plan that fits the budget and stalls least.
 
@@ -102,7 +283,7 @@ def witness(problem: Problem, options: Options) -> Plan:
         try:
             return Validator(problem, options.asked(problem)).first().plan
         except CapacityError:
-            if FEW * len(problem.graph.ops) <= CANDIDATES_EFFORT:
+            if FEW * len(problem.graph.ops) <= EFFORT:
                 return plan(problem, options)
             found = rewrites(problem, options.asked(problem)) if options.recompute else []
             if not found:
@@ -174,7 +355,7 @@ def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -
     if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
         return pure
     found = rewrites(problem, options.asked(problem))
-    most = max(1, EFFORT // len(problem.graph.ops))
+    most = max(1, LARGEST // len(problem.graph.ops))
     for rewritten in (*found[:-1][:MIXES], *found[-1:])[:most]:
         if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:
             continue

@@ -12,21 +12,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from simulator.lifetime import Gap
-from simulator.plan import COMPUTE, NOWHERE, Plan
-from simulator.policies import remake
+from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
+from simulator.policies import recompute
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Idle, Score, idle, scored
-from simulator.policies.static.augmented import CacheOp
-from simulator.policies.static.compiler import Compiled, Options, compiled
-from simulator.policies.static.ledger import Slot, ledger
+from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static.compiler import Candidate, Compiled, Options, compiled
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.room import Room, held
 from simulator.policies.static.select import Selection, exceeds, turn
-from simulator.policies.static.validate import Candidate
-from simulator.trace import pick, tuples
+from simulator.trace import Trace, pick, tuples
 
 IN_PASSING = "in passing: others are made of it"
 CHEAPER = "making it again takes less time than its copies"
@@ -66,6 +69,101 @@ class Choice:
     score: Score
     reason: str
     remake_ns: int | None = None
+
+
+SLOTS = 64
+"""How many slots the ledger of the links cuts a step into."""
+
+
+class Slot(NamedTuple):
+    """One slot of one link.
+
+    Attributes
+    ----------
+    link, number
+        Name of the link, and which slot.
+    start_ns, end_ns
+        Its part of the step [ns].
+    wanted_ns, busy_ns
+        Time of copies that just-in-time positions would put there, and that the replay did [ns].
+    servers
+        How many copies the link serves at a time.
+    """
+
+    link: str
+    number: int
+    start_ns: int
+    end_ns: int
+    wanted_ns: int
+    busy_ns: int
+    servers: int
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """Whether more is wanted than can be served."""
+        return self.wanted_ns > (self.end_ns - self.start_ns) * self.servers
+
+
+HopCopy = tuple[tuple[int, int], int, int]
+"""Hop, start and end [ns] of a copy over one link."""
+
+
+def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slots: int = SLOTS) -> list[Slot]:
+    """Count how long each link is wanted and busy in each slot of the step; copies outside of it count at its ends.
+
+    *Wanted* is what just-in-time copies would take: each copy out right after the last use, each copy in so that it
+    ends at its next use. Where more is wanted than a link can serve, placement must move copies to other slots.
+
+    Parameters
+    ----------
+    problem, augmented, plan
+        What was planned.
+    trace
+        What happened.
+    slots
+        How many slots.
+    """
+    busy, length_ns = _replayed(problem, plan, trace)
+    width_ns = -(-max(length_ns, problem.clock[-1], 1) // slots)
+    borders = np.arange(slots + 1) * width_ns
+    borders[[0, -1]] = -(2**62), 2**62
+    occupied: dict[tuple[int, int], NDArray[np.int64]] = {}
+    for row, copies in enumerate((_wanted(problem, augmented), busy)):
+        for hop, start, end in copies:
+            occupied.setdefault(hop, np.zeros((2, slots), np.int64))[row] += np.diff(borders.clip(start, end))
+    counted = []
+    for hop in (hop for hop in problem.link_names if hop in occupied):
+        for number, (wanted_ns, busy_ns) in enumerate(occupied[hop].T.tolist()):
+            start_ns, link = number * width_ns, problem.links[hop]
+            times = (start_ns, start_ns + width_ns, wanted_ns, busy_ns)
+            counted.append(Slot(problem.link_names[hop], number, *times, link.servers))
+    return counted
+
+
+def _wanted(problem: Problem, augmented: Augmented) -> Iterator[HopCopy]:
+    """Copies out right after the last use, and copies in that end at the next."""
+    starts, durations = problem.clock, problem.durations_ns
+    for one in augmented.cache_ops:
+        if one.role is Role.DETACH:
+            continue
+        after = augmented.gaps[one.trip].after
+        moment = starts[after] + durations[after] if after >= 0 else 0
+        if one.role is Role.PREFETCH:
+            moment = starts[one.before] - problem.copy_ns(one.tensor, one.source, one.target)
+        for hop in pairwise(problem.path(one.source, one.target)):
+            begin, moment = moment, moment + problem.copy_ns(one.tensor, *hop)
+            yield hop, begin, moment
+
+
+def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[list[HopCopy], int]:
+    """Copies of the last step, and how long it is [ns]."""
+    spans, actions = trace.spans.whole(), plan.fixed
+    last = spans["issue"] >= (len(actions) * (plan.repeats - 1) if actions is not None else 0)
+    origin = int(spans["end_ns"][~last & (spans["kind"] == COMPUTE)].max(initial=0))
+    hops = [problem.hops[name] for name in problem.hardware.link_names]
+    rows = tuples(pick(spans, last & (spans["kind"] == COPY)), "track", "start_ns", "end_ns")
+    copies = [(hops[track], start - origin, end - origin) for track, start, end in rows]
+    return copies, int(spans["end_ns"][last].max(initial=origin)) - origin
 
 
 @dataclass(frozen=True)
@@ -139,7 +237,7 @@ def explained(problem: Problem, options: Options) -> Explanation:
     again_ns: dict[Gap, int] = {}
     if options.recompute:
         durations_ns = problem.durations_ns
-        again_ns = {gap: sum(durations_ns[op] for op in ops) for gap, ops in remake.gaps(problem.graph)}
+        again_ns = {gap: sum(durations_ns[op] for op in ops) for gap, ops in recompute.gaps(problem.graph)}
     replay = problem.replay(candidate.plan)
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.static.analyse import Analysis, Idle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
-from simulator.policies.static.insert import insert
+from simulator.policies.static.place import insert
 from simulator.policies.static.select import Selection, in_order
 
 REPLAYS = 250

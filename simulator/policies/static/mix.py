@@ -25,7 +25,8 @@ from simulator.policies.problem import Problem
 from simulator.units import counted, human
 
 LARGEST = 25_000
-"""Ops of a step up to which recompute is considered: about 10 s of planning."""
+"""Ops of a step up to which recompute is considered, and of all rewritten graphs that are compiled, beyond the first:
+about 10 s of planning."""
 
 HALVINGS = 4
 """How often the range of limits, from the budget to the peak of all that is live, is halved."""
