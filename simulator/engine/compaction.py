@@ -5,7 +5,7 @@ it takes its time, all places move at once at its end, and whoever waited tries 
 in that time are for it. A collective that has been come to is not waited for (its peers may be late), and may begin:
 what it sends lies in memory that is registered for that, and stays where it is.
 
-It is the gate of the streams and links that it stops; those of other ranks have none.
+It is the gate of the streams and links that it stops; that of all others never opens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import simpy
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Program
-from simulator.engine.rounds import Recurring, Wanted
+from simulator.engine.rounds import Gate, Recurring, Wanted
 from simulator.engine.spaces import BestFit, Pools, Ranges, Space
 from simulator.engine.stream import Stream
 from simulator.errors import CapacityError, ScopeError, Shortfall
@@ -67,7 +67,7 @@ def _check_span(graph: Graph, layout: Offsets, tier: TierInstance) -> None:
     raise CapacityError(Shortfall(tier.name, layout.span_bytes, int(tier.capacity), at, tuple(largest), levers))
 
 
-class Compactor:
+class Compactor(Gate):
     """Compacts one tier instance; as a head of the agenda, it starts once nothing runs there any more.
 
     Parameters

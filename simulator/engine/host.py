@@ -85,26 +85,12 @@ class Host:
 
     def _pull(self) -> Counted | None:
         """Take actions from the plan, pay for them and issue them, until one has to wait; that one, if there is one."""
-        key, now, credit, looks, detach = self._key, self.now, self._credit, self.looks, self._detach
+        issue, looks = self._issue, self.looks
         while True:
-            lap = self._lap
             for counted in self._actions:
-                kind, op, action, price_ns = counted
-                now += price_ns
-                if not looks:
-                    if kind == DETACH:
-                        detach(action, key, now, lap)
-                        key += 1
-                        continue
-                    if kind == COMPUTE and credit and (queue := action.stream.queue):
-                        queue.append((key, op, action, now, lap))
-                        key, credit = key + 1, credit - 1
-                        continue
-                self._key, self.now, self._credit = key, now, credit
-                if (looks and self._must_wait()) or not self._issue(counted):
+                self.now += counted[3]
+                if (looks and self._must_wait()) or not issue(counted):
                     return counted
-                key, credit = self._key, self._credit
-            self._key, self.now, self._credit = key, now, credit
             following = next(self._laps, None)
             if following is None:
                 return None

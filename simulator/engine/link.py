@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
 from simulator.engine.places import COPIES, Places, Transfer
 from simulator.engine.recorder import Recorder, span_row
-from simulator.engine.rounds import ISSUE_MASK, Alarm, Gate, Recurring, Wanted, Watchers
+from simulator.engine.rounds import ISSUE_MASK, Gate, Recurring, Wanted, Watchers
 from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import Waits, is_waiting, unmet
 from simulator.hardware import Link
@@ -133,7 +133,7 @@ class LinkQueue:
     begin
         Begins a transfer beside others; None if nobody can slow it down.
     gate
-        What may stop it, if anything.
+        Stops it while it is open.
     watchers
         Waits that depend on this link.
     """
@@ -146,12 +146,12 @@ class LinkQueue:
         self.free, self.running = list(range(link.channels)), list[Channel]()
         self.channels = [Channel(self, i) for i in self.free]
         self.begin: Callable[[Channel], None] | None = None
-        self.gate: Gate | None = None
+        self.gate = Gate()
         self.considered = False
         self.watchers: Watchers = []
         self._spans = recorder.spans
         self._alone_ns = cache(partial(transfer_ns, link=link))
-        self._rounds, self._alarm = places.rounds, Alarm(places.rounds, self)
+        self._rounds, self._at_issue = places.rounds, Recurring(self.clock, lambda _: self.look_again())
 
     def share(self, other: LinkQueue) -> None:
         """Share the queue and the channels of another link."""
@@ -192,12 +192,12 @@ class LinkQueue:
 
     def try_start(self) -> None:
         """Start the first transfer, which is eligible, or register with what it waits for."""
-        if not self.queue or not self.free or (self.gate is not None and self.gate.is_open):
+        if not self.queue or not self.free or self.gate.is_open:
             return
         key, copy, issued_ns, lap = self.queue[0]
         places, tensor, target = self.places, copy.tensor, self.target
         if issued_ns > self.clock.now:
-            self._alarm.set(issued_ns)
+            self.clock.at(issued_ns, self._at_issue)
         elif self.lacks_tensor(copy, lap):
             if not is_waiting(copy.writers, lap, self.look_again):
                 moves = copy.moves + lap * places.moves_per_lap[tensor]
@@ -239,6 +239,6 @@ class LinkQueue:
         places.end_move(tensor)
         if self.watchers:
             self._rounds.wake(self.watchers)
-        if self.gate is not None and self.gate.is_open:
+        if self.gate.is_open:
             self.gate.look_again()
         self.look_again()

@@ -50,10 +50,16 @@ class Taker(Head, Protocol):
         """The places that its first action takes in the tier that it asks."""
 
 
-class Gate(Protocol):
-    """What keeps heads from starting anything while it is open: a compaction."""
+class Gate:
+    """Stops heads while it is open; this one never opens, a compaction does.
 
-    is_open: bool
+    Attributes
+    ----------
+    is_open
+        Whether nothing may start.
+    """
+
+    is_open = False
 
     def look_again(self) -> None:
         """See whether something still runs."""
@@ -198,25 +204,3 @@ class Rounds:
             for account in self.restless:
                 account.look()
             self.restless.clear()
-
-
-class Alarm:
-    """Has a head tried at the time of issue of its first step: a host that is ahead queues a step before that.
-
-    Parameters
-    ----------
-    rounds
-        The agenda.
-    head
-        Who is tried.
-    """
-
-    def __init__(self, rounds: Rounds, head: Head) -> None:
-        self._clock, self._at_ns = rounds.clock, -1
-        self._event = Recurring(rounds.clock, lambda _: head.look_again())
-
-    def set(self, time_ns: int) -> None:
-        """Ring at this time; once is enough."""
-        if self._at_ns != time_ns:
-            self._at_ns = time_ns
-            self._clock.at(time_ns, self._event)

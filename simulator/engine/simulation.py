@@ -1,24 +1,35 @@
-"""Builds the machine for a list of programs, runs it to the end, and checks that everything completed."""
+"""Builds the machine and the ranks of a list of programs, runs them to the end, and closes the trace."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Literal
 
+import numpy as np
+
 from simulator import garbage
 from simulator.engine import folding
+from simulator.engine.compaction import Compactor
+from simulator.engine.counter import Counted, Counter, Routes
+from simulator.engine.host import Host
+from simulator.engine.kernels import ContendedKernels, with_meetings
+from simulator.engine.link import LinkQueue, Shared
+from simulator.engine.places import AddressedTier, Places
 from simulator.engine.program import Program
-from simulator.engine.rank import Rank
-from simulator.engine.recorder import Forward
-from simulator.engine.supernode import Machine
+from simulator.engine.recorder import Forward, code_row
+from simulator.engine.sharing import Resource
+from simulator.engine.stream import Stream
+from simulator.engine.supernode import Machine, Uses
+from simulator.engine.view import Issued
+from simulator.engine.waits import Explainer, Waiting
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE
 from simulator.scenario import Switches
-from simulator.trace import Trace
+from simulator.trace import Trace, pick
 
 Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
@@ -104,9 +115,145 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
 
 
 def _until_ns(trace: Trace) -> int:
-    """When the first rank has ended its last compute [ns]."""
-    last, spans = Counter[int](), trace.spans.whole()
-    computes = spans["kind"] == COMPUTE
-    for rank, end in zip(spans["rank"][computes].tolist(), spans["end_ns"][computes].tolist(), strict=True):
-        last[rank] = max(last[rank], end)
-    return min(last.values(), default=0)
+    """When the first rank that computes has ended its last compute [ns]."""
+    spans = trace.spans.whole()
+    computes, last_ns = pick(spans, spans["kind"] == COMPUTE), np.full(len(trace.issued), -1)
+    np.maximum.at(last_ns, computes["rank"], computes["end_ns"])
+    return int(min(last_ns[last_ns >= 0], default=0))
+
+
+class Rank:
+    """One program on its device.
+
+    Parameters
+    ----------
+    machine
+        What it shares with the other ranks.
+    number
+        Its rank.
+    program
+        What it runs.
+    checkpoint
+        Called now and then.
+
+    Attributes
+    ----------
+    computes
+        How many it runs.
+    """
+
+    def __init__(self, machine: Machine, number: int, program: Program, checkpoint: Callable[[], None]) -> None:
+        hardware, plan, recorder = machine.hardware, program.plan, machine.recorder
+        self._program, self._machine, self._number = program, machine, number
+        tiers = [machine.tier(tier, number, program) for tier in range(len(hardware.tiers))]
+        self._columns = columns = machine.columns(program)
+        self._places = Places(number, columns.size_bytes, tiers, machine.rounds, recorder.residencies)
+        self._streams = [Stream(i, self._places, columns, recorder) for i in range(columns.streams)]
+        self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
+        self._share_queues()
+        self._compact()
+        self._host = Host(self._places, self._streams, self._laps(), hardware.host.queue_depth, checkpoint)
+        launches = not callable(plan.actions) or plan.static_parts
+        self._host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
+        self._host.looks = callable(plan.actions) and plan.looks
+        for stream in self._streams:
+            stream.waiting = Waiting(stream, self._host, recorder.waits)
+            stream.pace = stream.ended if machine.switches.copies_wait_for == "end" else stream.started
+        self._set_kernels()
+        self._settle_homes()
+        fixed, ops = plan.fixed, len(program.graph.ops)
+        self.computes = ops * program.graph.steps if fixed is None else fixed.kind.count(COMPUTE) * plan.repeats
+
+    def _link(self, number: int, name: str) -> LinkQueue:
+        machine, link = self._machine, self._machine.hardware.links[name]
+        queue = LinkQueue(number, link, self._places, machine.recorder)
+        others = machine.resources(name, self._number)
+        if not others and (link.channels == 1 or link.sharing == "servers"):
+            return queue
+        unit = link.bandwidth_bytes_per_s
+        own: Uses = ((Resource(unit), 1),) if link.sharing == "fair" and link.channels > 1 else ()
+        if unit == math.inf:
+            unit = min((other.bandwidth for other, _ in others), default=unit)
+        is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
+        path = machine.path(unit, own + others, even=is_even)
+        queue.begin = Shared(queue, link, path, machine.network).begin
+        return queue
+
+    def _share_queues(self) -> None:
+        """Let the links of a copy queue wait in one queue for the same channels."""
+        links = dict(zip(self._machine.hardware.links, self._links, strict=True))
+        for first, *others in self._machine.hardware.queues:
+            for other in others:
+                links[other].share(links[first])
+
+    def _compact(self) -> None:
+        """Let the compute tier be compacted, if it has addresses and its framework can do that."""
+        here, figures = self._columns.compute_tier, self._machine.hardware.allocator
+        tier, allocator = self._places.tiers[here], self._program.allocator
+        can = allocator == "caching" or (allocator == "best_fit" and figures.compaction is not None)
+        if isinstance(tier, AddressedTier) and can:
+            links = [link for link in self._links if here in (link.source, link.target)]
+            Compactor(tier, figures, self._streams, links)
+
+    def _laps(self) -> Iterator[Iterable[Counted]]:
+        """What the host issues, each counted when it is asked for, or once where a fixed plan is repeated."""
+        program, plan, places, columns = self._program, self._program.plan, self._places, self._columns
+        routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
+        for link in reversed(self._links):
+            routes[link.source][link.target] = link
+        known = program, columns, places, self._streams, routes
+        costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._number]
+        if callable(plan.actions):
+            issued = Issued(*known)
+            return iter([issued.decided(plan.actions(issued), costs, rows)])
+        if plan.repeats == program.graph.steps:
+            self._machine.recorder.laps[self._number] = len(plan.actions)
+        else:
+            rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
+        counter, price_ns = Counter(*known), costs.fixed.step_ns
+        if plan.repeats > 1 and program.draws is None:
+            return counter.laps(plan.actions.codes(), plan.repeats, price_ns)
+        return iter([counter.actions(chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats)), price_ns)])
+
+    def _set_kernels(self) -> None:
+        """Let kernels depend on others: on copies that take bandwidth from them, and on the ranks that they meet."""
+        machine, graph, roles = self._machine, self._program.graph, self._columns.roles
+        kernel = None
+        if machine.switches.hbm_contention:
+            bandwidth = machine.compute_bandwidth(self._number)
+            path = machine.path(bandwidth[0].bandwidth, (bandwidth,), even=False)
+            kernel = ContendedKernels(graph, machine.hardware, path, machine.network).begin
+        meets = {}
+        for op, call in roles.calls.items():
+            if (collective := graph.ops[op].collective) is not None:
+                meets[op] = machine.communicator(call, roles.members[call][self._number]), collective
+        for stream in self._streams:
+            stream.kernel = with_meetings(meets, kernel) if meets else kernel
+
+    def _settle_homes(self) -> None:
+        """Put what exists at time 0 where it is at home."""
+        places = self._places
+        for tensor, home in enumerate(self._program.plan.home):
+            if home < 0:
+                continue
+            if (self._number, home, tensor) not in self._machine.stored:
+                name = self._program.graph.tensors[tensor].name
+                places.tiers[home].settle(tensor, places.size_bytes[tensor], name)
+            places.valid[home][tensor] = True
+            places.hold((tensor,), home)
+
+    def begin(self) -> None:
+        """Let the host issue its first actions."""
+        self._machine.rounds.restless += [stream.waiting for stream in self._streams]
+        self._host.advance()
+
+    @property
+    def ended(self) -> int:
+        """Computes that are done."""
+        return sum(stream.ended.reached for stream in self._streams)
+
+    def blocked(self) -> tuple[list[str], list[str]]:
+        """What this rank lacks, and for which ranks it waits, if anything is not done."""
+        told = Explainer(self._program.graph, self._places, self._streams, self._links).sentences(self._host)
+        own, peers = ([f"rank {self._number}: {sentence}" for sentence in part] for part in told)
+        return (own, peers) if self._machine.has_ranks else told

@@ -13,7 +13,7 @@ import simpy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns
 from simulator.engine.recorder import Recorder, span_row
-from simulator.engine.rounds import ISSUE_MASK, Account, Alarm, Gate, Recurring, Wanted, Watchers
+from simulator.engine.rounds import ISSUE_MASK, Account, Gate, Recurring, Wanted, Watchers
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE
 
@@ -157,7 +157,7 @@ class Stream:
     meeting
         What the running op has come to, if it is a collective.
     gate
-        What may stop it, if anything.
+        Stops it while it is open.
     """
 
     waiting: Account
@@ -167,7 +167,7 @@ class Stream:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
         self.kernel: Callable[[Stream, int, Compute], None] | None = None
         self.meeting: Met | None = None
-        self.gate: Gate | None = None
+        self.gate = Gate()
         self.queue: deque[Queued] = deque()
         self.running: Queued | None = None
         self.started, self.ended, self.start_ns = Count(self), Count(self), 0
@@ -175,7 +175,7 @@ class Stream:
         self.watchers: Watchers = []
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self._span = Recurring(self._clock, self._finish)
-        self._alarm = Alarm(self._rounds, self)
+        self._at_issue = Recurring(self._clock, lambda _: self.look_again())
         self._spans, self._workspaces = recorder.spans, workspace(0, number)
         self._tier = places.tiers[columns.compute_tier]
         self._valid, self._held = places.valid[columns.compute_tier], places.held[columns.compute_tier]
@@ -196,11 +196,6 @@ class Stream:
     def is_issued(self) -> bool:
         """Whether there is a head that has been issued: a host that is ahead queues a compute before that."""
         return bool(self.queue) and self.queue[0][3] <= self._clock.now
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing may start, whatever it needs."""
-        return self.gate is not None and self.gate.is_open
 
     def end_after(self, delay_ns: int) -> None:
         """Let the running compute end after so long."""
@@ -223,7 +218,7 @@ class Stream:
         if not queue:
             rounds.restless.append(self.waiting)
             return
-        is_alone = self.kernel is None and self.gate is None
+        is_alone = self.kernel is None and not self.gate.is_open
         if is_alone and queue[0][2].is_free and not (rounds.heads or rounds.frees or rounds.restless or rounds.touched):
             self._run_undisturbed()
         if queue:
@@ -316,10 +311,9 @@ class Stream:
         if self.running is not None or not self.queue:
             return
         (key, op, compute, issued_ns, lap), now = self.queue[0], self._clock.now
-        is_stopped = self.gate is not None and self.gate.is_open
-        if issued_ns > now and not is_stopped:
-            self._alarm.set(issued_ns)
-        if is_stopped or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
+        if not self.gate.is_open and issued_ns > now:
+            self._clock.at(issued_ns, self._at_issue)
+        if self.gate.is_open or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
             self._rounds.restless.append(self.waiting)
             return
         self.running, self.start_ns = self.queue.popleft(), now

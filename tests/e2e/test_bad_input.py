@@ -5,7 +5,7 @@ import json
 import chain
 import pytest
 
-from simulator.engine.ledger import Waiting
+from simulator.engine.waits import Waiting
 
 DOCUMENTS = {
     "a path that none is": (

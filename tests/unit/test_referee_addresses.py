@@ -12,6 +12,7 @@ from simulator import engine
 from simulator.cost import durations_ns
 from simulator.engine import compaction
 from simulator.engine.link import LinkQueue
+from simulator.engine.rounds import Gate
 from simulator.engine.spaces import BestFit, Holes, Ranges
 from simulator.errors import InvariantError
 from simulator.hardware import Allocator
@@ -49,7 +50,7 @@ TRY_START = LinkQueue.try_start
 
 def _past_the_gate(self):
     """A link starts a transfer while the tier is compacted."""
-    gate, self.gate = self.gate, None
+    gate, self.gate = self.gate, Gate()
     TRY_START(self)
     self.gate = gate
 
