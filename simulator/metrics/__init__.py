@@ -1,23 +1,23 @@
 """Counts what is in a trace: one row of numbers, and tidy tables with names."""
 
-from simulator.metrics.costs import costs as costs
 from simulator.metrics.figures import columns as columns
 from simulator.metrics.figures import figure_of as figure_of
 from simulator.metrics.frames import Frames as Frames
+from simulator.metrics.frames import peak_breakdown as peak_breakdown
 from simulator.metrics.frames import place_name as place_name
-from simulator.metrics.peaks import Instances as Instances
-from simulator.metrics.peaks import peak_breakdown as peak_breakdown
-from simulator.metrics.peaks import peaks_bytes as peaks_bytes
 from simulator.metrics.ranks import Crowd as Crowd
 from simulator.metrics.ranks import by_rank as by_rank
 from simulator.metrics.ranks import crowds as crowds
 from simulator.metrics.ranks import summarise as summarise
+from simulator.metrics.steps import Instances as Instances
 from simulator.metrics.steps import IssuedActions as IssuedActions
 from simulator.metrics.steps import Ran as Ran
 from simulator.metrics.steps import keeps_program as keeps_program
 from simulator.metrics.steps import laid_out as laid_out
+from simulator.metrics.steps import peaks_bytes as peaks_bytes
 from simulator.metrics.steps import repeats as repeats
 from simulator.metrics.summary import achieved as achieved
+from simulator.metrics.summary import costs as costs
 from simulator.metrics.summary import counted as counted
 from simulator.metrics.summary import per_second as per_second
 from simulator.metrics.summary import waits_by_place as waits_by_place

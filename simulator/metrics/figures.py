@@ -20,6 +20,7 @@ from simulator.trace import CAUSES
 Unit = Literal["ns", "B", "share", "times", "count", "per s", "text", "J", "USD", "years"]
 Over = Literal["", "cause", "tier", "link", "bus", "compute tier", "field", "energy", "price", "worn tier"]
 Of = Literal["run", "rank", "ranks", "bound", "addresses", "table", "served", "cost"]
+OverRanks = Literal["slowest", "sum", "most"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class Figure:
         Which change of it is worse, if any is.
     is_compared
         Whether `hosim diff` compares it, besides the step and what that is spent on.
+    over_ranks
+        What a job of several ranks has: the figure of its ``slowest`` rank, the ``sum`` of all, or the ``most`` of any.
     """
 
     column: str
@@ -52,6 +55,7 @@ class Figure:
     over: Over = ""
     worse: Literal["", "more", "less"] = ""
     is_compared: bool = False
+    over_ranks: OverRanks = "slowest"
 
     def at(self, place: str) -> Figure:
         """The figure of one place."""
@@ -89,11 +93,11 @@ FIGURES = (
     Figure("busy_<>_ns", "ns", "busy <>", "Time of the step with a transfer of the rank on the link.", over="link"),
     Figure("exposed_<>_ns", "ns", "exposed <>", "What of `busy_<link>_ns` falls into a stall.", over="link"),
     Figure("peak_reserved_<>_bytes", "B", "reserved <>", "The most that the allocator ever kept, in use or not.",
-           of="addresses", over="compute tier", worse="more", is_compared=True),
+           of="addresses", over="compute tier", worse="more", is_compared=True, over_ranks="most"),
     Figure("peak_<>_bytes", "B", "peak <>", "The most that the fullest instance of the tier ever held.",
            of="run", over="tier", worse="more", is_compared=True),
     Figure("moved_<>_bytes", "B", "moved <>", "Sizes of transfers issued in the measured step, staged ones on each "
-           "link that they go via; of several ranks the sum.", over="link", is_compared=True),
+           "link that they go via; of several ranks the sum.", over="link", is_compared=True, over_ranks="sum"),
     Figure("bound_ns", "ns", "bound", "What no plan's step is shorter than.", of="bound"),
     Figure("bound_kind", "text", "bounded by", "What that bound comes from.", of="bound"),
     Figure("gap_fraction", "share", "gap", "`step_ns / bound_ns - 1`; where the bound is of the mean step, "
@@ -122,7 +126,7 @@ FIGURES = (
     Figure("least_peak_bytes", "B", "least peak", "No plan with a step as short has a lower peak in the compute tier.",
            of="bound"),
     Figure("energy_j", "J", "energy", "What all ranks take in a step: power while it lasts, and what each operation "
-           "and each byte takes.", of="cost", over="energy", worse="more", is_compared=True),
+           "and each byte takes.", of="cost", over="energy", worse="more", is_compared=True, over_ranks="sum"),
     Figure("energy_per_token_j", "J", "energy/token", "`energy_j` by the tokens of a step.", of="cost", over="energy"),
     Figure("step_usd", "USD", "cost", "The price of all devices, and of the room that is held at the peak, while a "
            "step lasts.", of="cost", over="price", worse="more", is_compared=True),

@@ -1,8 +1,9 @@
-"""Tidy tables with names: one line a span, a wait, a change of memory, a stay of a tensor in a tier."""
+"""Tables with names: a line a span, wait, change of memory, or stay of a tensor in a tier; and what a peak holds."""
 
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simulator.columns import running, turns
-from simulator.graph import Graph, Job
+from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
-from simulator.metrics.peaks import Instances, kind_of, name_of
 from simulator.metrics.ranks import by_rank
-from simulator.metrics.steps import laid_out
+from simulator.metrics.steps import Instances, laid_out
 from simulator.plan import COMPUTE
 from simulator.trace import CAUSES, Block, Trace, pick
 
@@ -280,3 +280,65 @@ def _sorted(rows: Block, *keys: str) -> Block:
 def op_name(graph: Graph, op: int, run: int) -> str:
     """Name a compute: the op, and from its second run in the step on ``#2`` and so on."""
     return graph.ops[op].name + (f"#{run}" if run > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What lies in a tier at the moment when most does.
+
+    Attributes
+    ----------
+    tier, time_ns, used_bytes
+        Where, when [ns] and how much [B].
+    by_kind
+        Tensor kind -> bytes, the largest first.
+    largest
+        ``(tensor name or workspace of an op, bytes)``, the largest first.
+    """
+
+    tier: str
+    time_ns: int
+    used_bytes: int
+    by_kind: dict[str, int]
+    largest: tuple[tuple[str, int], ...]
+
+
+def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, most: int = 10) -> Peak:
+    """Say what lies in a tier when it is fullest, for the first time, in rank 0's instance.
+
+    Parameters
+    ----------
+    graph, hardware, trace
+        What ran, where, and what happened.
+    tier
+        Name of the tier.
+    most
+        How many residents are named.
+    """
+    rows = trace.residencies.whole()
+    mine = rows["tier"] == hardware.tier_names.index(tier)
+    if hardware.tiers[tier].scope == "device":
+        mine &= rows["rank"] == 0
+    time, rank, tensor, delta = (rows[name][mine] for name in ("time_ns", "rank", "tensor", "delta_bytes"))
+    if not len(delta):
+        return Peak(tier, 0, 0, {}, ())
+    used = np.cumsum(delta)
+    at = int(used.argmax())
+    held, by_kind = Counter[tuple[int, int]](), Counter[str]()
+    for t, of, size in zip(*(column[: at + 1].tolist() for column in (tensor, rank, delta)), strict=True):
+        held[t, of] += size
+    largest = sorted(((-size, t, of) for (t, of), size in held.items() if size))
+    for size, t, _ in largest:
+        by_kind[kind_of(graph, t)] -= size
+    names = tuple((name_of(graph, t), -size) for size, t, _ in largest[:most])
+    return Peak(tier, int(time[at]), int(used[at]), dict(by_kind.most_common()), names)
+
+
+def kind_of(graph: Graph, tensor: int) -> str:
+    """Kind of a tensor id of the residencies; negative ids are workspaces."""
+    return graph.tensors[tensor].kind.value if tensor >= 0 else TensorKind.WORKSPACE.value
+
+
+def name_of(graph: Graph, tensor: int) -> str:
+    """Name of a tensor id of the residencies; negative ids are workspaces."""
+    return graph.tensors[tensor].name if tensor >= 0 else f"workspace of {graph.ops[-1 - tensor].name}"

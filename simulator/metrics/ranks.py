@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ from simulator.bounds.cuts import reached
 from simulator.cost.service import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics.peaks import peaks_bytes
-from simulator.metrics.steps import Ran
-from simulator.metrics.summary import achieved, against, counted, exposed_ns, fragmentation, is_collective
+from simulator.metrics.figures import figure_of
+from simulator.metrics.steps import Ran, peaks_bytes
+from simulator.metrics.summary import achieved, against, counted, exposed_ns, is_collective
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace, instances, pick, tuples
 
@@ -43,7 +43,6 @@ def summarise(
     dict
         The figures of the run by column (`simulator.metrics.figures`). Of several ranks all times are those of the
         slowest one, which has the longest step; of several such the one whose step ends last, then the lowest number.
-        What is reserved is that of the rank that reserves most.
     """
     job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
     if job.ranks == 1:
@@ -55,14 +54,11 @@ def summarise(
         return {**rows[0], "makespan_ns": makespan, **whole, **against(None, bound), "ranks": job.ranks}
     slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], rows[rank]["warmup_ns"], -rank))
     mine = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
-    for name in hardware.link_names:
-        whole[f"moved_{name}_bytes"] = sum(row[f"moved_{name}_bytes"] for row in rows)
-    if hardware.states_energy:
-        whole["energy_j"] = sum(row["energy_j"] for row in rows)
-    whole |= fragmentation(hardware, trace, None)
+    for column in mine:
+        if merge := _MERGED.get(figure_of(column).over_ranks):
+            mine[column] = merge(row[column] for row in rows)
     computed = [(job.graphs[one].arithmetic, times) for one, times in Counter(job.graph_of).items()]
     whole |= achieved(computed, hardware, mine["step_ns"])
-    whole.pop("compactions", None)
     shares = {
         "ranks": job.ranks,
         "slowest_rank": slowest,
@@ -103,6 +99,8 @@ def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | No
         alone[name] += stands_for[rank] * transfer_ns(size, hardware.links[name])
     return {f"crowding_{name}": took[name] / alone[name] if alone[name] else None for name in hardware.link_names}
 
+
+_MERGED: Mapping[str, Callable[[Iterable[Any]], Any]] = {"sum": sum, "most": max}
 
 _SHARES = ("masked_ns", "masked_fraction", "utilisation", "bubble_fraction")
 

@@ -1,4 +1,4 @@
-"""Where the training steps of a run of one rank begin, and what its row is counted from.
+"""Follows a run: where its training steps begin, how full each tier gets, and what the row of one rank is counted from.
 
 Whoever follows a run keeps little of all its steps, and what happened in the last one; a run that was kept is followed
 afterwards, so that both give one row.
@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from simulator.columns import NONE, Ints, at_first, firsts
+from simulator.columns import NONE, Ints, at_first, firsts, running
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics.peaks import Peaks
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
-from simulator.trace import ISSUED, SPANS, WAITS, Block, Happened, Table, Trace, pick, tuples
+from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block, Happened, Table, Trace, instances, pick, tuples
 
 
 class IssuedActions:
@@ -198,6 +197,81 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
         starts.take(trace.issued[0].whole())
         starts = np.array(starts.starts, np.int64)
     return numbered(starts, trace)
+
+
+ALONE = Trace("ok", Table(SPANS), Table(WAITS), Table(RESIDENCIES), ())
+"""A trace of one rank that stands for no other."""
+
+
+class Instances:
+    """Which instance of a tier holds what a rank holds: the device's, the node's or the only one.
+
+    A rank that stands in for others counts once for each of them in its instance. What is stored once for several ranks
+    counts once.
+
+    Parameters
+    ----------
+    hardware, trace
+        Scopes of the tiers, and which rank stands in for which.
+
+    Attributes
+    ----------
+    ranks
+        How many ranks there are.
+    """
+
+    def __init__(self, hardware: Hardware, trace: Trace) -> None:
+        self.ranks, on_node = len(trace.stands_in), hardware.topology.devices_per_node
+        self._repeated_bytes = trace.repeated_bytes
+        found = [instances(tier.scope, on_node, trace.stands_in) for tier in hardware.tiers.values()]
+        self._member, self._count = (np.array(column) for column in zip(*found, strict=True))
+
+    def of(self, rows: Block) -> Ints:
+        """The instance in which each row of the residencies is: its tier's id times `ranks`, plus a number."""
+        found: Ints = rows["tier"] * self.ranks + self._member[rows["tier"], rows["rank"]]
+        return found
+
+    def delta_bytes(self, rows: Block) -> Ints:
+        """By how much each row changes what its instance holds [B]."""
+        found: Ints = rows["delta_bytes"] * self._count[rows["tier"], rows["rank"]] - self._repeated_bytes(rows)
+        return found
+
+
+def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
+    """Count the most that each tier ever holds: the largest running sum of its rows, in order [B].
+
+    Where there are several instances of a tier, it is the fullest one's.
+    """
+    found = Peaks(hardware, trace)
+    found.take(trace.residencies.whole())
+    return found.bytes
+
+
+class Peaks:
+    """Counts the most that each tier ever holds, as places are taken and freed.
+
+    Parameters
+    ----------
+    hardware, trace
+        The tiers, and whose rows count where.
+    """
+
+    def __init__(self, hardware: Hardware, trace: Trace = ALONE) -> None:
+        self._names, self._instances = hardware.tier_names, Instances(hardware, trace)
+        self._used, self._most = np.zeros((2, len(hardware.tiers) * self._instances.ranks), np.int64)
+
+    def take(self, rows: Block) -> None:
+        """Count some rows of the residencies, in order."""
+        instance, delta = self._instances.of(rows), self._instances.delta_bytes(rows)
+        used = self._used[instance] + running(instance, delta)
+        np.maximum.at(self._most, instance, used)
+        np.add.at(self._used, instance, delta)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """By tier, the most that the fullest instance of it ever held [B]."""
+        by_tier = self._most.reshape(-1, self._instances.ranks).max(axis=1).tolist()
+        return dict(zip(self._names, by_tier, strict=True))
 
 
 class Ran:

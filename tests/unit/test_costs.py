@@ -9,8 +9,7 @@ import pytest
 import simulator as hosim
 from simulator import catalog
 from simulator.cli import main
-from simulator.metrics import columns
-from simulator.metrics.costs import costs
+from simulator.metrics import columns, costs
 from simulator.plan import COMPUTE
 from simulator.report.rows import written
 from simulator.units import FieldError, exact, parse, unit_of
