@@ -7,7 +7,7 @@ every tier that links join to the compute tier both ways, directly or over other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import accumulate, pairwise
@@ -63,25 +63,6 @@ class Replay:
     trace: Trace | None = field(default=None, repr=False)
     begun_ns: int = 0
     demand: Mapping[str, float] = field(default_factory=dict)
-
-
-class Same:
-    """A thing that equals itself alone, and is kept as long as this is: what takes long to compare.
-
-    Parameters
-    ----------
-    thing
-        What it is.
-    """
-
-    def __init__(self, thing: object) -> None:
-        self._thing = thing
-
-    def __hash__(self) -> int:
-        return id(self._thing)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._thing is other._thing
 
 
 @dataclass(frozen=True)
@@ -155,13 +136,6 @@ class Problem:
         """The same without what dynamic reads choose, in another budget [B]."""
         graph = self.graph.certain
         return replace(self, graph=graph, lifetimes=Lifetimes(graph), budget_bytes=budget_bytes, popularity={})
-
-    @cached_property
-    def untimed(self) -> tuple[Hashable, ...]:
-        """All of a step that no time is in: problems with the same differ in times, in steps, or in what is popular."""
-        graph, ways = self.graph, tuple((hop, path) for hop, (_, path) in self._ways.items())
-        what = Same(graph.ops), Same(graph.tensors), graph.outputs, graph.groups
-        return *what, self.homes, self.capacities, self.streams, self.neighbours, tuple(self.links), ways
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:

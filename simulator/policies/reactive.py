@@ -9,8 +9,8 @@ a queue of its own.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator
-from functools import lru_cache, partial
+from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import Annotated, Literal
 
@@ -30,9 +30,6 @@ LOOK_AHEAD = (32, 0, 64)
 
 _AT_ONCE = 64
 """Most steps that are decided before they are handed on: a run that blocks ends soon, and one by one takes longer."""
-
-_MOST_NOTED = 10_000
-"""Codes of a run that are noted: 0.8 MB. The first scenario issues 8,900."""
 
 
 class Options(Part):
@@ -97,34 +94,13 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
     def steps(view: View) -> Iterator[Code]:
         eviction = Eviction(evict, problem, stay)
         cache = RuntimeCache(problem, homes, problem.budget_bytes, eviction, synchronous=synchronous)
-        batches = _batches(sets, look_ahead, cache, view)
-        if not sets.dynamic.readers:
-            known = _known(problem.untimed, view.steps, synchronous, evict, look_ahead)
-            batches = iter(known) if known else _noted(batches, known)
-        return chain.from_iterable(batches)
+        return chain.from_iterable(_batches(sets, look_ahead, cache, view))
 
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
     untouched = frozenset(t for t in sets.pinned if problem.graph.tensors[t].persistent)
     repeats = problem.graph.steps
     return Plan("reactive", problem.tiers, sets.homes, steps, repeats, (note,), looks=False, untouched=untouched)
-
-
-@lru_cache(maxsize=64)
-def _known(*about: Hashable) -> list[list[Code]]:
-    """What a runtime that looks at nothing issued where only times differed; nothing if that is not known."""
-    return []
-
-
-def _noted(batches: Iterator[list[Code]], known: list[list[Code]]) -> Iterator[list[Code]]:
-    """Hand on what a runtime issues, and note it once it has issued all, unless that is much."""
-    noted, codes = list[list[Code]](), 0
-    for batch in batches:
-        codes += len(batch)
-        if codes <= _MOST_NOTED:
-            noted.append(batch)
-        yield batch
-    known[:] = noted if codes <= _MOST_NOTED else ()  # ranks that run at once all note the same
 
 
 def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import pytest
 from bounding import bound
@@ -23,7 +22,6 @@ from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
-from simulator.policies.reactive import _known
 from simulator.policies.search import tune
 from simulator.referee import Drawn, check_plan, check_trace
 
@@ -105,39 +103,6 @@ def test_conformance(name, options, case):
     assert repeats <= entry.may_repeat(entry.read_options(options))
     pinned = [t for t, home in enumerate(p.homes) if home != FREE and p.starts_with[t]]
     assert [plan.home[t] for t in pinned] == [p.homes[t] for t in pinned]
-
-
-def issued(p):
-    """What a runtime issues, and how that ends."""
-    found = []
-    try:
-        plan = POLICIES["reactive"].plan(p, {"evict": "furthest", "look_ahead": 2})
-        found.extend(plan.actions(SimpleNamespace(steps=p.graph.steps)))
-    except CapacityError as error:
-        found.append(error.report)
-    return found
-
-
-@settings(max_examples=examples(240))
-@given(case=problems(), data=st.data())
-def test_what_a_runtime_issued_is_known_where_only_times_differ(case, data):
-    tight = max(needed(case.problem.graph, case.problem.homes))
-    p = replace(case.problem, budget_bytes=max(1, tight))
-    links = {
-        name: link.model_copy(update={"bandwidth_bytes_per_s": data.draw(st.sampled_from([10**8, 10**9, 10**10]))})
-        for name, link in p.hardware.links.items()
-    }
-    changed = data.draw(st.sampled_from(["homes", "room", "only times"]))
-    home = [FREE if changed == "homes" and data.draw(st.booleans()) else home for home in p.homes]
-    budget = p.budget_bytes + (data.draw(st.integers(1, 20)) if changed == "room" else 0)
-    machine = p.hardware.model_copy(update={"links": links})
-    other = replace(p, hardware=machine, homes=tuple(home), budget_bytes=budget)
-    _known.cache_clear()
-    issued(p)
-    told, hits = issued(other), _known.cache_info().hits
-    event(f"{changed}: {hits} known")
-    _known.cache_clear()
-    assert issued(other) == told
 
 
 @given(case=problems(), rows=st.permutations(CHEAP))

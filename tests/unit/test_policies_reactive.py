@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 from policy_problems import DDR, machine, problem, replay, tell, train
@@ -12,8 +11,7 @@ from stories import graph
 
 from simulator.errors import CapacityError
 from simulator.hardware import Hardware
-from simulator.policies import FREE, POLICIES, reactive
-from simulator.policies.reactive import _known
+from simulator.policies import FREE, POLICIES
 from simulator.policies.runtime_cache import Eviction
 
 
@@ -237,59 +235,3 @@ def test_where_no_tier_has_room_it_says_so():
     p = problem(train(layers=6), 36, hardware=machine(ddr="20 B"))
     with pytest.raises(CapacityError, match="ddr"):
         POLICIES["reactive"].plan(p, {"look_ahead": 0})
-
-
-POOL = {"d2p": {"source": "hbm", "target": "pool"}, "p2d": {"source": "pool", "target": "hbm"}}
-KNOWN = {"evict": "lru", "look_ahead": 2}
-
-
-def with_pool(pool="0.5 GB/s", host="1 GB/s", **more):
-    """A chain that does not fit, beside DDR and a pool."""
-    ways = {name: {**link, "bandwidth": pool} for name, link in POOL.items()}
-    hardware = machine(**ways, h2d={"bandwidth": host}, d2h={"bandwidth": host})
-    return problem(CHAIN, **{"budget": 36, "hardware": hardware, **more})
-
-
-CHAIN = train(4)
-
-
-@pytest.mark.parametrize(
-    ("change", "is_same"),
-    [
-        ({"host": "4 GB/s", "pool": "2 GB/s"}, True),
-        ({"pool": "2 GB/s"}, False),
-        ({"budget": 40}, False),
-        ({"homes": {"a0": 2}}, False),
-    ],
-    ids=["only times", "the pool is nearer", "more room", "a home in the pool"],
-)
-def test_what_a_runtime_issued_is_known_where_only_times_differ(change, is_same):
-    _known.cache_clear()
-    first, other = with_pool(), with_pool(**change)
-    before = tell(first, POLICIES["reactive"].plan(first, KNOWN))
-    assert tell(first, POLICIES["reactive"].plan(first, KNOWN)) == before
-    assert _known.cache_info().hits == 1
-    told = tell(other, POLICIES["reactive"].plan(other, KNOWN))
-    assert _known.cache_info().hits == 1 + is_same
-    assert (told == before) is is_same
-    _known.cache_clear()
-    assert tell(other, POLICIES["reactive"].plan(other, KNOWN)) == told
-
-
-def test_what_a_runtime_issued_in_part_is_not_known():
-    plan, view = POLICIES["reactive"].plan(problem(train(40), budget=36), KNOWN), SimpleNamespace(steps=1)
-    _known.cache_clear()
-    codes = [*plan.actions(view)]
-    _known.cache_clear()
-    next(iter(plan.actions(view)))
-    assert [*zip(plan.actions(view), plan.actions(view), strict=True)] == [*zip(codes, codes, strict=True)]
-    assert [*plan.actions(view)] == codes
-    assert len([*plan.actions(SimpleNamespace(steps=2))]) > len(codes)
-
-
-def test_of_a_long_run_nothing_is_noted(monkeypatch):
-    monkeypatch.setattr(reactive, "_MOST_NOTED", 10)
-    _known.cache_clear()
-    p = with_pool()
-    assert len({tuple(tell(p, POLICIES["reactive"].plan(p, KNOWN))) for _ in range(2)}) == 1
-    assert _known(p.untimed, 1, False, "lru", 2) == []
