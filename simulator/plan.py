@@ -144,8 +144,6 @@ class Plan:
     looks
         Whether a reactive plan looks at the machine: at its time, at room, at what has settled. One that does not
         (places as issued are always there to look at) is replayed faster.
-    untouched
-        Tensors that a reactive plan promises never to copy, detach or sync; that is faster, too.
     starts_ns
         When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
         pull over a link that they share then comes at different times.
@@ -164,7 +162,6 @@ class Plan:
     repeats: int = 1
     notes: tuple[str, ...] = field(default=())
     looks: bool = True
-    untouched: frozenset[int] = frozenset()
     starts_ns: tuple[int, ...] = (0,)
     static_parts: tuple[Actions, ...] = ()
     file: str = ""

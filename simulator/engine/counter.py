@@ -72,12 +72,12 @@ class LateReads:
     Attributes
     ----------
     certain, possible
-        Per op: tracked tensors that it reads for certain and that no op reads dynamically; other tracked ones of its
-        reads. Of the latter nothing is known from the ops before, which may have named them without reading them.
+        Per op: tensors that it reads for certain and that no op reads dynamically; its other reads. Of the latter
+        nothing is known from the ops before, which may have named them without reading them.
     """
 
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
-        self.draws, self._tracked = draws, columns.tracked
+        self.draws = draws
         self._late = {op: late for op in draws.chosen_bits if (late := graph.ops[op].late) is not None}
         candidates = frozenset(chain.from_iterable(late.candidates for late in self._late.values()))
         self.certain = [tuple([t for t in reads if t not in candidates]) for reads in columns.reads]
@@ -92,11 +92,6 @@ class LateReads:
     def __contains__(self, op: int) -> bool:
         return op in self._issued
 
-    def sure_reads(self, op: int) -> tuple[int, ...] | None:
-        """What an op reads, if that is certain and reveals nothing."""
-        is_sure = not self.possible[op] and op not in self._issued and op not in self._revealed_by
-        return self.certain[op] if is_sure else None
-
     def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
         """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
         if op in self._revealed_by:
@@ -104,8 +99,7 @@ class LateReads:
         if op not in self._issued:
             return self._others[op]
         self._issued[op] += 1
-        chosen = self.draws.chosen(op, self._issued[op] - 1)
-        return (*[tensor for tensor in chosen if self._tracked[tensor]], *self._others[op])
+        return (*self.draws.chosen(op, self._issued[op] - 1), *self._others[op])
 
     def time(self, op: int, compute: Compute) -> None:
         """Give the issue of an op with dynamic reads that was just counted its own time."""

@@ -41,15 +41,10 @@ class Program:
 class Columns:
     """A graph as the engine loops over it: by op id or tensor id.
 
-    A tensor that no copy, detach or sync names stays where it is; with one compute stream its steps are in order by
-    themselves, so that nothing needs to be checked for it. Only the others are *tracked*.
-
     Attributes
     ----------
-    tracked
-        Per tensor: whether it is.
     reads, writes
-        Per op: tracked tensors that it reads, and writes.
+        Per op: tensors that it reads, and writes.
     duration_ns, workspace_bytes, is_collective
         Per op; a collective without members takes its time alone, as if the others always came in time. Of an op with
         dynamic reads the duration is set when it starts.
@@ -70,9 +65,8 @@ class Columns:
     def __init__(self, program: Program, compute_tier: int) -> None:
         graph, plan = program.graph, program.plan
         self.compute_tier, self.streams = compute_tier, _streams(graph, plan)
-        self.tracked = tracked = _tracked(plan, compute_tier, self.streams)
-        self.reads = [tuple([t for t in op.reads if tracked[t]]) for op in graph.ops]
-        self.writes = [tuple([t for t in op.writes if tracked[t]]) for op in graph.ops]
+        self.reads = [op.reads for op in graph.ops]
+        self.writes = [op.writes for op in graph.ops]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
         self.duration_ns = list(program.durations_ns)
         self.is_collective = [op.kind is OpKind.COLLECTIVE for op in graph.ops]
@@ -89,14 +83,3 @@ def _streams(graph: Graph, plan: Plan) -> int:
     if steps is None:
         return 1 + len(graph.groups)
     return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)
-
-
-def _tracked(plan: Plan, compute_tier: int, streams: int) -> list[bool]:
-    """Flag the tensors whose place or order has to be watched."""
-    steps, untouched = plan.fixed, plan.untouched
-    if streams > 1:
-        return [True] * len(plan.home)
-    if steps is not None:
-        named = (tensor for kind, tensor in zip(steps.kind, steps.a, strict=True) if kind != COMPUTE)
-        untouched = frozenset(range(len(plan.home))).difference(named)
-    return [home != compute_tier or tensor not in untouched for tensor, home in enumerate(plan.home)]

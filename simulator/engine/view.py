@@ -57,49 +57,24 @@ class Issued(Counter):
         rows
             Takes the codes, for the trace.
         """
-        parts, late, count, prices_ns = self._plan.static_parts, self._late or (), self._count, costs.reactive.prices_ns
-        computes, last_use, seen, light = self._computes, self._last_use[0], self._seen[0], self._light_reads()
-        free, tracked = Compute(self._streams[0], is_free=True), self._columns.tracked
-        self._select_ns, update_ns, step_ns = costs.reactive.select_ns, costs.reactive.update_ns, costs.fixed.step_ns
-        light_ns = step_ns if parts else prices_ns[COMPUTE]
+        parts, late, runtime = self._plan.static_parts, self._late or (), costs.reactive
+        self._select_ns, prices_ns, step_ns = runtime.select_ns, runtime.prices_ns, costs.fixed.step_ns
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for kind, a, b, c in codes:
             rows += code_row(kind, a, b, c)
-            if kind == COMPUTE:
-                if (reads := light[a]) is not None and not b and seen.issuperset(reads):
-                    number = computes[0] = computes[0] + 1
-                    for tensor in reads:
-                        last_use[tensor] = number
-                    yield kind, a, free, light_ns
-                    self._number += 1
-                    continue
-                if a in late:
-                    self._check_late(a)
-            elif not tracked[a]:
-                must, what = "a tensor that the plan calls untouched is not named", ("", "copy", "detach", "sync")[kind]
-                self._refuse(what, must, a, self._here, "leave it out there")
-            action, price_ns = count[kind](a, b, c), prices_ns[kind]
+            if kind == COMPUTE and a in late:
+                self._check_late(a)
+            action, price_ns = self._count[kind](a, b, c), prices_ns[kind]
             if parts and kind != SYNC and a not in (late if kind == COMPUTE else self._candidates):
                 price_ns = step_ns
             if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
-                price_ns += update_ns
+                price_ns += runtime.update_ns
             if self._owed_ns and (kind != COMPUTE or a in late):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
             yield kind, a, action, price_ns
             self._number += 1
-
-    def _light_reads(self) -> Sequence[tuple[int, ...] | None]:
-        """By op, what it reads, if it takes and makes nothing that is watched and all computes are on one stream.
-
-        Where that was seen to before, its computes are one that has nothing to wait for: most of what a runtime issues.
-        """
-        if self._has_several:
-            return [None] * len(self._reads)
-        reads = self._reads if self._late is None else [self._late.sure_reads(op) for op in range(len(self._reads))]
-        changes = zip(reads, self._columns.writes, self._columns.workspace_bytes, strict=True)
-        return [None if writes or workspace else used for used, writes, workspace in changes]
 
     @property
     def steps(self) -> int:

@@ -193,8 +193,6 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
     if not dynamic.candidates:
         return planned
     problem, static_part = dynamic.problem, planned.fixed or Actions()
-    moved = {a for kind, a, _, _ in static_part if kind != COMPUTE}
-    exists = {t for t, home in enumerate(planned.home) if home == problem.compute_tier}
     guess = f" with accuracy {options.accuracy:g}" if options.prefetch == "speculative" else ""
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
     parts, ends = _parts(dynamic, static_part)
@@ -214,7 +212,6 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
         actions=steps,
         notes=(*planned.notes, note),
         looks=False,
-        untouched=frozenset(exists - moved - {dynamic.signal(op) for op in dynamic.revealed}),
         static_parts=parts,
     )
 

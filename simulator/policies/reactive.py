@@ -98,9 +98,7 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
 
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
-    untouched = frozenset(t for t in sets.pinned if problem.graph.tensors[t].persistent)
-    repeats = problem.graph.steps
-    return Plan("reactive", problem.tiers, sets.homes, steps, repeats, (note,), looks=False, untouched=untouched)
+    return Plan("reactive", problem.tiers, sets.homes, steps, problem.graph.steps, (note,), looks=False)
 
 
 def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:

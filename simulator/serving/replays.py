@@ -178,7 +178,7 @@ def _with_copies(plan: Plan, problem: Problem, work: Iteration, queued: int | No
     def steps(view: View) -> Iterator[Code]:
         return chain(codes, filterfalse(is_done, decide(view)))
 
-    return replace(plan, actions=steps, untouched=plan.untouched - {tensor for _, tensor, *_ in codes})
+    return replace(plan, actions=steps)
 
 
 def _ending(problem: Problem, name: str) -> Sequence[int]:

@@ -141,14 +141,6 @@ def test_1_a_plan_that_says_that_it_does_not_look_is_held_to_it(look):
         engine.run([engine.Program(g, plan, [5])], h)
 
 
-@pytest.mark.parametrize("step", [(COPY, 0, 0, 1), (2, 0, 0, 0), (3, 0, 0, 0)])
-def test_1_a_plan_is_held_to_what_it_calls_untouched(step):
-    h, g = machine(), graph("w 10 persistent", "f: w ->, 5 ns")
-    plan = Plan("story", h.tier_names, (0,), lambda view: iter([step]), untouched=frozenset({0}))
-    with pytest.raises(PlanError, match=r"action 0 \(\w+\): a tensor that the plan calls untouched is not named"):
-        engine.run([engine.Program(g, plan, [5])], h)
-
-
 def test_1_host_runs_ahead_by_the_depth_of_its_queue():
     ops = [f"f{i}: ->, 10 ns" for i in range(5)]
     g = graph("a 1", *ops)
