@@ -50,11 +50,11 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     from simulator.run.results import writing
 
     case = read(scenario, set=more["set"], trace="none" if more["no_trace"] else None)
-    with nullcontext() if out is None else writing(out) as pages:  # each row is written while the next ones run
+    policies, what_if = more["policies"] or None, more["what_if"]
+    with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages:
         with Shown() as progress:
             each = None if pages is None else pages.add
-            what_if = more["what_if"]
-            results = run_case(case, more["policies"] or None, progress, each, aside=True, what_if=what_if)
+            results = run_case(case, policies, progress, each, aside=True, what_if=what_if)
         if pages is not None:
             results.finish(pages)
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)

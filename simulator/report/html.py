@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from simulator.metrics import peak_breakdown
-from simulator.processes import Aside
 from simulator.report import drawing, perfetto
 from simulator.report.drawing import picture
 from simulator.report.files import COMPARISON, folder_names
@@ -66,27 +64,33 @@ _TIMELINE, _RANKS = "timeline.png", "ranks.png"
 
 
 class Pages:
-    """The folders of rows that ran, each written aside: timeline picture, Perfetto trace, and more.
+    """A folder of results, with a folder in it for each row: timeline picture, Perfetto trace, and more.
 
     Parameters
     ----------
     folder
         An existing folder.
-    calls
-        Runs what writes them.
+    labels
+        Of all rows.
     more
         Called for each row, with its folder.
     """
 
-    def __init__(self, folder: Path, calls: Aside, more: RowWriter) -> None:
-        self.folder, self._calls, self._more = folder, calls, more
-        self._labels: list[str] = []
+    def __init__(self, folder: Path, labels: Sequence[str], more: RowWriter) -> None:
+        self.folder, self._more = folder, more
+        self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 
     def add(self, row: Row) -> None:
-        """Begin to write the next row; nothing if it did not run."""
-        self._labels.append(row.label)
-        if row.trace is not None:
-            self._calls.call(partial(_write_row, row, self._of(row), self._more))
+        """Write the folder of a row; nothing if the row has no trace."""
+        if row.trace is None:
+            return
+        folder = self._folders[row.label]
+        folder.mkdir()
+        self._more(row, folder)
+        perfetto.write(row, folder / "trace.perfetto.json.gz")
+        (folder / _TIMELINE).write_bytes(picture(timeline(row)).png())
+        if row.is_job and row.is_ok:
+            (folder / _RANKS).write_bytes(picture(by_rank(row)).png())
 
     def report(
         self,
@@ -95,7 +99,7 @@ class Pages:
         rows: Sequence[Row],
         parts: Sequence[tuple[View, bytes | None]] = (),
     ) -> None:
-        """Write the report of all rows and the picture of their table, and with it wait until all are written.
+        """Write the report of all rows, once each is written, and the picture of their table.
 
         Parameters
         ----------
@@ -130,19 +134,6 @@ class Pages:
         (self.folder / "report.html").write_text(text, encoding="utf-8")
 
     def _pictures(self, row: Row) -> list[bytes]:
-        """The pictures of a row, once all rows are written."""
-        self._calls.finish()
-        files = (self._of(row) / name for name in (_TIMELINE, _RANKS))
+        """The pictures of a row."""
+        files = (self._folders[row.label] / name for name in (_TIMELINE, _RANKS))
         return [file.read_bytes() for file in files if file.exists()]
-
-    def _of(self, row: Row) -> Path:
-        return self.folder / folder_names(self._labels)[row.label]
-
-
-def _write_row(row: Row, folder: Path, more: RowWriter) -> None:
-    folder.mkdir()
-    more(row, folder)
-    perfetto.write(row, folder / "trace.perfetto.json.gz")
-    (folder / _TIMELINE).write_bytes(picture(timeline(row)).png())
-    if row.is_job and row.is_ok:
-        (folder / _RANKS).write_bytes(picture(by_rank(row)).png())

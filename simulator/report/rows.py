@@ -41,7 +41,7 @@ class Row:
         What was decided for each graph of the job, and what happened; nothing where no such plan fits. No trace if the
         scenario says that none is kept. Of a rank, its own trace, in which it is number 0.
     ran
-        Of one rank, what its row was counted from.
+        What the row was counted from, if no trace is kept.
     shortfall
         Why no such plan fits, and what would help; None where one ran.
     homes_are_given

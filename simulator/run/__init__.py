@@ -16,7 +16,8 @@ from simulator.report.rows import by_step
 from simulator.run.case import Case, Policies, prepare
 from simulator.run.questions import beside, free, searched
 from simulator.run.results import Result, Results
-from simulator.run.row import Progress, rows_of, silent
+from simulator.run.row import rows_of
+from simulator.run.sweep import Progress, silent
 from simulator.scenario import Keep, Scenario
 
 
@@ -137,7 +138,7 @@ def run_case(
     policies, progress, what_if
         As for `run`.
     each
-        Called with each row when it is there; only how it compares with others is added to it later.
+        Called with each row in the fork that ran it; how the row compares with others is added later.
     aside
         Whether rows run in forks of this process, as many at a time as there are cores. Functions as policies then
         leave nothing here but what they decide.

@@ -21,8 +21,8 @@ from simulator.report.expectations import OTHER, condition, unmet
 from simulator.report.question_views import BOUNDS
 from simulator.run.case import Case, Policies, prepare
 from simulator.run.grid import COUNTED
-from simulator.run.row import row_of, silent
-from simulator.run.sweep import Point, Row, Rows, Study
+from simulator.run.row import row_of
+from simulator.run.sweep import Point, Row, Rows, Study, silent
 from simulator.scenario import Frontier, Largest
 from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.question import COMPUTE, FASTEST

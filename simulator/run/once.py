@@ -15,8 +15,8 @@ from simulator.plan import Plan
 from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
 from simulator.run.case import Case, Policies, prepare
-from simulator.run.row import row_of, silent
-from simulator.run.sweep import Rows
+from simulator.run.row import row_of
+from simulator.run.sweep import Rows, silent
 
 
 @dataclass(frozen=True, eq=False)

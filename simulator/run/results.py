@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from simulator.errors import CapacityError, ConfigError
 from simulator.graph import TensorKind
 from simulator.hardware import without_effect
 from simulator.plan import Actions, Plan
-from simulator.processes import aside
+from simulator.processes import forked
 from simulator.report import expectations, files, readings
 from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Check, check
@@ -26,7 +26,7 @@ from simulator.report.tables import PIPE_WIDTH, folded
 from simulator.report.views import Section, View, pointer
 from simulator.run.case import Case
 from simulator.run.provenance import as_run, files_named, provenance
-from simulator.run.sweep import Sweep, frame
+from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.trace import Trace
 from simulator.units import human, nearest
 
@@ -349,9 +349,9 @@ class Results(dict[str, Result]):
             The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
             is replaced.
         """
-        with writing(out) as pages:
-            for row in self.values():
-                pages.add(row)
+        with writing(out, list(self)) as pages:
+            with closing(forked([partial(_add, pages, row) for row in self.values()], silent)) as written:
+                list(written)
             self.finish(pages)
 
     def finish(self, pages: Pages) -> None:
@@ -360,7 +360,7 @@ class Results(dict[str, Result]):
         Parameters
         ----------
         pages
-            The folder, to which the rows were added in their order.
+            The folder, to which all rows were added.
         """
         from simulator.report.drawing import picture  # noqa: PLC0415 - drawing takes time to import
 
@@ -374,18 +374,22 @@ class Results(dict[str, Result]):
 
 
 @contextmanager
-def writing(out: str | Path) -> Iterator[Pages]:
-    """Give the folder of a result to add rows to, each when it is there; it is complete when the block ends, or absent.
+def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
+    """Give the folder of a result to add rows to; it is complete when the block ends, or absent.
 
     Parameters
     ----------
-    out
-        As for `Results.write`.
+    out, labels
+        As for `Results.write`, and the labels of all rows.
     """
     from simulator.report.html import Pages  # noqa: PLC0415 - draws pictures, which takes time to import
 
-    with files.replaced(Path(out)) as folder, aside() as calls:
-        yield Pages(folder, calls, _write_tables)
+    with files.replaced(Path(out)) as folder:
+        yield Pages(folder, labels, _write_tables)
+
+
+def _add(pages: Pages, row: Result, _: Progress) -> None:
+    pages.add(row)
 
 
 def _write_tables(row: Result, folder: Path) -> None:

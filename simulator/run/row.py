@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from simulator import metrics, referee
-from simulator.errors import CapacityError, ConfigError, HosimError, InvariantError, ScopeError
+from simulator.errors import CapacityError, ConfigError, InvariantError, ScopeError
 from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
 from simulator.policies.problem import Problem
-from simulator.processes import beside, forked
+from simulator.processes import forked
 from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step
 from simulator.run.advice import advised
 from simulator.run.case import Case, Policies, execute
 from simulator.run.results import Result
+from simulator.run.sweep import Progress, silent
 from simulator.run.task import Task
 from simulator.trace import Happened, Trace
-
-Progress = Callable[[str, int, int], None]
-"""Called now and then with the row at work, the computes that are done, and those that there are in all."""
-
-
-def silent(label: str, done: int, total: int) -> None:
-    """Show no progress."""
 
 
 def rows_of(
@@ -48,23 +41,11 @@ def rows_of(
     advice
         Whether levers are looked for where a row does not fit.
     """
-    rows, results = case.rows(policies), list[Result]()
-
-    def ran(label: str, decide: Policy, tell: Progress) -> Result:
-        row = row_of(case, label, decide, tell, advice=advice)
-        return replace(row, plans=tuple(map(_decided_before, row.plans))) if aside else row
-
-    calls = [partial(ran, label, decide) for label, decide in rows.items()]
+    rows = case.rows(policies)
     if aside:
-        for label in rows:
-            _known_before(case.of(label), label)
-    cases = {id(one): one for one in map(case.of, rows)}.values()
-    shared = [part for one in cases for part in (one, one.job, *one.job.graphs, one.hardware)]
-    with closing(forked(calls, progress, shared)) if aside else nullcontext(call(progress) for call in calls) as found:
-        for result in found:
-            results.append(result)
-            if each is not None:
-                each(result)
+        results = _rows_aside(case, rows, progress, each, advice=advice)
+    else:
+        results = [row_of(case, label, decide, progress, advice=advice) for label, decide in rows.items()]
     best = next((row.summary["step_ns"] for row in by_step(results)), 0)
     for row in results:
         if row.is_ok and best:
@@ -74,10 +55,29 @@ def rows_of(
     return results
 
 
-def _known_before(case: Case, label: str) -> None:
-    """Find what several rows want to know and no plan changes, so that not each fork finds it for itself."""
-    if not case.unfit(label) and case.asks_bounds:
-        case.bound(may_repeat=case.may_repeat(label), in_turn=False)
+def _rows_aside(
+    case: Case, rows: Mapping[str, Policy], progress: Progress, each: Callable[[Result], None] | None, *, advice: bool
+) -> list[Result]:
+    """Run rows in forks, which send back what came of each, without the case that this process has."""
+    for label in rows:  # what several rows want to know and no plan changes, so that not each fork finds it for itself
+        own = case.of(label)
+        if not own.unfit(label) and own.asks_bounds:
+            own.bound(may_repeat=own.may_repeat(label), in_turn=False)
+
+    def sent(label: str, decide: Policy, tell: Progress) -> dict[str, Any]:
+        row = row_of(case, label, decide, tell, advice=advice)
+        if each is not None:
+            each(row)
+        plans = tuple(map(_decided_before, row.plans))
+        return {name: getattr(row, name) for name in _SENT} | {"plans": plans}
+
+    with closing(forked([partial(sent, *row) for row in rows.items()], progress)) as ended:
+        found = dict(ended)
+    return [Result.of(case.of(label), label, **found[number]) for number, label in enumerate(rows)]
+
+
+_SENT = ("summary", "trace", "ran", "shortfall", "remarks")
+"""What of a row a fork sends back as it is."""
 
 
 def _decided_before(plan: Plan) -> Plan:
@@ -197,41 +197,14 @@ def checked(
         findings = referee.check_trace(job, case.hardware, ran, trace, budget, switches)
         return Checked(trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None)
     watch = referee.Watch(job, case.hardware, ran, budget, switches)
-    try:
-        with beside(Follower(watch, metrics.Ran.under(case.graph, case.hardware, plans[0]))) as follower:
-            trace = execute(case, plans, progress, allocator, follower.take)
-            return Checked(trace, *follower.finish(trace))
-    except BrokenProcessPool:
-        must, found = "the process that checks and counts the run ends with it", "that it was ended"
-        raise HosimError(label, must, found, "see whether memory is short, and run again") from None
+    counting = metrics.Ran.under(case.graph, case.hardware, plans[0])
 
+    def take(happened: Happened) -> None:
+        watch.take(happened)
+        counting.take(happened)
 
-class Follower(NamedTuple):
-    """Holds one rank's run against the laws, and counts it, while it goes on.
-
-    Attributes
-    ----------
-    watch, ran
-        What does so.
-    """
-
-    watch: referee.Watch
-    ran: metrics.Ran
-
-    def take(self, happened: Happened) -> None:
-        """Take what happened since the last time."""
-        self.watch.take(happened)
-        self.ran.take(happened)
-
-    def finish(self, trace: Trace) -> tuple[referee.Findings, metrics.Ran]:
-        """What the referee noticed, and what the row is counted from.
-
-        Parameters
-        ----------
-        trace
-            How the run ended.
-        """
-        return self.watch.finish(trace), self.ran.ended(trace)
+    trace = execute(case, plans, progress, allocator, take)
+    return Checked(trace, watch.finish(trace), counting.ended(trace))
 
 
 def replayed(
@@ -261,14 +234,14 @@ def replayed(
         "may_repeat": ran.repeats if ran else metrics.repeats(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
     }
-    is_kept = not case.asks_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
-    is_bounded = is_kept and case.asks_bounds
+    keeps = not case.asks_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
+    is_bounded = keeps and case.asks_bounds
     bound = case.bound(**kind) if is_bounded else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
     handled = case.loaded.handled
     summary = {"policy": label, **counts, **metrics.per_second(counts["step_ns"], **handled)}
     summary |= metrics.costs(case.hardware, summary, case.job.ranks, handled["tokens"])
-    if not is_kept:
+    if not keeps:
         summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
     elif is_bounded and trace.status == "ok":
         summary["least_peak_bytes"] = case.least_peak_bytes(summary["step_ns"], **kind)
@@ -276,8 +249,9 @@ def replayed(
         _check_bound(label, summary)
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
-    kept = trace if case.loaded.scenario.trace == "kept" else None
-    return Result.of(case, label, summary, plans=named, trace=kept, ran=ran, remarks=findings.remarks)
+    is_kept = case.loaded.scenario.trace == "kept"
+    happened = {"trace": trace} if is_kept else {"ran": ran}
+    return Result.of(case, label, summary, plans=named, remarks=findings.remarks, **happened)
 
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:

@@ -24,7 +24,8 @@ from simulator.report.rows import percent
 from simulator.report.sentences import crowded
 from simulator.run.case import prepare
 from simulator.run.results import Result
-from simulator.run.row import Progress, notes, row_of, silent
+from simulator.run.row import notes, row_of
+from simulator.run.sweep import Progress, silent
 from simulator.scenario import Scenario
 from simulator.units import counted, human, nearest
 from simulator.workload import Workload

@@ -43,8 +43,13 @@ Point = tuple[Any, ...]
 Task = tuple[int, Point]
 """Which study, and a point of it."""
 Progress = Callable[[str, int, int], None]
+"""Called now and then with what is at work, how much of it is done, and how much there is in all."""
 Does = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
 """Does tasks in some processes, as `simulator.processes.worked` does."""
+
+
+def silent(label: str, done: int, total: int) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,7 @@ from simulator.catalog import Loaded
 from simulator.errors import insist
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
-from simulator.run.row import Progress, silent
-from simulator.run.sweep import Sweep, frame
+from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.scenario import Scenario
 from simulator.serving import latencies
 from simulator.serving.asked import Rooms, arriving, asked_of, rooms

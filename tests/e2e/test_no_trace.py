@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from dataclasses import replace
 
 import chain
 import pytest
 
 import simulator as hosim
-from simulator import engine, processes
-from simulator.errors import ConfigError, HosimError, InvariantError
+from simulator import engine
+from simulator.errors import ConfigError, InvariantError
 from simulator.run import Case, prepare, read, run_case
-from simulator.run.row import Follower
 
 MOE_ROWS = ["resident", "on demand, lru", "hybrid, guess 80 %"]
 
@@ -73,19 +70,6 @@ def test_what_needs_a_trace_says_so(tmp_path) -> None:
 def test_ranks_and_addresses_keep_their_trace(name: str, found: str) -> None:
     with pytest.raises(ConfigError, match=f"a run keeps its trace if ranks may meet.*found {found}; write trace: kept"):
         read(name, trace="none")
-
-
-def test_a_process_that_is_ended_from_outside_is_one_message(tmp_path, monkeypatch) -> None:
-    here = os.getpid()
-
-    def ended(self, happened):
-        if os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    monkeypatch.setattr(Follower, "take", ended)
-    monkeypatch.setattr(processes, "_can_fork", lambda: True)
-    with pytest.raises(HosimError, match="static: the process that checks and counts the run ends with it, found that"):
-        run_case(read(chain.write(tmp_path), trace="none"), ["static"])
 
 
 def test_the_referee_is_there_as_well(tmp_path, monkeypatch) -> None:

@@ -21,8 +21,9 @@ from simulator.errors import ConfigError
 from simulator.report.uncertain import beats, sure
 from simulator.run import grid, points
 from simulator.run.case import prepare
-from simulator.run.row import row_of, silent
+from simulator.run.row import row_of
 from simulator.run.sample import drawn, jittered
+from simulator.run.sweep import silent
 from simulator.scenario.study import Sample
 
 LINK, LATENCY, BUDGET, STEPS = "links.*.bandwidth", "links.*.latency", "scenario.budget", "workload.steps"

@@ -23,7 +23,8 @@ from simulator.plan import NOWHERE, Plan
 from simulator.policies import POLICIES, Problem
 from simulator.run import Result, run_case
 from simulator.run.case import Case, prepare
-from simulator.run.row import row_of, silent
+from simulator.run.row import row_of
+from simulator.run.sweep import silent
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 

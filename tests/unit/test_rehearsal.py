@@ -12,7 +12,8 @@ import simulator as hosim
 from simulator import engine
 from simulator.policies.problem import REHEARSED
 from simulator.run import read
-from simulator.run.row import plans_of, silent
+from simulator.run.row import plans_of
+from simulator.run.sweep import silent
 
 STEPS = 3 * REHEARSED
 EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 0"

@@ -17,7 +17,6 @@ from rank_stories import cluster, perform, team
 import simulator as hosim
 from simulator import metrics
 from simulator.graph import Graph, Job
-from simulator.processes import aside
 from simulator.report import drawing, html, perfetto, pictures, timeline
 from simulator.report.readings import by_place, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted
@@ -270,10 +269,9 @@ def test_the_page_has_a_table_of_ranks(whole, folded, tmp_path):
     assert {"collectives", "masked", "bubble", "utilisation", "peak hbm"} <= set(heads)
     provenance = {"hosim": "0", "fitted": [], "assumed": [], "inputs": [], "switches": {}, "set": {}}
     said = {"sentences": [], "expectations": [], "stalls": {"static": by_place(folded)}, "provenance": provenance}
-    with aside() as calls:
-        pages = html.Pages(tmp_path, calls, lambda row, folder: None)
-        pages.add(folded)
-        pages.report(folded.case.loaded.scenario, said, [folded])
+    pages = html.Pages(tmp_path, [folded.label], lambda row, folder: None)
+    pages.add(folded)
+    pages.report(folded.case.loaded.scenario, said, [folded])
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.count("data:image/png") == 3, "the table, the timeline, and what each rank does"
     assert "<h3>The ranks</h3>" in text
