@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from simulator import bounds, engine, formats, metrics, referee
@@ -48,6 +48,10 @@ class Case:
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     asked
         Columns that are asked for; None: all. Bounds are found only if one of theirs is among them.
+    enough
+        Rooms in which a plan was made and ran, by how it was made and what room it was known to need.
+    changed
+        The same on machines that rows set for themselves, by what they set: see `of`.
     """
 
     loaded: Loaded
@@ -56,6 +60,8 @@ class Case:
     trials: Trials
     is_changed: bool = False
     asked: Collection[str] | None = None
+    enough: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False)
+    changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def asks_bounds(self) -> bool:
@@ -107,25 +113,16 @@ class Case:
         entry = POLICIES[choice.policy]
         return entry.may_repeat(entry.read_options(choice.options))
 
-    @cached_property
-    def of(self) -> Callable[[str], Case]:
+    def of(self, row: str) -> Case:
         """The same on the machine that a row sets for itself; rows that set the same share it, and its bounds."""
-        known = {repr({}): self}
-
-        def of(row: str) -> Case:
-            choice = self.choice(row)
-            change = repr(choice.set_)
-            if change not in known:
-                loaded = self.loaded.for_row(choice)
-                known[change] = prepare(loaded, self.job, is_changed=self.is_changed, asked=self.asked)
-            return known[change]
-
-        return of
-
-    @cached_property
-    def enough(self) -> dict[str, dict[str, int]]:
-        """Rooms in which a plan was made and ran, by how it was made and what room it was known to need."""
-        return {}
+        choice = self.choice(row)
+        if not choice.set_:
+            return self
+        change = repr(choice.set_)
+        if change not in self.changed:
+            loaded = self.loaded.for_row(choice)
+            self.changed[change] = prepare(loaded, self.job, is_changed=self.is_changed, asked=self.asked)
+        return self.changed[change]
 
     def choice(self, row: str) -> PolicyChoice:
         """The row of the scenario with this name, or else the policy with its default options."""

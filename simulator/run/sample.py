@@ -109,6 +109,15 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     """
     rule, do = "jitter is of one rank", "run one rank's slice of the workload"
     insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks} ranks", do)
+    found = _with_other_times(case, level, draw, seed)
+    for row in case.loaded.scenario.policies:
+        case.of(row.row)  # makes the machine that a row sets for itself
+    found.changed.update({change: _with_other_times(own, level, draw, seed) for change, own in case.changed.items()})
+    return found
+
+
+def _with_other_times(case: Case, level: float, draw: int, seed: int) -> Case:
+    """The case on one machine, with times of ops and links multiplied."""
     graph, hardware, (task,) = case.graph, case.hardware, case.tasks
     normal = np.random.default_rng((seed, draw)).standard_normal(len(graph.ops) + len(hardware.links))
     sigma = math.sqrt(math.log1p(level**2))
@@ -120,9 +129,7 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     graph, hardware = replace(graph, ops=ops), _stretched(hardware, factors[len(ops) :])
     times = durations_ns(graph, hardware)
     problem = replace(task.problem, graph=graph, hardware=hardware, durations_ns=times)
-    found = replace(case, job=replace(case.job, graphs=(graph,)), tasks=(replace(task, problem=problem),))
-    vars(found)["of"] = lambda row: found if case.of(row) is case else jittered(case.of(row), level, draw, seed)
-    return found
+    return replace(case, job=replace(case.job, graphs=(graph,)), tasks=(replace(task, problem=problem),))
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 
 from simulator import bounds, engine, formats, metrics
 from simulator.catalog import Loaded
@@ -214,6 +214,8 @@ class Task:
     number: int
     team: bounds.Team
     drawn: RunDraws
+    _limits: dict[tuple[bool, bool], bounds.Limits] = field(default_factory=dict, init=False, repr=False)
+    _unfit: dict[bool, Shortfall | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def times_ns(self) -> Sequence[int]:
@@ -247,43 +249,47 @@ class Task:
         """Tensors (ids) that the scenario keeps in the compute tier."""
         return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
 
-    @cached_property
-    def bound(self) -> Callable[..., bounds.Bound]:
+    def bound(self, **kind: bool) -> bounds.Bound:
         """What no plan of a kind can beat: see `limits`."""
-        return cache(lambda **kind: self.limits(**kind).step(self.problem.budget_bytes))
+        return self.limits(**kind).step(self.problem.budget_bytes)
 
     @cached_property
     def lap_bound(self) -> bounds.Bound:
         """What each lap of a repeating plan takes at least on average, right whatever dynamic reads choose."""
         return bounds.mean_step(self.graph, self.problem.hardware, self.problem.known_homes)
 
-    @cached_property
-    def limits(self) -> Callable[..., bounds.Limits]:
-        """All that no plan of a kind can beat: of plans that run each op once in a step unless it is `may_repeat`.
+    def limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
+        """All that no plan of a kind can beat, found once for each kind.
 
-        If it is `in_turn`, also of plans whose ranks do not begin together. They need not do the same at the same time,
-        and their steps that count may have different numbers; so each is then bounded as if the others came in time.
+        Parameters
+        ----------
+        may_repeat
+            Whether plans count that run an op again within a step.
+        in_turn
+            Whether plans count whose ranks do not begin together. These need not do the same at the same time, and
+            their steps that count may have different numbers; so each rank is bounded as if the others came in time.
         """
-        return cache(self._limits)
+        if (may_repeat, in_turn) not in self._limits:
+            precedence = self.team.precedences[self.number]
+            if in_turn:
+                timing = bounds.Timing.alone(precedence, self.times_ns, may_repeat=may_repeat)
+            else:
+                timing = self.team.timings(may_repeat=may_repeat)[self.number]
+            shorter_ns = self.drawn.shorter_ns(self.graph, precedence.last)
+            self._limits[may_repeat, in_turn] = bounds.Limits(
+                replace(timing, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
+                self.problem.hardware,
+                self.problem.known_homes,
+                may_repeat=may_repeat,
+                sharers={} if in_turn else self.team.sharers(self.number),
+            )
+        return self._limits[may_repeat, in_turn]
 
-    def _limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
-        precedence = self.team.precedences[self.number]
-        if in_turn:
-            timing = bounds.Timing.alone(precedence, self.times_ns, may_repeat=may_repeat)
-        else:
-            timing = self.team.timings(may_repeat=may_repeat)[self.number]
-        shorter_ns = self.drawn.shorter_ns(self.graph, precedence.last)
-        return bounds.Limits(
-            replace(timing, shorter_ns=shorter_ns, outlasting=self.graph.cacheable),
-            self.problem.hardware,
-            self.problem.known_homes,
-            may_repeat=may_repeat,
-            sharers={} if in_turn else self.team.sharers(self.number),
-        )
-
-    @cached_property
-    def unfit(self) -> Callable[..., Shortfall | None]:
-        """What no plan of a kind can fit, if there is such a thing: see `limits`."""
-        problem, graph = self.problem, self.team.job.graphs[self.number]
-        about = graph, problem.hardware, problem.known_homes, problem.budget_bytes
-        return cache(partial(bounds.infeasible, *about, problem.lifetimes if graph is problem.graph else None))
+    def unfit(self, *, may_repeat: bool) -> Shortfall | None:
+        """Why no plan fits, if none does: of plans that run each op once in a step, or of all."""
+        if may_repeat not in self._unfit:
+            problem, graph = self.problem, self.team.job.graphs[self.number]
+            lifetimes = problem.lifetimes if graph is problem.graph else None
+            about = graph, problem.hardware, problem.known_homes, problem.budget_bytes, lifetimes
+            self._unfit[may_repeat] = bounds.infeasible(*about, may_repeat=may_repeat)
+        return self._unfit[may_repeat]
