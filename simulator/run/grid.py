@@ -30,7 +30,7 @@ from simulator.run.points import SUFFIXES, appended
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
 from simulator.run.sample import drawn, jittered
-from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, streamed
+from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
 from simulator.units import exact, parse, unit_of
@@ -259,7 +259,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         kept = using.enter_context(closing(Kept(folder))) if measured.key else None
         lines = using.enter_context(appended(file, head)) if file else None
         does = partial(clustered, cluster) if cluster else worked
-        for own in streamed([measured], workers or os.cpu_count() or 1, progress, kept, does, is_told=True):
+        workers = workers or os.cpu_count() or 1
+        for own in streamed([measured], workers, Pace(progress, workers, is_told=True), kept, does):
             if lines is not None:
                 lines.add(own)
             rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]

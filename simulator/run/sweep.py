@@ -7,13 +7,13 @@ candidates on one axis those are tried next that lie between two whose rows diff
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from simulator import builders, catalog
@@ -27,8 +27,8 @@ from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
 from simulator.report.views import View
 from simulator.run.kept import Kept
-from simulator.run.pace import Pace
 from simulator.run.provenance import provenance
+from simulator.units import human
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -129,32 +129,42 @@ class Study:
         return wanted or (self.more(known) if self.more else [])
 
 
-def sweep(
-    studies: Sequence[Study], workers: int = 1, progress: Progress | None = None, kept: Kept | None = None
-) -> Rows:
-    """Measure all points of some studies.
+class Pace:
+    """Tells `progress` how fast points are measured, how many are, and how many are known to be wanted.
 
-    Parameters
-    ----------
-    studies, workers, progress, kept
-        As for `streamed`.
-
-    Returns
-    -------
-    list of dict
-        A row for each that was measured, study by study and point by point; what is raised is as of `streamed`.
+    If it `is_told`, also at once how many points there are, and how long they take once one of them is measured; the
+    number of points wanted is then -1.
     """
-    return [row for rows in streamed(studies, workers, progress, kept) for row in rows]
+
+    def __init__(self, progress: Progress | None, workers: int, *, is_told: bool) -> None:
+        self._progress, self._workers, self._is_told, self._begun_s = progress or silent, workers, is_told, monotonic()
+        self._new = self._done = self._total = 0
+
+    def more(self, tasks: int, new: int) -> None:
+        """So many points more are wanted, and so many of them new."""
+        self._total = self._done + tasks
+        self._done += tasks - new
+        if self._is_told:
+            self._progress(f"{tasks:,} points, {tasks - new:,} of them kept from before", 0, -1)
+
+    def tell(self) -> None:
+        """A point more was measured."""
+        self._new, self._done = self._new + 1, self._done + 1
+        lacking = self._total - self._done
+        each_s = (monotonic() - self._begun_s) / (max(self._new, self._workers) if self._is_told else self._new)
+        left = human(round(each_s * lacking * 10**9), "ns")
+        self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
+        if self._is_told and self._new == 1 and lacking:
+            self._progress(f"about {left} for the other {lacking:,}", 0, -1)
+
+
+def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None = None) -> Rows:
+    """Measure all points of some studies; parameters, errors and the order of rows are those of `streamed`."""
+    return [row for rows in streamed(studies, workers, Pace(progress, workers, is_told=False)) for row in rows]
 
 
 def streamed(
-    studies: Sequence[Study],
-    workers: int = 1,
-    progress: Progress | None = None,
-    kept: Kept | None = None,
-    does: Does = worked,
-    *,
-    is_told: bool = False,
+    studies: Sequence[Study], workers: int, pace: Pace, kept: Kept | None = None, does: Does = worked
 ) -> Iterator[Rows]:
     """Measure all points of some studies, and give the rows of each as soon as all before it are there.
 
@@ -164,14 +174,12 @@ def streamed(
         What varies and what is measured; all their points are checked before any is measured.
     workers
         How many processes, which start afresh; the result does not depend on it.
-    progress
-        Called with how fast it goes, the number of points that are measured, and of those that are known to be wanted.
+    pace
+        Tells how fast it goes.
     kept
         Rows that were measured before; what is new is kept there at once.
     does
         What does the tasks: processes here, or a cluster.
-    is_told
-        Whether it is said at once how many points there are and, once one is measured, how long the others take.
 
     Yields
     ------
@@ -187,30 +195,37 @@ def streamed(
     """
     for study in studies:
         study.check()
-    run = _Run(studies, workers, kept, does, Pace(progress, workers, is_told=is_told))
+    measuring = _Measuring(studies, workers, pace, kept, does)
     if any(study.differ for study in studies):
-        known: list[dict[Point, Rows]] = [{} for _ in studies]
-        while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
-            for (number, point), rows in run.all(tasks):
-                known[number][point] = rows
-        for study, own in zip(studies, known, strict=True):
-            for point in sorted(own) if study.differ else study.points:
-                yield study.placed(point, own[point])
+        yield from _searched(studies, measuring)
         return
-    waiting = deque((n, point) for n, study in enumerate(studies) for point in study.points)
-    ended: dict[Task, Rows] = {}
-    for outcome in chain(run.new(list(dict.fromkeys(waiting))), [None]):
-        ended |= dict([outcome] if outcome else [])
-        while waiting and (found := ended.pop(waiting[0], None) or run.kept(*waiting[0])) is not None:
-            number, point = waiting.popleft()
-            yield studies[number].placed(point, found)
+    tasks = list(dict.fromkeys((n, point) for n, study in enumerate(studies) for point in study.points))
+    new, ended = measuring.missing(tasks), dict[Task, Rows]()
+    with closing(measuring.measured(list(new))) as outcomes:
+        for number, point in tasks:
+            while (number, point) in new and (number, point) not in ended:
+                ended |= [next(outcomes)]
+            rows = ended.pop((number, point), None) or measuring.kept(number, point) or []
+            yield studies[number].placed(point, rows)
 
 
-class _Run:
+def _searched(studies: Sequence[Study], measuring: _Measuring) -> Iterator[Rows]:
+    """Measure what studies want next, until none wants more; give the rows of all points in the end, in their order."""
+    known: list[dict[Point, Rows]] = [{} for _ in studies]
+    while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
+        measuring.missing(tasks)
+        for (number, point), rows in measuring.measured(tasks):
+            known[number][point] = rows
+    for study, found in zip(studies, known, strict=True):
+        for point in sorted(found) if study.differ else study.points:
+            yield study.placed(point, found[point])
+
+
+class _Measuring:
     """Measures points that are not kept."""
 
-    def __init__(self, studies: Sequence[Study], workers: int, kept: Kept | None, does: Does, pace: Pace) -> None:
-        self._studies, self._workers, self._kept, self._does, self._pace = studies, workers, kept, does, pace
+    def __init__(self, studies: Sequence[Study], workers: int, pace: Pace, kept: Kept | None, does: Does) -> None:
+        self._studies, self._workers, self._pace, self._kept, self._does = studies, workers, pace, kept, does
 
     def _key(self, number: int, point: Point) -> bytes | None:
         key = self._studies[number].key
@@ -221,21 +236,20 @@ class _Run:
         key = self._key(number, point)
         return None if self._kept is None or key is None else self._kept.get(key)
 
-    def all(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Rows]]:
-        """Rows of points: of those that are kept, and then of the others."""
-        yield from ((task, rows) for task in tasks if (rows := self.kept(*task)) is not None)
-        yield from self.new(tasks)
+    def missing(self, tasks: Sequence[Task]) -> dict[Task, None]:
+        """Points whose rows are not kept, in their order."""
+        new = dict.fromkeys(task for task in tasks if self.kept(*task) is None)
+        self._pace.more(len(tasks), len(new))
+        return new
 
-    def new(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Rows]]:
-        """Rows of points that are not kept, as they come; they are kept then. What kills its process twice has failed.
+    def measured(self, new: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
+        """Measure points, and give and keep the rows of each when it ends. What kills its process twice has failed.
 
         Raises
         ------
         HosimError
             If no process lives, or of a study that is strict one dies.
         """
-        new = [task for task in tasks if self.kept(*task) is None]
-        self._pace.more(len(tasks), len(new))
         processes = self._workers if min(self._workers, len(new)) > 1 else 0
         with closing(self._does(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
             lost = dict(enumerate(new))
@@ -265,8 +279,7 @@ class Sweep:
     Attributes
     ----------
     name
-        The command: ``sweep``, ``scaling``, ``largest``, ``robust``, ``sensitivity``, ``choices``,
-        ``validate`` or ``serve``.
+        The command, such as ``sweep``.
     loaded
         The scenarios, each with its machine and its workload.
     rows
@@ -311,13 +324,7 @@ class Sweep:
         return ()
 
     def figure(self, ax: Given = None) -> Drawn:
-        """Draw a curve for each policy, or for each figure, over what varied; over two axes or three, maps.
-
-        Parameters
-        ----------
-        ax
-            Axes to draw the first panel into, or as many as there are panels; default: a picture of its own.
-        """
+        """Draw a curve for each policy or figure over what varied; over two axes or three, maps."""
         from simulator.report.pictures import curves, maps  # noqa: PLC0415 - drawing takes time to import
 
         view = self.view

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from simulator.report import tables
-from simulator.run import pace
+from simulator.run import sweep
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def test_what_is_a_line_of_its_own_is_said_at_once(clock, capsys, monkeypatch, i
 def test_points_are_counted_before_any_is_measured_and_timed_after_the_first(monkeypatch, is_told, said):
     """Two at a time, the first after 10 s: the other four take 20 s more."""
     now, told = [100.0], []
-    monkeypatch.setattr(pace, "monotonic", lambda: now[0])
-    own = pace.Pace(lambda *one: told.append(one), 2, is_told=is_told)
+    monkeypatch.setattr(sweep, "monotonic", lambda: now[0])
+    own = sweep.Pace(lambda *one: told.append(one), 2, is_told=is_told)
     own.more(7, 5)
     assert told == [(one, 0, -1) for one in said]
     for _ in range(5):
