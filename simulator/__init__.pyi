@@ -70,7 +70,6 @@ from simulator.report.changes import Diff as Diff
 from simulator.report.changes import diff as diff
 from simulator.run import run as run
 from simulator.run.grid import sweep as sweep
-from simulator.run.limits import limits as limits
 from simulator.run.questions import crossover as crossover
 from simulator.run.questions import frontier as frontier
 from simulator.run.questions import largest as largest
@@ -78,8 +77,9 @@ from simulator.run.questions import least as least
 from simulator.run.questions import pareto as pareto
 from simulator.run.results import Result as Result
 from simulator.run.results import Results as Results
-from simulator.run.robustness import robustness as robustness
 from simulator.run.sliders import interact as interact
+from simulator.run.studies import limits as limits
+from simulator.run.studies import robustness as robustness
 from simulator.run.studies import scaling as scaling
 from simulator.run.sweep import Sweep as Sweep
 from simulator.scenario import Scenario as Scenario

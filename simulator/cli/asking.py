@@ -148,7 +148,7 @@ def limits(scenario: str, **more: Any) -> int:
     One line for each figure that changes a step, the strongest first, with its origin: what the answer
     hangs on, and what of it nobody has measured. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.limits import limits as found
+    from simulator.run.studies import limits as found
 
     statuses = common.told(found, scenario, **more).more["statuses"]
     return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])

@@ -179,7 +179,7 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.files import check_file, check_target
     from simulator.run.grid import sweep as swept
-    from simulator.run.points import SUFFIXES
+    from simulator.run.kept import SUFFIXES
 
     is_file = out is not None and out.suffix in SUFFIXES
     if out is not None:
@@ -238,7 +238,7 @@ def robust(scenario: str, headroom: list[float], **more: Any) -> None:
     each op, and one for each link and draw; the level is their coefficient of variation. What blocks or
     no longer fits is an outcome in the table.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.robustness import robustness
+    from simulator.run.studies import robustness
 
     common.told(robustness, scenario, headroom=max(headroom, default=0.0), **more)
 

@@ -25,7 +25,7 @@ def limits_view(
     Parameters
     ----------
     rows, usual
-        See `simulator.run.limits`; and the step of each policy as the machine is [ns].
+        See `simulator.run.studies`; and the step of each policy as the machine is [ns].
     tried
         How many figures were tried.
     capped

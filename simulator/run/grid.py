@@ -24,12 +24,10 @@ from simulator.report.grids import Shown, grid_view, needs
 from simulator.report.uncertain import Summed, summed
 from simulator.run.case import Case, Policies, named, prepare
 from simulator.run.cluster import clustered
-from simulator.run.kept import Kept, code_key, key_of, usual_folder
-from simulator.run.once import Once
-from simulator.run.points import SUFFIXES, appended
+from simulator.run.conditions import Once, drawn, jittered
+from simulator.run.kept import SUFFIXES, Kept, appended, code_key, key_of, usual_folder
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
-from simulator.run.sample import drawn, jittered
 from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
@@ -132,7 +130,7 @@ class Cells:
         Columns that are asked for; None: all.
     jitter, seed
         How much the times of ops and links vary from draw to draw, which the last value of a point numbers, and what
-        draws begin with; see `simulator.run.sample.jittered`.
+        draws begin with; see `simulator.run.conditions.jittered`.
     once
         Has plans that are replayed unchanged in each cell; None: plans are made anew.
     """

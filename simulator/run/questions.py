@@ -26,7 +26,7 @@ from simulator.report.expectations import named
 from simulator.report.question_views import PRICES, crossover_view, free_told, frontier_view, pareto_view
 from simulator.run.bisection import Given, Search
 from simulator.run.case import Policies
-from simulator.run.limits import limits_at
+from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Frontier, Largest, Least, Scenario
 from simulator.scenario.question import COMPUTE

@@ -1,20 +1,50 @@
-"""`hosim scaling`: the same step at each point of a curve, from a few ranks to many or over a field."""
+"""Studies that are ready made: `hosim scaling`, `hosim limits` and `hosim robust`.
+
+*Scaling*: the same step at each point of a curve, from a few ranks to many or over a field. *Limits*: on which figures
+of the machine a step hangs, and how much.
+
+*Robust*: a plan made for the nominal machine runs on others, beside a policy that decides as it runs. The *tested*
+policy plans once, for the machine and the workload as their documents say, and its steps are replayed unchanged under
+each condition. The *other* one is a runtime that sees what happens. Both run under the same draws. A plan that blocks
+or no longer fits is an outcome, counted as slower than anything that runs. Conditions are
+
+``jitter``
+    Other times of ops, and of links or copies: see `simulator.run.conditions.jittered`.
+``slower links``
+    Every link has its bandwidth times ``1 - level``, and its latency over it.
+``inspection``
+    What a runtime pays to look at the state before each compute, which is measured nowhere: the level is that time.
+``longer sequence``
+    The workload's model is built again with its sequence times ``1 + level``, rounded; a fixed plan is replayed on the
+    same ops and tensors, a runtime decides anew.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
-from simulator import catalog
+from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
-from simulator.errors import ConfigError
-from simulator.report.views import scaling_view
+from simulator.catalog.settings import fields
+from simulator.errors import CapacityError, ConfigError, insist
+from simulator.hardware import without_effect
+from simulator.report.limits_view import limits_view
+from simulator.report.uncertain import quantiles
+from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, robust_view, scaling_view
 from simulator.run.case import Policies, prepare
-from simulator.run.grid import Cells
+from simulator.run.conditions import Once
+from simulator.run.grid import COUNTED, Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
 from simulator.scenario import Scenario
+from simulator.units import parse, unit_of
+
+MORE = 1.1
+"""A figure is tried with 10 % more: enough that what a plan decides may change, as it would on such a machine."""
 
 
 def points_of(loaded: Loaded) -> Study:
@@ -92,3 +122,256 @@ def scaling(
     budget = machine.tiers[machine.compute_tier].usable_bytes if asked.budget_bytes is None else asked.budget_bytes
     view = scaling_view(rows, fields, machine, budget, asked.title or asked.name)
     return Sweep("scaling", [loaded], rows, view)
+
+
+def limits(
+    scenario: str | Path | Scenario,
+    *,
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    policies: Policies | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Run a scenario with 10 % more of each figure of its machine, one at a time, and say what that does to the steps.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    set, policies
+        As in `simulator.run`.
+    workers
+        Processes; default: one for each core. The result does not depend on it.
+    progress
+        Called when a figure was tried.
+
+    Returns
+    -------
+    Sweep
+        One row per policy and figure that changes its step, the strongest first: ``policy``, ``figure`` (field path),
+        ``value``, ``origin`` (``cited``, ``assumed``, ``fitted`` or ``mine``), ``step_ns`` with 10 % more of it, and
+        ``elasticity``: the change of the step, as a share, over that of the figure.
+
+    Raises
+    ------
+    ConfigError
+        If a document is wrong.
+    """
+    loaded = catalog.resolve(scenario, set).asking_nothing()
+    title = loaded.scenario.title or loaded.scenario.name
+    return limits_at(loaded, [(loaded, policies)], workers or os.cpu_count() or 1, progress, title)
+
+
+def limits_at(
+    loaded: Loaded,
+    places: Sequence[tuple[Loaded, Policies | None]],
+    workers: int,
+    progress: Progress | None,
+    title: str,
+) -> Sweep:
+    """Say what limits rows, each on a machine of its own.
+
+    Parameters
+    ----------
+    loaded
+        The documents, which say where figures come from.
+    places
+        Machines, and the rows that run there; no row runs on two.
+    workers, progress
+        As for `limits`.
+    title
+        What was tried.
+    """
+    columns, studies = metrics.columns(loaded.hardware, COUNTED), list[Study]()
+    values = [figures_of(place) for place, _ in places]
+    for number, (place, policies) in enumerate(places):
+        measure, about = Cells(policies, columns), {"place": number, "figure": None}
+        studies.append(Study(place, measure, about=about, is_strict=True))
+        for path in values[number]:
+            axis = Axis(path, (path,), "limits", "x")
+            studies.append(Study(place, measure, (axis,), [(MORE,)], about=about | {"figure": path}, probes=()))
+    found, rows = sweep(studies, workers, progress), list[dict[str, Any]]()
+    nominal = {row["policy"]: row for row in found if row["figure"] is None}
+    usual = {policy: row["step_ns"] for policy, row in nominal.items() if row["status"] == "ok"}
+    for row in found:
+        before_ns = usual.get(row.get("policy"))
+        if before_ns and row["status"] == "ok" and row["step_ns"] != before_ns:
+            path, share = row["figure"], (row["step_ns"] / before_ns - 1) / (MORE - 1)
+            about = {"policy": row["policy"], "figure": path, "value": values[row["place"]][path]}
+            origin = {"origin": loaded.hardware.origin_of(path), "elasticity": share}
+            rows.append(about | {"step_ns": row["step_ns"]} | origin)
+    rows.sort(key=lambda row: ([*usual].index(row["policy"]), -abs(row["elasticity"])))
+    tried, hanging = list(dict.fromkeys(path for own in values for path in own)), {row["figure"] for row in rows}
+    idle, (machine, _) = [path for path in tried if path not in hanging], places[0]
+    capped = without_effect(machine.hardware, machine.scenario.budget_bytes, idle) if usual else []
+    statuses = {policy: row["status"] for policy, row in nominal.items()}
+    unfit = [
+        f"{policy} is {row['status']}: {row.get('notes') or 'it lacks room at ' + str(row.get('short_at'))}."
+        for policy, row in nominal.items()
+        if row["status"] != "ok"
+    ]
+    view = limits_view(rows, usual, len(tried), [*unfit, *capped], title)
+    return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": tried})
+
+
+def figures_of(loaded: Loaded) -> dict[str, Any]:
+    """Field paths of what the machine states as amounts or shares (no counts), that is neither 0 nor without end."""
+    found = {}
+    for path in loaded.hardware.figures():
+        ((_, value),) = fields(loaded.hardware, path)
+        unit = unit_of(value)
+        amount = parse(value, unit) if unit else value
+        if (unit or isinstance(value, float)) and isinstance(amount, int | float) and 0 < amount < math.inf:
+            found[path] = value
+    return found
+
+
+JITTER, LINKS = "jitter", "slower links"
+
+
+class Kind(NamedTuple):
+    """A kind of perturbation: its key in `Conditions`, levels where none are given, the most that a level is."""
+
+    key: str
+    levels: tuple[float, ...]
+    most: float
+
+
+KINDS = {
+    JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1),
+    LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 0.99),
+    INSPECTION: Kind("inspect", (100, 500, 1000, 2000, 5000), 1e9),
+    SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 99),
+}
+DRAWS = 20
+"""Draws of jitter at each level where no number is given."""
+
+
+class Conditions(TypedDict, total=False):
+    """What `robustness` tries.
+
+    Attributes
+    ----------
+    set
+        Changes to the nominal machine, as in `simulator.run`.
+    jitter, slower_links, longer
+        Levels, as shares (0.05 is 5 %); an empty list leaves the kind out.
+    inspect
+        Times of a look at the state [ns].
+    draws, seed
+        How many draws of jitter there are at each level, and what they begin with.
+    headroom
+        Share of the budget that the tested plan leaves free, as a reserve; the run may use all of it.
+    """
+
+    set: Mapping[str, Any]
+    jitter: Sequence[float]
+    slower_links: Sequence[float]
+    inspect: Sequence[float]
+    longer: Sequence[float]
+    draws: int
+    seed: int
+    headroom: float
+
+
+def robustness(
+    scenario: str | Path | Scenario,
+    *,
+    policy: str = "static",
+    against: str = "reactive",
+    workers: int = 1,
+    progress: Progress | None = None,
+    **conditions: Unpack[Conditions],
+) -> Sweep:
+    """Replay a plan that was made for nominal conditions under others, beside a policy that decides while it runs.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    policy, against
+        Rows of the scenario or names of policies: the one whose plan is tested, and the one it is compared with.
+    workers
+        Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
+        depend on it.
+    progress
+        Called when a replay is done.
+    **conditions
+        See `Conditions`.
+
+    Returns
+    -------
+    Sweep
+        Its points: per policy, condition and draw ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
+        ``step_ns``, ``slowdown`` (against the same policy under nominal conditions) and ``why`` it did not run. Its
+        rows: their quantiles.
+
+    Raises
+    ------
+    HosimError
+        If a document, a policy or a level is wrong.
+    CapacityError
+        If the tested policy has no plan under nominal conditions.
+    """
+    loaded, headroom = catalog.resolve(scenario, conditions.get("set")), conditions.get("headroom", 0.0)
+    case = prepare(loaded)
+    tested, other = (next(iter(case.rows([name]))) for name in (policy, against))
+    rule, do = "two rows are compared that set the same of the machine", "name two such rows"
+    are_alike = case.choice(tested).set_ == case.choice(other).set_
+    insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
+    insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
+    once = Once(loaded.asking_nothing(), (tested, other), headroom)
+    studies = list(_studies(once, conditions))
+    if isinstance(plan := once.plans[tested], CapacityError):
+        raise plan
+    points = sweep(studies, workers, progress)
+    steps = {row["policy"]: row.get("step_ns") for row in points if row["perturbation"] == NOMINAL}
+    for row in points:
+        own, step_ns = steps[row["policy"]], row.setdefault("step_ns", None)
+        row["slowdown"] = step_ns / own if own and step_ns is not None else None
+        row["why"] = row.get("notes") or row.get("short_at") or ""
+    columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
+    tidy = [{column: row[column] for column in columns} for row in points]
+    rows, more = quantiles(tidy), {"seed": conditions.get("seed", 0)}
+    return Sweep("robust", [loaded], rows, robust_view(rows, (tested, other)), {"points": tidy}, more)
+
+
+MOST_DRAWS = 10_000
+"""At a level: each is a replay and a row, and quantiles move no more."""
+
+
+def _studies(once: Once, conditions: Conditions) -> Iterator[Study]:
+    """A study for each kind and level, the nominal one first; its points are draws."""
+    loaded, draws, seed = once.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
+    rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
+    insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
+    levels = [(NOMINAL, 0.0)]
+    for name, kind in KINDS.items():
+        default = kind.levels if name != SEQUENCE or loaded.workload.model is not None else ()
+        given = cast(Mapping[str, Any], conditions).get(kind.key)
+        levels += [(name, level) for level in sorted(set(default if given is None else given))]
+    for name, level in levels:
+        where = f"levels of {name}"
+        most = KINDS[name].most if name in KINDS else 0
+        rule = f"a level is above 0 and at most {most:g}, as a share, or as a time in ns"
+        insist(name == NOMINAL or 0 < level <= most, where, rule, f"{level:g}")
+        axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
+        points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
+        about = {"perturbation": name, "level": level}
+        cells = Cells(once.policies, (), level if name == JITTER else 0, seed, once)
+        yield Study(loaded, cells, axes, points, about=about, is_strict=True)
+
+
+def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
+    """What a perturbation changes in the documents: jitter changes nothing there."""
+    where = f"levels of {name}"
+    if name == LINKS:
+        speed, latency = (Axis(f"{name}, {key}", (f"links.*.{key}",), where, "x") for key in ("bandwidth", "latency"))
+        return {speed: 1 - level, latency: 1 / (1 - level)}
+    if name == INSPECTION:
+        return {Axis(name, ("host.reactive.inspect",), where, "ns"): round(level)}
+    if name == SEQUENCE:
+        rule, tokens = "only the step of a model can be built for a longer sequence", loaded.workload.sequence
+        insist(tokens is not None and loaded.workload.model, where, rule, "a graph from a file", "leave them out")
+        return {Axis(name, ("workload.sequence",), where): max(1, round((tokens or 1) * (1 + level)))}
+    return {}

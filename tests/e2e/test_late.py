@@ -11,7 +11,7 @@ import pytest
 import simulator as hosim
 from simulator.cli.check import describe
 from simulator.errors import ConfigError
-from simulator.run.robustness import robustness
+from simulator.run.studies import robustness
 
 EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 1, dense_width: 64"
 JOB = documents.decoder(3, EXPERTS, batch=1, sequence=16, steps=4, experts="each")

@@ -8,7 +8,7 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.report.limits_view import limits_view
-from simulator.run.limits import figures_of
+from simulator.run.studies import figures_of
 
 STORY = """\
 schema: hosim/scenario/1

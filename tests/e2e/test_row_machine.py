@@ -5,7 +5,7 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
-from simulator.run.robustness import robustness
+from simulator.run.studies import robustness
 
 RATES = "assumed:\n  budget: room for four activations\n  links.*.bandwidth: for a test\n"
 

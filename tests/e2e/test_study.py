@@ -19,10 +19,10 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.report.uncertain import beats, sure
-from simulator.run import grid, points
+from simulator.run import grid
 from simulator.run.case import prepare
+from simulator.run.conditions import drawn, jittered
 from simulator.run.row import row_of
-from simulator.run.sample import drawn, jittered
 from simulator.run.sweep import silent
 from simulator.scenario.study import Sample
 
@@ -319,7 +319,7 @@ def test_on_a_full_disk_the_file_ends_with_a_whole_row(hosim, scenario, tmp_path
             return write(file, data[:50])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(points.os, "write", full)
+    monkeypatch.setattr(kept.os, "write", full)
     asked = [one for key, values in (("a", f"{LINK}=1..4 GB/s:4"),) for one in ("--grid", values)]
     done = hosim("sweep", scenario, *asked, "--workers", 1, "--out", tmp_path / "a.csv")
     assert (done.code, done.out) == (1, "")

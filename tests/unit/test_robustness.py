@@ -17,8 +17,8 @@ from simulator.report.uncertain import quantiles
 from simulator.report.views import robust_view
 from simulator.run import prepare
 from simulator.run.case import execute
-from simulator.run.robustness import robustness
-from simulator.run.sample import jittered
+from simulator.run.conditions import jittered
+from simulator.run.studies import robustness
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_no_time_stays_no_time_and_the_least_time_is_a_nanosecond():
 def test_levels_are_fields_of_the_documents(monkeypatch):
     """Slower links, a dearer inspection and a longer sequence change nothing but those."""
     seen, base = [], catalog.resolve("tiny_train_910c")
-    module = sys.modules["simulator.run.robustness"]
+    module = sys.modules["simulator.run.studies"]
     monkeypatch.setattr(module, "sweep", lambda studies, *_: seen.extend(studies) or [])
     robustness("tiny_train_910c", jitter=[], slower_links=[0.2], inspect=[5000], longer=[0.25])
     nominal, slower, dearer, longer = (study.at(study.points[0]) for study in seen)
