@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -145,7 +146,6 @@ class Cells:
     ) -> None:
         self._policies, self._asked, self._jitter, self._seed, self._once = policies, asked, jitter, seed, once
         self._built: dict[str, Job] = {}
-        self._last: tuple[Any, ...] = ()
         self._case: Case | None = None
 
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
@@ -161,18 +161,13 @@ class Cells:
 
     def case(self, loaded: Loaded) -> Case:
         """Build a cell; what it has in common with others is not built again."""
-        if self._case is not None and self._case.loaded is loaded:
-            return self._case  # only the draw is another one
-        about = loaded.scenario.homes, loaded.workload_dir, loaded.workload
-        if about != self._last[:3]:  # which is quick where they are the same things
-            self._last = (*about, f"{about[0]} {about[1]} {loaded.workload.model_dump_json()}")
-        said = self._last[3]
-        case = prepare(loaded, self._built.pop(said, None), asked=self._asked)
-        self._built[said] = case.job  # what was used last is the last to go
-        if len(self._built) > _KEPT:
-            del self._built[next(iter(self._built))]
-        self._case = case
-        return case
+        if self._case is None or self._case.loaded is not loaded:  # else only the draw is another one
+            key = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"
+            self._case = prepare(loaded, self._built.pop(key, None), asked=self._asked)
+            self._built[key] = self._case.job  # what was used last is the last to go
+            if len(self._built) > _KEPT:
+                del self._built[next(iter(self._built))]
+        return self._case
 
 
 def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is seldom said
@@ -230,43 +225,63 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         If a document is wrong, a path names no field, a value is none of an axis, there are too many cells, or `out`
         or `cluster` cannot be used.
     """
-    study, loaded = catalog.studied(scenario, set)
-    axes, shown, points = _varied(study, grid, loaded, at_most)
-    base, names = loaded.asking_nothing(), policies or (study and study.policies) or None
-    sample = study.sample if study is not None and grid is None else None
-    once = Once(base, names) if study is not None and study.plans == "once" else None
+    named_study, loaded = catalog.studied(scenario, set)
+    study = _of_grid(named_study, grid, loaded.scenario)
+    where = f"study {study.name}" if named_study is not None else loaded.place("grid")
+    axes, shown, points = _varied(study, where, at_most)
+    base, rows_asked = loaded.asking_nothing(), policies or study.policies or None
     columns = None if bounds else metrics.columns(base.hardware, COUNTED)
-    shaken = (sample.jitter, sample.seed) if sample is not None and sample.jitter else (0, 0)
-    rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
-    insist(not (bounds and shaken[0]), loaded.place("bounds"), rule, f"jitter of {shaken[0]:g}", do)
-    about = [provenance(base, _checked(names, base.scenario)), code_key(), bounds, shaken, once is not None]
-    about.append([(one.fields, one.unit) for one in axes])
-    measured = Study(
-        base,
-        Cells(names, columns, shaken[0], shaken[1], once),
-        axes,
-        points,
-        probes=_probes(points),
-        key=None if cache is False or isinstance(names, Mapping) else partial(key_of, key_of(about).hex()),
-    )
+    measured = _measured(base, study, rows_asked, columns, axes, points)
+    if cache is False or isinstance(rows_asked, Mapping):
+        measured = replace(measured, key=None)
     folder = Path(cache) if isinstance(cache, str | Path) else usual_folder()
     file = _file(Path(out)) if out is not None else None
     head = [*(one.name for one in axes), "policy", *(columns or metrics.columns(base.hardware)), *_SAID]
     needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
+    workers = workers or os.cpu_count() or 1
+    pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else worked
     with ExitStack() as using:
         kept = using.enter_context(closing(Kept(folder))) if measured.key else None
         lines = using.enter_context(appended(file, head)) if file else None
-        does = partial(clustered, cluster) if cluster else worked
-        workers = workers or os.cpu_count() or 1
-        for own in streamed([measured], workers, Pace(progress, workers, is_told=True), kept, does):
+        for own in streamed([measured], workers, pace, kept, does):
             if lines is not None:
                 lines.add(own)
             rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]
     story = base.scenario
-    title = (study and study.title) or story.title or story.name
     cells, more = _summed(rows, shown)
-    view = grid_view(rows, shown, base.hardware, title, story.budget_bytes, cells)
-    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, _again(study, grid, story, names))
+    view = grid_view(rows, shown, base.hardware, study.title or story.title or story.name, story.budget_bytes, cells)
+    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, _again(study, rows_asked))
+
+
+def _of_grid(study: StudyDocument | None, grid: Mapping[str, Values] | None, scenario: Scenario) -> StudyDocument:
+    """The study, or one that varies what a grid says in its place."""
+    if study is not None and grid is None:
+        return study
+    crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
+    plain = StudyDocument.model_construct(name=scenario.name, scenario=scenario.name)
+    return (study or plain).model_copy(update={"grid": crossed, "list_": {}, "sample": None})
+
+
+def _measured(
+    base: Loaded,
+    study: StudyDocument,
+    policies: Policies | None,
+    columns: Collection[str] | None,
+    axes: tuple[Axis, ...],
+    points: Sequence[Point],
+) -> Study:
+    """The study as it is measured, each point with a key of all that its rows hang on."""
+    jitter, seed = (study.sample.jitter, study.sample.seed) if study.sample and study.sample.jitter else (0, 0)
+    rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
+    insist(columns or not jitter, base.place("bounds"), rule, f"jitter of {jitter:g}", do)
+    once = Once(base, policies) if study.plans == "once" else None
+    names = None if policies is None or isinstance(policies, Mapping) else policies
+    if names is not None:
+        named(base.scenario, names)
+    about = [provenance(base, names), code_key(), columns is None, (jitter, seed), once is not None]
+    about.append([(one.fields, one.unit) for one in axes])
+    key = partial(key_of, key_of(about).hex())
+    return Study(base, Cells(policies, columns, jitter, seed, once), axes, points, probes=_probes(points), key=key)
 
 
 def _summed(rows: Rows, axes: Sequence[Shown]) -> tuple[list[Summed], dict[str, Any]]:
@@ -279,16 +294,11 @@ def _summed(rows: Rows, axes: Sequence[Shown]) -> tuple[list[Summed], dict[str, 
     return cells, {**more, "quantiles": [line for cell in cells for line in cell.quantiles], "beats": beats}
 
 
-def _again(
-    study: StudyDocument | None, grid: Mapping[str, Values] | None, story: Scenario, names: Policies | None
-) -> dict[str, str]:
+def _again(study: StudyDocument, policies: Policies | None) -> dict[str, str]:
     """The study beside the documents of a folder of results, which runs the same again."""
-    rows = () if names is None or isinstance(names, Mapping) else tuple(names)
-    said: dict[str, Any] = {"scenario": "scenario.yaml", "set_": {}, "policies": rows}
-    if study is not None and grid is None:
-        return {"study.yaml": catalog.dump(study.model_copy(update=said))}
-    crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
-    return {"study.yaml": catalog.dump(StudyDocument(name=story.name, grid=crossed, **said))}
+    rows = () if policies is None or isinstance(policies, Mapping) else tuple(policies)
+    changes = {"scenario": "scenario.yaml", "set_": {}, "policies": rows}
+    return {"study.yaml": catalog.dump(study.model_copy(update=changes))}
 
 
 _SAID = ("tokens", "short_at", "notes", "remarks")
@@ -300,15 +310,9 @@ def _file(out: Path) -> Path:
     return out if out.suffix in SUFFIXES else out.with_name(f"{out.name}.points.csv")
 
 
-def _varied(
-    study: StudyDocument | None, grid: Mapping[str, Values] | None, loaded: Loaded, at_most: int
-) -> tuple[tuple[Axis, ...], list[Shown], list[Point]]:
+def _varied(study: StudyDocument, where: str, at_most: int) -> tuple[tuple[Axis, ...], list[Shown], list[Point]]:
     """What varies, how it is shown, and the points: all cells of the grid, with each entry of the list and draw."""
-    crossed: Mapping[str, Values] = grid or {}
-    beside, sample = dict[str, Any](), None
-    if study is not None and grid is None:
-        crossed, beside, sample = study.grid, study.list_, study.sample
-    where = f"study {study.name}" if study is not None else loaded.place("grid")
+    crossed, beside, sample = study.grid, study.list_, study.sample
     do = "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
     insist(crossed or beside or sample, where, "a sweep varies something", "nothing", do)
     own = [axis(key, one) for key, one in crossed.items()]
@@ -327,14 +331,6 @@ def _varied(
     columns = [list(dict.fromkeys(column)) for column in zip(*points, strict=True)]
     shown = [Shown(one.name, one.unit, column, one in axes) for one, column in zip(every, columns, strict=True)]
     return every, shown, points
-
-
-def _checked(policies: Policies | None, scenario: Scenario) -> Sequence[str] | None:
-    """The names of rows and policies, which are there; None of functions."""
-    if policies is None or isinstance(policies, Mapping):
-        return None
-    named(scenario, policies)
-    return policies
 
 
 def _probes(points: Sequence[Point]) -> list[Point]:
@@ -362,7 +358,8 @@ def points_in(path: Path) -> int:
     ConfigError
         As `sweep` does.
     """
-    study, loaded = catalog.studied(path)
-    axes, _, points = _varied(study, None, loaded, MOST_VALUES)
+    named_study, loaded = catalog.studied(path)
+    study = _of_grid(named_study, None, loaded.scenario)
+    axes, _, points = _varied(study, f"study {study.name}", MOST_VALUES)
     Study(loaded.asking_nothing(), Cells(), axes, points, probes=_probes(points)).check()
     return len(points)

@@ -19,7 +19,7 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.report.uncertain import beats, sure
-from simulator.run import grid
+from simulator.run import grid, kept
 from simulator.run.case import prepare
 from simulator.run.conditions import drawn, jittered
 from simulator.run.row import row_of
