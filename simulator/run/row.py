@@ -235,15 +235,14 @@ def replayed(
         "in_turn": any(any(plan.starts_ns) for plan in plans),
     }
     keeps = not case.asks_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
-    is_bounded = keeps and case.asks_bounds
-    bound = case.bound(**kind) if is_bounded else None
+    bound = case.bound(**kind) if keeps and case.asks_bounds else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
     handled = case.loaded.handled
     summary = {"policy": label, **counts, **metrics.per_second(counts["step_ns"], **handled)}
     summary |= metrics.costs(case.hardware, summary, case.job.ranks, handled["tokens"])
     if not keeps:
         summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
-    elif is_bounded and trace.status == "ok":
+    elif bound is not None and trace.status == "ok":
         summary["least_peak_bytes"] = case.least_peak_bytes(summary["step_ns"], **kind)
         summary |= _against_laps(case.tasks[0], plans[0], summary) if len(case.tasks) == 1 else {}
         _check_bound(label, summary)

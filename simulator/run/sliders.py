@@ -55,7 +55,7 @@ class WhatIf:
     ) -> None:
         loaded = catalog.resolve(scenario, set)
         self._loaded, self._policy = loaded.asking_nothing(), policy
-        self._cells: dict[int | None, Cells] = {}
+        self._cells = Cells([policy], metrics.columns(loaded.hardware, COUNTED))
         tier, budget = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
         room = f"tiers.{tier}.capacity"
         rooms = (room,) if budget is None else (room, "scenario.budget")
@@ -82,9 +82,7 @@ class WhatIf:
             If a document is not valid with them.
         """
         point = {self._axes[name]: value for name, value in values.items() if value != self.usual[name]}
-        loaded, sequence = catalog.at(self._loaded, point), values.get("sequence")
-        asked = metrics.columns(loaded.hardware, COUNTED)
-        case = self._cells.setdefault(sequence, Cells([self._policy], asked)).case(loaded)
+        case = self._cells.case(catalog.at(self._loaded, point))
         self.result = Results(case, rows_of(case, [self._policy], advice=False))
         return self.result
 

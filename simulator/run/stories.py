@@ -24,7 +24,7 @@ from simulator.report.rows import percent
 from simulator.report.sentences import crowded
 from simulator.run.case import prepare
 from simulator.run.results import Result
-from simulator.run.row import notes, row_of
+from simulator.run.row import notes, row_of, rows_of
 from simulator.run.sweep import Progress, silent
 from simulator.scenario import Scenario
 from simulator.units import counted, human, nearest
@@ -247,8 +247,7 @@ def replayed(graph: Graph) -> tuple[int, int]:
     document = about | {"hardware": _ANY_MACHINE, "workload": "tiny_train", "policies": ["resident"]}
     changes = {"tiers.hbm.capacity": "inf", "host.fixed.launch": "0 ns"}
     case = prepare(catalog.resolve(Scenario.model_validate(document), changes), Job.of(graph), is_changed=True)
-    ((label, decide),) = case.rows().items()
-    row = row_of(case, label, decide, silent).summary
+    row = rows_of(case)[0].summary
     return row["step_ns"], row["peak_hbm_bytes"]
 
 
