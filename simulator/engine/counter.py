@@ -103,7 +103,7 @@ class LateReads:
 
     def time(self, op: int, compute: Compute) -> None:
         """Give the issue of an op with dynamic reads that was just counted its own time."""
-        compute.is_free, issued = False, self._issued[op]
+        issued = self._issued[op]
         compute.duration_ns = self._durations[op][issued - 1]
         compute.chosen_bytes = self._chosen_bytes[op][issued - 1]
 
@@ -152,8 +152,9 @@ class Counter:
             late = LateReads(program.graph, program.draws, columns)
         self._places, self._columns, self._streams, self._routes, self._late = places, columns, streams, routes, late
         self._ends = [stream.ended for stream in streams]
+        self._free = [Compute(stream, is_free=True) for stream in streams]
         self._reads = columns.reads if late is None else late.certain
-        self._number, self._has_several = 0, len(streams) > 1
+        self._number = 0
         self._computes = [0] * len(streams)
         self._last_use = [[NEVER] * tensors for _ in streams]
         self._last_write = [[NEVER] * tensors for _ in streams]
@@ -215,20 +216,20 @@ class Counter:
             raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
         self._gate, columns, last_use, seen = stream, self._columns, self._last_use[stream], self._seen[stream]
         number = self._computes[stream] = self._computes[stream] + 1
-        after = self._after(op, stream) if self._has_several else ()
+        after = self._after(op, stream)
         reads, writes = self._reads[op], columns.writes[op]
         for tensor in columns.reads[op]:
             last_use[tensor] = number
         for tensor in writes:
             last_use[tensor] = self._last_write[stream][tensor] = number
-        unseen = [] if seen.issuperset(reads) else [tensor for tensor in reads if tensor not in seen]
-        unwritten = (
-            writes if self._sole.isdisjoint(writes) else [tensor for tensor in writes if tensor not in self._sole]
-        )
+        unseen = [tensor for tensor in reads if tensor not in seen]
+        unwritten = [tensor for tensor in writes if tensor not in self._sole]
         seen.update(unseen, unwritten)
         self._sole.update(unwritten)
         if self._late is not None:
             unseen += self._late.needed(op, self._streams[stream], number)
+        if not (unseen or unwritten or after or columns.workspace_bytes[op] or (self._late and op in self._late)):
+            return self._free[stream]
         return self._see_to(op, stream, unseen, unwritten, after)
 
     def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
@@ -243,8 +244,7 @@ class Counter:
             if tensor in self._valid:
                 self._valid[tensor] = {self._columns.compute_tier}
         compute = Compute(self._streams[stream], turns, reads, writes, after)
-        compute.is_free = not (reads or writes or after or self._columns.workspace_bytes[op])
-        if self._has_several and self._takes_room(op, writes):
+        if self._takes_room(op, writes):
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
         if self._late is not None and op in self._late:
@@ -268,21 +268,20 @@ class Counter:
 
         What an earlier compute of this stream has waited for, a later one need not.
         """
-        found, reads, writes = [], self._columns.reads[op], self._columns.writes[op]
+        after, reads, writes = [], self._columns.reads[op], self._columns.writes[op]
         for other, waited in enumerate(self._waited[stream]):
-            use, write = self._last_use[other], self._last_write[other]
-            number = max([NEVER, *(write[t] for t in reads), *(use[t] for t in writes)])
-            if other != stream and number > waited:
-                self._waited[stream][other] = number
-                found.append((self._ends[other], number))
-        return tuple(found)
+            if other != stream:
+                use, write = self._last_use[other], self._last_write[other]
+                number = max([NEVER, *(write[t] for t in reads), *(use[t] for t in writes)])
+                if number > waited:
+                    self._waited[stream][other] = number
+                    after.append((self._ends[other], number))
+        return tuple(after)
 
     def _latest(self, last: list[list[int]], tensor: int) -> Waits:
         """The end of the compute that a list by stream and tensor names, for each stream that has one."""
-        if not self._has_several:
-            return ((self._ends[0], last[0][tensor]),) if last[0][tensor] > NEVER else ()
-        found = zip(self._ends, last, strict=True)
-        return tuple([(end, numbers[tensor]) for end, numbers in found if numbers[tensor] > NEVER])
+        by_stream = zip(self._ends, last, strict=True)
+        return tuple([(end, numbers[tensor]) for end, numbers in by_stream if numbers[tensor] > NEVER])
 
     def _copy(self, tensor: int, source: int, target: int) -> Copy:
         link = self._routes[source][target]
@@ -297,7 +296,7 @@ class Counter:
         if tensor in self._valid:
             self._valid[tensor].add(target)
         gate: Waits = ((self._streams[self._gate].pace, self._computes[self._gate]),)
-        if target == self._columns.compute_tier and self._has_several:
+        if target == self._columns.compute_tier:
             self._held.add(tensor)
             gate += self._line(self._gate)
         return Copy(link, tensor, self._fence[tensor], gate, writers)
@@ -312,7 +311,7 @@ class Counter:
         self._sole.discard(tensor)
         for seen in self._seen:
             seen.discard(tensor)
-        if self._has_several and tier == self._columns.compute_tier:
+        if tier == self._columns.compute_tier:
             self._held.discard(tensor)
         return Exclusive(tensor, tier, moves, users)
 
