@@ -1,6 +1,14 @@
-"""What all tests share: how often Python looks for garbage."""
+"""What all tests share: how often Python looks for garbage, compiled files, and a place for rows that sweeps keep."""
 
 import gc
+import os
+import sys
+
+import pytest
+
+# One process compiles a file, and the others read that: workers, and the commands that tests start.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def pytest_collection_finish() -> None:
@@ -8,3 +16,9 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def quick_plans(monkeypatch):
+    """`static` improves a plan by at most 10 replays, not 250: these are most of the time of a small run."""
+    monkeypatch.setattr("simulator.policies.static.improve.REPLAYS", 10)

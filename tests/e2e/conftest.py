@@ -16,6 +16,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory):
+    """The rows that a sweep keeps are those of one test: none comes from an earlier run."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def commands_plan_quickly(quick_plans):
+    """Commands do the same with any plan. Modules that compare with pages override this, for the whole search."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a command left behind."""

@@ -72,6 +72,11 @@ PYTHON = [
 """Notebooks and tutorials run in tests of their own."""
 
 
+@pytest.fixture(autouse=True)
+def commands_plan_quickly():
+    """Expectations in pages are of the whole search of `static`."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PYTHON, ids=name)
 def test_the_python_of_a_page_runs(path, tmp_path, monkeypatch):

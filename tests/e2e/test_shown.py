@@ -18,6 +18,11 @@ from simulator.run.stories import layout, plan
 from simulator.run.studies import scaling
 
 
+@pytest.fixture(autouse=True)
+def commands_plan_quickly():
+    """What pages show is what the whole search of `static` finds."""
+
+
 @pytest.fixture(scope="module")
 def namespace(tmp_path_factory):
     """What the Python example leaves behind."""

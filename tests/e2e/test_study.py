@@ -37,12 +37,6 @@ policies: [static, reactive]
 UNIFORM = "{distribution: uniform, loc: 1 us, scale: 4 us}"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """Rows are kept in a folder of the test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def study(tmp_path, scenario):
     """Write a study of the chain."""

@@ -27,11 +27,10 @@ from simulator.run.sweep import sweep as measured
 BANDWIDTHS, BUDGETS = "links.*.bandwidth", "scenario.budget"
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    """Rows are kept in a folder of the test."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "hosim"
+@pytest.fixture
+def folder(own_cache):
+    """Where rows are kept."""
+    return own_cache / "hosim"
 
 
 # axes

@@ -19,6 +19,11 @@ _ENDS_WITH_1 = ("hosim run my_card_train.yaml", "hosim diff results/at_33 result
 """What ends with 1 on purpose: nothing fits there, and something moved."""
 
 
+@pytest.fixture(autouse=True)
+def commands_plan_quickly():
+    """Expectations in tutorials are of the whole search of `static`."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_works_when_pasted(path, tmp_path, monkeypatch):

@@ -28,6 +28,8 @@ from simulator.run.sweep import silent
 from simulator.scenario import Scenario
 from simulator.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
 ROWS = ("resident", "reactive", "lookahead", "offload_saved", "recompute", "static", "upstream_greedy")
 SHIPPED = (
     ("tiny_train_910c", 0.9),

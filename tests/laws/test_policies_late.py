@@ -27,6 +27,8 @@ from simulator.referee import Drawn, check_plan, check_trace
 from simulator.referee.walk import Walk
 from simulator.scenario import DrawsOrigin, Switches
 
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *(("reactive", {"late": "on_demand", "evict": evict, "look_ahead": 0}) for evict in ("lru", "lfu", "hot", "fifo")),
     ("reactive", {"late": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),

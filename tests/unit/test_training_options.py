@@ -1,5 +1,6 @@
 """Adapters, frozen weights, checkpoints and optimizers against closed forms that know nothing of the builder."""
 
+from functools import cache
 from itertools import product
 from math import ceil
 from typing import Any
@@ -377,11 +378,20 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("layout", "options", "stage"), list(product(LAYOUTS, OPTIONS, (0, 3))))
-def test_all_ranks_do_the_work_of_one(layout: dict[str, Any], options: dict[str, Any], stage: int) -> None:
+PAIRS = [(i, j, 3 * ((i + j) % 2)) for i in range(len(LAYOUTS)) for j in range(len(OPTIONS))]
+"""A layout, options and a stage of ZeRO: each two of these together. `test_any_options_together` draws all three."""
+
+
+@cache
+def on_one_rank(number: int) -> Graph:
+    return build(workload(MLA, EXPERTS, **OPTIONS[number]))
+
+
+@pytest.mark.parametrize(("i", "j", "stage"), PAIRS)
+def test_all_ranks_do_the_work_of_one(i: int, j: int, stage: int) -> None:
     """But for what each tensor rank does alike: narrow matrices of adapters among it, where tokens are not cut."""
+    layout, options, alone = LAYOUTS[i], OPTIONS[j], on_one_rank(j)
     stage = 2 if "weights" in options.get("dtypes", {}) and stage == 3 else stage
-    alone = build(workload(MLA, EXPERTS, **options))
     found = build_job(workload(MLA, EXPERTS, parallel={"ranks": "all", "zero_stage": stage, **layout}, **options))
     check_job(found, catalog.read_hardware("cloudmatrix384"))
     graphs = [found.graph(rank) for rank in range(found.ranks)]

@@ -18,6 +18,8 @@ from simulator.graph import Collective, CollectiveKind, Group, Job, Op, OpKind
 from simulator.run.stories import plan
 from simulator.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
 MACHINE = """
 schema: hosim/hardware/1
 name: shared
