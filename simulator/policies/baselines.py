@@ -17,9 +17,9 @@ from pydantic import Field
 from simulator.document import Part
 from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
 from simulator.plan import Plan
+from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.search import tune
 from simulator.policies.writer import Move, Writer, write
 from simulator.units import Bytes, counted, human
 

@@ -26,9 +26,9 @@ from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import COMPUTE, PART, Actions, Code, Plan, View
 from simulator.policies import reactive, static
+from simulator.policies.decide import Best, tune
 from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
-from simulator.policies.search import Best, tune
 from simulator.policies.working_sets import DynamicReads, WorkingSets
 from simulator.units import Bytes, human, require
 

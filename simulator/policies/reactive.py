@@ -18,9 +18,9 @@ from pydantic import Field
 
 from simulator.document import Part
 from simulator.plan import COMPUTE, SYNC, Code, Plan, View
+from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
-from simulator.policies.search import tune
 from simulator.policies.working_sets import DynamicReads, WorkingSets
 
 EVICT = ("lru", "fifo", "furthest")

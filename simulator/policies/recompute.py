@@ -38,9 +38,9 @@ from simulator.document import Part
 from simulator.graph import Graph, OpKind
 from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps, live_bytes
 from simulator.plan import Plan
+from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.search import tune
 from simulator.policies.writer import Writer
 from simulator.units import counted, human
 

@@ -18,6 +18,7 @@ from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.decide import decided
 from simulator.policies.problem import Problem
+from simulator.policies.static.explanation import Explanation, explained
 from simulator.report import decisions, files, layout_text
 from simulator.report.files import folder_names
 from simulator.report.rows import percent
@@ -44,7 +45,7 @@ class Planned:
     """
 
     result: Result
-    explanations: tuple[static.Explanation, ...]
+    explanations: tuple[Explanation, ...]
 
     def text(self, tensor: str | None = None) -> str:
         """Tell the plan, or one tensor of it in full.
@@ -140,10 +141,10 @@ def plan(
     rows = case.rows([policy])
     insist(len(rows) == 1, "--policy", "one row is planned", ", ".join(rows), nearest(policy, tuple(rows)))
     ((label, decide),) = rows.items()
-    explanations: list[static.Explanation] = []
+    explanations: list[Explanation] = []
 
     def explain(options: static.Options, problem: Problem) -> Plan:
-        explanations.append(static.explained(problem, options))
+        explanations.append(explained(problem, options))
         return explanations[-1].plan
 
     if (options := case.static_options(label)) is not None:

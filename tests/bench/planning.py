@@ -28,8 +28,8 @@ from acceptance_graph import graph
 from simulator import catalog
 from simulator.graph import Job
 from simulator.lifetime import live_bytes
-from simulator.policies import POLICIES
-from simulator.policies.static import compiler, mix
+from simulator.policies import POLICIES, static
+from simulator.policies.static import mix
 from simulator.run.case import Case, prepare
 from simulator.scenario import Scenario
 
@@ -94,10 +94,10 @@ def measure(layers: int, setting: str, **options: int) -> dict[str, float | int 
 @contextmanager
 def one_each() -> Iterator[None]:
     """Let one candidate, and one rewritten graph, be compiled at any size: small ones are given more of them."""
-    effort, largest, tries = compiler.LARGEST, mix.LARGEST, compiler.TRIES
-    compiler.LARGEST, mix.LARGEST, compiler.TRIES = 0, 10**9, 1
+    effort, largest, tries = static.LARGEST, mix.LARGEST, static.TRIES
+    static.LARGEST, mix.LARGEST, static.TRIES = 0, 10**9, 1
     yield
-    compiler.LARGEST, mix.LARGEST, compiler.TRIES = effort, largest, tries
+    static.LARGEST, mix.LARGEST, static.TRIES = effort, largest, tries
 
 
 def exponents(rows: list[dict]) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
-from simulator.policies.search import tune
+from simulator.policies.decide import tune
 from simulator.referee import Drawn, check_plan, check_trace
 
 LONGEST = ("static", {"recompute": True})

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from simulator import catalog
-from simulator.policies.static import compiler
+from simulator.policies import static
 from simulator.run import run_case
 from simulator.run.case import prepare
 
@@ -21,9 +21,9 @@ def tight():
 
 
 def test_a_large_graph_has_one_candidate_for_each_amount(tight, monkeypatch):
-    log, select = [], compiler.select
-    monkeypatch.setattr(compiler, "EFFORT", 0)  # every graph is large
-    monkeypatch.setattr(compiler, "select", lambda *args, **more: log.append("select") or select(*args, **more))
+    log, select = [], static.select
+    monkeypatch.setattr(static, "EFFORT", 0)  # every graph is large
+    monkeypatch.setattr(static, "select", lambda *args, **more: log.append("select") or select(*args, **more))
     (row,) = run_case(tight, ["resident"], lambda label, *_: log.append(label)).values()
     asked = "resident, how much room is enough"
     assert row.shortfall.rooms

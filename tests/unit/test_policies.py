@@ -10,7 +10,7 @@ from stories import graph
 from simulator import catalog
 from simulator.errors import CapacityError, ConfigError
 from simulator.policies import FREE, POLICIES
-from simulator.policies.search import tune
+from simulator.policies.decide import tune
 from simulator.run import prepare, run_case
 
 

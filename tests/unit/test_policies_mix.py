@@ -11,11 +11,11 @@ from policy_problems import machine, problem, replay, tell, train
 from simulator import metrics
 from simulator.errors import CapacityError
 from simulator.plan import COMPUTE
-from simulator.policies import POLICIES
+from simulator.policies import POLICIES, static
 from simulator.policies.recompute import Walker
-from simulator.policies.static import Options, compiler, explained, mix
+from simulator.policies.static import Options, mix
 from simulator.policies.static.analyse import scored
-from simulator.policies.static.explanation import CHEAPER, IN_PASSING, Decision
+from simulator.policies.static.explanation import CHEAPER, IN_PASSING, Decision, explained
 from simulator.policies.static.mix import rewrite, rewrites
 from simulator.referee import check_plan
 
@@ -143,7 +143,7 @@ def test_a_rewritten_problem_is_tried_once_whatever_limits_lead_to_it():
 
 
 def test_a_witness_of_a_graph_that_is_too_large_to_rewrite_says_what_does_not_fit(monkeypatch):
-    monkeypatch.setattr(compiler, "EFFORT", 0)
+    monkeypatch.setattr(static, "EFFORT", 0)
     monkeypatch.setattr(mix, "LARGEST", 0)
     with pytest.raises(CapacityError):
-        compiler.witness(problem(train(4), budget=10), Options(recompute=True))
+        static.witness(problem(train(4), budget=10), Options(recompute=True))

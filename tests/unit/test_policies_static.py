@@ -10,10 +10,9 @@ from stories import graph
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import TensorKind
 from simulator.hardware import Hardware
-from simulator.policies import FREE, POLICIES
-from simulator.policies.static import compiler
+from simulator.policies import FREE, POLICIES, static
+from simulator.policies.static import Options, compiled
 from simulator.policies.static.analyse import analyse, scored
-from simulator.policies.static.compiler import Options, compiled
 from simulator.policies.static.place import insert, place
 from simulator.policies.static.select import ranked
 from simulator.policies.static.select import select as select_pass
@@ -208,9 +207,9 @@ def test_what_moves_counts_as_effort_where_that_is_more_than_ops(monkeypatch):
     )
     placements = []
     monkeypatch.setattr(type(p), "bound_ns", 0)  # otherwise the first placement meets it
-    monkeypatch.setattr(compiler, "place", lambda *args, **more: placements.append(args) or place(*args, **more))
+    monkeypatch.setattr(static, "place", lambda *args, **more: placements.append(args) or place(*args, **more))
     for effort, at_least in ((9, 1), (10**6, 2)):
-        monkeypatch.setattr(compiler, "EFFORT", effort)
+        monkeypatch.setattr(static, "EFFORT", effort)
         placements.clear()
         POLICIES["static"].plan(p)
         assert len(placements) >= at_least

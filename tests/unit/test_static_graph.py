@@ -15,10 +15,10 @@ from simulator.graph import TensorKind
 from simulator.hardware import Hardware
 from simulator.plan import COPY
 from simulator.policies import FREE, POLICIES
-from simulator.policies.static import Options, explained
+from simulator.policies.static import Options
 from simulator.policies.static.analyse import TERMS, analyse, scored
 from simulator.policies.static.augmented import Role
-from simulator.policies.static.explanation import Decision, ledger
+from simulator.policies.static.explanation import Decision, explained, ledger
 from simulator.policies.static.place import insert, write
 from simulator.policies.static.room import assign
 from simulator.policies.static.select import ranked, select

@@ -37,9 +37,9 @@ from simulator.errors import InvariantError, ScopeError
 from simulator.hardware import asked_bytes_per_s
 from simulator.plan import Plan
 from simulator.policies import static
+from simulator.policies.decide import Best
 from simulator.policies.optimal.program import Program
 from simulator.policies.problem import Problem
-from simulator.policies.search import Best
 from simulator.units import human
 
 MOST_OPS = 60

@@ -5,8 +5,8 @@ Passes, each a pure function with a typed hand-over::
     analyse   lifetimes in time         -> Analysis    idle gaps that a tensor could spend away
     select    what leaves               -> Selection    gaps, so that live bytes fit a limit
     insert    cache operators           -> Augmented    the graph with a Store, Detach and Prefetch for each gap
-    refine    placement                 -> Augmented    each cache operator just in time, or early
-    validate  replay                    -> Candidate    the fastest of a few that really fit
+    place     placement                 -> Augmented    each cache operator just in time, or early
+    search    replay                    -> Candidate    the fastest of a few that really fit
 
 If ops may run again, `mix` rewrites the graph first, and the same passes compile it.
 
@@ -15,7 +15,370 @@ All are near-linear in ops and gaps: ranges of live bytes change in `profile`, a
 
 from __future__ import annotations
 
-from simulator.policies.static.compiler import Compiled, Options, compiled, plan, witness
-from simulator.policies.static.explanation import Explanation, explained
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-__all__ = ["Compiled", "Explanation", "Options", "compiled", "explained", "plan", "witness"]
+from pydantic import Field
+
+from simulator import garbage
+from simulator.document import Part
+from simulator.errors import CapacityError, ScopeError
+from simulator.plan import Plan
+from simulator.policies.decide import Best
+from simulator.policies.problem import Problem, Replay
+from simulator.policies.static.analyse import Analysis, analyse
+from simulator.policies.static.augmented import Augmented
+from simulator.policies.static.improve import Improver
+from simulator.policies.static.mix import LARGEST, Rewritten, rewrites
+from simulator.policies.static.place import insert, place, write
+from simulator.policies.static.select import Selection, ranked, select
+from simulator.units import counted, human
+
+GOOD_ENOUGH = 1.001
+"""The search ends within 0.1 % of the bound."""
+
+RESERVES = (0, 1, 2, 4, 8, 16)
+"""Room kept for copies in under way, in units of the largest tensor that moves."""
+
+EFFORT = 40_000
+"""Ops of all candidates together, beyond the first: a large graph gets few candidates, and planning stays linear."""
+
+FEW = 8
+"""Where the effort is spent with fewer candidates than that, those that promise most on large graphs come first."""
+
+PLACEMENTS = (False, True)
+"""Copies in just in time, or as early as there is room. Early is faster where links are the limit; late leaves room to
+what needs a hole of its own (fixed offsets: 44 %) and to what only the run chooses (`hybrid`: 6 %), so that it wins a
+tie. A large graph with few candidates begins with early."""
+
+TRIES = 6
+"""Candidates that are replayed at most: beyond these none was ever the fastest of a shipped scenario."""
+
+SMALL = 128
+"""Ops of a run up to which single changes are tried."""
+
+
+MIXES = 3
+"""How many rewritten problems are compiled at most, beside the one that needs no copies."""
+
+
+class Options(Part):
+    """What the compiler may do, and what it is told to.
+
+    Attributes
+    ----------
+    recompute
+        Whether ops may run again, where that is faster than moving what they made.
+    move
+        Kinds of tensors, or patterns of their names: these leave wherever that hides their copies, and before all
+        others where room is short.
+    """
+
+    recompute: bool = Field(False, description="run ops again where that is faster than copies")
+    move: list[str] = Field([], description="kinds or name patterns of tensors that leave where they can")
+
+    def asked(self, problem: Problem) -> frozenset[int]:
+        """Tensors that leave where they can.
+
+        Parameters
+        ----------
+        problem
+            What is planned for.
+
+        Raises
+        ------
+        ScopeError
+            If a pattern matches none that may leave.
+        """
+        found: set[int] = set()
+        for pattern in self.move:
+            tensors = problem.graph.matching(pattern)
+            if not tensors:
+                must = "what option move names is a kind, or a pattern of names, of some tensor"
+                raise ScopeError("policy 'static'", must, repr(pattern), "take a name that `hosim plan` prints")
+            may_leave = [tensor for tensor in tensors if not problem.pinned(tensor)]
+            if not may_leave:
+                must, what = "what option move names may leave the compute tier", f"{pattern!r}, which is at home there"
+                raise ScopeError("policy 'static'", must, what, "give it another home, or free")
+            found.update(may_leave)
+        return frozenset(found)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan with how it came about.
+
+    Attributes
+    ----------
+    selection, augmented, plan
+        What leaves, where the cache operators are, and the steps.
+    """
+
+    selection: Selection
+    augmented: Augmented
+    plan: Plan
+
+
+class Validator:
+    """Tries candidates and keeps the best.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    asked
+        Tensors that it was asked for to leave.
+
+    Attributes
+    ----------
+    analysis
+        Its gaps.
+    best
+        The fastest so far.
+    """
+
+    def __init__(self, problem: Problem, asked: frozenset[int]) -> None:
+        self._problem, self.analysis = problem, analyse(problem)
+        self._ranking = ranked(self.analysis, asked)
+        self.best: Best[Candidate] = Best(problem)
+
+    def run(self) -> Candidate:
+        """Try several limits, on a small graph also single changes, and return the candidate whose replay is fastest.
+
+        Raises
+        ------
+        CapacityError
+            If none fits: that of the least demand.
+        """
+        for selection, augmented in self._candidates():
+            if not selection.gaps:
+                return self._written(selection, augmented)
+            self._offer(selection, augmented)
+            if self._is_enough(selection):
+                break
+        if self.best.candidate is None:
+            for selection in self._selections():
+                self._offer(selection, insert(self._problem, self.analysis, selection))
+        start, problem = self.best.candidate, self._problem
+        if start is not None and len(problem.graph.ops) <= SMALL and not self._is_met():
+            Improver(problem, self.analysis, self._offer).run(start.selection, start.augmented)
+        return self.best.chosen()
+
+    def first(self) -> Candidate:
+        """Return what the whole budget asks for, copied on demand, without a search for anything faster.
+
+        Raises
+        ------
+        CapacityError
+            If that does not fit.
+        """
+        selection = self._select(self._problem.budget_bytes)
+        augmented = insert(self._problem, self.analysis, selection)
+        if not selection.gaps:
+            return self._written(selection, augmented)
+        self._offer(selection, augmented)
+        return self.best.chosen()
+
+    def _candidates(self) -> Iterator[tuple[Selection, Augmented]]:
+        """Each selection with its cache operators placed in both ways; what would be the same again is left out."""
+        for selection in self._selections():
+            on_demand, seen = insert(self._problem, self.analysis, selection), None
+            for eager in reversed(PLACEMENTS) if self._has_few(selection) else PLACEMENTS:
+                augmented = place(self._problem, selection, on_demand, eager=eager)
+                if augmented.cache_ops != seen:
+                    yield selection, augmented
+                seen = augmented.cache_ops
+
+    def _selections(self) -> Iterator[Selection]:
+        """What leaves under the whole budget, and under less if that can be met.
+
+        Where the effort is spent with few candidates, the first keep room for what any one op waits for: without it
+        these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
+        """
+        budget, seen = self._problem.budget_bytes, []
+        whole = self._select(budget)
+        unit = max((g.size_bytes for g in whole.gaps), default=0)
+        limits = [budget - reserve * unit for reserve in RESERVES]
+        if self._has_few(whole):
+            limits.insert(0, budget - max(_returning(whole).values(), default=0))
+        for limit in limits:
+            selection = whole if limit == budget else self._select(limit)
+            if selection.gaps not in seen and (limit == budget or selection.excess_bytes == 0):
+                seen.append(selection.gaps)
+                yield selection
+
+    def _select(self, limit_bytes: int | float) -> Selection:
+        return select(self._problem, self.analysis, limit_bytes, self._ranking)
+
+    def _offer(self, selection: Selection, augmented: Augmented) -> Replay | None:
+        """Replay a candidate, unless it holds too much as issued."""
+        with self.best.trying():
+            candidate = self._written(selection, augmented)
+            return self.best.offer(candidate.plan, candidate)
+        return None
+
+    def _written(self, selection: Selection, augmented: Augmented) -> Candidate:
+        return Candidate(selection, augmented, write(self._problem, augmented, (self._note(selection),)))
+
+    def _note(self, selection: Selection) -> str:
+        """What the plan says about itself."""
+        if selection.gaps:
+            moved = sum(gap.size_bytes for gap in selection.gaps)
+            return f"{counted(len(selection.gaps), 'gap')} spent away, {human(moved, 'B')} in all"
+        most, budget = int(selection.live_bytes.max(initial=0)), self._problem.budget_bytes
+        return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
+
+    def _is_met(self, share: float = 1.0) -> bool:
+        """Whether the fastest plan is as short as what no plan beats, times a share; the bound takes long to find."""
+        step_ns = self.best.step_ns
+        if step_ns <= self._problem.clock[-1] * share:
+            return True
+        return step_ns < math.inf and step_ns <= self._problem.bound_ns * share
+
+    def _is_enough(self, selection: Selection) -> bool:
+        """Whether another candidate would take more effort than is given, or hardly be faster."""
+        spent = (self.best.replays + 1) * self._effort(selection)
+        return self.best.replays >= TRIES or spent > EFFORT or self._is_met(GOOD_ENOUGH)
+
+    def _has_few(self, selection: Selection) -> bool:
+        """Whether the effort is spent with few candidates."""
+        return FEW * self._effort(selection) > EFFORT
+
+    def _effort(self, selection: Selection) -> int:
+        """Effort of a candidate: its ops, or what moves if that is more."""
+        return max(len(self._problem.graph.ops), len(selection.gaps))
+
+
+def _returning(selection: Selection) -> Counter[int]:
+    """How much comes back for each op [B]."""
+    found: Counter[int] = Counter()
+    for gap in selection.gaps:
+        if gap.in_ns:
+            found[gap.before] += gap.size_bytes
+    return found
+
+
+def plan(problem: Problem, options: Options) -> Plan:
+    """Compile a plan that fits the budget and stalls least.
+
+    Parameters
+    ----------
+    problem
+        What to plan for.
+    options
+        See `Options`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits; the report tells the least demand reached.
+    """
+    return compiled(problem, options).plan
+
+
+def witness(problem: Problem, options: Options) -> Plan:
+    """Compile a plan that shows that one fits, however fast it is: of a large graph, a single candidate.
+
+    Parameters
+    ----------
+    problem, options
+        As for `plan`.
+
+    Raises
+    ------
+    CapacityError
+        If no plan was found that fits.
+    """
+    with garbage.kept():
+        try:
+            return Validator(problem, options.asked(problem)).first().plan
+        except CapacityError:
+            if FEW * len(problem.graph.ops) <= EFFORT:
+                return plan(problem, options)
+            found = rewrites(problem, options.asked(problem)) if options.recompute else []
+            if not found:
+                raise
+        last = found[-1]
+        return last.translated(Validator(last.problem, options.asked(last.problem)).first().plan)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A plan with what led to it.
+
+    Attributes
+    ----------
+    problem
+        What was compiled: the problem as given, or rewritten so that some ops run again.
+    analysis
+        Its gaps.
+    candidate
+        What was chosen for that problem.
+    plan
+        The plan for the problem as given.
+    replayed_ns
+        Its step [ns]; infinite if it was not replayed.
+    rewritten
+        The way from the problem as given to what was compiled, if ops run again.
+    """
+
+    problem: Problem
+    analysis: Analysis
+    candidate: Candidate
+    plan: Plan
+    replayed_ns: int | float
+    rewritten: Rewritten | None = None
+
+    @cached_property
+    def step_ns(self) -> int | float:
+        """Length of the step [ns]; infinite if the plan blocks itself."""
+        if self.replayed_ns < math.inf:
+            return self.replayed_ns
+        replay = self.problem.replay(self.candidate.plan)
+        return replay.step_ns if replay.status == "ok" else math.inf
+
+
+def compiled(problem: Problem, options: Options) -> Compiled:
+    """Compile a plan, with recompute if that may be and is faster, and keep what led to it."""
+    with garbage.kept():
+        try:
+            best: Compiled | CapacityError = _passes(problem, options)
+        except CapacityError as error:
+            best = error
+        if options.recompute and (isinstance(best, CapacityError) or best.candidate.selection.gaps):
+            best = _mixed(problem, options, best)
+    if isinstance(best, CapacityError):
+        raise best
+    return best
+
+
+def _passes(problem: Problem, options: Options) -> Compiled:
+    validator = Validator(problem, options.asked(problem))
+    candidate = validator.run()
+    return Compiled(problem, validator.analysis, candidate, candidate.plan, validator.best.step_ns)
+
+
+def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:
+    """Compile the rewritten problems that promise most, and return the fastest plan."""
+    best = pure
+    best_ns = math.inf if isinstance(pure, CapacityError) else pure.step_ns
+    if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
+        return pure
+    found = rewrites(problem, options.asked(problem))
+    most = max(1, LARGEST // len(problem.graph.ops))
+    for rewritten in (*found[:-1][:MIXES], *found[-1:])[:most]:
+        if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:
+            continue
+        try:
+            mixed = _passes(rewritten.problem, options)
+        except CapacityError:
+            continue
+        if mixed.step_ns < best_ns:
+            plan = rewritten.translated(mixed.plan)
+            plan = replace(plan, notes=(*plan.notes, rewritten.note))
+            best = replace(mixed, plan=plan, rewritten=rewritten)
+            best_ns = mixed.step_ns
+    return best

@@ -23,9 +23,9 @@ from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
 from simulator.policies import recompute
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
+from simulator.policies.static import Candidate, Compiled, Options, compiled
 from simulator.policies.static.analyse import Idle, Score, idle, scored
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
-from simulator.policies.static.compiler import Candidate, Compiled, Options, compiled
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.room import Room, held
 from simulator.policies.static.select import Selection, exceeds, turn
