@@ -9,7 +9,7 @@ action that never happened has the position `Facts.never`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -270,20 +270,12 @@ class Facts:
 
     def check(self, holds: Bools, law: str, table: str, rows: Block, *shown: str) -> None:
         """Raise for the first row for which the law does not hold, and show some of its columns."""
-        if holds.all():
-            return
-        i = int(np.argmin(holds))
-        offsets = {"issue": self.first}
-        found = ", ".join(f"{name} {int(rows[name][i]) + offsets.get(name, 0):,}" for name in shown)
-        raise self.broken(law, f"{table} row {int(rows['row'][i]):,}", found)
+        values = ((name, rows[name] + self.first if name == "issue" else rows[name]) for name in shown)
+        hold(holds, law, lambda i: self._at(f"{table} row {int(rows['row'][i]):,}"), *values)
 
     def check_steps(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
         """Raise for the first of these actions for which the law does not hold; `shown` are values beside `issues`."""
-        if holds.all():
-            return
-        i = int(np.argmin(holds))
-        found = ", ".join(f"{what} {int(values[i]):,}" for what, values in shown)
-        raise self.broken(law, self.step(int(issues[i])), found)
+        hold(holds, law, lambda i: self._at(self.step(int(issues[i]))), *shown)
 
     def check_starts(self, law: str, allowed: Ints) -> None:
         """Raise for the first action that starts, or acts, before a law lets it: by issue, positions of the clock."""
@@ -313,7 +305,27 @@ class Facts:
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""
-        return broken(f"trace of plan {self.program.plan.name!r}, rank {self.rank}, {where}", law, found)
+        return broken(self._at(where), law, found)
+
+    def _at(self, where: str) -> str:
+        return f"trace of plan {self.program.plan.name!r}, rank {self.rank}, {where}"
+
+
+def hold(holds: Bools, law: str, where: Callable[[int], str], *shown: tuple[str, Ints]) -> None:
+    """Raise for the first row for which a law does not hold.
+
+    Parameters
+    ----------
+    holds, law
+        By row, whether the law holds; what it says.
+    where
+        From the number of a row to its name.
+    shown
+        Columns whose values the message shows, each with what it calls them.
+    """
+    if not holds.all():
+        i = int(np.argmin(holds))
+        raise broken(where(i), law, ", ".join(f"{name} {int(values[i]):,}" for name, values in shown))
 
 
 def broken(where: str, law: str, found: str) -> InvariantError:

@@ -15,7 +15,7 @@ from simulator.cost.service import NS_PER_S
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.facts import Facts, broken
+from simulator.referee.facts import Facts, broken, hold
 from simulator.referee.wait_laws import PEER
 from simulator.scenario import Switches
 from simulator.trace import instances, pick
@@ -130,12 +130,13 @@ def check_meetings(hardware: Hardware, found: Meetings, *, complete: bool, conte
 
 
 def _check(found: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints]) -> None:
-    if holds.all():
-        return
-    i = int(np.argmin(holds))
-    what, members, _ = found.sorts[int(found.sort[i])]
-    where = f"trace, spans row {int(found.row[i]):,} ({what.kind} of rank {int(found.rank[i])} among {_said(members)})"
-    raise broken(where, law, ", ".join(f"{name} {int(values[i]):,}" for name, values in shown))
+    def where(i: int) -> str:
+        what, members, _ = found.sorts[int(found.sort[i])]
+        return (
+            f"trace, spans row {int(found.row[i]):,} ({what.kind} of rank {int(found.rank[i])} among {_said(members)})"
+        )
+
+    hold(holds, law, where, *shown)
 
 
 def _said(members: Members) -> str:

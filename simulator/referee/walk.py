@@ -1,16 +1,16 @@
 """Walks a fixed plan in issue order and names the first action that breaks a rule.
 
-The state is one of absent, valid and stale for each place (a tensor in a tier). A compute makes what it writes valid
-in the compute tier and stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training
-step is over where every op has run and all places are as they must be between steps: persistent tensors valid at home
-and nowhere else, nothing else held. A plan that repeats is walked once, because it must end where it began. Copies of
-what dynamic reads may choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
+Each place (a tensor in a tier) is absent, valid or stale. A compute makes what it writes valid in the compute tier and
+stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training step is over where every op
+has run and all places are as they must be between steps: persistent tensors valid at home and nowhere else, nothing
+else held. A plan that repeats is walked once, because it must end where it began. Copies of what dynamic reads may
+choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
 
-An op may run again within a training step. What it reads must then be valid, as always, and hold the values that
-program order gives it (`values`): run again after something was overwritten, it would make something else. Each rank
-comes to the collectives of a group in program order, once each, on one stream. What is copied into the compute tier
-before a barrier is used before it; what comes home at the end of a training step stays for the next, whatever barriers
-that has.
+An op may run again within a training step, and ops may run in another order. What an op reads must then be valid, as
+always, and hold the *value* that program order gives it: the one that the last op before it made, or with which the
+training step began. Each rank comes to the collectives of a group in program order, once each, on one stream. What is
+copied into the compute tier before a barrier is used before it; what comes home at the end of a training step stays for
+the next, whatever barriers that has.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from simulator.graph import Call, Graph, Op, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan
 from simulator.referee.facts import describe
-from simulator.referee.values import Values
 
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
 _STREAMS = 64
 _END = "end of the plan"
+_INITIAL = -1
+"""The maker of a value that a training step began with."""
 
 Place = tuple[int, Code]
 """Where a walk is: the number of an action, and the action."""
@@ -41,10 +42,8 @@ def check_plan(
 
     Parameters
     ----------
-    graph
-        What runs.
-    hardware
-        Where.
+    graph, hardware
+        What runs, where.
     plan
         A fixed plan, or the record of what a reactive one issued; of a reactive plan only the homes are checked.
     pinned
@@ -95,6 +94,72 @@ def _faults(graph: Graph, hardware: Hardware, plan: Plan) -> Iterator[tuple[str,
         yield "", must, f"{plan.repeats} repeats", "make a plan of one training step and repeat it for each"
 
 
+class Values:
+    """The value that each tensor holds, as issued; one that only ever holds one value is left out.
+
+    Parameters
+    ----------
+    graph
+        What runs.
+
+    Attributes
+    ----------
+    unlike
+        How many tensors that outlast the step do not hold the value that program order leaves in them.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        makers = [0] * len(graph.tensors)
+        for t in (*graph.inputs, *(t for op in graph.ops for t in op.writes)):
+            makers[t] += 1
+        self._reads: list[tuple[tuple[int, int], ...]] = []
+        self._writes: list[tuple[int, ...]] = []
+        latest: dict[int, int] = {}
+        for i, op in enumerate(graph.ops):
+            self._reads.append(tuple([(t, latest.get(t, _INITIAL)) for t in op.reads if makers[t] > 1]))
+            self._writes.append(tuple([t for t in op.writes if makers[t] > 1]))
+            latest.update(dict.fromkeys(self._writes[i], i))
+        outputs = set(graph.outputs)
+        self._final = {t: maker for t, maker in latest.items() if graph.tensors[t].persistent or t in outputs}
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        """Go to the start of a training step: what it finds is the initial value."""
+        self._made_by: dict[int, int] = {}
+        self.unlike = len(self._final)
+
+    def wrong_read(self, op: int) -> tuple[int, int, int] | None:
+        """The first tensor that does not hold what the op reads of it: (tensor, its maker, whose it should be)."""
+        for t, maker in self._reads[op]:
+            if (holds := self._made_by.get(t, _INITIAL)) != maker:
+                return t, holds, maker
+        return None
+
+    def write(self, op: int) -> None:
+        """Note what the op makes."""
+        for t in self._writes[op]:
+            if t in self._final:
+                was, final = self._made_by.get(t, _INITIAL), self._final[t]
+                self.unlike += (op != final) - (was != final)
+            self._made_by[t] = op
+
+    def first_made(self) -> int | None:
+        """The first tensor that outlasts the step and that some op of it has written."""
+        return min((t for t in self._made_by if t in self._final), default=None)
+
+    def first_unlike(self) -> tuple[int, int, int]:
+        """The first tensor that `unlike` counts: (tensor, its maker, whose it should be)."""
+        made_by = ((t, self._made_by.get(t, _INITIAL), due) for t, due in sorted(self._final.items()))
+        return next(one for one in made_by if one[1] != one[2])
+
+    def said(self, tensor: int, maker: int, due: int) -> str:
+        """Say which value a tensor holds, and which it should."""
+        values = {op: f"as op {self._graph.ops[op].name!r} makes it" for op in (maker, due)}
+        values[_INITIAL] = "as the training step began"
+        return f"{self._graph.tensors[tensor].name!r} {values[maker]}, not {values[due]}"
+
+
 class Walk:
     """One walk over the actions of a plan.
 
@@ -105,17 +170,11 @@ class Walk:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        hardware: Hardware,
-        plan: Plan,
-        pinned: Collection[int] = (),
-        draws: Draws | None = None,
+        self, graph: Graph, hardware: Hardware, plan: Plan, pinned: Collection[int] = (), draws: Draws | None = None
     ) -> None:
         self._graph, self._plan, self._draws, self._tiers = graph, plan, draws, len(plan.tiers)
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
-        numbers = {name: i for i, name in enumerate(plan.tiers)}
-        self._linked = {(numbers[k.source], numbers[k.target]) for k in hardware.links.values()}
+        self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
         places = len(graph.tensors) * self._tiers
         self._state, self._between, self._fixed = bytearray(places), bytearray(places), set[int]()
         for t, (tensor, home) in enumerate(zip(graph.tensors, plan.home, strict=True)):
@@ -164,24 +223,24 @@ class Walk:
             raise self._error("an action is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
         for number, (what, count) in zip(numbers, operands[kind], strict=False):
             if not 0 <= number < count:
-                must = f"{what} lies between 0 and {count - 1:,}"
-                raise self._error(must, str(number), "make the plan for this graph")
+                raise self._error(
+                    f"{what} lies between 0 and {count - 1:,}", str(number), "make the plan for this graph"
+                )
 
     def finish(self, training_steps: int) -> None:
         """Look at the end; the actions must hold so many training steps."""
         if self._done < training_steps or self._unlike or self._cached:
             self._explain_end(training_steps)
-        overwritten = self._values.first_made()
-        if overwritten is not None:
+        if (overwritten := self._values.first_made()) is not None:
             must = "no op changes what outlasts the last training step after its end"
             raise self._error(must, f"that one writes {self._name(overwritten)} again", "remove it", _END)
 
     def _end_training_step(self) -> None:
-        for at, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
-            if at[0] < self._last_move[0]:
+        for place, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
+            if place[0] < self._last_move[0]:
                 must = "an output keeps a valid copy until the training step ends"
                 found = f"that it detaches the only valid copy of {self._name(t)} before {self._step(self._last_move)}"
-                raise self._error(must, found, "detach outputs last", self._step(at))
+                raise self._error(must, found, "detach outputs last", self._step(place))
         self._ran.clear()
         self._unused.clear()
         self._values.begin_step()

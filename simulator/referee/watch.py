@@ -18,12 +18,11 @@ from simulator.errors import PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import DETACH, SYNC, Plan
-from simulator.referee.address_laws import check_addresses
 from simulator.referee.facts import Earlier, Facts, broken
 from simulator.referee.findings import Findings, Look, merged
 from simulator.referee.op_columns import Program
 from simulator.referee.place_laws import check_places, check_workspace
-from simulator.referee.room_laws import Room, check_stored_once, stored_once
+from simulator.referee.room_laws import Room, check_addresses, check_stored_once, stored_once
 from simulator.referee.start_laws import (
     NEVER_NS,
     Requests,

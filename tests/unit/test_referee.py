@@ -85,7 +85,7 @@ BROKEN = {
     ),
     "time runs backwards": (
         put("residencies", 4, time_ns=9),
-        "residencies row 4: places are taken and freed in the order of time, found 9 ns after 10 ns",
+        "residencies row 4: places are taken and freed in the order of time, found at ns 9, after ns 10",
     ),
     "wrong size": (put("residencies", 2, delta_bytes=5), "a place is taken, then freed, with its tensor's size"),
     "freed and never taken": (
@@ -197,7 +197,7 @@ def test_the_message_names_plan_step_row_law_and_numbers():
 
 def test_the_budget_is_the_capacity_of_the_compute_tier():
     judge(Rows(), budget=16)
-    with pytest.raises(InvariantError, match=r"at most its capacity \(15 B in hbm\), found 16 B at 10 ns"):
+    with pytest.raises(InvariantError, match=r"at most its capacity \(15 B in hbm\), found holds B 16, at ns 10"):
         judge(Rows(), budget=15)
 
 

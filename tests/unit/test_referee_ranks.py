@@ -335,7 +335,7 @@ def test_a_tier_of_a_node_holds_what_its_ranks_hold_together():
     plans = [Plan("story", h.tier_names, (1,), steps(g, h, text))] * 4
     for fold in ("never", "always"):
         trace = perform(wide, [(g, text)] * 4, "w ddr", fold=fold)
-        with pytest.raises(InvariantError, match=r"at most its capacity \(59 B in ddr\), found 60 B at 0 ns"):
+        with pytest.raises(InvariantError, match=r"at most its capacity \(59 B in ddr\), found holds B 60, at ns 0"):
             check_trace(job_of([g] * 4), narrow, plans, trace)
 
 
