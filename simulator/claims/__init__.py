@@ -319,7 +319,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
 
 
 def judged(
-    loaded: Loaded, expected: Sequence[Expectation], *, is_changed: bool = False, asked: Collection[str] | None = None
+    loaded: Loaded, expected: Sequence[Expectation], *, is_changed: bool = False, with_bounds: bool = True
 ) -> list[Verdict]:
     """Run, or serve, the rows that something is expected of, and judge.
 
@@ -331,13 +331,13 @@ def judged(
         What is expected, whether or not a document was changed.
     is_changed
         Whether the machine is another one than the documents say.
-    asked
-        The only columns that are asked for; default: all, so that all laws are held, those of bounds included.
+    with_bounds
+        Whether rows are held against their bounds, so that the law of bounds is held, too.
     """
     labels = list(dict.fromkeys(row for one in expected for row in one.rows.values()))
     rows: Mapping[str, Mapping[str, Any]]
     if loaded.workload.requests is None:
-        rows = run_case(prepare(loaded, asked=asked), labels).summaries
+        rows = run_case(prepare(loaded, with_bounds=with_bounds), labels).summaries
     else:
         changes = dict(loaded.scenario.set_) if is_changed else None
         rows = {str(row["policy"]): row for row in serve(loaded.paths["scenario"], set=changes, policies=labels).rows}

@@ -94,10 +94,8 @@ def enumerate_choices(
     told = _sentences(loaded, rows, points, listed_by)
     for one in loaded:
         told += [f"{one.scenario.name} records otherwise: {was}" for was in _claim(one).counted if was not in told]
-    none = listed_by.keys() - {row["scenario"] for row in rows}
-    told += [
-        f"{name}: 0 of {counted(listed_by[name], 'setting')} may have the peaks that select." for name in sorted(none)
-    ]
+    for name in sorted(listed_by.keys() - {row["scenario"] for row in rows}):
+        told.append(f"{name}: 0 of {counted(listed_by[name], 'setting')} may have the peaks that select.")
     if unbuilt:
         told.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
     return Sweep("choices", loaded, rows, View("Claims over all choices", sections, told), {"points": points})

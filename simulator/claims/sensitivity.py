@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from simulator import catalog
+from simulator import catalog, metrics
 from simulator.catalog import Loaded
 from simulator.claims import Judged, judged, read
 from simulator.errors import ConfigError
@@ -105,12 +105,13 @@ def figures(loaded: Loaded, point: Point) -> Rows:
     """Run the rows with printed figures, and judge; what is only shown is held against what is printed, too."""
     compared = compared_to_printed(loaded)
     held = [held_to_printed(one) if one.kind == "shown" else one for one in compared]
-    asked = {column for one in held for column in one.columns}
+    of_bounds = metrics.columns(loaded.hardware, ("bound",))
+    with_bounds = any(column in of_bounds for one in held for column in one.columns)
     return [
         Judged(loaded.scenario.name, verdict).row
         | {"kind": one.kind, "asks": verdict.asks, "holds": verdict.holds, "within": ours.within}
         | {"verdict": "shown" if one.kind == "shown" else verdict.word}
-        for verdict, one, ours in zip(judged(loaded, held, asked=asked), compared, held, strict=True)
+        for verdict, one, ours in zip(judged(loaded, held, with_bounds=with_bounds), compared, held, strict=True)
     ]
 
 

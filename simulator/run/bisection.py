@@ -20,7 +20,6 @@ from simulator.policies.decide import Policy
 from simulator.report.expectations import OTHER, condition, unmet
 from simulator.report.question_views import BOUNDS
 from simulator.run.case import Case, Policies, prepare
-from simulator.run.grid import COUNTED
 from simulator.run.row import row_of
 from simulator.run.sweep import Point, Row, Rows, Study, silent
 from simulator.scenario import Frontier, Largest
@@ -76,11 +75,9 @@ class Search:
         with told_at(where("such_that")):
             texts = question.such_that if isinstance(question, Frontier) else ()
             self._asked = [condition(text, loaded.hardware) for text in texts]
-        self._columns = {
-            *metrics.columns(loaded.hardware, COUNTED),
-            *(name for one in self._asked for name in one.columns),
-        }
         self.grows = isinstance(question, Frontier)
+        of_bounds, asked = metrics.columns(loaded.hardware, ("bound",)), (one.columns for one in self._asked)
+        self._with_bounds = not self.grows or any(name in of_bounds for names in asked for name in names)
         self._job: Job | None = None
         self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._beside)
         case = self.built(self.first)
@@ -123,7 +120,7 @@ class Search:
     def _built(self, value: int | float | None) -> Case:
         """All that rows share with a value; None: with the documents as they are."""
         loaded = self._documents if value is None else catalog.at(self.base, {self.axis: value})
-        case = prepare(loaded, self._job, asked=self._columns if self.grows else None)
+        case = prepare(loaded, self._job, with_bounds=self._with_bounds)
         if not self.question.path.startswith((WORKLOAD, "scenario.homes")):
             self._job = case.job  # what runs is the same with all values
         return case

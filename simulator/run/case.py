@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -46,8 +46,8 @@ class Case:
         Tries plans for them.
     is_changed
         Whether the machine was changed for this run; what the scenario expects is then not checked.
-    asked
-        Columns that are asked for; None: all. Bounds are found only if one of theirs is among them.
+    with_bounds
+        Whether rows are held against their bounds, which takes longer.
     enough
         Rooms in which a plan was made and ran, by how it was made and what room it was known to need.
     changed
@@ -59,14 +59,9 @@ class Case:
     tasks: tuple[Task, ...]
     trials: Trials
     is_changed: bool = False
-    asked: Collection[str] | None = None
+    with_bounds: bool = True
     enough: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False)
     changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
-
-    @property
-    def asks_bounds(self) -> bool:
-        """Whether a column about bounds is asked for."""
-        return self.asked is None or not set(self.asked).isdisjoint(metrics.columns(self.hardware, ("bound",)))
 
     @property
     def problem(self) -> Problem:
@@ -121,7 +116,7 @@ class Case:
         change = repr(choice.set_)
         if change not in self.changed:
             loaded = self.loaded.for_row(choice)
-            self.changed[change] = prepare(loaded, self.job, is_changed=self.is_changed, asked=self.asked)
+            self.changed[change] = prepare(loaded, self.job, is_changed=self.is_changed, with_bounds=self.with_bounds)
         return self.changed[change]
 
     def choice(self, row: str) -> PolicyChoice:
@@ -252,9 +247,7 @@ def _check_keeps(scenario: Scenario, job: Job, where: str) -> None:
         raise ConfigError(where, must, found, "write trace: kept")
 
 
-def prepare(
-    loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, asked: Collection[str] | None = None
-) -> Case:
+def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, with_bounds: bool = True) -> Case:
     """Build everything that the rows of a scenario share; nothing runs.
 
     Parameters
@@ -265,8 +258,8 @@ def prepare(
         What all ranks run, if it was built before; of the workload only its name counts then.
     is_changed
         Whether the machine was changed for this run.
-    asked
-        Columns that are asked for; default: all.
+    with_bounds
+        Whether rows are held against their bounds, which takes longer.
 
     Raises
     ------
@@ -306,7 +299,7 @@ def prepare(
             popularity=popularity(graph, draws.origin, scenario.seed) if graph.has_late else {},
         )
         tasks.append(Task(problem, number, team, draws))
-    return Case(loaded, job, tuple(tasks), trials, is_changed, asked)
+    return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds)
 
 
 def _times(loaded: Loaded, job: Job) -> list[list[int]]:

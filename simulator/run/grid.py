@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -127,8 +127,8 @@ class Cells:
     ----------
     policies
         As in `simulator.run`.
-    asked
-        Columns that are asked for; None: all.
+    with_bounds
+        Whether rows are held against their bounds, which takes longer.
     jitter, seed
         How much the times of ops and links vary from draw to draw, which the last value of a point numbers, and what
         draws begin with; see `simulator.run.conditions.jittered`.
@@ -139,12 +139,13 @@ class Cells:
     def __init__(
         self,
         policies: Policies | None = None,
-        asked: Collection[str] | None = None,
+        with_bounds: bool = True,
         jitter: float = 0,
         seed: int = 0,
         once: Once | None = None,
     ) -> None:
-        self._policies, self._asked, self._jitter, self._seed, self._once = policies, asked, jitter, seed, once
+        self._policies, self._with_bounds = policies, with_bounds
+        self._jitter, self._seed, self._once = jitter, seed, once
         self._built: dict[str, Job] = {}
         self._case: Case | None = None
 
@@ -163,7 +164,7 @@ class Cells:
         """Build a cell; what it has in common with others is not built again."""
         if self._case is None or self._case.loaded is not loaded:  # else only the draw is another one
             key = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"
-            self._case = prepare(loaded, self._built.pop(key, None), asked=self._asked)
+            self._case = prepare(loaded, self._built.pop(key, None), with_bounds=self._with_bounds)
             self._built[key] = self._case.job  # what was used last is the last to go
             if len(self._built) > _KEPT:
                 del self._built[next(iter(self._built))]
@@ -230,13 +231,13 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     where = f"study {study.name}" if named_study is not None else loaded.place("grid")
     axes, shown, points = _varied(study, where, at_most)
     base, rows_asked = loaded.asking_nothing(), policies or study.policies or None
-    columns = None if bounds else metrics.columns(base.hardware, COUNTED)
-    measured = _measured(base, study, rows_asked, columns, axes, points)
+    measured = _measured(base, study, rows_asked, axes, points, with_bounds=bounds)
     if cache is False or isinstance(rows_asked, Mapping):
         measured = replace(measured, key=None)
     folder = Path(cache) if isinstance(cache, str | Path) else usual_folder()
     file = _file(Path(out)) if out is not None else None
-    head = [*(one.name for one in axes), "policy", *(columns or metrics.columns(base.hardware)), *_SAID]
+    columns = metrics.columns(base.hardware) if bounds else metrics.columns(base.hardware, COUNTED)
+    head = [*(one.name for one in axes), "policy", *columns, *_SAID]
     needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
     workers = workers or os.cpu_count() or 1
     pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else worked
@@ -266,22 +267,23 @@ def _measured(
     base: Loaded,
     study: StudyDocument,
     policies: Policies | None,
-    columns: Collection[str] | None,
     axes: tuple[Axis, ...],
     points: Sequence[Point],
+    *,
+    with_bounds: bool,
 ) -> Study:
     """The study as it is measured, each point with a key of all that its rows hang on."""
     jitter, seed = (study.sample.jitter, study.sample.seed) if study.sample and study.sample.jitter else (0, 0)
     rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
-    insist(columns or not jitter, base.place("bounds"), rule, f"jitter of {jitter:g}", do)
+    insist(not (with_bounds and jitter), base.place("bounds"), rule, f"jitter of {jitter:g}", do)
     once = Once(base, policies) if study.plans == "once" else None
     names = None if policies is None or isinstance(policies, Mapping) else policies
     if names is not None:
         named(base.scenario, names)
-    about = [provenance(base, names), code_key(), columns is None, (jitter, seed), once is not None]
+    about = [provenance(base, names), code_key(), with_bounds, (jitter, seed), once is not None]
     about.append([(one.fields, one.unit) for one in axes])
     key = partial(key_of, key_of(about).hex())
-    return Study(base, Cells(policies, columns, jitter, seed, once), axes, points, probes=_probes(points), key=key)
+    return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
 
 
 def _summed(rows: Rows, axes: Sequence[Shown]) -> tuple[list[Summed], dict[str, Any]]:

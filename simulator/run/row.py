@@ -61,7 +61,7 @@ def _rows_aside(
     """Run rows in forks, which send back what came of each, without the case that this process has."""
     for label in rows:  # what several rows want to know and no plan changes, so that not each fork finds it for itself
         own = case.of(label)
-        if not own.unfit(label) and own.asks_bounds:
+        if not own.unfit(label) and own.with_bounds:
             own.bound(may_repeat=own.may_repeat(label), in_turn=False)
 
     def sent(label: str, decide: Policy, tell: Progress) -> dict[str, Any]:
@@ -234,8 +234,8 @@ def replayed(
         "may_repeat": ran.repeats if ran else metrics.repeats(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
     }
-    keeps = not case.asks_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
-    bound = case.bound(**kind) if keeps and case.asks_bounds else None
+    keeps = not case.with_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
+    bound = case.bound(**kind) if keeps and case.with_bounds else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
     handled = case.loaded.handled
     summary = {"policy": label, **counts, **metrics.per_second(counts["step_ns"], **handled)}

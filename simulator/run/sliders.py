@@ -7,10 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator import catalog, metrics
+from simulator import catalog
 from simulator.catalog import Axis
 from simulator.errors import insist
-from simulator.run.grid import COUNTED, Cells
+from simulator.run.grid import Cells
 from simulator.run.results import Results
 from simulator.run.row import rows_of
 from simulator.scenario import Scenario
@@ -55,7 +55,7 @@ class WhatIf:
     ) -> None:
         loaded = catalog.resolve(scenario, set)
         self._loaded, self._policy = loaded.asking_nothing(), policy
-        self._cells = Cells([policy], metrics.columns(loaded.hardware, COUNTED))
+        self._cells = Cells([policy], with_bounds=False)
         tier, budget = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
         room = f"tiers.{tier}.capacity"
         rooms = (room,) if budget is None else (room, "scenario.budget")

@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
-from simulator import catalog, metrics
+from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.catalog.settings import fields
 from simulator.errors import CapacityError, ConfigError, insist
@@ -38,7 +38,7 @@ from simulator.report.uncertain import quantiles
 from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, robust_view, scaling_view
 from simulator.run.case import Policies, prepare
 from simulator.run.conditions import Once
-from simulator.run.grid import COUNTED, Cells
+from simulator.run.grid import Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
 from simulator.scenario import Scenario
 from simulator.units import parse, unit_of
@@ -182,10 +182,10 @@ def limits_at(
     title
         What was tried.
     """
-    columns, studies = metrics.columns(loaded.hardware, COUNTED), list[Study]()
+    studies = list[Study]()
     values = [figures_of(place) for place, _ in places]
     for number, (place, policies) in enumerate(places):
-        measure, about = Cells(policies, columns), {"place": number, "figure": None}
+        measure, about = Cells(policies, with_bounds=False), {"place": number, "figure": None}
         studies.append(Study(place, measure, about=about, is_strict=True))
         for path in values[number]:
             axis = Axis(path, (path,), "limits", "x")
@@ -358,7 +358,7 @@ def _studies(once: Once, conditions: Conditions) -> Iterator[Study]:
         axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
         points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
         about = {"perturbation": name, "level": level}
-        cells = Cells(once.policies, (), level if name == JITTER else 0, seed, once)
+        cells = Cells(once.policies, jitter=level if name == JITTER else 0, seed=seed, once=once, with_bounds=False)
         yield Study(loaded, cells, axes, points, about=about, is_strict=True)
 
 

@@ -101,7 +101,7 @@ def test_answers_slow_down_where_the_readme_says():
 
 def test_123k_tokens_fill_with_the_cache_offloaded_what_the_page_says():
     loaded = catalog.resolve("deepseek_v3_nsa_deployments_123k")
-    (row,) = run_case(prepare(loaded, asked={"peak_hbm_bytes"})).summaries.values()
+    (row,) = run_case(prepare(loaded, with_bounds=False)).summaries.values()
     assert f"123,008 tokens fill {human(row['peak_hbm_bytes'], 'B')} there" in " ".join(PAGES.split())
 
 
