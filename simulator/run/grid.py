@@ -243,11 +243,11 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else worked
     with ExitStack() as using:
         kept = using.enter_context(closing(Kept(folder))) if measured.key else None
-        lines = using.enter_context(appended(file, head)) if file else None
+        append = using.enter_context(appended(file, head)) if file else None
         for own in streamed([measured], workers, pace, kept, does):
-            if lines is not None:
-                lines.add(own)
-            rows += own if lines is None else [{key: row[key] for key in needed if key in row} for row in own]
+            if append is not None:
+                append(own)
+            rows += own if append is None else [{key: row[key] for key in needed if key in row} for row in own]
     story = base.scenario
     cells, more = _summed(rows, shown)
     view = grid_view(rows, shown, base.hardware, study.title or story.title or story.name, story.budget_bytes, cells)

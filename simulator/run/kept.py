@@ -14,8 +14,9 @@ import fcntl
 import io
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -115,59 +116,17 @@ _TYPES = {"ns": "int64", "B": "int64", "share": "float64", "times": "float64", "
 """Unit of a figure -> type in a Parquet file; the others are numbers of any kind."""
 
 
-class Points:
-    """A file of rows, which one process at a time writes.
-
-    A row is written at once, by one call of the system; what of it does not fit on a full disk is cut off again. So
-    whatever ends the process, the file holds the rows of all points up to some one, each whole.
+@contextmanager
+def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
+    """Give what appends rows to a file, which one process at a time writes.
 
     Parameters
     ----------
     path
-        The file; an earlier one is replaced.
+        The file; an earlier one is replaced. One that ends in ``.parquet`` is made in the end: until then the
+        rows stand in ``<path>.csv``.
     columns
         What rows have, in order; what a row lacks is an empty cell.
-    """
-
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path, self._columns = path, columns
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise
-        os.ftruncate(self._file, 0)
-        self._size = 0
-
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows, or, if there is no room, none of them."""
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns, lineterminator="\n")
-        writer.writerows(rows)
-        data = text.getvalue().encode()
-        try:
-            written = os.write(self._file, data)
-            if written < len(data):  # an error says why
-                written += os.write(self._file, data[written:])
-        except OSError:
-            os.ftruncate(self._file, self._size)
-            raise
-        self._size += len(data)
-
-    def close(self) -> None:
-        """Leave the file to others."""
-        os.close(self._file)
-
-
-@contextmanager
-def appended(path: Path, columns: Sequence[str]) -> Iterator[Points]:
-    """Give a file to append rows to; one that ends in ``.parquet`` is made of it in the end.
-
-    Parameters
-    ----------
-    path, columns
-        As for `Points`; the rows of a Parquet file stand in ``<path>.csv`` until all are there.
 
     Raises
     ------
@@ -180,13 +139,15 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Points]:
         _arrow(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        points = Points(rows, columns)
+        file = os.open(rows, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
-            points.add([dict(zip(columns, columns, strict=True))])
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(file, 0)
+            _append(file, columns, [dict(zip(columns, columns, strict=True))])
             complete.append(said)
-            yield points
+            yield partial(_append, file, columns)
         finally:
-            points.close()
+            os.close(file)
         if rows != path:
             _to_parquet(rows, path, columns)
             rows.unlink()
@@ -195,6 +156,23 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Points]:
         insist(False, str(rows), "one process at a time writes a study", "another one that does", "wait for it")
     except OSError as error:
         raise ConfigError(str(rows), "rows can be written", said_by_system(error), do) from None
+
+
+def _append(file: int, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Append rows by one call of the system; if the disk is full, cut off again what of them was written.
+
+    So whatever ends the process, the file holds the rows of all points up to some one, each whole.
+    """
+    text, end = io.StringIO(newline=""), os.lseek(file, 0, os.SEEK_END)
+    csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
+    data = text.getvalue().encode()
+    try:
+        written = os.write(file, data)
+        if written < len(data):  # an error says why
+            os.write(file, data[written:])
+    except OSError:
+        os.ftruncate(file, end)
+        raise
 
 
 def _arrow(path: Path) -> Any:
@@ -213,11 +191,11 @@ def _to_parquet(rows: Path, path: Path, columns: Sequence[str]) -> None:
     types = {column: _TYPES[unit] for column in columns if (unit := figure_of(column).unit) in _TYPES}
     types |= dict.fromkeys(("policy", "notes", "remarks", "short_at"), "string")
     options = arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=True)
-    partial = path.with_name(path.name + ".partial")
+    beside = path.with_name(path.name + ".partial")
     with (
         arrow_csv.open_csv(rows, convert_options=options) as reader,
-        parquet.ParquetWriter(partial, reader.schema) as to,
+        parquet.ParquetWriter(beside, reader.schema) as to,
     ):
         for batch in reader:
             to.write_batch(batch)
-    partial.replace(path)
+    beside.replace(path)
