@@ -42,20 +42,15 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
     """
     if report.tier not in case.hardware.tiers:
         return report
-    choice, who, key = case.choice(row), row, row
+    choice, who = case.choice(row), row
     if report.rooms:
         options = case.static_options(row) or static.Options(recompute=case.may_repeat(row))
         manner = choice if choice.policy == "static" else PolicyChoice(policy="static")
         decide = partial(decided, manner, partial(static.witness, options=options))
         who = row if manner is choice else f"static{' with recompute' * options.recompute}"
-        key = repr((options, manner.alone, manner.staggered, manner.allocator, choice.allocator))
     levers, rooms = list[str](), list[dict[str, int]]()
     for lacking in report.rooms or ({report.tier: _wanted(case, report)},):
-        # Rows for which the same plan would be made have it made once.
-        known = f"{key}, {lacking}"
-        if known not in case.enough:
-            case.enough[known] = _enough(case, decide, lacking, choice.allocator, tell)
-        if room := case.enough[known]:
+        if room := _enough(case, decide, lacking, choice.allocator, tell):
             is_least = room == lacking and who == row
             lever = bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room)
             levers.append(lever if is_least else f"{lever}, with which {who} runs")

@@ -48,8 +48,6 @@ class Case:
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     with_bounds
         Whether rows are held against their bounds, which takes longer.
-    enough
-        Rooms in which a plan was made and ran, by how it was made and what room it was known to need.
     changed
         The same on machines that rows set for themselves, by what they set: see `of`.
     """
@@ -60,7 +58,6 @@ class Case:
     trials: Trials
     is_changed: bool = False
     with_bounds: bool = True
-    enough: dict[str, dict[str, int]] = field(default_factory=dict, init=False, repr=False)
     changed: dict[str, Case] = field(default_factory=dict, init=False, repr=False)
 
     @property
