@@ -6,7 +6,6 @@ import pickle
 import platform
 from collections.abc import Callable, Generator, Sequence
 from importlib.metadata import version
-from itertools import islice
 from threading import Lock
 from typing import Any
 
@@ -17,8 +16,6 @@ from simulator.run.kept import code_key
 
 _WAIT_S = 10
 """So long one waits for a scheduler to answer: one that is there answers within a second."""
-_AHEAD = 4
-"""So many tasks a thread of a worker are handed over before they are asked for, so that none waits for this process."""
 _lock = Lock()
 _made: dict[bytes, Callable[[Any], Any]] = {}
 
@@ -63,21 +60,14 @@ def clustered(
     with client:
         _check(client, where)
         shared = client.submit(bytes, pickle.dumps(make), pure=False)  # made again if the worker that has it dies
-        todo, most = iter(tasks), _AHEAD * max(1, sum(client.nthreads().values()))
-        numbers: dict[str, int] = {}
-
-        def given(number: int, task: Any) -> Any:
-            future = client.submit(_done, shared, task, pure=False)
-            numbers[future.key] = number
-            return future
-
-        ended = distributed.as_completed([given(*one) for one in islice(todo, most)], loop=client.loop)
+        futures = client.map(_done, [shared] * len(tasks), [task for _, task in tasks], pure=False)
+        numbers = {future.key: number for future, (number, _) in zip(futures, tasks, strict=True)}
+        ended = distributed.as_completed(futures, loop=client.loop)
+        del futures  # so that what came of a task is let go once it is yielded
         for future in ended:
             if future.status == "error" and isinstance(future.exception(), distributed.KilledWorker):
                 continue  # told by whoever misses it
-            yield numbers.pop(future.key), future.result()
-            for one in islice(todo, 1):
-                ended.add(given(*one))
+            yield numbers[future.key], future.result()
 
 
 def _about() -> dict[str, str]:
