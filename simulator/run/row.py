@@ -1,4 +1,8 @@
-"""One row, from what its policy decides to what came of it: decided, checked, replayed, checked again, and counted."""
+"""One row: its policy decides, the referee checks, the engine replays, the referee checks again, and metrics count.
+
+`rows_of` runs the rows of a case, `row_of` one of them: `plans_of` asks the policy, `checked` replays between the two
+checks of the referee, and `replayed` counts and holds the row against its bounds.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from simulator import metrics, referee
 from simulator.errors import CapacityError, ConfigError, InvariantError, ScopeError
 from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
-from simulator.policies.problem import Problem
 from simulator.processes import forked
 from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step
 from simulator.run.advice import advised
@@ -58,11 +61,11 @@ def rows_of(
 def _rows_aside(
     case: Case, rows: Mapping[str, Policy], progress: Progress, each: Callable[[Result], None] | None, *, advice: bool
 ) -> list[Result]:
-    """Run rows in forks, which send back what came of each, without the case that this process has."""
-    for label in rows:  # what several rows want to know and no plan changes, so that not each fork finds it for itself
-        own = case.of(label)
-        if not own.unfit(label) and own.with_bounds:
-            own.bound(may_repeat=own.may_repeat(label), in_turn=False)
+    """Run rows in forks, which send back what came of each row, but not the case: this process has it."""
+    for label in rows:  # bounds are the same for several rows: found here, no fork has to find them for itself
+        on_machine = case.of(label)
+        if not on_machine.unfit(label) and on_machine.with_bounds:
+            on_machine.bound(may_repeat=on_machine.may_repeat(label), in_turn=False)
 
     def sent(label: str, decide: Policy, tell: Progress) -> dict[str, Any]:
         row = row_of(case, label, decide, tell, advice=advice)
@@ -77,11 +80,11 @@ def _rows_aside(
 
 
 _SENT = ("summary", "trace", "ran", "shortfall", "remarks")
-"""What of a row a fork sends back as it is."""
+"""Attributes of a row that a fork sends back as they are."""
 
 
 def _decided_before(plan: Plan) -> Plan:
-    """The plan as another process can know it: without what decided while it ran."""
+    """The plan without the function that decided while it ran, which no other process can call."""
     return plan if plan.fixed is not None else replace(plan, actions=_over)
 
 
@@ -90,16 +93,16 @@ def _over(view: View) -> Iterator[Code]:
 
 
 def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool = True) -> Result:
-    """Run one row; at once told, if no plan of its kind can fit.
+    """Run one row; where no plan of its kind can fit, nothing is planned.
 
     Parameters
     ----------
     case, label, decide
-        What runs, what the row is called, and what decides.
+        What runs, the name of the row, and its policy.
     progress
         Called now and then.
     advice
-        Whether levers are looked for if it does not fit.
+        Whether levers are looked for if the row does not fit.
     """
     case = case.of(label)
     try:
@@ -117,7 +120,7 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
 
 
 def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list[Plan]:
-    """Decide for each graph of the job.
+    """Ask the policy for a plan for each graph of the job.
 
     Parameters
     ----------
@@ -127,40 +130,36 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
     Raises
     ------
     CapacityError
-        If a policy has no plan that fits; what lacks most room speaks for all that do not.
+        If the policy has no plan that fits: the error of the graph that lacks most room.
     ScopeError
-        If this is not for the policy.
+        If the policy does not know how to plan this.
     """
-    plans, short = [], []
+    plans, errors = [], []
     for task in case.tasks:
         try:
             with case.trials.told(lambda number: progress(f"{label}, plan {number:,} is tried", 0, 0)):
-                plans.append(_decided(label, decide, task.problem))
+                plan = decide(task.problem)
         except CapacityError as error:
-            short.append(error)
-    if short:
-        raise max(short, key=lambda error: error.report.gap_bytes)
+            errors.append(error)
+        else:
+            if not isinstance(plan, Plan):
+                rule, do = "a policy returns a Plan", "return what `Writer` or you made"
+                raise ConfigError(f"policy {label!r}", rule, repr(plan), do)
+            plans.append(plan)
+    if errors:
+        raise max(errors, key=lambda error: error.report.gap_bytes)
     return plans
 
 
-def _decided(label: str, decide: Policy, problem: Problem) -> Plan:
-    plan = decide(problem)
-    if not isinstance(plan, Plan):
-        raise ConfigError(
-            f"policy {label!r}", "a policy returns a Plan", repr(plan), "return what `Writer` or you made"
-        )
-    return plan
-
-
 class Checked(NamedTuple):
-    """What happened, and was found right.
+    """A replay in which the referee found nothing wrong.
 
     Attributes
     ----------
     trace, findings
-        What happened, and what the referee says of it.
+        What happened, and what the referee noticed.
     ran
-        Of one rank, what its row is counted from.
+        What the row of one rank is counted from; None of several ranks.
     """
 
     trace: Trace
@@ -184,19 +183,19 @@ def checked(
         As for `replayed`.
     """
     allocator, job = case.choice(label).allocator, case.job
-    ran = [
+    by_rank = [
         referee.Drawn(plans[number], case.tasks[number].draws(rank), allocator, case.tasks[number].pinned)
         for rank, number in enumerate(job.graph_of)
     ]
     for task, plan in zip(case.tasks, plans, strict=True):
-        referee.check_plan(task.graph, case.hardware, plan, task.pinned, ran[task.ranks[0]].draws)
-    referee.check_order(job, [one.plan for one in ran])
+        referee.check_plan(task.graph, case.hardware, plan, task.pinned, by_rank[task.ranks[0]].draws)
+    referee.check_order(job, [one.plan for one in by_rank])
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
     if case.loaded.scenario.trace == "kept":
         trace = execute(case, plans, progress, allocator)
-        findings = referee.check_trace(job, case.hardware, ran, trace, budget, switches)
+        findings = referee.check_trace(job, case.hardware, by_rank, trace, budget, switches)
         return Checked(trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None)
-    watch = referee.Watch(job, case.hardware, ran, budget, switches)
+    watch = referee.Watch(job, case.hardware, by_rank, budget, switches)
     counting = metrics.Ran.under(case.graph, case.hardware, plans[0])
 
     def take(happened: Happened) -> None:
