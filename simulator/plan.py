@@ -15,7 +15,7 @@ A *prefetch* is a copy into the compute tier. A *store* is a copy out, followed 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -87,6 +87,74 @@ class Actions:
         return (self.kind, self.a, self.b, self.c) == (other.kind, other.a, other.b, other.c)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+ABSENT, VALID, STALE = range(3)
+STATES = ("absent", "valid", "stale")
+
+
+class PlacesAsIssued:
+    """The state of every place (a tensor in a tier) once all issued actions have acted.
+
+    Who plans and who issues follow this one; the referee follows its own, so that neither hides a mistake of the other.
+
+    Parameters
+    ----------
+    home
+        Tier of each tensor at time 0, or `NOWHERE`.
+    tiers
+        How many tiers there are.
+    compute_tier
+        The tier that ops read and write.
+
+    Attributes
+    ----------
+    state
+        By tier and tensor: `ABSENT`, `VALID`, or `STALE` once an op has written the tensor elsewhere.
+    """
+
+    def __init__(self, home: Sequence[int], tiers: int, compute_tier: int) -> None:
+        self.state = [[ABSENT] * len(home) for _ in range(tiers)]
+        self.here = self.state[compute_tier]
+        for tensor, tier in enumerate(home):
+            if tier != NOWHERE:
+                self.state[tier][tensor] = VALID
+
+    def missing(self, tensors: Iterable[int]) -> int | None:
+        """The first of some tensors that an op could not read, because it is not valid in the compute tier."""
+        here = self.here
+        for tensor in tensors:
+            if here[tensor] != VALID:
+                return tensor
+        return None
+
+    def write(self, tensors: Iterable[int]) -> None:
+        """Let an op write: what it writes becomes valid in the compute tier, and stale elsewhere."""
+        for tensor in tensors:
+            for state in self.state:
+                if state[tensor] == VALID:
+                    state[tensor] = STALE
+            self.here[tensor] = VALID
+
+    def copy(self, tensor: int, source: int, target: int) -> str:
+        """Make the target valid, or return what must hold for the copy and does not."""
+        if self.state[source][tensor] != VALID:
+            return "what is copied is valid at its source"
+        if self.state[target][tensor] == VALID:
+            return "what is copied is not yet valid at its target"
+        self.state[target][tensor] = VALID
+        return ""
+
+    def detach(self, tensor: int, tier: int) -> str:
+        """Make the place absent, or return what must hold for the detach and does not."""
+        if self.state[tier][tensor] == ABSENT:
+            return "what is detached is there"
+        self.state[tier][tensor] = ABSENT
+        return ""
+
+    def told(self, tensor: int, tiers: Iterable[str]) -> str:
+        """Tell where a tensor is, for people: ``absent in hbm, valid in ddr``."""
+        return ", ".join(f"{STATES[state[tensor]]} in {name}" for name, state in zip(tiers, self.state, strict=True))
 
 
 class View(Protocol):

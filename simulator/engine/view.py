@@ -17,10 +17,7 @@ from simulator.engine.recorder import code_row
 from simulator.engine.stream import Compute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, COPY, PART, SYNC, Code
-
-ABSENT, VALID, STALE = range(3)
-_STATES = ("absent", "valid", "stale")
+from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code, PlacesAsIssued
 
 
 class Issued(Counter):
@@ -40,10 +37,7 @@ class Issued(Counter):
         self._graph, self._plan, self._here = program.graph, program.plan, columns.compute_tier
         self._candidates = program.graph.candidates
         self._select_ns = self._owed_ns = 0
-        self._state = [[ABSENT] * len(columns.home) for _ in places.tiers]
-        for tensor, tier in enumerate(columns.home):
-            if tier >= 0:
-                self._state[tier][tensor] = VALID
+        self._issued = PlacesAsIssued(columns.home, len(places.tiers), columns.compute_tier)
 
     def decided(self, codes: Iterator[Code], costs: HostCosts, rows: bytearray) -> Iterator[Counted]:
         """Count what the plan issues, as it is asked for, each with its price.
@@ -89,7 +83,7 @@ class Issued(Counter):
 
     def place(self, tensor: int, tier: int) -> str:
         """State of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
-        return _STATES[self._state[tier][tensor]]
+        return STATES[self._issued.state[tier][tensor]]
 
     def room_bytes(self, tier: int) -> int | float:
         """What is free in the tier now [B]."""
@@ -154,35 +148,25 @@ class Issued(Counter):
         """Check and note what no earlier compute has seen to."""
         if reads:
             self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
-        for state in self._state:
-            for tensor in writes:
-                if state[tensor] == VALID:
-                    state[tensor] = STALE
-        for tensor in writes:
-            self._state[self._here][tensor] = VALID
+        self._issued.write(writes)
         return super()._see_to(op, stream, reads, writes, after)
 
     def _check_reads(self, op: int, must: str, tensors: Sequence[int], do: str) -> None:
-        here = self._state[self._here]
-        for tensor in tensors:
-            if here[tensor] != VALID:
-                self._refuse(f"compute {self._graph.ops[op].name}", must, tensor, self._here, do)
+        missing = self._issued.missing(tensors)
+        if missing is not None:
+            self._refuse(f"compute {self._graph.ops[op].name}", must, missing, do)
 
     def _copy(self, tensor: int, source: int, target: int) -> Copy:
-        if self._state[source][tensor] != VALID:
-            self._refuse("copy", "the source of a copy is valid", tensor, source, "copy from where it is valid")
-        if self._state[target][tensor] == VALID:
-            self._refuse("copy", "the target of a copy is not valid yet", tensor, target, "drop this copy")
-        self._state[target][tensor] = VALID
+        if must := self._issued.copy(tensor, source, target):
+            self._refuse("copy", must, tensor, "drop this copy, or copy from where it is valid")
         return super()._copy(tensor, source, target)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
-        if self._state[tier][tensor] == ABSENT:
-            self._refuse("detach", "a detached place is present", tensor, tier, "drop this detach")
-        self._state[tier][tensor] = ABSENT
+        if must := self._issued.detach(tensor, tier):
+            self._refuse("detach", must, tensor, "drop this detach")
         return super()._detach(tensor, tier, _)
 
-    def _refuse(self, what: str, must: str, tensor: int, tier: int, do: str) -> None:
-        name, where = self._graph.tensors[tensor].name, self._places.tiers[tier].name
-        found = f"{name!r} {_STATES[self._state[tier][tensor]]} in {where}"
+    def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
+        told = self._issued.told(tensor, (tier.name for tier in self._places.tiers))
+        found = f"{self._graph.tensors[tensor].name!r} {told}"
         raise PlanError(f"action {self._number} ({what})", must, found, do)

@@ -15,10 +15,8 @@ from typing import NamedTuple
 
 from simulator.errors import CapacityError, PlanError, Shortfall, full_from
 from simulator.offsets import live_bytes, tenancies_of
-from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Plan
+from simulator.plan import ABSENT, COMPUTE, COPY, DETACH, NOWHERE, VALID, Actions, PlacesAsIssued, Plan
 from simulator.policies.problem import Problem
-
-ABSENT, VALID, STALE = range(3)
 
 
 class Writer:
@@ -40,8 +38,8 @@ class Writer:
         self.steps = Actions()
         self._streams = problem.streams
         self._here, self._width = problem.compute_tier, len(problem.tiers)
-        self._others = tuple(tier for tier in range(self._width) if tier != self._here)
-        self._places = [bytearray(self._width) for _ in problem.sizes]
+        self._places = PlacesAsIssued(self.homes, self._width, self._here)
+        self._state = self._places.state
         self._ops = problem.graph.ops
         self._dead_after, self._sizes = problem.lifetimes.dead_after, problem.sizes
         self._live = [0] * self._width
@@ -50,15 +48,15 @@ class Writer:
         self._last_op: int | None = None
         for tensor, tier in enumerate(self.homes):
             if tier != NOWHERE:
-                self._take(tensor, tier)
+                self._hold(tensor, tier)
 
     def place(self, tensor: int, tier: int) -> int:
         """State of a place as issued: `ABSENT`, `VALID` or `STALE`."""
-        return self._places[tensor][tier]
+        return self._state[tier][tensor]
 
     def resident(self, tensor: int) -> bool:
         """Whether the tensor is valid in the compute tier, as issued."""
-        return self._places[tensor][self._here] == VALID
+        return self._places.here[tensor] == VALID
 
     def live_bytes(self, tier: int) -> int:
         """What the tier holds, as issued [B]."""
@@ -66,17 +64,14 @@ class Writer:
 
     def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and then free what is dead after it, unless the op runs again: then the policy frees."""
-        what, places, here, others = self._ops[op], self._places, self._here, self._others
-        for tensor in what.reads:
-            if places[tensor][here] != VALID:
-                self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", tensor)
+        what, here = self._ops[op], self._here
+        missing = self._places.missing(what.reads)
+        if missing is not None:
+            self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", missing)
         for tensor in what.writes:
-            there = places[tensor]
-            if there[here] == ABSENT:
-                self._take(tensor, here)
-            for tier in others:
-                if there[tier] == VALID:
-                    there[tier] = STALE
+            if self._state[here][tensor] == ABSENT:
+                self._hold(tensor, here)
+            self._places.write((tensor,))
         self._note_peak(here, what.workspace_bytes)
         self.steps.append(COMPUTE, op, self._streams[op])
         self._last_op = op
@@ -124,30 +119,26 @@ class Writer:
 
     def release(self, tensor: int) -> None:
         """Free every place of the tensor."""
-        for tier, place in enumerate(self._places[tensor]):
-            if place != ABSENT:
+        for tier, state in enumerate(self._state):
+            if state[tensor] != ABSENT:
                 self.detach(tensor, tier)
 
     def detach(self, tensor: int, tier: int) -> None:
         """Free one place."""
-        if self._places[tensor][tier] == ABSENT:
-            self._refuse(f"detach from {self.problem.tiers[tier]!r}", "what is detached is there", tensor)
-        self._places[tensor][tier] = ABSENT
+        if must := self._places.detach(tensor, tier):
+            self._refuse(f"detach from {self.problem.tiers[tier]!r}", must, tensor)
         self._live[tier] -= self._sizes[tensor]
         self.steps.append(DETACH, tensor, tier)
 
     def copy(self, tensor: int, source: int, target: int) -> None:
         """Copy over one link; a stale target is refreshed in place."""
-        there = self.place(tensor, target)
-        if (source, target) not in self.problem.links:
-            self._refuse_copy(source, target, "a link joins the two tiers", tensor)
-        if self.place(tensor, source) != VALID:
-            self._refuse_copy(source, target, "what is copied is valid at its source", tensor)
-        if there == VALID:
-            self._refuse_copy(source, target, "what is copied is not yet valid at its target", tensor)
-        if there == ABSENT:
-            self._take(tensor, target)
-        self._places[tensor][target] = VALID
+        must = "a link joins the two tiers" if (source, target) not in self.problem.links else ""
+        takes_room = self._state[target][tensor] == ABSENT
+        if must := must or self._places.copy(tensor, source, target):
+            tiers = self.problem.tiers
+            self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", must, tensor)
+        if takes_room:
+            self._hold(tensor, target)
         self.steps.append(COPY, tensor, source, target)
 
     def sync(self, tensor: int) -> None:
@@ -193,7 +184,7 @@ class Writer:
                 self.detach(tensor, tier)
 
     def _move(self, tensor: int, target: int) -> None:
-        sources = [tier for tier, place in enumerate(self._places[tensor]) if place == VALID]
+        sources = [tier for tier, state in enumerate(self._state) if state[tensor] == VALID]
         if not sources:
             self._refuse("copy", "what is copied is valid somewhere", tensor)
         nearest = min(sources, key=lambda source: self.problem.copy_ns(tensor, source, target))
@@ -206,7 +197,7 @@ class Writer:
             self.detach(tensor, tier)
 
     def _is_away(self, tensor: int) -> bool:
-        return any(self._places[tensor][tier] == VALID for tier in self._others)
+        return any(state[tensor] == VALID for state in self._state if state is not self._places.here)
 
     def _room_away(self, tensor: int) -> int:
         tiers = self.problem.away(tensor)
@@ -219,8 +210,7 @@ class Writer:
                 return tier
         return tiers[0]
 
-    def _take(self, tensor: int, tier: int) -> None:
-        self._places[tensor][tier] = VALID
+    def _hold(self, tensor: int, tier: int) -> None:
         self._live[tier] += self._sizes[tensor]
         self._note_peak(tier, 0)
 
@@ -233,15 +223,8 @@ class Writer:
         return repr(self.problem.graph.ops[op].name)
 
     def _refuse(self, where: str, must: str, tensor: int) -> None:
-        tiers = self.problem.tiers
-        states = ("absent from", "valid in", "stale in")
-        found = ", ".join(f"{states[self.place(tensor, tier)]} {name}" for tier, name in enumerate(tiers))
-        name = self.problem.graph.tensors[tensor].name
-        raise PlanError(f"policy {self.policy!r}, {where}", must, f"{name!r} {found}", "correct the policy's decision")
-
-    def _refuse_copy(self, source: int, target: int, must: str, tensor: int) -> None:
-        tiers = self.problem.tiers
-        self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", must, tensor)
+        found = f"{self.problem.graph.tensors[tensor].name!r} {self._places.told(tensor, self.problem.tiers)}"
+        raise PlanError(f"policy {self.policy!r}, {where}", must, found, "correct the policy's decision")
 
     def _shortfall(self, tier: int) -> Shortfall:
         """What the tier holds at its peak, from which op on it is full, and what came last before of what stays."""

@@ -159,7 +159,7 @@ REFUSED = {
     "a guess before the layer before": ([lambda view: view.predicted(EXPERTS, 1.0)], "found a look before that"),
     "an issue before the reveal": (
         [*((COPY, FIRST + i, DDR, HBM) for i in range(2)), *((COMPUTE, op, 0, 0) for op in (0, 1, 2))],
-        "is valid in the compute tier, found 'L0/expert.2' absent in hbm; copy all in first, or sync what the",
+        "is valid in the compute tier, found 'L0/expert.2' absent in hbm, valid in ddr; copy all in first, or sync",
     ),
 }
 

@@ -6,8 +6,8 @@ from stories import graph
 
 from simulator.errors import CapacityError, PlanError
 from simulator.hardware import Hardware
-from simulator.plan import NOWHERE
-from simulator.policies.writer import ABSENT, STALE, VALID, Writer
+from simulator.plan import ABSENT, NOWHERE, STALE, VALID
+from simulator.policies.writer import Writer
 
 
 def writer(g, **more):
@@ -67,7 +67,7 @@ def test_what_is_refused_names_the_policy_the_rule_and_the_state():
     with pytest.raises(PlanError) as caught:
         w.compute(1)
     assert "policy 'mine', op 'f1'" in str(caught.value)
-    assert "'a0' absent from hbm, absent from ddr" in str(caught.value)
+    assert "'a0' absent in hbm, absent in ddr" in str(caught.value)
     w.compute(0)
     with pytest.raises(PlanError, match="what is evicted is valid in another tier"):
         w.evict(1)
