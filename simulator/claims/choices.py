@@ -27,7 +27,7 @@ from simulator.report.rows import ABSENT, listed, percent, present
 from simulator.report.tables import Column
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
-from simulator.report.views import Section, View, by, texts
+from simulator.report.views import Section, View, by
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Claim
 from simulator.units import counted, nearest
@@ -271,8 +271,8 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
         Column.texts("  choice", (f"  {one.choice}" for one in choices), left=True),
         Column.texts("values", (", ".join(one.options) for one in choices), left=True),
     ]
-    head = f"{loaded.scenario.name}: {loaded.scenario.title}"
-    sections = [Section(head, chosen), *_spread(points, loaded.scenario.name)]
+    story = loaded.scenario
+    sections = [Section(f"{story.name}: {story.title}", chosen), *_spread(points, story.name)]
     if selected := [rows for rows in _settings(loaded, points).values() if rows[0]["selected"]]:
         settings, unlike = selected[:_SHOWN], {_outcome(rows) for rows in selected}
         columns = [_column(one.choice, [rows[0] for rows in settings], left=True) for one in choices]
@@ -291,9 +291,9 @@ def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
     """What each figure of a scenario becomes over all settings, and over those that are selected."""
     rows = distributions([row for row in points if row["scenario"] == scenario])
     columns = [
-        texts("  figure", rows, lambda row: f"  {row['claim']}"),
+        Column.texts("  figure", (f"  {row['claim']}" for row in rows)),
         *(_column(name, rows) for name in ("printed", "least", "median", "most")),
-        texts("holds for", rows, _holds_for, left=False),
+        Column.texts("holds for", map(_holds_for, rows), left=False),
     ]
     if any(row["selected"] for row in rows):
         held = [row["role"] or f"{row['held_selected']} of {row['selected']}" for row in rows]
@@ -309,7 +309,7 @@ def _holds_for(row: ShownRow) -> str:
 
 
 def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) -> Column:
-    return texts(head or key, rows, lambda row: row.get(key, ABSENT), left=left)
+    return Column.texts(head or key, (row.get(key, ABSENT) for row in rows), left=left)
 
 
 def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, listed_by: Mapping[str, int]) -> list[str]:

@@ -14,11 +14,11 @@ from simulator import catalog, metrics
 from simulator.catalog import Loaded
 from simulator.claims import Judged, judged, read
 from simulator.errors import ConfigError
-from simulator.report.panels import Panel
 from simulator.report.rows import listed, present, signed
+from simulator.report.tables import Column
+from simulator.report.views import Panel, Section, View, by
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
-from simulator.report.views import Section, View, by, texts
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import LIMITS, Expectation
 from simulator.scenario.claim import WITHIN
@@ -167,14 +167,14 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
     sections = []
     for own in by(rows, "scenario", "asks").values():
         group = sorted(own, key=lambda row: float("-inf") if row["swing"] is None else -row["swing"])
-        row = group[0]
+        row, errors = group[0], (" to ".join((signed(row["error_low"]), signed(row["error_high"]))) for row in group)
         head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
         columns = [
-            texts("  what is not stated", group, lambda row: f"  {row['parameter']}"),
-            texts("taken", group, lambda row: _value(row, row["taken"]), left=False),
-            texts("tried", group, lambda row: _stretch(row, row["low"], row["high"]), left=False),
-            texts("error at the ends", group, lambda row: f"{signed(row['error_low'])} to {signed(row['error_high'])}"),
-            texts("near for" if row["kind"] == "shown" else "holds for", group, _holds),
+            Column.texts("  what is not stated", (f"  {row['parameter']}" for row in group)),
+            Column.texts("taken", (_value(row, row["taken"]) for row in group), left=False),
+            Column.texts("tried", (_stretch(row, row["low"], row["high"]) for row in group), left=False),
+            Column.texts("error at the ends", errors),
+            Column.texts("near for" if row["kind"] == "shown" else "holds for", map(_holds, group)),
         ]
         sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []

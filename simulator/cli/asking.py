@@ -29,7 +29,7 @@ _ASKED = (
 
 def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
     """The exit code is 0 if a row has an answer: what no plan beats is none."""
-    from simulator.report.question_views import is_bound
+    from simulator.report.answers import is_bound
 
     return common.judged([row for row in rows if not is_bound(row)], none="no row has an answer")
 

@@ -13,7 +13,7 @@ from simulator.errors import insist
 from simulator.metrics import figure_of
 from simulator.report.files import Said, dumped, read_summary, spent
 from simulator.report.rows import ABSENT, percent, shown, signed
-from simulator.report.tables import Column, aligned, in_markdown, markdown
+from simulator.report.tables import Column, in_markdown, markdown
 from simulator.report.views import Section, View
 from simulator.units import counted, in_yaml
 
@@ -182,30 +182,29 @@ class Diff:
         return f"{text}, {worse} with something worse{turned}."
 
     def __str__(self) -> str:
-        moved = [row for row in self.rows if row.moved]
-        tables = [aligned(_table(self.rows))] if moved else []
-        tables += [f"{row.label}\n{aligned(_details(row), 2)}" for row in moved if row.terms]
-        return "\n\n".join([*self._about(), *tables, self.conclusion])
+        return str(self.view)
 
     @property
     def view(self) -> View:
-        """It as a page and a notebook show it."""
+        """The table of all rows, and of each row that moved what its step is spent on; what was run, and verdicts."""
         moved = [row for row in self.rows if row.moved]
         sections = [Section(columns=_table(self.rows))] if moved else []
         sections += [Section(row.label, _details(row)) for row in moved if row.terms]
-        return View(f"{self.old} and {self.new}", sections, [self.conclusion, *self._about()])
+        inputs = [f"{what}: {old} -> {new}" for what, old, new in self.inputs]
+        turned = [f"expectation {'holds again' if one.holds else 'fails now'}: {one.asks}" for one in self.verdicts]
+        return View(f"{self.old} and {self.new}", sections, [self.conclusion, *inputs, *turned])
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
 
     def markdown(self) -> str:
-        """Write it as Markdown, for a comment on a pull request: the table, and each ledger to unfold."""
-        moved = [row for row in self.rows if row.moved]
-        parts = [f"### hosim: {self.conclusion}", *map(in_markdown, self._about())]
-        parts += [markdown(_table(self.rows))] if moved else []
-        for row in (row for row in moved if row.terms):
-            details = f"<summary>{escape(row.label, quote=False)}</summary>\n\n{markdown(_details(row))}"
-            parts.append(f"<details>{details}\n\n</details>")
+        """Write it as Markdown, for a comment on a pull request; sections with a heading are folded."""
+        _, sections, sentences, *_ = self.view
+        parts = [f"### hosim: {sentences[0]}", *map(in_markdown, sentences[1:])]
+        for head, columns, _ in sections:
+            table = markdown(columns)
+            folded = f"<details><summary>{escape(head, quote=False)}</summary>\n\n{table}\n\n</details>"
+            parts.append(folded if head else table)
         return "\n\n".join(parts) + "\n"
 
     def json(self) -> bytes:
@@ -215,12 +214,6 @@ class Diff:
         said |= {"inputs": [dict(zip(("what", "old", "new"), one, strict=True)) for one in self.inputs]}
         said |= {"rows": [row.plain for row in self.rows], "expectations": [one._asdict() for one in self.verdicts]}
         return dumped(said)
-
-    def _about(self) -> list[str]:
-        """What differs in what was run, and which expectations turned."""
-        inputs = [f"{what}: {old} -> {new}" for what, old, new in self.inputs]
-        turned = [f"expectation {'holds again' if one.holds else 'fails now'}: {one.asks}" for one in self.verdicts]
-        return inputs + turned
 
 
 def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:

@@ -1,65 +1,30 @@
-"""The cells of a grid as they are shown: a table, what there is to say, and curves over one axis or maps over two."""
+"""The cells of a grid, and the points of a scaling curve, as they are shown: a table, sentences, curves or maps."""
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulator.hardware import Hardware
 from simulator.metrics import columns as columns_of
-from simulator.report.panels import Map, Panel
-from simulator.report.rows import grouped, listed, quantity, ratio, units
+from simulator.metrics import figure_of
+from simulator.report.rows import listed, percent, present, quantity, ratio, shown
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures, occurring
 from simulator.report.uncertain import Summed, distributions, sections, told
-from simulator.report.views import Section, View, by, number, texts
+from simulator.report.views import ALL, Map, Panel, Section, Varied, View, by, did_not_run, point
 from simulator.trace import CAUSES
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-ALL = "all policies"
-"""In place of a policy, where a cell cannot run at all."""
 LINES = 64
 """A longer table is not printed; the folder of results has all of it."""
 
 
-class Shown(NamedTuple):
-    """An axis as it is shown.
-
-    Attributes
-    ----------
-    name
-        Its column.
-    unit
-        The unit of its values inside; None of plain values.
-    values
-        In their order.
-    is_drawn
-        Whether they are draws, or number them.
-    """
-
-    name: str
-    unit: str | None
-    values: Sequence[Any]
-    is_drawn: bool = False
-
-    @property
-    def scaled(self) -> tuple[dict[Any, Any], str]:
-        """Its values as numbers of a handy unit, and its name with that."""
-        if self.unit is None:
-            return {value: value for value in self.values}, self.name
-        unit, size = units(max(self.values), self.unit)
-        return {value: value / size for value in self.values}, f"{self.name} [{unit}]"
-
-    def written(self, value: Any) -> str:
-        """Write a value for people."""
-        return number(value) if self.unit is None else quantity(value, self.unit)
-
-
-def needs(axes: Sequence[Shown], hardware: Hardware) -> list[str]:
+def needs(axes: Sequence[Varied], hardware: Hardware) -> list[str]:
     """Columns of rows that are shown."""
     figures = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
     return [*(one.name for one in axes), *figures, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
@@ -67,7 +32,7 @@ def needs(axes: Sequence[Shown], hardware: Hardware) -> list[str]:
 
 def grid_view(
     rows: Rows,
-    axes: Sequence[Shown],
+    axes: Sequence[Varied],
     hardware: Hardware,
     title: str,
     budget_bytes: int | None = None,
@@ -90,64 +55,99 @@ def grid_view(
     cells
         What draws tell, if some axes are drawn.
     """
-    ran, peak = [row for row in rows if row["status"] == "ok"], f"peak_{hardware.compute_tier}_bytes"
-    if any(one.is_drawn for one in axes):
-        return _drawn_view(rows, [one for one in axes if not one.is_drawn], cells, title)
-    unmoved = _unmoved(ran, axes, hardware, budget_bytes)
-    sentences = [*_told(rows, axes), *unmoved, *_did_not_run(rows)]
-    if len(rows) > LINES:
-        sentences.append(f"{len(rows):,} rows are not printed; the folder of --out DIR has them, with a picture.")
-    paid = columns_of(hardware, ("cost",))
-    tables = [Section(columns=_columns(rows, axes, (peak, *paid)))] if len(rows) <= LINES else []
-    best = min((row["step_ns"] for row in ran), default=1)
-    if len(axes) == 1:
-        places, name = axes[0].scaled
-        placed = [{**row, name: places[row[axes[0].name]]} for row in rows]
-        drawn = {
-            "one step": ("ns", "step_ns"),
-            "stall": ("ns", "stall_ns"),
-            f"peak {hardware.compute_tier}": ("B", peak),
-        }
-        return View(
-            title, tables, sentences, [Panel(head, name, unit, placed, name, y) for head, (unit, y) in drawn.items()]
-        )
-    return View(title, tables, sentences, maps=list(_maps(ran, axes, best)))
-
-
-def _drawn_view(rows: Rows, axes: Sequence[Shown], cells: Sequence[Summed], title: str) -> View:
-    """Show draws: their quantiles, and how likely one policy beats another."""
-    keys = {one.name: one.written for one in axes}
-    lines = [line for cell in cells for line in cell.quantiles]
-    tables = sections(cells, keys) if len(lines) <= LINES else []
-    sentences = [*told(cells, keys), *_did_not_run(rows)]
-    if not axes:
+    fixed, peak = [axis for axis in axes if not axis.is_drawn], f"peak_{hardware.compute_tier}_bytes"
+    if len(fixed) < len(axes):
+        lines = [line for cell in cells for line in cell.quantiles]
+        tables, sentences = sections(cells, fixed), [*told(cells, fixed)]
+        drawn, band = {"one step": "median_step_ns"}, tuple(f"{end}_step_ns" for end in ("p05", "p95"))
+    else:
+        lines = [{"policy": ALL, **row} for row in rows]
+        ran = [row for row in rows if row["status"] == "ok"]
+        steps = ("status", "step_ns", "slowdown_vs_fastest", "stall_ns")
+        held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
+        tables = [Section(columns=[*_places(lines, axes), *figures(lines, (*steps, *held))])]
+        sentences = [*_told(ran, axes), *_unmoved(ran, axes, hardware, budget_bytes)]
+        drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
+    sentences += did_not_run(rows, fixed)
+    if len(lines) > LINES:
+        tables = []
+        sentences.append(f"{len(lines):,} rows are not printed; the folder of --out DIR has them, with a picture.")
+    if not fixed:
         return View(title, tables, sentences, [distributions(rows)])
-    if len(axes) == 1:
-        places, name = axes[0].scaled
-        placed = [{**line, name: places[line[axes[0].name]]} for line in lines]
-        band = ("p05_step_ns", "p95_step_ns")
-        return View(
-            title, tables, sentences, [Panel("one step", name, "ns", placed, name, "median_step_ns", band=band)]
-        )
-    medians = [{**line, "step_ns": line["median_step_ns"]} for line in lines if line["median_step_ns"] is not None]
-    best = min((line["step_ns"] for line in medians), default=1)
-    return View(title, tables, sentences, maps=list(_maps(medians, axes, best)))
+    if len(fixed) > 1:
+        return View(title, tables, sentences, maps=list(_maps(lines, fixed, drawn["one step"])))
+    places, name = fixed[0].scaled
+    placed = [{**line, name: places[line[fixed[0].name]]} for line in lines]
+    panels = [Panel(head, name, figure_of(y).unit, placed, name, y, band=band) for head, y in drawn.items()]
+    return View(title, tables, sentences, panels)
 
 
-def _columns(rows: Rows, axes: Sequence[Shown], more: Sequence[str]) -> list[Column]:
-    where = [Column.texts(one.name, (one.written(row[one.name]) for row in rows), left=False) for one in axes]
-    return [
-        texts("policy", rows, lambda row: row.get("policy", "all")),
-        *where,
-        *figures(rows, ("status", "step_ns", "slowdown_vs_fastest", "stall_ns", *occurring(rows, more))),
-    ]
+def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_bytes: float, title: str) -> View:
+    """Show a curve.
+
+    Parameters
+    ----------
+    rows
+        See `simulator.run.studies`.
+    fields
+        The columns of the fields that points set.
+    hardware, budget_bytes
+        The machine, and what may be used of its compute tier [B].
+    title
+        What was swept.
+    """
+    over_ranks = len({row.get("ranks", 1) for row in rows}) > 1
+    is_known = all(present(row.get("ranks")) for row in rows)
+    axes = [Varied("ranks")] if over_ranks and is_known else [Varied(field) for field in fields]
+    usable = {name: tier.usable_bytes for name, tier in hardware.tiers.items()} | {hardware.compute_tier: budget_bytes}
+    limits: dict[str, float] = {f"peak_{name}_bytes": limit for name, limit in usable.items()}
+    limits |= {f"moved_{name}_bytes": math.inf for name in hardware.links}
+    used = occurring(rows, limits)
+    of_ranks = ("collective_ns", "masked_fraction") if over_ranks else ("gap_fraction", "bound_kind")
+    shares = ("status", "step_ns", "compute_ns", "stall_ns", *occurring(rows, WAITS), *of_ranks, "tokens_per_s")
+    columns, x = [*_places(rows, axes), *figures(rows, shares)], axes[0].name
+    panels = [Panel("one step", x, "ns", rows, x, "step_ns")]
+    if over_ranks:
+        shown = (percent(row.get("efficiency")) for row in rows)
+        columns.append(Column.texts("efficiency", shown, left=False))
+        panels.append(Panel("efficiency against the first point [%]", x, "", rows, x, "efficiency", scale=100))
+    else:
+        panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))
+    tables, ran = [Section(columns=columns)], [row for row in rows if row["status"] == "ok"]
+    if ran and used:
+        tables.append(Section(columns=[*_places(ran, axes), *figures(ran, used)]))
+    for column in used:
+        room = f", room {quantity(limits[column], 'B')}" if limits[column] < math.inf else ""
+        panels.append(Panel(f"{figure_of(column).head}{room}", x, "B", rows, x, column, limit=limits[column]))
+    return View(title, tables, [*did_not_run(rows, axes), *_gained(ran, axes)], panels)
 
 
-def _told(rows: Rows, axes: Sequence[Shown]) -> Iterator[str]:
+def _gained(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
+    """Say for each policy what comes out at its first and its last point, and what it waits for there."""
+    for (policy,), own in by((row for row in ran if present(row.get("tokens_per_s"))), "policy").items():
+        ends = own if len(own) == 1 else (own[0], own[-1])
+        much = [f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s at {point(row, axes)}" for row in ends]
+        waits = [percent(row["stall_ns"] / row["step_ns"]) for row in ends]
+        cause = _waits_most(ends[-1:])
+        most = f", there most for {cause}" if cause else ""
+        yield f"{policy} makes {listed(much)}; it waits for {listed(waits)} of a step{most}."
+
+
+def _places(rows: Rows, axes: Sequence[Varied]) -> list[Column]:
+    return [*figures(rows, ("policy",)), *(axis.column(rows) for axis in axes)]
+
+
+def _waits_most(rows: Rows) -> str:
+    """What computes wait for most; empty if for nothing."""
+    most_ns, cause = max((sum(row.get(f"wait_{cause}_ns") or 0 for row in rows), cause) for cause in CAUSES)
+    return WAITED_FOR[cause] if most_ns else ""
+
+
+def _told(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
     """Say for each policy where its step is shortest and longest, and from where on it stays the same."""
-    for (policy,), own in by((row for row in rows if row["status"] == "ok"), "policy").items():
+    for (policy,), own in by(ran, "policy").items():
         first, last = (pick(own, key=lambda row: row["step_ns"]) for pick in (min, max))
-        at = [_cell(row, axes) for row in (first, last)]
+        at = [point(row, axes) for row in (first, last)]
         if first["step_ns"] == last["step_ns"]:
             yield f"{policy} takes {quantity(first['step_ns'], 'ns')} in each cell in which it runs."
             continue
@@ -156,14 +156,15 @@ def _told(rows: Rows, axes: Sequence[Shown]) -> Iterator[str]:
         yield f"{policy} takes {steps[0]} at {at[0]}, and {times} as long, {steps[1]}, at {at[1]}."
         free = [row for row in own if row["stall_ns"] == 0]
         if 0 < len(free) < len(own):
-            yield f"{policy} never stalls in {len(free):,} of {len(own):,} cells, the first at {_cell(free[0], axes)}."
+            yield f"{policy} never stalls in {len(free):,} of {len(own):,} cells, the first at {point(free[0], axes)}."
 
 
-def _unmoved(ran: Rows, axes: Sequence[Shown], hardware: Hardware, budget_bytes: int | None) -> Iterator[str]:
+def _unmoved(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes: int | None) -> Iterator[str]:
     """Say over which range an axis changes no step of a policy, and what binds instead."""
     for axis in axes:
         numbers = sorted(value for value in axis.values if isinstance(value, int | float))
         others = [one.name for one in axes if one is not axis]
+        has_caps = not any(one.startswith(("buses.", "scenario.")) for one in others)
         said: dict[tuple[str, str], list[str]] = {}
         for (policy,), own in by(ran, "policy").items():
             steps: dict[Any, dict[Any, int]] = {}
@@ -171,15 +172,11 @@ def _unmoved(ran: Rows, axes: Sequence[Shown], hardware: Hardware, budget_bytes:
                 steps.setdefault(row[axis.name], {})[tuple(row[name] for name in others)] = row["step_ns"]
             for low, high in _level(numbers, steps):
                 inside = [row for row in own if row[axis.name] in numbers and low <= row[axis.name] <= high]
-                caps = (
-                    []
-                    if any(one.startswith(("buses.", "scenario.")) for one in others)
-                    else _caps(axis.name, low, hardware, budget_bytes)
-                )
-                key = f"from {axis.written(low)} to {axis.written(high)}", _why(caps, inside)
-                said.setdefault(key, []).append(str(policy))
+                caps = _caps(axis.name, low, hardware, budget_bytes) if has_caps else []
+                ends = (axis.written({axis.name: end}) for end in (low, high))
+                said.setdefault((" to ".join(ends), _why(caps, inside)), []).append(str(policy))
         for (where, why), policies in said.items():
-            yield f"{axis.name} changes no step of {listed(policies)} {where}: {why}."
+            yield f"{axis.name} changes no step of {listed(policies)} from {where}: {why}."
 
 
 def _level(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
@@ -211,36 +208,19 @@ def _why(caps: Sequence[str], inside: Rows) -> str:
     """What binds in a range: what caps the axis, or what computes wait for there."""
     if caps:
         return f"{listed(caps)} {'is' if len(caps) == 1 else 'are'} no wider"
-    most_ns, cause = max((sum(row.get(f"wait_{cause}_ns") or 0 for row in inside), cause) for cause in CAUSES)
-    return f"computes wait most for {WAITED_FOR[cause]} there" if most_ns else "no compute waits there"
+    cause = _waits_most(inside)
+    return f"computes wait most for {cause} there" if cause else "no compute waits there"
 
 
-def _cell(row: Row, axes: Sequence[Shown]) -> str:
-    return ", ".join(f"{axis.name} {axis.written(row[axis.name])}" for axis in axes)
-
-
-def _did_not_run(rows: Rows) -> Iterator[str]:
-    """Say in how many cells which policies do not run, and why."""
-    lacking = ({"policy": ALL, **row} for row in rows if row["status"] != "ok")
-    for (status, note), own in grouped(lacking, _reason).items():
-        counts = Counter(str(row["policy"]) for row in own)
-        who = listed([f"{policy} in {number(count)}" for policy, count in counts.items()])
-        yield f"Cells that are {status}: {who}{f' ({note})' if note else ''}."
-
-
-def _reason(row: Row) -> tuple[str, str]:
-    is_told = row["status"] in ("failed", "refused") or row["policy"] == ALL
-    return row["status"], str(row.get("notes") or "") if is_told else ""
-
-
-def _maps(ran: Rows, axes: Sequence[Shown], best: float) -> Iterator[Map]:
+def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:
     """A map for each policy, and for each cell of the axes with the fewest values, beside the two with most."""
+    ran = [line for line in lines if present(line.get(height))]
+    best = min((line[height] for line in ran), default=1)
     left, up = sorted(sorted(axes, key=lambda axis: -len(axis.values))[:2], key=axes.index)
     outer = [axis for axis in axes if axis not in (left, up)]
-    policies = list(dict.fromkeys(row["policy"] for row in ran))
-    known = {(row["policy"], *(row[axis.name] for axis in (*outer, left, up))): row["step_ns"] for row in ran}
-    for policy, *fixed in product(policies, *(axis.values for axis in outer)):
-        told = ", ".join(f"{axis.name} {axis.written(value)}" for axis, value in zip(outer, fixed, strict=True))
+    known = {(line["policy"], *(line[axis.name] for axis in (*outer, left, up))): line[height] for line in ran}
+    ticks = [[axis.written({axis.name: value}) for value in axis.values] for axis in (left, up)]
+    for policy, *fixed in product(dict.fromkeys(line["policy"] for line in ran), *(axis.values for axis in outer)):
+        where = point(dict(zip((axis.name for axis in outer), fixed, strict=True)), outer)
         heights = [[known.get((policy, *fixed, x, y)) for x in left.values] for y in up.values]
-        ticks = list(map(left.written, left.values)), list(map(up.written, up.values))
-        yield Map(": ".join(filter(None, (policy, told))), (left.name, up.name), ticks, heights, best)
+        yield Map(": ".join(filter(None, (policy, where))), (left.name, up.name), (ticks[0], ticks[1]), heights, best)

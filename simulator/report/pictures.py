@@ -17,11 +17,10 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
 from simulator.report import drawing
+from simulator.report.answers import BOUNDS
 from simulator.report.drawing import FAINT, LIMIT, SPENT, Given, curve_styles, head, label, name_lanes, styled
-from simulator.report.panels import Map, Panel
-from simulator.report.question_views import BOUNDS
 from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity, units
-from simulator.report.views import by, number
+from simulator.report.views import Map, Panel, by, number
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
 """Heights of a row, and of an axis with what is written above and below it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from simulator.report.readings import by_place
 from simulator.report.rows import UNBOUNDED, Row, by_step, grouped, held_to, listed, percent, present, quantity, ratio
+from simulator.report.views import number
 
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
@@ -185,3 +186,18 @@ def crowded(rows: Sequence[Row]) -> list[str]:
     link = max(crowd)[1] if crowd else ""
     times = [f"{ratio(factor)} as long as alone under {label}" for factor, name, label in crowd if name == link]
     return [f"ranks crowd what they share: transfers over {link} take {listed(times)}"] if crowd else []
+
+
+def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:
+    """Tell who sees one step where the curve is: no sentence if the scenario lists no points.
+
+    Parameters
+    ----------
+    points
+        The ``scaling`` of a scenario.
+    """
+    if not points:
+        return []
+    first = next(iter(points.values()))
+    where = listed([number(value) for value in first]) if len(points) == 1 else f"at {len(first)} points"
+    return [f"This is one point of a curve: hosim scaling compares {listed(list(points))} {where}."]

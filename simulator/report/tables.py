@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
 from simulator.metrics.figures import Unit
-from simulator.report.rows import ABSENT, Row, bound_name, shown, written
+from simulator.report.rows import ABSENT, Row, bound_name, written
 from simulator.trace import CAUSES
 
 T = TypeVar("T")
@@ -57,13 +57,6 @@ class Column:
     def texts(cls, head: str, cells: Iterable[object], *, left: bool = True) -> Column:
         """A column of texts."""
         return cls(head, tuple(map(str, cells)), left)
-
-    @classmethod
-    def figure(cls, summaries: Iterable[Mapping[str, Any]], column: str, head: str = "") -> Column:
-        """A figure of some rows as the registry has it, under its own heading unless another one is given."""
-        figure = figure_of(column)
-        cells = tuple(shown(column, summary.get(column)) for summary in summaries)
-        return cls(head or figure.head, cells, left=figure.unit == "text")
 
     @property
     def width(self) -> int:
@@ -117,14 +110,16 @@ def table(items: Iterable[T], heads: Heads[T]) -> list[Column]:
     ]
 
 
-def figures(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
-    """Return the columns of some figures, under their own headings."""
-    return headed(summaries, dict.fromkeys(columns, ""))
-
-
-def headed(summaries: Sequence[Mapping[str, Any]], heads: Mapping[str, str]) -> list[Column]:
-    """Return the columns of some figures, each under a heading that is given, unless that is empty."""
-    return [Column.figure(summaries, column, head) for column, head in heads.items()]
+def figures(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
+    """Make columns of figures; `columns` may map a column to a heading other than the registered one."""
+    heads = columns if isinstance(columns, Mapping) else {}
+    found = []
+    for column in columns:
+        figure, values = figure_of(column), [row.get(column) for row in rows]
+        is_text = figure.unit == "text" or any(isinstance(value, str) for value in values)
+        cells = tuple(written(value, figure.unit) for value in values)
+        found.append(Column(heads.get(column, figure.head), cells, is_text))
+    return found
 
 
 def occurring(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[str]:
@@ -144,9 +139,8 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """
     summaries, machine = [row.summary for row in rows], rows[0].hardware
 
-    times = figures(
-        summaries, ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute")
-    )
+    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute")
+    times = figures(summaries, step)
     times.append(Column.texts("bound", map(bound_name, rows)))
     times += figures(summaries, ("hidden_fraction", *occurring(summaries, ["recompute_ns"]), "stall_ns"))
     columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]

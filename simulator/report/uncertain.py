@@ -1,4 +1,4 @@
-"""What draws tell of an answer: quantiles of steps, how sure they are, and how likely one policy beats another."""
+"""What draws tell of an answer: quantiles of steps, how sure they are, and who is faster how often, or where."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from functools import partial
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
-from simulator.report.panels import Panel
-from simulator.report.rows import ABSENT, quantity, units
-from simulator.report.tables import Column
-from simulator.report.views import Section, by, number, texts
+from simulator.report.rows import ABSENT, grouped, listed, quantity, ratio, units
+from simulator.report.tables import Column, figures
+from simulator.report.views import Panel, Section, Varied, View, by, number, point
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -169,60 +168,53 @@ def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
     return found
 
 
-def sections(cells: Sequence[Summed], keys: Mapping[str, Any]) -> list[Section]:
+def sections(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Section]:
     """The tables: quantiles, and how often each policy beats each other one.
 
     Parameters
     ----------
     cells
         What draws tell.
-    keys
-        Columns of what varies beside draws -> how a value is written.
+    axes
+        What varies beside draws.
     """
-    rows, won = [line for cell in cells for line in cell.quantiles], dict[tuple[int, str, str], Beats]()
-    for place, cell in enumerate(cells):
-        won |= {(place, pair.policy, pair.other): pair for pair in cell.beats}
-    policies = list(dict.fromkeys(row["policy"] for row in rows))
-    places = [(place, line["policy"]) for place, cell in enumerate(cells) for line in cell.quantiles]
-    head = [
-        texts("policy", rows, lambda row: row["policy"]),
-        *(Column.texts(key, (write(row[key]) for row in rows), left=False) for key, write in keys.items()),
-    ]
-    steps = [texts("draws", rows, lambda row: number(row["draws"]), left=False)]
-    steps += (texts(title, rows, partial(_step, name), left=False) for name, title in _TOLD.items())
-    against = [
-        Column.texts(f"faster than {other}", (won.get((*one, other), ABSENT) for one in places), left=False)
-        for other in policies
-    ]
-    return [Section(columns=[*head, *steps]), *([Section(columns=[*head, *against])] if policies[1:] else [])]
+    rows = [line for cell in cells for line in cell.quantiles]
+    where = [*figures(rows, ("policy",)), *(axis.column(rows) for axis in axes)]
+    steps = figures(rows, ("draws",))
+    steps += (Column.texts(head, map(partial(_step, name), rows), left=False) for name, head in _TOLD.items())
+    tables, policies = [Section(columns=[*where, *steps])], dict.fromkeys(row["policy"] for row in rows)
+    if len(policies) > 1:
+        won = [{(pair.policy, pair.other): pair for pair in cell.beats} for cell in cells for _ in cell.quantiles]
+        against = list(where)
+        for other in policies:
+            shares = (pairs.get((row["policy"], other), ABSENT) for row, pairs in zip(rows, won, strict=True))
+            against.append(Column.texts(f"faster than {other}", shares, left=False))
+        tables.append(Section(columns=against))
+    return tables
 
 
 def _step(name: str, line: Row) -> str:
     """Write a quantile with its interval; an end that is not known is absent."""
     if line[f"{name}_step_ns"] is None:
         return str(line["failed"])
-    low, high = (quantity(line[f"{name}_{end}_ns"], "ns") for end in ("low", "high"))
-    return f"{quantity(line[f'{name}_step_ns'], 'ns')} ({low} to {high})"
+    step, low, high = (quantity(line[f"{name}_{what}_ns"], "ns") for what in ("step", "low", "high"))
+    return f"{step} ({low} to {high})"
 
 
-def told(cells: Sequence[Summed], keys: Mapping[str, Any]) -> Iterator[str]:
-    """Say how likely the policy with the least median is the faster one; `cells` and `keys` as for `sections`."""
+def told(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str]:
+    """Say how likely the policy with the least median is the faster one; parameters as of `sections`."""
     for cell in cells:
         line = next(one for one in cell.quantiles if one["policy"] == cell.fastest)
         if line["median_step_ns"] is None:
             continue
-        at = ", ".join(f"{key} {write(line[key])}" for key, write in keys.items())
+        at = f"At {point(line, axes)} " if axes else ""
         others = [f"{found.other} in {found}" for found in cell.beats if found.policy == cell.fastest]
-        step = quantity(line["median_step_ns"], "ns")
-        yield (
-            f"{f'At {at} ' if at else ''}{cell.fastest} has the least median, {step}"
-            + (f", and is faster than {'; than '.join(others)} of {number(line['draws'])} draws." if others else ".")
-        )
-    sure_ = f"{100 * SURE:.0f} %"
+        faster = f", and is faster than {'; than '.join(others)} of {number(line['draws'])} draws" if others else ""
+        yield f"{at}{cell.fastest} has the least median, {quantity(line['median_step_ns'], 'ns')}{faster}."
     yield (
-        f"In brackets are intervals that hold with {sure_}, as if draws were independent: of quantiles by order "
-        "statistics, of shares of draws by Wilson's score. An end is absent where there are too few draws to say. What "
-        "does not run counts as slower than all that does."
+        f"In brackets are intervals that hold with {100 * SURE:.0f} %, as if draws were independent: of quantiles by "
+        "order statistics, of shares of draws by Wilson's score. An end is absent where there are too few draws to say."
+        " What does not run counts as slower than all that does."
     )
 
 
@@ -244,3 +236,64 @@ def distributions(rows: Rows) -> Panel:
     return Panel(
         "draws with at most such a step", f"step [{unit}]", "%", placed, "step", "share", scale=100, dense="log"
     )
+
+
+NOMINAL, INSPECTION, SEQUENCE = "nominal", "inspection", "longer sequence"
+
+
+def robust_view(rows: Rows, policies: Sequence[str]) -> View:
+    """Show quantiles.
+
+    Parameters
+    ----------
+    rows
+        What `quantiles` gives.
+    policies
+        The tested policy and the other one.
+    """
+    columns = [
+        *figures(rows, ("perturbation",)),
+        Column.texts("level", map(_level, rows), left=False),
+        *figures(rows, ("policy",)),
+        Column.texts("median", map(_median, rows), left=False),
+        Column.texts("slowdown", (ratio(row["median_slowdown"]) for row in rows), left=False),
+        Column.texts("5 to 95 %", map(_range, rows), left=False),
+    ]
+    panels, told = [], []
+    kinds = by(rows, "perturbation")
+    nominal = kinds.pop((NOMINAL,), [])
+    for (kind,), own in (kinds or {(NOMINAL,): nominal}).items():
+        unit, scale = ("us", 0.001) if kind == INSPECTION else ("%", 100)
+        shown = own if kind in (INSPECTION, NOMINAL) else [*nominal, *own]
+        placed = [{**row, "at": round(scale * row["level"], 9)} for row in shown]
+        band = ("p05_step_ns", "p95_step_ns")
+        panels.append(Panel(kind, f"level [{unit}]", "ns", placed, "at", "median_step_ns", band=band))
+    for (kind,), own in kinds.items():
+        faster = grouped(by(own, "level").values(), _faster)
+        where = [f"{who} at {listed([_level(lines[0]) for lines in levels])}" for who, levels in faster.items()]
+        told.append(f"Faster under {kind}: {'; '.join(where)}.")
+    title = f"one plan of {policies[0]!r} under other conditions, beside {policies[1]!r}"
+    return View(title, [Section(columns=columns)], told, panels)
+
+
+def _level(row: Row) -> str:
+    """Write a level: a share, or of an inspection its time."""
+    if row["perturbation"] == NOMINAL:
+        return ABSENT
+    return quantity(round(row["level"]), "ns") if row["perturbation"] == INSPECTION else f"{100 * row['level']:g} %"
+
+
+def _median(row: Row) -> str:
+    step = row["failed"] if row["median_step_ns"] is None else quantity(row["median_step_ns"], "ns")
+    return step if row["ok"] in (0, row["draws"]) else f"{step} ({row['ok']} of {row['draws']} ran)"
+
+
+def _range(row: Row) -> str:
+    return ABSENT if row["draws"] == 1 else f"{ratio(row['p05_slowdown'])} {ratio(row['p95_slowdown'])}"
+
+
+def _faster(lines: Rows) -> str:
+    """Whose median is the least: a policy, or ``tie``, or ``neither`` if none runs."""
+    steps = {row["policy"]: row["median_step_ns"] for row in lines if row["median_step_ns"] is not None}
+    fastest = [policy for policy, step in steps.items() if step == min(steps.values())]
+    return fastest[0] if len(fastest) == 1 else "tie" if fastest else "neither"

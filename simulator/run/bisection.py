@@ -17,8 +17,8 @@ from simulator.errors import Shortfall, insist
 from simulator.graph import Job
 from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
+from simulator.report.answers import BOUNDS
 from simulator.report.expectations import OTHER, condition, unmet
-from simulator.report.question_views import BOUNDS
 from simulator.run.case import Case, Policies, prepare
 from simulator.run.row import row_of
 from simulator.run.sweep import Point, Row, Rows, Study, silent

@@ -21,8 +21,9 @@ from simulator.errors import insist
 from simulator.graph import Job
 from simulator.metrics.figures import Of
 from simulator.processes import worked
-from simulator.report.grids import Shown, grid_view, needs
+from simulator.report.grids import grid_view, needs
 from simulator.report.uncertain import Summed, summed
+from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, named, prepare
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
@@ -286,7 +287,7 @@ def _measured(
     return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
 
 
-def _summed(rows: Rows, axes: Sequence[Shown]) -> tuple[list[Summed], dict[str, Any]]:
+def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str, Any]]:
     """What draws tell, if any are drawn; and entries of the summary: what varies, and that."""
     fixed, more = [one.name for one in axes if not one.is_drawn], {"grid": {one.name: one.values for one in axes}}
     if len(fixed) == len(axes):
@@ -312,7 +313,7 @@ def _file(out: Path) -> Path:
     return out if out.suffix in SUFFIXES else out.with_name(f"{out.name}.points.csv")
 
 
-def _varied(study: StudyDocument, where: str, at_most: int) -> tuple[tuple[Axis, ...], list[Shown], list[Point]]:
+def _varied(study: StudyDocument, where: str, at_most: int) -> tuple[tuple[Axis, ...], list[Varied], list[Point]]:
     """What varies, how it is shown, and the points: all cells of the grid, with each entry of the list and draw."""
     crossed, beside, sample = study.grid, study.list_, study.sample
     do = "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
@@ -331,7 +332,7 @@ def _varied(study: StudyDocument, where: str, at_most: int) -> tuple[tuple[Axis,
     points = list(dict.fromkeys((*cell, *entry, *draw) for cell, entry, draw in cross))
     every = (*(one for one, _ in (*own, *listed)), *axes)
     columns = [list(dict.fromkeys(column)) for column in zip(*points, strict=True)]
-    shown = [Shown(one.name, one.unit, column, one in axes) for one, column in zip(every, columns, strict=True)]
+    shown = [Varied(one.name, one.unit, column, one in axes) for one, column in zip(every, columns, strict=True)]
     return every, shown, points
 
 

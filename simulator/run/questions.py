@@ -22,8 +22,8 @@ from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
 from simulator.metrics import figure_of
 from simulator.policies import POLICIES
+from simulator.report.answers import PRICES, crossover_view, free_told, frontier_view, pareto_view
 from simulator.report.expectations import named
-from simulator.report.question_views import PRICES, crossover_view, free_told, frontier_view, pareto_view
 from simulator.run.bisection import Given, Search
 from simulator.run.case import Policies
 from simulator.run.studies import limits_at

@@ -21,9 +21,9 @@ from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Check, check
 from simulator.report.files import plan_names
 from simulator.report.rows import Row, listed
-from simulator.report.sentences import sentences
+from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
-from simulator.report.views import Section, View, pointer
+from simulator.report.views import Section, View
 from simulator.run.case import Case
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Progress, Sweep, frame, silent

@@ -33,9 +33,9 @@ from simulator.catalog import Axis, Loaded
 from simulator.catalog.settings import fields
 from simulator.errors import CapacityError, ConfigError, insist
 from simulator.hardware import without_effect
-from simulator.report.limits_view import limits_view
-from simulator.report.uncertain import quantiles
-from simulator.report.views import INSPECTION, NOMINAL, SEQUENCE, robust_view, scaling_view
+from simulator.report.answers import limits_view
+from simulator.report.grids import scaling_view
+from simulator.report.uncertain import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
 from simulator.run.case import Policies, prepare
 from simulator.run.conditions import Once
 from simulator.run.grid import Cells
@@ -118,9 +118,9 @@ def scaling(
     for row in rows:
         each = row.get("tokens_per_s") and row["tokens_per_s"] / row["ranks"]
         row["efficiency"] = each and each / first.setdefault(row["policy"], each)
-    machine, asked, fields = loaded.hardware, loaded.scenario, [axis.name for axis in study.axes]
+    machine, asked = loaded.hardware, loaded.scenario
     budget = machine.tiers[machine.compute_tier].usable_bytes if asked.budget_bytes is None else asked.budget_bytes
-    view = scaling_view(rows, fields, machine, budget, asked.title or asked.name)
+    view = scaling_view(rows, [axis.name for axis in study.axes], machine, budget, asked.title or asked.name)
     return Sweep("scaling", [loaded], rows, view)
 
 

@@ -7,10 +7,9 @@ from operator import itemgetter
 from typing import Any
 
 from simulator.metrics.figures import LATENCIES
-from simulator.report.panels import Panel
 from simulator.report.rows import listed, percent, present, quantity, shown
-from simulator.report.tables import figures, occurring
-from simulator.report.views import Section, View, texts
+from simulator.report.tables import Column, figures, occurring
+from simulator.report.views import Panel, Section, View
 from simulator.serving.story import PERCENTS, Story, quantile
 from simulator.trace import CAUSES
 from simulator.units import counted
@@ -45,15 +44,15 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
     reading = [_read(share) for share in _read_shares(rows)]
     blocks = [
         [
-            texts("status", rows, lambda row: row["status"]),
-            texts("finished", rows, lambda row: f"{row['finished']:,} of {row['requests']:,}", left=False),
+            *figures(rows, ("status",)),
+            Column.texts("finished", (f"{row['finished']:,} of {row['requests']:,}" for row in rows), left=False),
             *figures(rows, (*latency["ttft"], *latency["tpot"])),
         ],
         figures(rows, (*latency["e2e"], *rates, "stall_fraction")),
         figures(rows, ("computed_fraction", *hits, *moved)),
         [*figures(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
     ]
-    name = texts("policy", rows, lambda row: row["policy"])
+    (name,) = figures(rows, ("policy",))
     return View(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
 
 

@@ -11,8 +11,8 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
+from simulator.report.answers import frontier_view, is_bound
 from simulator.report.expectations import condition, unmet
-from simulator.report.question_views import frontier_view, is_bound
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
 from simulator.run.questions import undominated

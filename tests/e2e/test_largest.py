@@ -10,7 +10,7 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
-from simulator.report.question_views import frontier_view
+from simulator.report.answers import frontier_view
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
 

@@ -7,7 +7,7 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
-from simulator.report.limits_view import limits_view
+from simulator.report.answers import limits_view
 from simulator.run.studies import figures_of
 
 STORY = """\

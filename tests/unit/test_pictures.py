@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 import simulator as hosim
 from simulator.report import drawing, pictures
-from simulator.report.grids import Shown, _maps
-from simulator.report.panels import Map
+from simulator.report.grids import _maps
+from simulator.report.views import Map, Varied
 
 
 def _row(figure):
@@ -77,13 +77,13 @@ def test_contours_are_drawn_across_three_values_or_more(lines, contours):
 @pytest.mark.parametrize("fewest", [0, 1, 2])
 def test_small_multiples_split_the_axis_with_the_fewest_values(fewest):
     sizes = [2 if number == fewest else 3 for number in range(3)]
-    axes = [Shown(name, None, list(range(size))) for name, size in zip("abc", sizes, strict=True)]
+    axes = [Varied(name, None, list(range(size))) for name, size in zip("abc", sizes, strict=True)]
     cells = product(*(axis.values for axis in axes))
     ran = [
         {"policy": "static", **dict(zip("abc", cell, strict=True)), "step_ns": sum(cell) + 10 * cell[fewest]}
         for cell in cells
     ]
-    drawn = list(_maps(ran, axes, 1))
+    drawn = list(_maps(ran, axes, "step_ns"))
     few, (left, up) = "abc"[fewest], [name for name in "abc" if name != "abc"[fewest]]
     assert [one.title for one in drawn] == [f"static: {few} {number}" for number in range(2)]
     assert {one.axes for one in drawn} == {(left, up)}

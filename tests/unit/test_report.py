@@ -320,6 +320,6 @@ def test_offsets_fixed_before_the_run_show_no_holes(tmp_path):
 def test_figures_have_their_own_headings_or_those_that_are_given():
     rows = [{"step_ns": 1_000, "stall_ns": 0}, {"step_ns": 2_000, "stall_ns": None}]
     assert [column.head for column in tables.figures(rows, ["step_ns", "stall_ns"])] == ["step", "stall"]
-    (mine,) = tables.headed(rows, {"step_ns": "mine"})
+    (mine,) = tables.figures(rows, {"step_ns": "mine"})
     assert (mine.head, mine.cells) == ("mine", ("1.00 us", "2.00 us"))
     assert tables.occurring(rows, ["stall_ns", "step_ns", "drain_ns"]) == ["step_ns"]

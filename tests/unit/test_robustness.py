@@ -13,8 +13,7 @@ from simulator import catalog
 from simulator.errors import ConfigError
 from simulator.report.drawing import picture
 from simulator.report.pictures import curves
-from simulator.report.uncertain import quantiles
-from simulator.report.views import robust_view
+from simulator.report.uncertain import quantiles, robust_view
 from simulator.run import prepare
 from simulator.run.case import execute
 from simulator.run.conditions import jittered
@@ -147,9 +146,8 @@ def test_whose_median_is_less_is_said_of_each_level():
     ]
     assert robust_view(lines, ("r", "p")).sentences == robust_view(lines, ("p", "r")).sentences
     told = str(robust_view(lines, ("p", "r")).sections[0]).splitlines()
-    heads = "perturbation level p slowdown 5_to_95_% r slowdown 5_to_95_% faster"
-    assert "_".join(told[0].split()) == heads.replace(" ", "_")
-    assert [line.split()[-1] for line in told[1:]] == ["p", "p", "r", "r", "r", "p"]
+    assert told[0].split() == ["perturbation", "level", "policy", "median", "slowdown", "5", "to", "95", "%"]
+    assert [line.split()[-4] for line in told[1:3]] == ["100", "120"], "a line each, below each other"
 
 
 def test_who_does_not_run_is_not_ahead():
@@ -170,7 +168,6 @@ def test_some_draws_that_do_not_run_are_counted_in_the_table():
     told = str(robust_view(quantiles(rows), ("p", "r")).sections[0])
     assert "110 ns (2 of 3 ran)" in told
     assert "blocked" in told
-    assert told.splitlines()[1].endswith("tie")
 
 
 def test_where_nothing_runs_there_is_still_a_picture():

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
+from simulator.report.grids import scaling_view
 from simulator.report.pictures import curves
-from simulator.report.views import pointer, scaling_view
+from simulator.report.sentences import pointer
 from simulator.scenario import Scenario
 from simulator.trace import CAUSES
 from simulator.workload import Workload
@@ -49,7 +50,7 @@ def test_what_comes_out_at_both_ends_and_what_is_waited_for_is_said():
     missed, said = sentences([row(8, 100, peer=5), row(64, 125, peer=10, collective=20), row(8, None, "static")])
     assert missed == "static does not fit at ranks 8."
     makes, waits = said.split("; ")
-    assert makes == "resident makes 8 M tokens/s at ranks 8 and 51.2 M tokens/s at ranks 64"
+    assert makes == "resident makes 8,000,000 tokens/s at ranks 8 and 51,200,000 tokens/s at ranks 64"
     assert waits == "it waits for 5.0 % and 24 % of a step, there most for collectives."
 
 
@@ -57,7 +58,7 @@ def test_a_point_that_does_not_run_has_a_line_without_numbers():
     lines = [line.split() for line in table([row(8, None), row(1024, 100)]).splitlines()]
     assert lines[1] == ["resident", "8", "infeasible", "-", "-", "0", "ns", "-", "-", "-", "-"]
     assert lines[2][:2] == ["resident", "1,024"]
-    assert lines[2][-4:] == ["1.02", "G", "100", "%"]
+    assert lines[2][-3:] == ["1,024,000,000", "100", "%"]
 
 
 def over(batch, step_ns, stall_ns):
@@ -85,7 +86,7 @@ def test_points_of_one_rank_are_compared_by_tokens_per_second():
     assert lines[3][1:5] == ["256", "ok", "1.60", "us"]
     (said,) = sentences(rows)
     assert said == (
-        "static makes 1 M tokens/s at batch 1 and 160 M tokens/s at batch 256; "
+        "static makes 1,000,000 tokens/s at batch 1 and 160,000,000 tokens/s at batch 256; "
         "it waits for 90 % and 0.5 % of a step, there most for transfers."
     )
 

@@ -1,17 +1,16 @@
-"""Answers as they are shown: how far a field may go, what a peak costs, and where two rows swap."""
+"""Answers as they are shown: how far a field may go, what a peak costs, where two rows swap, and what limits a step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from simulator.metrics import figure_of
-from simulator.report.panels import Panel
-from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown
+from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown, signed
 from simulator.report.tables import Column, figures, occurring
-from simulator.report.views import Section, View, by, texts
+from simulator.report.views import Panel, Section, View, by
 from simulator.scenario import Largest
+from simulator.units import counted, human, parse, unit_of
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -50,19 +49,19 @@ def frontier_view(rows: Rows, tried: Rows, question: Largest, tier: str, capped:
         end = "" if "next" in row or "tried" not in row else f" or {more}"
         return (question.written(row[question.column]) or ("none" if end or "next" in row else ABSENT)) + end
 
-    asked = [texts("within", rows, lambda row: question.within(row["within"]))] if question.slowdown else []
-    slow = [texts("slowdown", rows, lambda row: _longer(row.get("slowdown"), question), left=False)]
-    columns = [
-        texts("policy", rows, lambda row: row["policy"]),
-        *asked,
-        texts(f"{question.direction} {question.field}", rows, value, left=False),
-        *figures(rows, ("step_ns",)),
-        *(slow if any(row.get("slowdown") for row in rows) else []),
-        *figures(rows, occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes"))),
-        *figures(rows, _paid(rows)),
-        texts("limited by", rows, lambda row: row.get("limit") or ABSENT),
-        texts("at", rows, lambda row: row.get("limit_at") or _longer(row.get("next_slowdown"), question)),
-    ]
+    def at(row: Row) -> str:
+        return row.get("limit_at") or _longer(row.get("next_slowdown"), question)
+
+    columns = figures(rows, ("policy",))
+    if question.slowdown:
+        columns.append(Column.texts("within", (question.within(row["within"]) for row in rows)))
+    columns.append(Column.texts(f"{question.direction} {question.field}", map(value, rows), left=False))
+    columns += figures(rows, ("step_ns",))
+    if any(row.get("slowdown") for row in rows):
+        columns.append(Column.texts("slowdown", (_longer(row.get("slowdown"), question) for row in rows), left=False))
+    columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_paid(rows)))
+    columns.append(Column.texts("limited by", (row.get("limit") or ABSENT for row in rows)))
+    columns.append(Column.texts("at", map(at, rows)))
     first, last = map(question.written, (question.values[0], question.values[-1]))
     tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
     premise = f"{tries} that does not: what fits is taken to fit with {less}, too{question.assurance}."
@@ -157,28 +156,23 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
     title
         What was swept.
     """
-    peak, own = f"peak_{tier}_bytes", by(rows, "policy")
-    name = f"peak of {tier}" if column == peak else figure_of(column).head
+    is_peak, own = column == f"peak_{tier}_bytes", {who: found for (who,), found in by(rows, "policy").items()}
+    name = f"peak of {tier}" if is_peak else figure_of(column).head
     least = [found[0] for found in own.values()]
     paid = [one for one in _paid(least) if one != column]
+    costs: dict[float, dict[str, float | None]] = {price: {} for price in PRICES}
+    for price, amounts in costs.items():
+        for who, found in own.items():
+            amounts[who] = floors[who][price] if who in floors else _cost(found, price, column)
     columns = [
-        texts("policy", least, lambda row: row["policy"]),
-        Column.figure(least, column, f"least {name.removesuffix(f' of {tier}')}"),
-        Column.figure(least, "step_ns", "step there"),
-        texts("vs compute", least, lambda row: ratio(row["slowdown"]), left=False),
+        *figures(least, {"policy": "policy", column: f"least {'peak' if is_peak else name}", "step_ns": "step there"}),
+        Column.texts("vs compute", (ratio(row["slowdown"]) for row in least), left=False),
     ]
-    costs = {
-        price: {
-            who: floors[who][price] if who in floors else _cost(found, price, column) for (who,), found in own.items()
-        }
-        for price in PRICES
-    }
-    columns += [
-        Column.texts(f"within {price:g}x", (shown(column, cost) for cost in found.values()), left=False)
-        for price, found in costs.items()
-    ]
+    for price, amounts in costs.items():
+        cells = (shown(column, amount) for amount in amounts.values())
+        columns.append(Column.texts(f"within {price:g}x", cells, left=False))
     columns += figures(least, paid)
-    size, unit = (_GB, "GB") if column == peak else (1, figure_of(column).unit)
+    size, unit = (_GB, "GB") if is_peak else (1, figure_of(column).unit)
     drawn = [{**row, "at": row[column] / size} for row in rows]
     panel = Panel("one step", f"{name} [{unit}]", "ns", drawn, "at", "step_ns")
     premise = (
@@ -197,27 +191,26 @@ def _cost(rows: Rows, price: float, column: str) -> float | None:
 
 def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column: str) -> Iterator[str]:
     """Say for each price who has the lowest amount, and what no plan goes below."""
-    for price, every in costs.items():
-        found = {who: amount for who, amount in every.items() if amount is not None}
-        ran = [who for who in found if who not in BOUNDS]
-        bounds = [f"{who}, {shown(column, found[who])}" for who in found if who not in ran]
+    for price, amounts in costs.items():
+        bounds = [f"{who}, {shown(column, amounts[who])}" for who in BOUNDS if amounts.get(who) is not None]
         beside = f" (no plan goes below its {listed(bounds)})" if bounds else ""
+        ran = {who: amount for who, amount in amounts.items() if amount is not None and who not in BOUNDS}
         told = "no row runs"
         if ran:
-            least = shown(column, min(found[who] for who in ran))
-            best = [who for who in ran if shown(column, found[who]) == least]  # as far as people are shown digits
+            least = shown(column, min(ran.values()))
+            best = [who for who in ran if shown(column, ran[who]) == least]  # as far as people are shown digits
             told = f"the lowest {name} that was tried is {least}, of {listed(best)}"
         yield f"Within {price:g}x compute, {told}{beside}."
 
 
-def _dearer(own: Mapping[tuple[Any, ...], Rows], name: str, paid: Sequence[str]) -> Iterator[str]:
+def _dearer(own: Mapping[str, Rows], name: str, paid: Sequence[str]) -> Iterator[str]:
     """Say what each row costs with its least amount, and with its shortest step."""
-    column = paid[0] if paid else ""
-    for (who,), found in own.items():
-        if len(found) > 1 and present(found[0].get(column)):
-            least, most = (shown(column, row[column]) for row in (found[0], found[-1]))
-            head = figure_of(column).head
-            yield f"{who} has a {head} of {least} with its least {name}, and of {most} with its shortest step."
+    for who, found in own.items():
+        for column in paid[:1]:
+            if len(found) > 1 and present(found[0].get(column)):
+                least, most = (shown(column, row[column]) for row in (found[0], found[-1]))
+                costs = f"{who} has a {figure_of(column).head} of {least}"
+                yield f"{costs} with its least {name}, and of {most} with its shortest step."
 
 
 def _paid(rows: Rows) -> list[str]:
@@ -241,19 +234,14 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Larg
         What was swept.
     """
     columns = [Column.texts(end, (question.written(row[end]) for row in rows), left=False) for end in _ENDS]
-    columns.append(texts("faster", rows, lambda row: row["faster"]))
-    for name in names:
-        columns.append(texts(name, rows, partial(_steps, name), left=False))
+    columns += figures(rows, ("faster",))
+    columns += (Column.texts(name, (_steps(name, row) for row in rows), left=False) for name in names)
     low, high = question.written(rows[0]["from"]), question.written(rows[-1]["to"])
-    told = (
-        f"{names[0]} and {names[1]} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
-    )
-    if len(rows) > 1:
-        where = (
-            f"from {question.written(row['from'])} to {question.written(row['to'])} {_faster(row, names)}"
-            for row in rows
-        )
-        told = f"Over {question.field}, {'; '.join(where)}."
+    parts = [(question.written(row["from"]), question.written(row["to"]), _faster(row, names)) for row in rows]
+    where = "; ".join(f"from {start} to {end} {faster}" for start, end, faster in parts)
+    told = f"Over {question.field}, {where}."
+    if len(rows) == 1:
+        told = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
     tries = f"Tried were {len(tried) // 2} {question.size} from {low} to {high}"
     premise = f"{tries}; between two with the same answer there may be more turns."
     return View(title, [Section(columns=columns)], [told, premise], [_steps_over(tried, question)])
@@ -269,3 +257,67 @@ def _faster(row: Row, names: Sequence[str]) -> str:
     if row["faster"] in names:
         return f"{row['faster']} is faster"
     return "both take as long" if row["faster"] == "tie" else "neither runs"
+
+
+_LEAST = 0.005
+"""Less is written as 0 %: with 10 % more of the figure the step changes by less than 0.05 %."""
+
+_LONG = 10
+"""Letters of an amount such as ``752 TFLOP/s``, or fewer, are all read."""
+
+
+def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequence[str], title: str) -> View:
+    """Show on which figures steps hang.
+
+    Parameters
+    ----------
+    rows, usual
+        See `simulator.run.studies`; and the step of each policy as the machine is [ns].
+    tried
+        How many figures were tried.
+    capped
+        Sentences about rows that do not run, and figures that change nothing because something else is narrower.
+    title
+        What was tried.
+    """
+    columns = figures(rows, ("policy", "figure"))
+    columns.append(Column.texts("value", (_short(row["value"]) for row in rows), left=False))
+    columns += figures(rows, ("origin", "step_ns"))
+    columns.append(Column.texts("with 10 % more", map(_effect, rows), left=False))
+    premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
+    idle = [f"{premise}; those not listed change no step."] if usual else []
+    told = [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)]
+    return View(title, [Section(columns=columns)], told)
+
+
+def _effect(row: Row) -> str:
+    """By how much the step changes with 10 % more of a figure."""
+    return signed(0.1 * row["elasticity"])
+
+
+def _short(value: object) -> object:
+    """A value as the document states it, or, of one that was made, as people do."""
+    unit = unit_of(value)
+    return human(parse(value, unit), unit) if unit and len(str(value)) > _LONG else value
+
+
+def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:
+    """Say for each policy what its step hangs on most."""
+    for policy, step_ns in usual.items():
+        strong = [row for row in rows if row["policy"] == policy and abs(row["elasticity"]) >= _LEAST]
+        told = f"{policy} takes {quantity(step_ns, 'ns')}"
+        if strong:
+            yield f"{told}; with 10 % more of {strong[0]['figure']} it changes by {_effect(strong[0])}."
+        else:
+            yield f"{told}, whatever figure is 10 % more."
+
+
+def _assumed(rows: Rows) -> Iterator[str]:
+    """Say on how many figures without a source the answer hangs, those that matter most first."""
+    strong = sorted((row for row in rows if abs(row["elasticity"]) >= _LEAST), key=lambda row: -abs(row["elasticity"]))
+    for origin in ("assumed", "fitted"):
+        found = [*dict.fromkeys(row["figure"] for row in strong if row["origin"] == origin)]
+        if found:
+            yield f"The answer hangs on {counted(len(found), f'{origin} figure')}: {listed(found)}."
+    if strong and all(row["origin"] in ("cited", "mine") for row in strong):
+        yield "The answer hangs on no assumed figure by 0.05 % or more."
