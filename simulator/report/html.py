@@ -15,9 +15,8 @@ from simulator.report.pictures import by_rank, comparison
 from simulator.report.readings import largest, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
-from simulator.report.timeline import timeline
+from simulator.report.timeline import timeline, zoomable
 from simulator.report.views import View, rendered
-from simulator.report.zoom import zoomable
 from simulator.scenario import Scenario
 
 _MOST_RANKS = 16

@@ -59,9 +59,9 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def _not_running(rows: Sequence[Row]) -> str:
-    unfit = [row for row in rows if row.shortfall is not None]
-    groups = grouped(unfit, _lack)
-    parts = [f"{listed([row.label for row in own])} {'do' if own[1:] else 'does'} {why}" for why, own in groups.items()]
+    parts, unfit = list[str](), [row for row in rows if row.shortfall is not None]
+    for why, own in grouped(unfit, _lack).items():
+        parts.append(f"{listed([row.label for row in own])} {'do' if own[1:] else 'does'} {why}")
     if unfit and len(unfit) == len(rows):
         least = min((row.shortfall for row in unfit if row.shortfall), key=lambda short: short.gap_bytes)
         parts += [", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
@@ -81,45 +81,40 @@ def _lack(row: Row) -> str:
 
 
 def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
-    row = running[0]
-    step, gap = int(row.summary["step_ns"]), row.summary.get("gap_fraction")
+    row, step = running[0], int(running[0].summary["step_ns"])
     leaders = [one.label for one in running if one.summary["step_ns"] <= step * _TIE]
     leads = "tie at" if leaders[1:] else "is fastest:" if running[1:] else "takes"
-    text = f"{listed(leaders)} {leads} {quantity(step, 'ns')} a step"
+    text, gap = f"{listed(leaders)} {leads} {quantity(step, 'ns')} a step", row.summary.get("gap_fraction")
     if gap is not None and present(gap):
         far = f"{percent(gap)} above" if gap >= _NO_GAP else "at"
         text += f", {far} the {held_to(rows, row)} ({row.summary.get('bound_kind') or 'compute'})"
-    overlapped = row.summary.get("hidden_fraction")
-    much = "all" if overlapped == 1 else percent(overlapped)
-    copying = [f"overlaps {much} of its copying with compute"] if present(overlapped) else []
-    who = row.label if leaders[1:] else "it"
-    return f"{text}; {who} {listed([*_again(row), *copying, *_lost(row)]) or 'never waits'}"
+    return f"{text}; {row.label if leaders[1:] else 'it'} {_spends(row, is_whole=True) or 'never waits'}"
 
 
 def _slower(running: Sequence[Row]) -> str:
     """What slower rows lose: the fastest of each policy that is compared, and the slowest of all."""
     slower = [row for row in running if row.summary["step_ns"] > running[0].summary["step_ns"] * _TIE]
     firsts = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
-    told = [row for row in slower if row in firsts or row is slower[-1]]
-    return "; ".join(
-        f"{row.label} takes {ratio(row.summary.get('slowdown_vs_fastest'))} as long"
-        f"{f' as {running[0].label}' * (row is told[0])}: it {listed([*_again(row), *_lost(row)]) or 'computes longer'}"
-        for row in told
-    )
+    told, behind = [row for row in slower if row in firsts or row is slower[-1]], list[str]()
+    for row in told:
+        than = f" as {running[0].label}" if row is told[0] else ""
+        times = ratio(row.summary.get("slowdown_vs_fastest"))
+        behind.append(f"{row.label} takes {times} as long{than}: it {_spends(row) or 'computes longer'}")
+    return "; ".join(behind)
 
 
-def _again(row: Row) -> list[str]:
-    """What a row spends on recompute."""
-    return [f"spends {quantity(row.recompute_ns, 'ns')} on recompute"] if row.recompute_ns else []
-
-
-def _lost(row: Row) -> list[str]:
-    """How long a row waits for what it waits for most, with the places behind most of that."""
-    for cause, ns in list(row.causes.items())[:1]:
+def _spends(row: Row, *, is_whole: bool = False) -> str:
+    """What a row spends on recompute and waits for most, with the places behind most of that; and what it overlaps."""
+    parts = [f"spends {quantity(row.recompute_ns, 'ns')} on recompute"] if row.recompute_ns else []
+    overlapped = row.summary.get("hidden_fraction")
+    if is_whole and present(overlapped):
+        parts.append(f"overlaps {'all' if overlapped == 1 else percent(overlapped)} of its copying with compute")
+    if row.causes:
+        cause, ns = next(iter(row.causes.items()))
         places = [str(one["on"]) for one in by_place(row) if one["cause"] == cause and int(one["ns"]) >= _TOLD * ns]
         at = f"{_AT.get(cause, ' at ')}{listed(places)}" if any(places) else ""
-        return [f"loses {quantity(ns, 'ns')} waiting for {WAITED_FOR[cause]}{at}"]
-    return []
+        parts.append(f"loses {quantity(ns, 'ns')} waiting for {WAITED_FOR[cause]}{at}")
+    return listed(parts)
 
 
 def _unbounded(rows: Sequence[Row]) -> str:

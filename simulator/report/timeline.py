@@ -1,8 +1,11 @@
-"""The timeline of a row: what one rank did, lane by lane, with its memory below; or what each of several ranks did."""
+"""The timeline of a row: what one rank did, lane by lane, with its memory below; or what each of several ranks did.
+
+`timeline` draws it as a picture, `zoomable` writes it as numbers, in few bytes, for a page that draws it by itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +13,12 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from simulator.columns import NONE, Ints, lasts
+from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics import laid_out
 from simulator.plan import COMPUTE
 from simulator.report import drawing
-from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, pixels, steps, styled
+from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, steps, styled
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, units
 from simulator.trace import CAUSES, Block, pick
@@ -35,10 +39,16 @@ _BANDS = ((-0.42, 0.08), (0.1, 0.28), (0.3, 0.42))
 _RESERVED: dict[str, Any] = {"color": "#4477aa", "linewidth": 1.0}
 _HOLE: dict[str, Any] = {"color": "#332288", "linewidth": 1.0, "linestyle": ":"}
 _STEP: dict[str, Any] = {"color": drawing.FAINT, "linewidth": 0.8, "linestyle": ":"}
+_COLUMNS = 1000
+"""So many columns show memory over time: no more than a picture has pixels, so that a spike of one still shows."""
 
 
-Lanes = dict[str, list[tuple[tuple[float, float], Block]]]
-"""By name of a lane, bands of it and the bars in them."""
+class Lane(NamedTuple):
+    """A lane: its name, the rank that it is of, and from where to where which bars lie in it."""
+
+    name: str
+    view: Row
+    bands: list[tuple[tuple[float, float], Block]]
 
 
 def kind_name(number: int) -> str:
@@ -94,21 +104,19 @@ def _lane(hardware: Hardware, number: int) -> str:
     return f"{name} #{channel}" if hardware.links[name].channels > 1 else name
 
 
-def _of_one(row: Row, acts: Block) -> Lanes:
+def _of_one(row: Row, acts: Block) -> list[Lane]:
     """A lane for each stream and each channel of a link that was used."""
-    numbers = np.unique(acts["lane"]).tolist() or [0]
-    return {_lane(row.hardware, number): [((-0.4, 0.4), pick(acts, acts["lane"] == number))] for number in numbers}
+    lanes = [(number, pick(acts, acts["lane"] == number)) for number in np.unique(acts["lane"]).tolist() or [0]]
+    return [Lane(_lane(row.hardware, number), row, [((-0.4, 0.4), bars)]) for number, bars in lanes]
 
 
-def _of_ranks(views: Sequence[Row], acts: Sequence[Block], looks: Sequence[str]) -> Lanes:
-    """A lane for each rank: compute with the stalls of its stream above, collectives and copies in thin parts below."""
-    met = np.array([look.startswith("collective: ") for look in looks])
-    lanes: Lanes = {}
-    for view, one in zip(views, acts, strict=True):
-        is_copy, is_met = one["lane"] >= COPIES, met[one["look"]]
-        parts = ~is_copy & ~is_met & ((one["lane"] == 0) | ~one["is_wait"]), is_met, is_copy
-        lanes[view.rank_name] = [(band, pick(one, part)) for band, part in zip(_BANDS, parts, strict=True)]
-    return lanes
+def _of_rank(view: Row, acts: Block, looks: Sequence[str]) -> Lane:
+    """One lane: compute with the stalls of its stream above, collectives and copies in thin bands below."""
+    meets = np.array([look.startswith("collective: ") for look in looks])[acts["look"]]
+    is_copy = acts["lane"] >= COPIES
+    computes = ~is_copy & ~meets & ((acts["lane"] == 0) | ~acts["is_wait"])
+    parts = zip(_BANDS, (computes, meets, is_copy), strict=True)
+    return Lane(view.rank_name, view, [(band, pick(acts, part)) for band, part in parts])
 
 
 class Scene(NamedTuple):
@@ -118,17 +126,14 @@ class Scene(NamedTuple):
     ----------
     looks
         All that a bar can mean, and its colour.
-    views
-        The ranks that are shown.
     lanes, memories
-        Bars by lane, and the use of tiers; of several ranks no memories.
+        Bars, and the use of tiers; of several ranks no memories.
     ends, first, last
         Ends of steps, and the first and the last instant [ns].
     """
 
     looks: dict[str, str]
-    views: list[Row]
-    lanes: Lanes
+    lanes: list[Lane]
     memories: list[Usage]
     ends: list[int]
     first: int
@@ -149,8 +154,10 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
     last = max(int(one["end_ns"].max(initial=1)) for one in acts)
     first, last = window_ns or (ends[-3] if len(ends) > 3 else 0, last)
     acts = [pick(one, (one["end_ns"] >= first) & (one["start_ns"] <= last)) for one in acts]
-    lanes = _of_ranks(views, acts, [*looks]) if row.is_job else _of_one(row, acts[0])
-    return Scene(looks, views, lanes, [] if row.is_job else list(usages(row)), ends, first, last)
+    if row.is_job:
+        ranks = [_of_rank(view, one, [*looks]) for view, one in zip(views, acts, strict=True)]
+        return Scene(looks, ranks, [], ends, first, last)
+    return Scene(looks, _of_one(views[0], acts[0]), list(usages(row)), ends, first, last)
 
 
 @styled()
@@ -173,34 +180,34 @@ def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None
     ValueError
         If the row has no trace, because no plan fits.
     """
-    looks, views, lanes, memories, ends, first, last = scene(row, window_ns)
+    looks, lanes, memories, ends, first, last = scene(row, window_ns)
     heights = [_LANE_IN * len(lanes), *[_MEMORY_IN] * len(memories)]
     shape = len(heights), 1
     axes = drawing.places(given, _AXIS_IN + sum(heights), shape, height_ratios=heights, sharex=True)[: len(heights)]
     memories = memories[: len(axes) - 1]
     unit, size = units(last - first)
+    edges = np.linspace(first, last, _COLUMNS + 1)
     for ax in axes:
         ax.set_xlim(first / size, last / size)
-    label(axes[0], omitted(row, [view.rank for view in views]))
-    name_lanes(axes[0], list(lanes))
-    panels = [_memory(row, ax, usage) for ax, usage in zip(axes[1:], memories, strict=True)]
+    label(axes[0], omitted(row, [lane.view.rank for lane in lanes]))
+    name_lanes(axes[0], [lane.name for lane in lanes])
+    lines: dict[str, Any] = {}
+    for ax, usage in zip(axes[1:], memories, strict=True):
+        lines |= _memory(row, ax, usage, edges, size)
     axes[-1].set_xlabel(f"time [{unit}]", **drawing.TEXT)
-    drawn = (one["look"] for parts in lanes.values() for _, one in parts)
-    shown = set(np.array([*looks])[np.unique(np.concatenate([*drawn]))])
-    shown |= {kind_name(k) for usage in memories for k in usage.kinds}
+    names, shown = [*looks], {kind_name(k) for usage in memories for k in usage.kinds}
+    shown |= {names[look] for lane in lanes for _, one in lane.bands for look in np.unique(one["look"]).tolist()}
     inside = [end / size for end in ends if first < end < last]
-    lines = {name: look for own, _ in panels for name, look in own.items()}
-    lines |= {"end of a step": _STEP} if 0 < len(inside) <= _FEW_STEPS else {}
+    if 0 < len(inside) <= _FEW_STEPS:
+        lines["end of a step"] = _STEP
+        for ax in axes:
+            ax.vlines(inside, 0, 1, transform=ax.get_xaxis_transform(), zorder=3, **_STEP)
     drawing.head(axes[0], _title(row), {name: tint for name, tint in looks.items() if name in shown} | lines)
     drawing.settle(axes[0])
-    for y, parts in enumerate(lanes.values()):
-        for (top, bottom), one in parts:
+    for y, lane in enumerate(lanes):
+        for (top, bottom), one in lane.bands:
             times = one["start_ns"], one["end_ns"]
             bars(axes[0], (y + top, y + bottom), times, one["look"], [*looks.values()], size)
-    for _, draw in panels:
-        draw(size)
-    for ax in axes if "end of a step" in lines else ():
-        ax.vlines(inside, 0, 1, transform=ax.get_xaxis_transform(), **_STEP)
     return axes[0]
 
 
@@ -215,59 +222,125 @@ def _title(row: Row) -> str:
     return f"{row.label}: {step} a step{warm}{ranks}, {stall} of it stalled {where}"
 
 
-def _memory(row: Row, ax: Axes, usage: Usage) -> tuple[dict[str, Any], Callable[[int], None]]:
-    """Label the panel of a tier. Return its lines, and what draws it, with how many ns a unit of time has.
+def _memory(row: Row, ax: Axes, usage: Usage, edges: NDArray[np.float64], size: int) -> Mapping[str, Mapping[str, Any]]:
+    """Draw the most that lies in a tier within each column, by tensor kind, its limit, and what its allocator keeps.
 
-    Drawn are the most that lies in the tier within each pixel, by tensor kind, its limit, and what its allocator keeps.
+    Returns what lines are drawn, with their looks.
     """
-    peak, lines = int(usage.total_bytes.max()), dict[str, Any]()
-    kept = space(row) if usage.tier == row.hardware.compute_tier else None
+    peak, lines = int(usage.total_bytes.max()), dict[str, Mapping[str, Any]]()
     is_near = usage.limit_bytes <= _FAR * peak
-    most = max(float(usage.limit_bytes) if is_near else 0, peak)
-    unit, scale = units(most, "B")
+    unit, scale = units(max(float(usage.limit_bytes) if is_near else 0, peak), "B")
     label(ax, y=f"{usage.tier} [{unit}]")
-    ax.set_ylim(0, 1.25 * most / scale or 1)
-    beyond = "" if is_near or not usage.allowed else " (beyond the picture)"
-    says = [f"peak {quantity(peak, 'B')}", *filter(None, [usage.allowed + beyond])]
-    lines |= {"room": LIMIT} if is_near else {}
-    if kept is not None:
-        lines |= {"reserved": _RESERVED} | ({"largest hole": _HOLE} if kept.has_holes else {})
-        says += [f"{counted(len(kept.compactions_ns), 'compaction')} in the run"]
-    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-    ax.text(0.004, 0.97, ", ".join(says), transform=ax.transAxes, va="top", fontsize=8, color=drawing.INK, bbox=box)
-
-    def draw(size: int) -> None:
-        edges = pixels(ax, size)
-        tops = np.cumsum(usage.kind_bytes[:, highest(usage.time_ns, usage.total_bytes, edges)], axis=0) / scale
-        for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
-            steps(ax, tops[k], edges / size, fill=True, color=drawing.KIND[KINDS[k]], linewidth=0)
-        steps(ax, tops[-1], edges / size, color=drawing.FAINT, linewidth=0.6)
-        if is_near:
-            ax.axhline(float(usage.limit_bytes) / scale, **LIMIT)
-        if kept is None:
-            return
-        for name, held, sign in (("reserved", kept.reserved_bytes, 1), ("largest hole", kept.hole_bytes, -1)):
-            if name in lines:
-                at = highest(kept.time_ns, sign * held, edges)
-                steps(ax, held[at] / scale, edges / size, baseline=None, **lines[name])
+    ax.set_ylim(0, 1.25 * max(float(usage.limit_bytes) if is_near else 0, peak) / scale or 1)
+    tops = np.cumsum(usage.kind_bytes[:, highest(usage.time_ns, usage.total_bytes, edges)], axis=0) / scale
+    for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
+        steps(ax, tops[k], edges / size, fill=True, color=drawing.KIND[KINDS[k]], linewidth=0)
+    steps(ax, tops[-1], edges / size, color=drawing.FAINT, linewidth=0.6)
+    says = [f"peak {quantity(peak, 'B')}"]
+    if is_near:
+        lines["room"] = LIMIT
+        ax.axhline(float(usage.limit_bytes) / scale, **LIMIT)
+    if usage.allowed:
+        says.append(usage.allowed + ("" if is_near else " (beyond the picture)"))
+    if usage.tier == row.hardware.compute_tier and (kept := space(row)) is not None:
+        says.append(f"{counted(len(kept.compactions_ns), 'compaction')} in the run")
+        reserved = kept.reserved_bytes[highest(kept.time_ns, kept.reserved_bytes, edges)]
+        lines["reserved"] = _RESERVED
+        steps(ax, reserved / scale, edges / size, baseline=None, **_RESERVED)
+        if kept.has_holes:
+            lines["largest hole"] = _HOLE
+            least = kept.hole_bytes[highest(kept.time_ns, -kept.hole_bytes, edges)]
+            steps(ax, least / scale, edges / size, baseline=None, **_HOLE)
         for start, end in kept.compactions_ns:
             ax.axvspan(start / size, end / size, color=drawing.CAUSE["compaction"], alpha=0.35, linewidth=0)
-
-    return lines, draw
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
+    ax.text(0.004, 0.97, ", ".join(says), transform=ax.transAxes, va="top", fontsize=8, color=drawing.INK, bbox=box)
+    return lines
 
 
 def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:
-    """Choose for each pixel the change after which something that lasts from change to change is highest in it.
+    """Choose for each column the change after which something that lasts from change to change is highest in it.
 
     Parameters
     ----------
     time_ns, value
         When it changes, ascending [ns], and to what; of several changes at one instant the last one counts.
     edges
-        As `simulator.report.drawing.pixels` returns them.
+        Where columns begin, and where the last one ends [ns].
     """
     at = np.flatnonzero(lasts(time_ns))
     first = np.maximum(np.searchsorted(time_ns[at], edges[:-1], "right") - 1, 0)
     behind = np.maximum(np.searchsorted(time_ns[at], edges[1:], "left"), first + 1)
     values = value[at]
     return at[[low + int(values[low:high].argmax()) for low, high in zip(first.tolist(), behind.tolist(), strict=True)]]
+
+
+def zoomable(row: Row, most: int) -> dict[str, Any] | None:
+    """Write what `timeline` draws as numbers; None if there are too many.
+
+    Parameters
+    ----------
+    row
+        A row with a trace.
+    most
+        So many bars and changes of memory are shown, and no more.
+
+    Returns
+    -------
+    dict
+        ``from``, ``to`` [ns]; ``looks``, each with its colour, and those that are ``shown``; ``names``; ``lanes``;
+        ``bands`` of lanes, whose bars have a ``gap`` to the one before [ns], a ``length`` [ns], a ``look`` and a
+        ``name``; ``memories``, with a ``gap`` between changes [ns] and the ``change`` of each kind [B].
+    """
+    shown = scene(row)
+    memories = [_changes(shown, usage) for usage in shown.memories]
+    bands = [one for lane in shown.lanes for _, one in lane.bands]
+    if sum(len(one["look"]) for one in bands) + sum(len(one["gap"]) for one in memories) > most:
+        return None
+    names: dict[str, int] = {}
+    drawn: list[dict[str, Any]] = []
+    for number, lane in enumerate(shown.lanes):
+        for (top, bottom), one in lane.bands:
+            drawn.append({"lane": number, "top": top, "high": bottom - top, **_bars(lane.view.graph, one, names)})
+    looks = {look for band in drawn for look in band["look"]} | {kind for one in memories for kind in one["kinds"]}
+    return {
+        "from": shown.first,
+        "to": shown.last,
+        "looks": list(shown.looks.items()),
+        "shown": sorted(looks),
+        "names": list(names),
+        "lanes": [lane.name for lane in shown.lanes],
+        "bands": drawn,
+        "memories": memories,
+    }
+
+
+def _bars(graph: Graph, bars: Block, names: dict[str, int]) -> dict[str, list[int]]:
+    """The bars of a band by start; names that are new are added."""
+    order = np.argsort(bars["start_ns"], kind="stable")
+    start, end, look, item, lacks, lane, is_wait = (
+        bars[column][order] for column in ("start_ns", "end_ns", "look", "item", "lacks", "lane", "is_wait")
+    )
+    told = []
+    copies: list[bool] = ((lane >= COPIES) & (is_wait == 0)).tolist()
+    for number, tensor, is_copy in zip(item.tolist(), lacks.tolist(), copies, strict=True):
+        name = graph.tensors[number].name if is_copy else graph.ops[number].name
+        lacked = f" lacks {graph.tensors[tensor].name}" if tensor != NONE else ""
+        told.append(names.setdefault(name + lacked, len(names)))
+    gaps: list[int] = (start - np.append(0, end[:-1])).tolist()
+    return {"gap": gaps, "length": (end - start).tolist(), "look": look.tolist(), "name": told}
+
+
+def _changes(shown: Scene, usage: Usage) -> dict[str, Any]:
+    """What lies in a tier, from change to change within the window."""
+    at = np.flatnonzero(lasts(usage.time_ns))
+    at = at[max(0, np.searchsorted(usage.time_ns[at], shown.first, "right") - 1) :]
+    held, looks = usage.kind_bytes[usage.kinds][:, at], [*shown.looks]
+    return {
+        "tier": usage.tier,
+        "limit": usage.limit_bytes if usage.allowed else 0,
+        "allowed": usage.allowed,
+        "kinds": [looks.index(kind_name(kind)) for kind in usage.kinds],
+        "gap": np.diff(usage.time_ns[at], prepend=0).tolist(),
+        "change": np.diff(held, prepend=0).tolist(),
+    }

@@ -74,7 +74,7 @@ def test_the_folder_holds_draws_quantiles_the_picture_and_the_documents(hosim, s
 def test_what_a_look_costs_is_swept(hosim, scenario):
     done = hosim("robust", scenario, "--jitter", "none", "--slower-links", "none", "--workers", 1)
     assert done.code == 0
-    assert [" ".join(line.split()[1:3]) for line in done.out.splitlines()[2:7]] == [
+    assert [" ".join(line.split()[1:3]) for line in done.out.splitlines()[3:12:2]] == [
         "100 ns", "500 ns", "1.00 us", "2.00 us", "5.00 us"
     ]  # fmt: skip
     assert "Faster under inspection: static at 100 ns, 500 ns, 1.00 us, 2.00 us and 5.00 us." in done.out
