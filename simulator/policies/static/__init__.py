@@ -1,16 +1,9 @@
 """`static`: a compiler that places every copy before the run, by time, bandwidth and room.
 
-Passes, each a pure function with a typed hand-over::
-
-    analyse   lifetimes in time         -> Analysis    idle gaps that a tensor could spend away
-    select    what leaves               -> Selection    gaps, so that live bytes fit a limit
-    insert    cache operators           -> Augmented    the graph with a Store, Detach and Prefetch for each gap
-    place     placement                 -> Augmented    each cache operator just in time, or early
-    search    replay                    -> Candidate    the fastest of a few that really fit
-
-If ops may run again, `mix` rewrites the graph first, and the same passes compile it.
-
-All are near-linear in ops and gaps: ranges of live bytes change in `profile`, and compute time is a prefix sum.
+Its passes are pure functions: `analyse` finds the stretches in which tensors idle, `select` takes those that are worth
+spending away until live bytes fit, `insert` adds a store, a detach and a prefetch for each, and `place` moves these to
+where they cost least. The candidates that come of it are replayed, and the fastest is kept. If ops may run again, `mix`
+rewrites the graph first, and the same passes compile it.
 """
 
 from __future__ import annotations
