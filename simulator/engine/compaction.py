@@ -102,7 +102,7 @@ class Compactor(Gate):
             head.gate = self
 
     def ask(self, wanted: Wanted) -> None:
-        """Begin: these places fit, and find no hole."""
+        """Ask for a compaction: these places fit in bytes but find no hole."""
         if self.is_open:
             return
         self.is_open, self._wanted = True, wanted
@@ -114,7 +114,7 @@ class Compactor(Gate):
         self.look_again()
 
     def look_again(self) -> None:
-        """In the present round, see whether something still runs."""
+        """In this round, check whether anything still runs."""
         self._rounds.consider(self, -1 - self._streams[0].rank)
 
     def try_start(self) -> None:
@@ -133,7 +133,7 @@ class Compactor(Gate):
         self._rounds.clock.at(now + cost, self._done)
 
     def _finish(self, event: simpy.Event) -> None:
-        """Move the places, and let everything go on that was stopped."""
+        """Move the places, and let everything that was stopped go on."""
         self.is_open = False
         self._tier.compact((self._asked_ns, self._start_ns), self._pages, is_remap=self._is_remap)
         for head in self._heads:
@@ -142,7 +142,7 @@ class Compactor(Gate):
 
 
 def _computes(stream: Stream) -> bool:
-    """Whether a compute runs that is no collective."""
+    """Whether the stream runs a compute other than a collective."""
     return stream.running is not None and not stream.columns.is_collective[stream.running[1]]
 
 

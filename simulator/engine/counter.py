@@ -41,7 +41,7 @@ from simulator.plan import Code
 
 @dataclass(slots=True)
 class Exclusive:
-    """What all earlier actions that name a tensor must have ended for: a detach of it, or a sync.
+    """A detach of a tensor, or a sync on it: it takes effect once all earlier actions that name the tensor have ended.
 
     Attributes
     ----------
@@ -59,8 +59,8 @@ class Exclusive:
     users: Waits
 
 
-class LateReads:
-    """What ops with dynamic reads read, issue by issue.
+class DynamicReads:
+    """What each issue of an op with dynamic reads reads.
 
     Parameters
     ----------
@@ -78,22 +78,22 @@ class LateReads:
 
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
         self.draws = draws
-        self._late = {op: late for op in draws.chosen_bits if (late := graph.ops[op].late) is not None}
-        candidates = frozenset(chain.from_iterable(late.candidates for late in self._late.values()))
+        self._late_of = {op: late for op in draws.chosen_bits if (late := graph.ops[op].late) is not None}
+        candidates = frozenset(chain.from_iterable(late.candidates for late in self._late_of.values()))
         self.certain = [tuple([t for t in reads if t not in candidates]) for reads in columns.reads]
         self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
-        own = {op: frozenset(late.candidates) for op, late in self._late.items()}
+        own = {op: frozenset(late.candidates) for op, late in self._late_of.items()}
         self._others = [tuple([t for t in reads if t not in own.get(op, ())]) for op, reads in enumerate(self.possible)]
-        self._durations = {op: draws.durations_ns(op) for op in self._late}
-        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._late}
-        self._issued = dict.fromkeys(self._late, 0)
-        self._revealed_by: dict[int, tuple[int, Waits]] = {late.revealed_by: (0, ()) for late in self._late.values()}
+        self._durations = {op: draws.durations_ns(op) for op in self._late_of}
+        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._late_of}
+        self._issued = dict.fromkeys(self._late_of, 0)
+        self._revealed_by: dict[int, tuple[int, Waits]] = {late.revealed_by: (0, ()) for late in self._late_of.values()}
 
     def __contains__(self, op: int) -> bool:
         return op in self._issued
 
     def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
-        """What of its possible reads an op reads that is issued now, as a stream's compute of that number."""
+        """The possible reads that this issue of an op does read; it is the stream's compute of that number."""
         if op in self._revealed_by:
             self._revealed_by[op] = self._revealed_by[op][0] + 1, ((stream.ended, number),)
         if op not in self._issued:
@@ -102,24 +102,24 @@ class LateReads:
         return (*self.draws.chosen(op, self._issued[op] - 1), *self._others[op])
 
     def time(self, op: int, compute: Compute) -> None:
-        """Give the issue of an op with dynamic reads that was just counted its own time."""
+        """Give the compute just counted, of an op with dynamic reads, the time of what it reads."""
         issued = self._issued[op]
         compute.duration_ns = self._durations[op][issued - 1]
         compute.chosen_bytes = self._chosen_bytes[op][issued - 1]
 
     def step_of(self, op: int) -> int:
-        """For which step the next issue of an op is."""
+        """The step that the next issue of an op belongs to."""
         return self._issued[op]
 
     def is_revealed(self, op: int) -> bool:
-        """Whether what the next issue of an op reads is known: its revealing op is issued for it and has ended."""
-        times, end = self._revealed_by[self._late[op].revealed_by]
+        """Whether what the next issue of an op reads is known: the op that reveals it was issued and has ended."""
+        times, end = self._revealed_by[self._late_of[op].revealed_by]
         return times > self._issued[op] and unmet(end, 0) is None
 
     def is_predictable(self, op: int) -> bool:
-        """Whether the op that reveals something before the one that reveals this op's next issue has ended for that."""
+        """Whether the next issue of an op can be guessed: the revealing op before the one that reveals it has ended."""
         reveals = sorted(self._revealed_by)
-        at = reveals.index(self._late[op].revealed_by)
+        at = reveals.index(self._late_of[op].revealed_by)
         needed = self._issued[op] + (at > 0)
         times, end = self._revealed_by[reveals[at - 1]]
         return times >= needed > 0 and unmet(end, 0) is None
@@ -134,7 +134,7 @@ Counted = tuple[int, int, Any, int]
 
 
 class Counter:
-    """Counts actions in issue order.
+    """Numbers actions in issue order, and tells each which counts it must wait for.
 
     Parameters
     ----------
@@ -147,13 +147,19 @@ class Counter:
     def __init__(
         self, program: Program, columns: Columns, places: Places, streams: list[Stream], routes: Routes
     ) -> None:
-        tensors, late = len(columns.size_bytes), None
+        tensors, dynamic = len(columns.size_bytes), None
         if program.draws is not None:
-            late = LateReads(program.graph, program.draws, columns)
-        self._places, self._columns, self._streams, self._routes, self._late = places, columns, streams, routes, late
+            dynamic = DynamicReads(program.graph, program.draws, columns)
+        self._places, self._columns, self._streams, self._routes, self._dynamic = (
+            places,
+            columns,
+            streams,
+            routes,
+            dynamic,
+        )
         self._ends = [stream.ended for stream in streams]
         self._free = [Compute(stream, is_free=True) for stream in streams]
-        self._reads = columns.reads if late is None else late.certain
+        self._reads = columns.reads if dynamic is None else dynamic.certain
         self._number = 0
         self._computes = [0] * len(streams)
         self._last_use = [[NEVER] * tensors for _ in streams]
@@ -170,7 +176,7 @@ class Counter:
         self._count = (self._compute, self._copy, self._detach, self._sync)
 
     def actions(self, codes: Iterable[Code], price_ns: int) -> Iterator[Counted]:
-        """Count one action after another, as they are asked for.
+        """Count actions one after another, as the host asks for them.
 
         Parameters
         ----------
@@ -183,7 +189,7 @@ class Counter:
             yield kind, a, self._count[kind](a, b, c), price_ns
 
     def laps(self, codes: Iterable[Code], laps: int, price_ns: int) -> Iterator[list[Counted]]:
-        """Count the actions of a lap that is run many times once: in each, all counts are larger by what a lap adds.
+        """Count the actions of a lap once, however often it is run: in each lap all counts grow by what one lap adds.
 
         Such counts follow from the issue order alone. A count that refers to the lap before is not positive; in the
         first lap it asks for nothing.
@@ -195,7 +201,7 @@ class Counter:
         yield from repeat([*self.actions(codes, price_ns)], laps)
 
     def _begin_lap(self) -> None:
-        """Go from the end of the first lap to the start of any: count from there, and take nothing as seen to."""
+        """Restart the numbering at the beginning of a lap, with no tensor waited for yet."""
         computes, moves = self._computes, self._moves
         self._places.moves_per_lap[:] = moves
         for stream in self._streams:
@@ -226,14 +232,14 @@ class Counter:
         unwritten = [tensor for tensor in writes if tensor not in self._sole]
         seen.update(unseen, unwritten)
         self._sole.update(unwritten)
-        if self._late is not None:
-            unseen += self._late.needed(op, self._streams[stream], number)
-        if not (unseen or unwritten or after or columns.workspace_bytes[op] or (self._late and op in self._late)):
+        if self._dynamic is not None:
+            unseen += self._dynamic.needed(op, self._streams[stream], number)
+        if not (unseen or unwritten or after or columns.workspace_bytes[op] or (self._dynamic and op in self._dynamic)):
             return self._free[stream]
         return self._see_to(op, stream, unseen, unwritten, after)
 
     def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
-        """A compute that sees to these tensors itself, because no earlier one does."""
+        """Make a compute that waits for these reads and takes these writes itself, because no earlier compute has."""
         fence, moves, per_lap, turns = self._fence, self._moves, self._places.moves_per_lap, []
         for tensor in reads:
             if fence[tensor] > NEVER:
@@ -247,18 +253,18 @@ class Counter:
         if self._takes_room(op, writes):
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
-        if self._late is not None and op in self._late:
-            self._late.time(op, compute)
+        if self._dynamic is not None and op in self._dynamic:
+            self._dynamic.time(op, compute)
         return compute
 
     def _takes_room(self, op: int, writes: Sequence[int]) -> bool:
-        """Whether a compute takes room in the compute tier, as issued; from now on it has."""
+        """Whether a compute takes room in the compute tier, in issue order; note what it takes."""
         new = [tensor for tensor in writes if tensor not in self._held]
         self._held.update(new)
         return bool(self._columns.workspace_bytes[op]) or any(self._columns.size_bytes[tensor] for tensor in new)
 
     def _line(self, stream: int) -> Waits:
-        """The start of the last compute that takes room, unless it is one of this stream."""
+        """The start of the last compute that took room, unless it is on this stream."""
         if self._taker == stream or self._last_taker <= NEVER:
             return ()
         return ((self._streams[self._taker].started, self._last_taker),)
@@ -279,7 +285,7 @@ class Counter:
         return tuple(after)
 
     def _latest(self, last: list[list[int]], tensor: int) -> Waits:
-        """The end of the compute that a list by stream and tensor names, for each stream that has one."""
+        """By stream, the end of the compute that is last to use (or write) a tensor; left out where there is none."""
         by_stream = zip(self._ends, last, strict=True)
         return tuple([(end, numbers[tensor]) for end, numbers in by_stream if numbers[tensor] > NEVER])
 

@@ -21,7 +21,7 @@ from simulator.stored import repeated
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:
-    """For each rank the first one with the same program."""
+    """For each rank, the first rank with the same program."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(program), rank) for rank, program in enumerate(programs))
 
@@ -54,7 +54,7 @@ def drawn_apart(programs: Sequence[Program]) -> str:
 
 
 def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
-    """Tiers whose room ranks take from one another."""
+    """Shared tiers that may run out of room, so that ranks take it from one another."""
     on_node = hardware.topology.devices_per_node
     each = {id(program): program for program in programs}
     again = list(repeated([(program.graph, program.plan.home) for program in programs], hardware))
@@ -74,7 +74,7 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
 
 
 def _footprint_bytes(program: Program, tier: int) -> int:
-    """What the program holds in a tier at most: all that is at home there or is ever copied there [B]."""
+    """The most that a program can hold in a tier: all that is at home there or is ever copied there [B]."""
     tensors, plan = program.graph.tensors, program.plan
     there = {t for t, home in enumerate(plan.home) if home == tier}
     if plan.fixed is None:
@@ -85,7 +85,7 @@ def _footprint_bytes(program: Program, tier: int) -> int:
 
 
 def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:
-    """Nodes with ranks of one class but other company."""
+    """Nodes that hold ranks of one class, but beside ranks of different classes."""
     on_node = hardware.topology.devices_per_node
     nodes = range(0, len(stands_in), on_node)
     company = [Counter(stands_in[first : first + on_node]) for first in nodes]
@@ -96,7 +96,7 @@ def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[st
 
 
 def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
-    """Ranks of one class that meet others than the first of their class does, or one another in pairs."""
+    """Ranks that meet other classes than the first rank of their class does, or send to one of their own."""
     stands_in, on_node = classes(programs), hardware.topology.devices_per_node
 
     @cache

@@ -71,7 +71,7 @@ class Host:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the clock has not reached the host's time: until then it pays."""
+        """Whether the host's time is ahead of the clock: until then it is paying."""
         return self.now > self._clock.now
 
     def advance(self) -> None:
@@ -84,7 +84,7 @@ class Host:
         self._rounds.wake(self.watchers)
 
     def _pull(self) -> Counted | None:
-        """Take actions from the plan, pay for them and issue them, until one has to wait; that one, if there is one."""
+        """Take, pay for and issue actions until one has to wait for the device; return that one, or None at the end."""
         issue, looks = self._issue, self.looks
         while True:
             for counted in self._actions:
@@ -97,7 +97,7 @@ class Host:
             self._lap, self._actions = following[0], iter(following[1])
 
     def _issue(self, counted: Counted) -> bool:
-        """Issue an action, or say that the host has to wait."""
+        """Issue an action; return whether the host could."""
         (kind, op, action, _), lap = counted, self._lap
         if kind == COMPUTE:
             if not self._credit and not self._has_credit():
@@ -114,13 +114,13 @@ class Host:
         return True
 
     def _must_wait(self) -> bool:
-        """Whether the clock has not reached the host's time; if so, go on then."""
+        """Whether the host is ahead of the clock; if so, have it go on when the clock catches up."""
         if self.is_ahead:
             self._clock.at(self.now, self._caught_up)
         return self.is_ahead
 
     def _is_past(self, sync: Exclusive, lap: int) -> bool:
-        """Whether what a sync waits for has ended; if not, look again when the next action on the tensor ends."""
+        """Whether all that a sync waits for has ended; if not, look again when the next action on the tensor ends."""
         if self._must_wait():
             return False
         tensor, moves = sync.tensor, sync.moves + lap * self._places.moves_per_lap[sync.tensor]
@@ -132,7 +132,7 @@ class Host:
         return self.awaited < 0
 
     def _has_credit(self) -> bool:
-        """Whether a compute may be issued; if not, the queue is full, and is filled up when half of it has started."""
+        """Whether a compute may be issued; if the queue is full, it is filled up again when half of it has started."""
         if self._key >= self._next_checkpoint:
             self._next_checkpoint = self._key + _STEPS_PER_CHECKPOINT
             self._checkpoint()
@@ -147,7 +147,7 @@ class Host:
         return sum([len(stream.queue) for stream in self._streams])
 
     def _wait_for_starts(self, excess: int) -> None:
-        """Look again before so many computes more can have started: one stream must have started its part by then.
+        """Look again before `excess` more computes can have started: by then some stream must have started its share.
 
         The first stream that comes so far makes the looks needless that were asked for at the others.
         """
@@ -157,7 +157,7 @@ class Host:
             stream.started.wait(stream.started.reached + part, look)
 
     def _fill_up(self, asked: int) -> None:
-        """Go on if half of the queue has started, and if nobody looked since this look was asked for."""
+        """Go on if half of the queue has started, unless another look has come first."""
         if asked == self._asked:
             excess = self._ahead() - self._depth // 2
             if excess > 0:
@@ -166,7 +166,7 @@ class Host:
                 self.advance()
 
     def _detach(self, detach: Exclusive, key: int, issued_ns: int, lap: int) -> None:
-        """Free a place once all earlier actions that name the tensor have ended: first users, then moves."""
+        """Free a place once all earlier actions that name the tensor have ended: first its users, then its moves."""
         places, frees, tensor = self._places, self._rounds.frees, detach.tensor
         for count, number in detach.users:
             if count.reached < (least := number + lap * count.per_lap):

@@ -70,7 +70,7 @@ class Communicator:
         self.watchers: Watchers = []
 
     def arrive(self, stream: Stream, collective: Collective) -> None:
-        """Let a member come to the present meeting; the last one starts the collective."""
+        """Let a member arrive at the present meeting; the last to arrive starts the collective."""
         now = self._rounds.clock.now
         if not self._arrived:
             self._stages, self._others, self._since_ns = iter(self._stages_of(collective)), iter(self._in_order), now
@@ -109,7 +109,7 @@ class Communicator:
             _after(first.hops * self._fabrics[first.fabric].latency_ns, self._flow, self._rounds.clock)
 
     def _flow(self) -> None:
-        """Let the bytes of each member flow; who sends nothing has no flow."""
+        """Start a flow for each member that sends something."""
         self._flowing = 0
         for phase in self._stage:
             fabric = self._fabrics[phase.fabric]
@@ -121,7 +121,7 @@ class Communicator:
                     self._flowing += 1
 
     def _end(self) -> None:
-        """One member's bytes are across; when all are, the stage is over."""
+        """End one member's flow; when all have ended, the stage is over."""
         self._flowing -= 1
         if not self._flowing:
             self._go_on()
@@ -132,7 +132,7 @@ Kernel = Callable[[Stream, int, Compute], None]
 
 
 def with_meetings(meets: Mapping[int, tuple[Communicator, Collective]], other: Kernel | None) -> Kernel:
-    """Let ops come to meetings.
+    """Make a kernel that takes collectives to their meetings, and begins all other ops as `other` does.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ class ContendedKernels:
 
 
 def _after(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:
-    """Let bytes flow now, or in a while."""
+    """Start a flow after a delay."""
     if delay_ns:
         clock.at(clock.now + delay_ns, Recurring(clock, lambda event: flow()))
     else:

@@ -99,7 +99,7 @@ class Shared:
             self._join(channel)
 
     def _join_late(self, channel: Channel) -> None:
-        """The latency is over; what has no work left ends now, as every transfer does whose time is over."""
+        """Begin the flow once the latency is over; a transfer without any work left ends now."""
         if self._work(channel.size_bytes):
             self._join(channel)
         else:
@@ -165,7 +165,7 @@ class LinkQueue:
             self.look_again()
 
     def look_again(self) -> None:
-        """Have the link of the first transfer try it in the present round; if it is not eligible yet, when it is."""
+        """Have the first transfer tried by its link: in this round, or as soon as it is eligible."""
         if not self.queue:
             return
         key, copy, _, lap = self.queue[0]
@@ -173,11 +173,11 @@ class LinkQueue:
             self._rounds.consider(copy.link, key)
 
     def is_gated(self, copy: Copy, lap: int) -> bool:
-        """Whether the last compute issued before the copy, or another that takes room, has not come so far yet."""
+        """Whether the copy still waits for the last compute issued before it, or for one that takes room before it."""
         return unmet(copy.gate, lap) is not None
 
     def lacks_tensor(self, copy: Copy, lap: int) -> bool:
-        """Whether an earlier detach or write of the tensor has not ended, or the source is not valid."""
+        """Whether the source is not valid yet, or an earlier detach or write of the tensor has not ended."""
         places, tensor = self.places, copy.tensor
         if not places.valid[self.source][tensor]:
             return True
@@ -224,7 +224,7 @@ class LinkQueue:
             self.look_again()
 
     def end(self, channel: Channel) -> None:
-        """The transfer is over: its target is valid, its channel free, and the next one may start."""
+        """End a transfer: make its target valid, free its channel, and let the next one start."""
         key, copy, issued_ns, _ = channel.transfer
         tensor, places = copy.tensor, self.places
         self.running.remove(channel)

@@ -65,7 +65,7 @@ class TierInstance:
         return True
 
     def _take(self, head: Taker, size: int) -> bool:
-        """Take room, if there is as much."""
+        """Take room, if so much is left."""
         fits = self.used + size <= self.capacity
         self.used += size if fits else 0
         return fits
@@ -89,7 +89,7 @@ class TierInstance:
             self.go_on()
 
     def go_on(self) -> None:
-        """Let the first in line try again; all where each waits for its own range."""
+        """Let the first in line try again; or all, where each waits for its own range."""
         for turn, head in self._line[:1] if self.has_line else self._line:
             self.rounds.consider(head, turn & ~COPIES)
         if not self.has_line:
@@ -97,12 +97,12 @@ class TierInstance:
 
     @property
     def in_pieces(self) -> str:
-        """What else stands in the way of whoever waits for room, for people."""
+        """What a message about a wait for room adds about addresses."""
         return ""
 
 
 class AddressedTier(TierInstance):
-    """Room in which each place has an address, as rows of the trace tell.
+    """Room in which each place has an address; it writes the rows of the trace about them.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class AddressedTier(TierInstance):
         self._rank, self._clock, self._recorder = rank, rounds.clock, recorder
 
     def _take(self, head: Taker, size: int) -> bool:
-        """Take room, if there is as much in one piece; if compaction would help, ask for it."""
+        """Take room, if so much is left in one piece; ask for a compaction where that would help."""
         if self.used + size > self.capacity:
             return False
         wanted, space = head.wanted(), self.space
@@ -170,7 +170,7 @@ class AddressedTier(TierInstance):
         super().release(size, item)
 
     def compact(self, since_ns: tuple[int, int], pages: int, *, is_remap: bool) -> None:
-        """Go on after a compaction; where it made one hole of all, all places move at once.
+        """Go on after a compaction; if it was a remap, all places move at once.
 
         Parameters
         ----------
@@ -204,7 +204,7 @@ class AddressedTier(TierInstance):
 
     @property
     def in_pieces(self) -> str:
-        """By address, what is reserved and the largest hole, for people."""
+        """What is reserved and how large the largest hole is, for messages."""
         if not self.has_line:
             return " (each place waits for the range that was chosen for it)"
         kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
@@ -261,7 +261,7 @@ class Places:
         self.transfers: dict[int, list[Transfer]] = {}
 
     def hold(self, tensors: Iterable[int], tier: int) -> None:
-        """Mark those places as taken that are not; their room was granted before."""
+        """Mark the places of these tensors as taken, if they are not yet; their room was granted before."""
         held = self.held[tier]
         for tensor in tensors:
             if not held[tensor]:
@@ -284,7 +284,7 @@ class Places:
         self._residencies += _row(self._clock.now, self.rank, tier, tensor, delta_bytes)
 
     def end_move(self, tensor: int) -> None:
-        """Count it, and let those look again who waited for that many."""
+        """Count a move that has ended, and call back those who waited for that many."""
         self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
         if tensor in self.waiters:
             waiters = self.waiters[tensor]
@@ -305,6 +305,6 @@ class Places:
         return next((one[0] for one in reversed(self.transfers.get(tensor, ())) if one[0] < before), NO_COPY)
 
     def wait_for_moves(self, tensor: int, moves: int, key: int, look_again: Callable[[], None]) -> None:
-        """Call back when so many moves of the tensor have ended; at the next end if they have already."""
+        """Call back when so many moves of the tensor have ended, or at the next end if so many have already."""
         moves = max(moves, self.moves_ended[tensor] + 1)
         heappush(self.waiters.setdefault(tensor, []), (moves, key, look_again))

@@ -78,7 +78,7 @@ class Columns:
 
 
 def _streams(graph: Graph, plan: Plan) -> int:
-    """How many a fixed plan uses; a reactive one may give each group a stream of its own."""
+    """How many streams a fixed plan uses; a reactive one may give each group its own."""
     steps = plan.fixed
     if steps is None:
         return 1 + len(graph.groups)

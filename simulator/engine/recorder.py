@@ -18,7 +18,7 @@ _NUMBER_BYTES = 8
 
 
 class Recorder:
-    """Rows of the trace on their way into blocks; a row is added with one ``+=`` of its bytes (`packer`).
+    """Collects the rows of the trace; a row is added with one ``+=`` of its bytes (`packer`).
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Recorder:
         self.laps = [0] * ranks
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
-        """Close a block of each table that has so many rows; or hand on all rows, if there are so many spans."""
+        """Close a block of each table that has so many rows; or forward all rows, once there are so many spans."""
         if self._forward is not None and len(self.spans) < (least_rows - 1) * len(SPANS) * _NUMBER_BYTES:
             return
         for table, rows in zip(self._tables, self._rows, strict=True):

@@ -26,7 +26,7 @@ Wanted = list[tuple[int, int]]
 
 
 class Head(Protocol):
-    """A stream, a link or a compaction: it starts its first action once that can start.
+    """A stream, a link or a compactor: it starts its first action as soon as that can start.
 
     Attributes
     ----------
@@ -40,14 +40,14 @@ class Head(Protocol):
         """Start the first action, or register with what it waits for."""
 
     def look_again(self) -> None:
-        """Have the first action tried in the present round."""
+        """Have the first action tried in this round."""
 
 
 class Taker(Head, Protocol):
     """A head that takes room."""
 
     def wanted(self) -> Wanted:
-        """The places that its first action takes in the tier that it asks."""
+        """The places that its first action takes in the tier that it asks for room."""
 
 
 class Gate:
@@ -62,7 +62,7 @@ class Gate:
     is_open = False
 
     def look_again(self) -> None:
-        """See whether something still runs."""
+        """Check whether anything still runs."""
 
 
 class Account(Protocol):
@@ -77,7 +77,7 @@ class Account(Protocol):
     is_open: bool
 
     def look(self) -> None:
-        """Find the cause of the present wait anew, if there is one."""
+        """Find the cause of the present wait again, if there is a wait."""
 
     def end(self, issue: int, op: int) -> None:
         """Write the wait: the stream starts this op."""
@@ -113,7 +113,7 @@ class Clock(simpy.Environment):
         self.events: list[tuple[int, int, int, simpy.Event]] = self._queue  # type: ignore[assignment]
 
     def at(self, time_ns: int, event: simpy.Event) -> None:
-        """Let an event, which has its callbacks and its value, happen at this time."""
+        """Schedule an event, which already has its callbacks and its value, at this time."""
         heappush(self.events, (time_ns, NORMAL, next(self._eid), event))
 
 
@@ -133,7 +133,7 @@ class Recurring(simpy.Event):
 
 
 class Rounds:
-    """Instant after instant, and the agenda of the present one.
+    """Runs instant after instant, with an agenda of what to try in the present one.
 
     Parameters
     ----------
@@ -158,18 +158,18 @@ class Rounds:
         self.restless: Watchers = []
 
     def consider(self, head: Head, key: int) -> None:
-        """Try this head, whose first step has this key, in the present round."""
+        """Try this head, whose first action has this key, in this round."""
         if not head.considered:
             head.considered = True
             heappush(self.heads, (key, head))
 
     def wake(self, watchers: Watchers) -> None:
-        """Find the causes of these waits anew, once this instant is settled."""
+        """Find the causes of these waits again once this instant is settled."""
         self.restless += watchers
         watchers.clear()
 
     def run(self) -> None:
-        """Let event after event happen until none is left; the last one of an instant closes its round.
+        """Process events until none is left; the last one of an instant closes its round.
 
         An event keeps its callbacks, to be used again.
         """

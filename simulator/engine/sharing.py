@@ -39,7 +39,7 @@ class Resource:
         self.pipes: list[Pipe] = []
 
     def rate(self) -> int:
-        """What all flows get together [B/s], rounded down: never more than there is to share."""
+        """The rate of all flows together [B/s], rounded down: never more than there is to share."""
         total = 0
         for pipe in self.pipes:
             path = pipe.path
@@ -122,7 +122,7 @@ class Pipe:
         return ended
 
     def set_rate(self, now_ns: int, rate: int) -> bool:
-        """Go on at this rate; whether the next end has another time than before."""
+        """Go on at this rate; return whether that changes when the next flow ends."""
         self.advance(now_ns)
         self.rate = rate
         due_ns = now_ns + ceil_div(max(0, self.tags[0][0] - self._clock), rate)
@@ -149,7 +149,7 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
 
 
 def _lone_rate(pipe: Pipe, cap: int) -> int:
-    """The rate if no other pipe is on its path and its resources: the same in whole numbers."""
+    """The rate of a pipe that shares with no other: what `_fill` finds, in whole numbers."""
     flows, unit = len(pipe.tags), _finite(pipe.path.unit)
     for resource, count in zip(pipe.path.shared, pipe.path.counts, strict=True):
         if resource.bandwidth != math.inf:
@@ -231,7 +231,7 @@ class Network:
             self._touched.append(pipe)
 
     def _at_end(self, pipe: Pipe, event: simpy.Event) -> None:
-        """End what is done by now; an end that was put off changes nothing."""
+        """End the flows that are done by now; an end that was put off does nothing."""
         if pipe.due_ns == self._clock.now:
             pipe.due_ns = -1
             ended = pipe.pop_ended(self._clock.now)
@@ -244,7 +244,7 @@ class Network:
                 end()
 
     def reset_rates(self) -> None:
-        """Share the resources anew among all that is connected with a change, and set the times of the next ends."""
+        """Share the resources again among all pipes connected with a change, and reschedule their next ends."""
         now = self._clock.now
         seen: set[Pipe] = set()
         watched: dict[Resource, None] = {}
@@ -264,7 +264,7 @@ class Network:
 
 
 def _connected(pipe: Pipe, seen: set[Pipe]) -> list[Pipe]:
-    """Pipes with flows that have resources in common with this one, directly or over others; none if it was seen."""
+    """Pipes with flows that share resources with this one, directly or through others; none if it was seen."""
     found, frontier, resources = [], [pipe], set()
     while frontier:
         one = frontier.pop()

@@ -104,7 +104,7 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
 
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
-    """For each rank the one that is simulated in its place."""
+    """For each rank, the one that is simulated in its place."""
     if fold == "never":
         return tuple(range(len(programs)))
     reason = folding.obstacle(programs, hardware) or (fold == "always" and folding.drawn_apart(programs))
@@ -196,7 +196,7 @@ class Rank:
             Compactor(tier, figures, self._streams, links)
 
     def _laps(self) -> Iterator[Iterable[Counted]]:
-        """What the host issues, each counted when it is asked for, or once where a fixed plan is repeated."""
+        """What the host issues, lap by lap: counted as it is asked for, or once where a fixed plan repeats."""
         program, plan, places, columns = self._program, self._program.plan, self._places, self._columns
         routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
         for link in reversed(self._links):
@@ -216,7 +216,7 @@ class Rank:
         return iter([counter.actions(chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats)), price_ns)])
 
     def _set_kernels(self) -> None:
-        """Let kernels depend on others: on copies that take bandwidth from them, and on the ranks that they meet."""
+        """Set kernels whose time depends on copies that share their bandwidth, or on ranks that they meet."""
         machine, graph, roles = self._machine, self._program.graph, self._columns.roles
         kernel = None
         if machine.switches.hbm_contention:
@@ -253,7 +253,7 @@ class Rank:
         return sum(stream.ended.reached for stream in self._streams)
 
     def blocked(self) -> tuple[list[str], list[str]]:
-        """What this rank lacks, and for which ranks it waits, if anything is not done."""
+        """What this rank lacks, and which ranks it waits for, if it is not done."""
         told = Explainer(self._program.graph, self._places, self._streams, self._links).sentences(self._host)
         own, peers = ([f"rank {self._number}: {sentence}" for sentence in part] for part in told)
         return (own, peers) if self._machine.has_ranks else told

@@ -76,7 +76,7 @@ class Holes:
         self._by_end[offset + size] = offset
 
     def remove(self, offset: int, size: int) -> None:
-        """Let a hole be one no more."""
+        """Drop a hole."""
         del self._by_size[bisect_left(self._by_size, (size, offset))]
         del self._size_at[offset], self._by_end[offset + size]
 
@@ -92,7 +92,7 @@ class Holes:
 
 
 class Space:
-    """Gives places their addresses; this much all do alike.
+    """Gives places their addresses; base of all allocators.
 
     Attributes
     ----------
@@ -127,11 +127,11 @@ class Space:
         return self.places.pop(item)
 
     def is_fragmented(self, wanted: Wanted) -> bool:
-        """Whether giving back, or compaction, would make holes for all of them."""
+        """Whether giving back what is cached, or a compaction, would make holes for all of them."""
         return False
 
     def gives_back(self, wanted: Wanted) -> bool:
-        """Give back what is kept unused; whether there is a hole for all of them then."""
+        """Give back what is cached; return whether there is then a hole for all of them."""
         return False
 
     def in_order(self) -> list[tuple[int, Range]]:
@@ -211,7 +211,7 @@ class BestFit(Space):
 
 
 class Ranges(Space):
-    """Each place has had its range since before the run; it is free once whoever had it before has left.
+    """Each place has a range that was chosen before the run; it is free once the place before it there has left.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from simulator.engine.counter import Counted, Counter, Exclusive, LateReads, Routes
+from simulator.engine.counter import Counted, Counter, DynamicReads, Exclusive, Routes
 from simulator.engine.link import Copy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
@@ -51,20 +51,20 @@ class Issued(Counter):
         rows
             Takes the codes, for the trace.
         """
-        parts, late, runtime = self._plan.static_parts, self._late or (), costs.reactive
+        parts, dynamic, runtime = self._plan.static_parts, self._dynamic or (), costs.reactive
         self._select_ns, prices_ns, step_ns = runtime.select_ns, runtime.prices_ns, costs.fixed.step_ns
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for kind, a, b, c in codes:
             rows += code_row(kind, a, b, c)
-            if kind == COMPUTE and a in late:
+            if kind == COMPUTE and a in dynamic:
                 self._check_late(a)
             action, price_ns = self._count[kind](a, b, c), prices_ns[kind]
-            if parts and kind != SYNC and a not in (late if kind == COMPUTE else self._candidates):
+            if parts and kind != SYNC and a not in (dynamic if kind == COMPUTE else self._candidates):
                 price_ns = step_ns
             if kind == COPY and b == self._here and self._graph.tensors[a].persistent:
                 price_ns += runtime.update_ns
-            if self._owed_ns and (kind != COMPUTE or a in late):
+            if self._owed_ns and (kind != COMPUTE or a in dynamic):
                 price_ns += self._owed_ns
                 self._owed_ns = 0
             yield kind, a, action, price_ns
@@ -100,8 +100,8 @@ class Issued(Counter):
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """What the next issue of an op reads of its candidates; known once the op that reveals it has ended."""
-        late = self._revealing(op, LateReads.is_revealed)
-        chosen = late.draws.chosen(op, late.step_of(op))
+        dynamic = self._revealing(op, DynamicReads.is_revealed)
+        chosen = dynamic.draws.chosen(op, dynamic.step_of(op))
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
 
@@ -115,22 +115,22 @@ class Issued(Counter):
         accuracy
             With this probability each of what is chosen is guessed; for others something else is.
         """
-        late = self._revealing(op, LateReads.is_predictable)
-        step = late.step_of(op)
-        return late.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
+        dynamic = self._revealing(op, DynamicReads.is_predictable)
+        step = dynamic.step_of(op)
+        return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
-    def _revealing(self, op: int, is_known: Callable[[LateReads, int], bool]) -> LateReads:
+    def _revealing(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
         """The dynamic reads, if what the op chooses may be asked for now."""
-        late, what = self._late, self._graph.ops[op]
+        dynamic, what = self._dynamic, self._graph.ops[op]
         where = f"action {self._number} (what op {what.name!r} reads)"
-        if late is None or op not in late or what.late is None:
+        if dynamic is None or op not in dynamic or what.late is None:
             must = "what is chosen is asked of an op with dynamic reads"
             raise PlanError(where, must, repr(what.name), "ask for another")
-        if not is_known(late, op):
+        if not is_known(dynamic, op):
             by = self._graph.ops[what.late.revealed_by].name
             must = f"what is chosen is known once the op that reveals it ({by!r}) has ended"
             raise PlanError(where, must, "a look before that", "sync what that op writes first")
-        return late
+        return dynamic
 
     def _look(self, what: str) -> None:
         if not self._plan.looks:
@@ -139,10 +139,10 @@ class Issued(Counter):
 
     def _check_late(self, op: int) -> None:
         """Refuse a compute whose dynamic reads are neither revealed nor all there."""
-        if self._late is not None and not self._late.is_revealed(op):
+        if self._dynamic is not None and not self._dynamic.is_revealed(op):
             must = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
             do = "copy all in first, or sync what the op writes that reveals it"
-            self._check_reads(op, must, self._late.possible[op], do)
+            self._check_reads(op, must, self._dynamic.possible[op], do)
 
     def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
         """Check and note what no earlier compute has seen to."""

@@ -65,7 +65,7 @@ class Waiting:
                 self._reason, self.is_open = reason, True
 
     def _split(self) -> None:
-        """From now on there is another cause."""
+        """Close the part of the wait that the last cause explains."""
         now = self._stream.places.rounds.clock.now
         if self._reason is not None and now > self._since:
             self._parts.append((self._since, now, self._reason))
@@ -80,7 +80,7 @@ class Waiting:
         self._reason, self.is_open = None, False
 
     def add(self, start_ns: int, end_ns: int, reason: Reason) -> None:
-        """Write a wait of the running op: it has come to a meeting that had not begun."""
+        """Write a wait of the running op, which had come to a meeting before it began."""
         if self._stream.running is not None:
             key, op, _, _, _ = self._stream.running
             row = (op, key & ISSUE_MASK, start_ns, end_ns, *reason)
@@ -92,7 +92,7 @@ class Waiting:
             watchers.append(self)
 
     def _walk(self) -> Reason | None:
-        """Walk to the root cause of the stream's wait; None if it has nothing left to run."""
+        """Find the root cause of the stream's wait; None if it has nothing left to run."""
         stream, host = self._stream, self._host
         if stream.gate.is_open and (stream.is_issued if stream.queue else host.awaited >= 0 and not host.finished):
             return COMPACTION, -1, stream.columns.compute_tier, -1
@@ -112,7 +112,7 @@ class Waiting:
         return CAPACITY, -1, stream.columns.compute_tier, -1
 
     def _walk_running(self, stream: Stream, op: int) -> Reason:
-        """Another stream must end first what it runs."""
+        """The cause where another stream must first end what it runs."""
         meeting = stream.meeting
         if meeting is None:
             return (COLLECTIVE, -1, -1, op) if stream.columns.is_collective[op] else (ORDER, -1, -1, -1)
@@ -120,7 +120,7 @@ class Waiting:
         return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, op)
 
     def _walk_host(self) -> Reason | None:
-        """The host has not issued what would run next."""
+        """The cause where the host has not issued what would run next."""
         host = self._host
         if not self._stream.queue and host.finished:
             return None
@@ -130,7 +130,7 @@ class Waiting:
         return HOST if host.is_ahead else ORDER, -1, -1, -1
 
     def _walk_tensor(self, lacked: int, before: int | None) -> Reason:
-        """Go on to the earliest transfer of a tensor, among those issued before, that has not ended."""
+        """The cause where a tensor is lacking: follow its earliest transfer, of those issued before, still to end."""
         tensor, places = lacked, self._stream.places
         while transfer := places.first_transfer(tensor, before):
             link: LinkQueue = transfer[1].link

@@ -81,7 +81,7 @@ class IssuedActions:
         return is_complete and self._keeps_program and self._streams == dict(enumerate(streams))
 
     def _hold(self, tensor: int, tier: int, *, held: bool) -> None:
-        """Note whether a place is held, and whether that is unlike at time 0.
+        """Note whether a place is held, and whether that differs from time 0.
 
         Copies that may outlast a step, because dynamic reads may choose them again, do not count.
         """

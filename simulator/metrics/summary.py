@@ -69,7 +69,7 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
 def achieved(
     computed: Iterable[tuple[Mapping[str, int], int]], hardware: Hardware, step_ns: int
 ) -> dict[str, float | None]:
-    """Hold the arithmetic of a step against its time and against the peak.
+    """Compare the arithmetic of a step with its time and with the peak.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
 
 
 def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]:
-    """How long something is carried, over any link and over each, and what of it falls into a stall."""
+    """How long anything is transferred, over any link and over each, and how much of that falls into a stall."""
     spans, waits, within = trace.spans.whole(), _waits(trace, window), (window.start_ns, window.end_ns)
     copies = (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
 
@@ -185,7 +185,7 @@ def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]
 
 
 def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) -> tuple[int, int]:
-    """How long something is carried within a window, and what of that falls into waits [ns].
+    """How long anything is transferred within a window, and how much of that falls into waits [ns].
 
     Parameters
     ----------

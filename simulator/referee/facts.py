@@ -29,7 +29,7 @@ Stretches = tuple[Ints, Ints, Ints]
 
 @dataclass(eq=False)
 class Earlier:
-    """What actions before a part leave to laws: it does not grow with the run.
+    """What later parts must know of earlier ones; it does not grow with the run.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class Earlier:
 
     @classmethod
     def of(cls, program: Program) -> Earlier:
-        """Know what there is before the first action."""
+        """What is known before the first action."""
         valid = np.full(len(program.sizes) * program.tiers, NONE)
         valid[program.valid_homes] = 0
         return cls(0, np.zeros(len(program.graph.ops), np.int64), {"valid": valid})
@@ -225,7 +225,7 @@ class Facts:
         return np.flatnonzero((self.kind == kind) & (self.row != NONE))
 
     def latest(self, law: str, group: Ints | None, moment: Ints) -> Ints:
-        """By row, the latest moment of the rows of its group before it, those of earlier parts included, or `NONE`.
+        """By row, the latest moment of the rows before it in its group, earlier parts included; or `NONE`.
 
         Parameters
         ----------
@@ -253,7 +253,7 @@ class Facts:
         return latest
 
     def by_issue(self, issues: Ints, moments: Ints) -> Ints:
-        """By issue, the latest of the moments of an action, or `NONE`."""
+        """By issue, the latest of the moments of an action; `NONE` if it has none."""
         latest = np.full(len(self.kind), NONE)
         np.maximum.at(latest, issues, moments)
         return latest

@@ -90,7 +90,7 @@ class Look:
             self._moved[f"{what}_bytes"] += int(self._program.sizes[some].sum())
 
     def _look_for_dead(self, facts: Facts, held: Held) -> None:
-        """Count how long what is detached was dead; if no compute of the part uses it next, a later part decides."""
+        """Count how long tensors were dead before their detach; a later part decides if no compute here is next."""
         rows = facts.accesses.pick(np.isin(facts.accesses.kind, (COMPUTE, DETACH)))
         tensor, is_use = rows.place // facts.program.tiers, rows.kind == COMPUTE
         used = facts.latest("used", tensor, np.where(is_use, facts.end[rows.issue], NONE))
@@ -114,7 +114,7 @@ class Look:
             np.add.at(total.reshape(-1), place[mine], ns[mine])
 
     def _unread_copies(self, facts: Facts) -> Ints:
-        """Tensors of copies whose target was detached before a step used it, each as often as it was."""
+        """Tensors that were copied and detached again before any action used the copy, once for each such copy."""
         unread, every, tiers = self._unread.reshape(-1), facts.accesses, self._program.tiers
         never_ran = (every.kind == COPY) & (facts.row[every.issue] == NONE)
         rows, known = every.pick((every.kind != SYNC) & ~never_ran), np.flatnonzero(unread)
@@ -138,7 +138,7 @@ class Look:
 
 
 def merged(found: Sequence[Findings]) -> Findings:
-    """What was noticed on all ranks, of those that were folded, too."""
+    """Merge the findings of all ranks, folded ones included."""
     sums = {name: sum(getattr(one, name) for one in found) for name in _MOVED}
     return Findings(_worst(one.worst for one in found if one.worst), **sums)
 

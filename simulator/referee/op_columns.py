@@ -110,7 +110,7 @@ class Program:
             self.streams = np.unique(self._lap["b"][self._lap["kind"] == COMPUTE]).tolist()
 
     def with_draws(self, draws: Draws | None) -> Program:
-        """The same where it is known what dynamic reads choose."""
+        """The same program, where it is known what dynamic reads choose."""
         if draws is None:
             return self
         program, certain = copy(self), Uses.of(self.graph.certain)

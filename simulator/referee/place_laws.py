@@ -82,7 +82,7 @@ def _check_ends_at_home(facts: Facts, last: Ints) -> None:
 
 
 def _pair_detaches(facts: Facts, held: Held) -> Bools:
-    """Note when each detach acts, the k-th of a place at the end of the k-th stretch; whether each is given up so."""
+    """Pair the k-th detach of a place with the end of its k-th stretch, when it acts; return which stretches end so."""
     detaches, tiers = facts.steps(DETACH), facts.program.tiers
     place, many = facts.a[detaches] * tiers + facts.b[detaches], len(detaches) + len(held.place) + 1
     stretch = np.append(held.place * many + turns(held.place), NONE)
@@ -104,7 +104,7 @@ def _pair_detaches(facts: Facts, held: Held) -> Bools:
 
 
 def _is_taken_at_start(facts: Facts, held: Held) -> Bools:
-    """Whether an action that makes what is there took a place when it started, or a collective once it had come."""
+    """Whether each place was taken as an action that fills it started, or once a collective that does had come."""
     made, stride = facts.accesses.pick(facts.accesses.makes), facts.stride
     start, arrived = facts.start[made.issue], facts.arrived[made.issue]
     early = np.flatnonzero(arrived < start)

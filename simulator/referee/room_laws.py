@@ -78,12 +78,12 @@ class Room:
         self._rows, self._now_ns = self._rows + len(time), int(before[-1])
 
     def wait(self, rank: int, requests: Requests) -> None:
-        """Take what only room kept from starting on a rank."""
+        """Note the actions of a rank that only room kept from starting."""
         where = self._instance[requests.tier, rank]
         self._waiting.append(np.stack((where, np.full(len(where), rank), *requests[1:])))
 
     def check_lines(self, until_ns: int = NEVER_NS) -> None:
-        """Check who waited for room before a time, before which nobody else did, and forget what was before.
+        """Check the lines for room up to a time, for which all waits are known, and forget what was before.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class Room:
 
 
 def _instances(hardware: Hardware, ranks: int) -> list[Ints]:
-    """By tier, for each rank the node of a tier that nodes have, else 0."""
+    """By tier and rank, the instance of the tier: the node where nodes have their own, else 0."""
     each = hardware.topology.devices_per_node
     return [np.arange(ranks) // (each if tier.scope == "node" else ranks) for tier in hardware.tiers.values()]
 
@@ -224,7 +224,7 @@ def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
 
 
 def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> None:
-    """Check that ranges are taken and freed as the places are, beside those that a compaction moves."""
+    """Check that ranges are taken and freed with their places, apart from those that a compaction moves."""
     moments = set(events["end_ns"][events["is_remap"] == 1].tolist())
     places = pick(facts.residencies, facts.residencies["tier"] == facts.program.compute_tier)
     difference: dict[tuple[int, int], list[int]] = {}
@@ -266,7 +266,7 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
 
 
 def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: int) -> None:
-    """Check the pages in use when a compaction starts: of all ranges taken by then, or freed in that very instant."""
+    """Check how many pages a compaction counts: those of all ranges in use when it starts, or freed in that instant."""
     start, pages = found
     least = int(rows["delta_bytes"][rows["time_ns"] < start].sum())
     most = least + int(np.abs(rows["delta_bytes"][rows["time_ns"] == start]).sum())

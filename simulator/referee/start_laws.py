@@ -68,7 +68,7 @@ def check_all_ran(facts: Facts) -> None:
 
 
 def check_tracks(facts: Facts) -> None:
-    """Check that each action runs where it was issued to."""
+    """Check that each action runs on the stream or link that it was issued to."""
     computes, copies, ends = facts.ran(COMPUTE), facts.ran(COPY), facts.program.links
     stream, link, channel = facts.track[computes], facts.track[copies], facts.channel[copies]
     facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
@@ -111,7 +111,7 @@ def _in_queue(facts: Facts, _: Switches) -> Ints:
 
 
 def _channels(facts: Facts) -> tuple[Ints, Ints]:
-    """By issue, when the channel of a copy was free of those issued before, and when the first of its queue was."""
+    """By issue of a copy, when its channel was free of those issued before, and when any channel of its queue was."""
     copies, channels = facts.ran(COPY), np.arange(1 + int(facts.program.links[:, 2].max(initial=0)))
     queue = facts.program.queues[facts.track[copies]]
     takes, group = facts.channel[copies, None] == channels, queue[:, None] * len(channels) + channels
@@ -122,7 +122,7 @@ def _channels(facts: Facts) -> tuple[Ints, Ints]:
 
 
 def _at_point(facts: Facts, switches: Switches) -> Ints:
-    """When the last compute issued before a copy started, or ended: not the latest, but that one."""
+    """When the last compute issued before a copy started, or ended: the last in issue order, not the latest."""
     moment = facts.end if switches.copies_wait_for == "end" else facts.arrived
     known = facts.earlier.latest.get("point", np.full(1, NONE))
     before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
@@ -251,7 +251,7 @@ def _check_host(facts: Facts, in_order: Ints) -> None:
 
 
 def _issue_costs(facts: Facts, paid_ns: int) -> Ints:
-    """What the host has paid when it issues each action, at least [ns]; when it selected, nobody noted."""
+    """The least that the host has paid when it issues each action [ns]; what it paid to select is not recorded."""
     program, host = facts.program, facts.program.hardware.host
     if isinstance(program.plan.actions, Actions):
         return host.fixed.launch_ns + host.fixed.step_ns * (facts.first + np.arange(1, len(facts.kind) + 1))
@@ -319,7 +319,7 @@ def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -
 
 
 def _first_unrun(facts: Facts) -> Ints:
-    """The first of each stream and of each queue that never started, if it was issued for certain.
+    """The first action of each stream and queue that never started, if it was surely issued.
 
     That is so if no sync before it waits, and fewer computes before it have not started than make a host go on.
     """

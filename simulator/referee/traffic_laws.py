@@ -145,7 +145,7 @@ def _said(members: Members) -> str:
 
 
 def _alone_ns(what: Collective, members: Members, hardware: Hardware) -> int:
-    """The closed form, but never less than what the bytes that must move take over all ports of a member together."""
+    """The closed form, but at least what all ports of a member together need for the bytes that must move [ns]."""
     rates, n = [fabric.planes * fabric.bandwidth_bytes_per_s for fabric in hardware.fabrics.values()], len(members)
     closed_ns = collective_ns(what, members, hardware)
     if n == 1 or not rates or math.inf in rates:
@@ -263,7 +263,7 @@ class Bandwidth:
         self._under_way = {what: np.empty((4, 0), np.int64) for what, *_ in self._carriers}
 
     def check(self, ranks: Sequence[Facts], met: Meetings | None) -> None:
-        """Check the stretches that no later step can be part of; the others are kept for later.
+        """Check the stretches that no later action can be part of; keep the others for later.
 
         Parameters
         ----------

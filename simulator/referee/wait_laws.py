@@ -42,7 +42,7 @@ def check_waits(facts: Facts, ready: Ints) -> None:
 
 
 def _check_fill(facts: Facts) -> None:
-    """Check that computes and waits of a stream fill it from 0 to its last end, and of what each wait is.
+    """Check that computes and waits fill each stream from 0 to its last end, and that each wait is of the next compute.
 
     A collective that never began is where its stream ends: it may have come, and then tells how it waited before.
     """

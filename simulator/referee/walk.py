@@ -228,7 +228,7 @@ class Walk:
                 )
 
     def finish(self, training_steps: int) -> None:
-        """Look at the end; the actions must hold so many training steps."""
+        """Check the end of the plan; its actions must make up so many training steps."""
         if self._done < training_steps or self._unlike or self._cached:
             self._explain_end(training_steps)
         if (overwritten := self._values.first_made()) is not None:

@@ -104,7 +104,7 @@ def _check_status(ranks: int, trace: Trace) -> None:
 
 
 def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
-    """Check that who stands for another runs the same, and that all that are like it have the like on their nodes."""
+    """Check that a rank that stands for another runs the same, and that the ranks beside both are alike."""
     stands_in, each = trace.stands_in, hardware.topology.devices_per_node
     if stands_in == tuple(range(len(plans))):
         return
@@ -133,7 +133,7 @@ _PART = {
 
 
 class RankWatch:
-    """Holds one rank against the laws that concern it alone, part by part.
+    """Checks one rank against the laws that concern it alone, part by part.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class RankWatch:
         self._is_noted = self._is_noted or len(happened["issued"]["row"]) > 0
 
     def ended(self, least_steps: int) -> tuple[Facts, Requests] | None:
-        """Check the part that has ended with what was taken last, if it has at least so many steps."""
+        """Check all actions that have ended, and all before them, as one part, if there are at least so many."""
         spans = self._waiting["spans"]
         if len(spans) < max(self._wanted, least_steps):
             return None
@@ -181,13 +181,13 @@ class RankWatch:
         return self._check(self._codes(self._program.planned_steps or 0), complete=complete, is_last=True)
 
     def _codes(self, last: int) -> Block:
-        """The codes of the steps that wait, if they were noted; else of a fixed plan those up to an issue number."""
+        """The codes of the actions not checked yet: as recorded, or those of a fixed plan up to an issue number."""
         if not self._is_noted:
             return self._program.planned(self._earlier.steps, min(last, self._program.planned_steps or 0))
         return self._waiting["issued"].whole()
 
     def _count_ended(self, codes: Block) -> int:
-        """How many steps have ended, and all before them; a detach has when its place was freed as often."""
+        """How many actions have ended with all before them; a k-th detach of a place has once it was freed k times."""
         has_ended, tiers = codes["kind"] == SYNC, self._program.tiers
         at = self._waiting["spans"].whole()["issue"] - self._earlier.steps
         has_ended[at[(at >= 0) & (at < len(has_ended))]] = True
@@ -199,7 +199,7 @@ class RankWatch:
         return int(np.argmin(np.append(has_ended, False)))
 
     def _check(self, issued: Block, *, complete: bool, is_last: bool) -> tuple[Facts, Requests]:
-        """Hold a part against one law after another; say what room alone kept waiting."""
+        """Check a part against one law after another; return it, and the actions that only room kept waiting."""
         count, waiting = len(issued["kind"]), self._waiting
         last = NEVER_NS if is_last else self._earlier.steps + count
         part = {name: waiting[name].pull(waiting[name].whole()["issue"] < last) for name in ("spans", "waits")}
@@ -222,7 +222,7 @@ class RankWatch:
         return facts, requests
 
     def _follow(self, facts: Facts) -> None:
-        """Walk what a reactive plan issued; if the run does not complete, nobody asks what was wrong with it."""
+        """Walk what a reactive plan issued; what is wrong there is raised only if the run completes."""
         is_over = facts.is_last and facts.complete
         if self._walk is not None and self._refused is None:
             try:
@@ -237,7 +237,7 @@ class RankWatch:
 
 
 class Watch:
-    """Holds a run against the laws while it goes on: what happened on one rank is forgotten when it was checked.
+    """Checks a run against the laws while it goes on, and forgets what happened once it is checked.
 
     It checks what `check_trace` checks, and raises the same.
 
@@ -304,7 +304,7 @@ class Watch:
                 self._bandwidth.check(self._check_room([checked]), None)
 
     def _by_rank(self, name: str, rows: Block) -> list[Block]:
-        """By rank the rows of a table, and as a column ``row`` their numbers there."""
+        """Split the rows of a table by rank, and add their numbers there as a column ``row``."""
         first, ranks = self._counted[name], len(self._stands_in)
         self._counted[name] += len(rows["rank"])
         rows = {**rows, "row": np.arange(first, self._counted[name])}
@@ -313,7 +313,7 @@ class Watch:
         return [rows] if ranks == 1 else [pick(rows, mine) for mine in np.split(order, ends)[1:-1]]
 
     def _check_room(self, checked: Sequence[tuple[Facts, Requests]]) -> list[Facts]:
-        """Check who waited for room in parts of ranks, and what is known of all of them up to then."""
+        """Check the lines for room as far as these parts of all ranks are known."""
         for facts, requests in checked:
             self._room.wait(facts.rank, requests)
         every = [facts for facts, _ in checked]
