@@ -28,6 +28,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.graph import Graph
 from simulator.plan import Plan
+from simulator.run.results import Results
 from simulator.trace import Table
 
 FILE = Path(__file__).parent / "golden" / "digests.json"
@@ -148,11 +149,21 @@ def _digest(head: Any, tables: Iterable[Columns] = ()) -> str:
 
 
 def of_scenario(name: str) -> dict[str, list[Any]]:
-    """By row of a shipped scenario: its step, or the end of what is served [ns], and a digest of each part."""
-    if catalog.resolve(name).workload.requests is not None:
-        return _of_served(hosim.serve(name))
+    """Run, or serve, a shipped scenario, and digest its rows."""
+    return of_rows(hosim.serve(name) if is_served(name) else hosim.run(name))
+
+
+def is_served(name: str) -> bool:
+    """Whether a shipped scenario is of requests."""
+    return catalog.resolve(name).workload.requests is not None
+
+
+def of_rows(results: Results | hosim.Serving) -> dict[str, list[Any]]:
+    """By row: its step, or the end of what is served [ns], and a digest of each part."""
+    if isinstance(results, hosim.Serving):
+        return _of_served(results)
     found = {}
-    for row in hosim.run(name).values():
+    for row in results.values():
         parts, step_ns = digest_of(row)
         found[row.label] = [step_ns, *(parts[part][:8] for part in PARTS)]
     return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from pages import PAGES
 
@@ -14,32 +12,6 @@ from simulator.catalog import Axis
 from simulator.errors import ConfigError
 from simulator.run import prepare, run_case
 from simulator.units import human
-
-SHOWN = r"<!-- output of: hosim validate ([a-z0-9_ ]*nsa[a-z0-9_ ]*), the table -->\n```text\n(.*?)```"
-
-
-@pytest.fixture(scope="module")
-def shown():
-    """Names of the scenarios, and the table that the PAGES shows."""
-    ((names, table),) = re.findall(SHOWN, PAGES, re.DOTALL)
-    return names.split(), table
-
-
-@pytest.fixture(scope="module")
-def validation(shown):
-    return hosim.validate(shown[0])
-
-
-@pytest.mark.slow
-def test_the_table_is_what_is_printed(shown, validation):
-    assert shown[1] == str(validation).split("\n\nFitted")[0] + "\n"
-
-
-@pytest.mark.slow
-def test_nothing_that_must_hold_is_broken_and_nothing_missed_holds(validation):
-    verdicts = [one.verdict for one in validation.judged]
-    assert [str(one) for one in verdicts if one.is_broken] == []
-    assert [str(one) for one in verdicts if one.missed and one.holds] == []
 
 
 def test_published_dimensions_are_what_the_cache_takes():

@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc"),
 ]
 
-KILLS = 40
+KILLS = 24
+"""Each command with each signal, by what it touches and by time."""
 CLAIM = """\
 claim: {sentence: a step takes 1.5 ms, source: a paper}
 expect:
@@ -128,9 +129,13 @@ def out(place: Path, whole: dict[str, Whole]) -> Iterator[Path]:
 
 
 def _moment(number: int) -> tuple[str, signal.Signals, bool, float]:
-    """Which command gets which signal, and when: by what it touches, or by time; as a share of all."""
+    """Which command gets which signal, and when: by what it touches, or by time; as a share of all.
+
+    Moments of a signal, and of a command, are spread over the whole run.
+    """
     which, by_touch = divmod(number, 2)
-    return COMMANDS[which % 3], SIGNALS[which // 3 % 4], by_touch == 1, 2 * (which + Random(number).random()) / KILLS
+    share = (which * 5 % 12 + Random(number).random()) / 12
+    return COMMANDS[which % 3], SIGNALS[which // 3], by_touch == 1, share
 
 
 def _kill(place: Path, number: int, whole: Whole) -> tuple[int, str]:

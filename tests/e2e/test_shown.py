@@ -53,28 +53,6 @@ def test_the_table_and_the_sentences_are_what_is_printed(namespace):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["llama3_8b_lora_h100", "llama3_8b_lora_checkpointed_h100", "llama3_70b_qlora_h100", "llama3_8b_state_on_ssd"],
-)
-def test_the_tables_of_guides_are_what_is_printed(name):
-    (shown,) = re.findall(rf"<!-- output of: hosim run {name} -->\n```text\n(.*?)```", PAGES, re.DOTALL)
-    results = hosim.run(name)
-    assert shown == printed(results)
-    assert all(verdict.holds for verdict in results.expectations)
-
-
-@pytest.mark.slow
-def test_the_table_of_allocators_is_what_is_printed():
-    (shown,) = re.findall(
-        r"<!-- output of: hosim run llama3_8b_fragmentation_910c -->\n```text\n(.*?)```", PAGES, re.DOTALL
-    )
-    results = hosim.run("llama3_8b_fragmentation_910c")
-    assert shown == printed(results)
-    assert all(verdict.holds for verdict in results.expectations)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "counts"), [("64 GB", [40, 1, 18, 0]), ("58 GB", [65, 24, 38, 0])])
 def test_the_counts_of_compactions_are_what_comes_out(budget, counts, tmp_path):
     source = Path(__file__).parents[2] / "scenarios" / "llama3_8b_fragmentation_910c.yaml"

@@ -276,9 +276,8 @@ def test_a_trace_that_went_wrong_is_read_or_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
-def test_ten_thousand_traces_that_went_wrong(part, tmp_path):
-    for number in range(200 + 2500 * part, 2700 + 2500 * part):
+def test_two_thousand_traces_that_went_wrong(tmp_path):
+    for number in range(200, 2200):
         read(number, tmp_path)
 
 
