@@ -115,7 +115,7 @@ class Lifetimes:
         self.born, self.dies, self.dead_after = tuple(born), tuple(dies), tuple(map(tuple, dead_after))
 
     def is_read(self, tensor: int, op: int) -> bool:
-        """Whether an op reads the tensor; to look among all that the op reads would take long where that is much."""
+        """Whether an op reads the tensor, found by bisection: an op may read thousands."""
         reads = self.reads[tensor]
         at = bisect_left(reads, op)
         return at < len(reads) and reads[at] == op

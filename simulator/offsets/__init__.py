@@ -43,7 +43,7 @@ def workspace(op: int, stream: int) -> int:
 
 
 def without_stream(item: int) -> int:
-    """Name a tensor, or the workspace of an op (``-1 - op``), as the trace does."""
+    """Name an item as the trace does: a tensor, or the workspace of an op (``-1 - op``)."""
     return item if item >= 0 else -(-item & (1 << _STREAM_SHIFT) - 1)
 
 
@@ -71,13 +71,13 @@ class Tenancy:
         return self.taken < 0 or self.taken > self.freed
 
     def stays(self, steps: int) -> tuple[tuple[int, int], ...]:
-        """From and to, both included: one stretch, or two where it comes back."""
+        """First and last step of each stay, both included: one, or two if it is away in between."""
         if self.taken > self.freed:
             return (-1, self.freed), (self.taken, steps)
         return ((self.taken, self.freed),)
 
     def length(self, steps: int) -> int:
-        """Over how many steps it is there."""
+        """For how many steps it is there."""
         return sum(end - start for start, end in self.stays(steps))
 
 
@@ -134,7 +134,7 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
 
 
 def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
-    """Say how much a fixed plan holds in a tier in issue order, before its first step and at each one [B].
+    """What a fixed plan holds in a tier in issue order, before its first action and at each one [B].
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
 
 
 def tenancies_of(graph: Graph, plan: Plan, tier: int) -> tuple[int, tuple[Tenancy, ...]]:
-    """Say how many steps a lap has, and which tenancies, by the step that frees them.
+    """The number of steps of a lap, and its tenancies in the order of the steps that free them.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def tenancies_of(graph: Graph, plan: Plan, tier: int) -> tuple[int, tuple[Tenanc
 
 
 def _before(tenancies: Sequence[Tenancy], chosen: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each tenancy the last ones before it on its range, in issue order over two laps."""
+    """For each tenancy, those that held its range last before it, in issue order over two laps."""
     ends = [offset + one.size_bytes for one, offset in zip(tenancies, chosen, strict=True)]
     cuts = np.unique([*chosen, *ends])
     first, last = np.searchsorted(cuts, chosen), np.searchsorted(cuts, ends)
@@ -213,7 +213,7 @@ def span(tenancies: Sequence[Tenancy], chosen: Sequence[int]) -> int:
 
 
 def tight(tenancies: Sequence[Tenancy], steps: int, enough: int) -> list[int]:
-    """Choose offsets: the first that span no more than is enough, or else those that span the least.
+    """Choose offsets with several orders: the first that spans no more than is enough, else the least.
 
     What never leaves lies at the bottom; the rest is placed by one order after another: the longest first, the
     largest, the largest by size and time, and the first.
@@ -250,7 +250,7 @@ def tight(tenancies: Sequence[Tenancy], steps: int, enough: int) -> list[int]:
 
 
 def _packed(tenancies: Sequence[Tenancy], steps: int, order: Sequence[int]) -> list[int]:
-    """Place one after another in the smallest gap between those placed that overlap it, or behind them."""
+    """Place tenancies one by one, each in the smallest gap that suffices between those that overlap it, or behind."""
     stays = [one.stays(steps) for one in tenancies]
     first, last = np.array([*chain.from_iterable(stays)], np.int64).reshape(-1, 2).T
     owner = np.repeat(np.arange(len(stays)), [len(own) for own in stays])
@@ -282,7 +282,7 @@ def _gap(low: Ints, high: Ints, size: int) -> int:
 
 
 def spread(tenancies: Sequence[Tenancy], steps: int, capacity: int) -> list[int] | None:
-    """Choose offsets below a capacity; None if a place finds no range.
+    """Choose offsets below a capacity, each range as long unused as possible; None if one finds no range.
 
     Parameters
     ----------
@@ -314,7 +314,7 @@ def spread(tenancies: Sequence[Tenancy], steps: int, capacity: int) -> list[int]
 
 
 def _events(tenancies: Sequence[Tenancy], peak: int, *, is_reversed: bool) -> Iterator[Event]:
-    """From the peak on; with time reversed, what frees a place takes it."""
+    """When tenancies come and go from the peak on; with time reversed, each comes when it is freed."""
     for number, one in enumerate(tenancies):
         begin, end, start = (-one.freed, -one.taken, -peak) if is_reversed else (one.taken, one.freed, peak)
         if begin <= end and begin > start:
@@ -324,7 +324,7 @@ def _events(tenancies: Sequence[Tenancy], peak: int, *, is_reversed: bool) -> It
 
 
 class _Free:
-    """Free pieces of a span, each with the time since when; pieces that touch are not joined, as their times differ."""
+    """Free pieces of a span, and since when each is free; pieces that touch stay apart, as their times differ."""
 
     def __init__(self, start: int, end: int) -> None:
         self._pieces: dict[int, tuple[int, int]] = {}
@@ -334,13 +334,13 @@ class _Free:
             self.give(start, end, _EVER)
 
     def give(self, start: int, end: int, since: int) -> None:
-        """Let a piece be free."""
+        """Add a free piece."""
         self._pieces[start] = end, since
         self._start_of[end] = start
         heappush(self._by_age, (since, start))
 
     def take(self, size: int) -> int | None:
-        """Take the piece that has been free for longest, and of its neighbours what it lacks; None if none suffices."""
+        """Take the piece that has been free for longest, with neighbours if it is too small; None if none suffices."""
         passed, offset = [], None
         while self._by_age and offset is None:
             since, start = heappop(self._by_age)
@@ -353,7 +353,7 @@ class _Free:
         return offset
 
     def _taken_around(self, low: int, size: int) -> int | None:
-        """Grow a piece by the neighbour that has been free for longer, until it suffices; cut what is too much."""
+        """Grow a piece by the neighbour that has been free for longer until it suffices, and cut off the rest."""
         high, since = self._pieces[low]
         is_left, grown = False, [low]
         while high - low < size:

@@ -22,7 +22,7 @@ __all__ = ["FREE", "POLICIES", "PolicyEntry", "Problem", "Replay"]
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """A policy that can be named.
+    """A policy that scenarios can name.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class PolicyEntry:
     may_repeat: Callable[[Any], bool] = lambda _: False
 
     def read_options(self, given: Mapping[str, Any], place: Callable[..., str] | None = None) -> Part:
-        """Check options that people wrote.
+        """Check the options of a row as a person wrote them.
 
         Parameters
         ----------

@@ -124,21 +124,21 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
 
 
 def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[Gap]:
-    """Where the uses of a tensor are further apart than a distance; a visitor is away at the ends of the step, too."""
+    """Idle intervals longer than a distance; a tensor with its home elsewhere is also away at the ends of the step."""
     uses = problem.lifetimes.uses[tensor]
     gaps = [Gap(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
     return [*gaps, *_at_ends(problem, tensor)] if problem.starts_with[tensor] else gaps
 
 
 def _at_ends(problem: Problem, visitor: int) -> list[Gap]:
-    """When a visitor is away at the start of a step, and if it persists at its end: `NEVER`, and the number of ops."""
+    """When a tensor with its home elsewhere is away at the start of a step (`NEVER`), and if it persists at its end."""
     uses, ops = problem.lifetimes.uses[visitor], len(problem.graph.ops)
     gaps = [Gap(visitor, NEVER, uses[0]), Gap(visitor, uses[-1], ops)]
     return gaps if problem.graph.tensors[visitor].persistent else gaps[:1]
 
 
 def _leave(writer: Writer, tensor: int) -> None:
-    """Free the place when the copy out has ended."""
+    """Wait for the copy out to end, then free the place."""
     writer.back_up(tensor)
     writer.sync(tensor)
     writer.evict(tensor)
@@ -195,7 +195,7 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
 
 
 def _saved(problem: Problem) -> list[Gap]:
-    """From last forward to first backward use, all that is saved for backward."""
+    """Idle intervals, from last forward to first backward use, of the tensors that are saved for backward."""
     ops, clock, here, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[Gap]()
     for tensor, writes in enumerate(problem.lifetimes.writes):
         if problem.pinned(tensor) or problem.starts_with[tensor] or not writes or ops[writes[0]].phase != "forward":
@@ -211,7 +211,7 @@ def _saved(problem: Problem) -> list[Gap]:
 
 
 def _comes(problem: Problem, away: list[Gap], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
-    """Say which tensor comes before which op: in the order of use, as soon as there is room, behind the one before."""
+    """Choose the op before which each tensor comes in: in order of use, one after another, as soon as there is room."""
     sizes, fences, ops = problem.sizes, problem.fences, len(problem.graph.ops)
     ahead = ops if options.ahead is None else options.ahead
     live, queue = Profile(live_bytes(problem.graph, problem.lifetimes)), list[tuple[int, int, int]]()
@@ -228,7 +228,7 @@ def _comes(problem: Problem, away: list[Gap], backward: int, options: OffloadSav
 
 
 def _come_alone(writer: Writer, tensor: int) -> None:
-    """Copy in, while the host waits before and behind."""
+    """Copy in, with the host waiting before and after."""
     writer.drain()
     writer.fetch(tensor)
     writer.sync(tensor)
@@ -236,7 +236,7 @@ def _come_alone(writer: Writer, tensor: int) -> None:
 
 
 def _leave_alone(writer: Writer, tensor: int) -> None:
-    """Copy out, while the host waits before and behind."""
+    """Copy out, with the host waiting before and after."""
     writer.drain()
     _leave(writer, tensor)
 

@@ -42,7 +42,7 @@ Candidate = TypeVar("Candidate")
 
 
 class Best(Generic[Candidate]):
-    """The fastest plan so far: itself, or with whatever a policy wants to know of it later.
+    """The fastest plan so far, or whatever a policy keeps in its place.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Best(Generic[Candidate]):
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Make and offer a plan; that it does not fit is noted, and the search goes on."""
+        """Make and offer a plan in this context: if it does not fit, the search notes that and goes on."""
         try:
             yield
         except CapacityError as error:
@@ -77,7 +77,7 @@ class Best(Generic[Candidate]):
                 self._least = error
 
     def offer(self, plan: Plan, candidate: Candidate) -> Replay | None:
-        """Replay a plan and keep it if it is faster than all before; return what happened, None if it does not fit.
+        """Replay a plan and keep it if it is the fastest so far; return the replay, or None if it does not fit.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class Best(Generic[Candidate]):
         return None
 
     def chosen(self) -> Candidate:
-        """Return the candidate of the fastest plan; if all block themselves, of the first, which shows who waits.
+        """Return the fastest candidate; if all plans block themselves, the first, so that its row shows who waits.
 
         Plans block themselves where links share a queue; one that does is only returned if none was refused.
 
@@ -144,7 +144,7 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
     busy_ns = sum(problem.durations_ns) if is_plain else -1
 
     def attempt(values: tuple[Any, ...]) -> None:
-        """Try values that were not; fixed plans that are alike but for their notes are replayed once."""
+        """Try a combination once; fixed plans that differ in their notes alone are replayed once."""
         if values in tried or best.step_ns <= busy_ns:
             return
         tried.add(values)
@@ -184,7 +184,7 @@ def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
 
 
 def granted(problem: Problem, decide: Policy) -> Plan:
-    """Decide; where a plan that is made before the run blocks itself under the allocator, plan with less.
+    """Decide; if a fixed plan blocks itself under the allocator of the row, plan with a smaller budget.
 
     The replay keeps all of the budget. Every budget that is tried is planned with and replayed: less by one part, by
     two, by four and so on until a plan runs, and then halved. No larger one is promised to block.
@@ -208,7 +208,7 @@ def granted(problem: Problem, decide: Policy) -> Plan:
 
     @cache
     def smaller(parts: int) -> Plan | None:
-        """A plan with a budget that is smaller by so many parts, if there is one and it runs in the whole one."""
+        """A plan for a budget that is smaller by so many parts, if it exists and runs in the whole budget."""
         less = replace(problem, budget_bytes=whole - whole * parts // _PARTS, trial=partial(_tried_in, problem))
         try:
             plan = decide(less)
@@ -226,7 +226,7 @@ def granted(problem: Problem, decide: Policy) -> Plan:
 
 
 def _tried_in(whole: Problem, less: Problem, plan: Plan) -> Replay:
-    """What comes of a plan for a smaller budget in the whole one: what it takes more is no fault of the plan."""
+    """Replay a plan for a smaller budget in the whole one; a peak above the smaller one does not count against it."""
     replay = whole.trial(replace(less, budget_bytes=whole.budget_bytes), plan)
     tier = less.tiers[less.compute_tier]
     peak = min(replay.peak_bytes[tier], int(less.budget_bytes))
@@ -234,7 +234,7 @@ def _tried_in(whole: Problem, less: Problem, plan: Plan) -> Replay:
 
 
 def staggered(problem: Problem, decide: Policy) -> Plan:
-    """Decide, and let ranks begin in turn if the step is then shorter, or as short with less asked for at once.
+    """Decide, and offset the starts of ranks if that makes the step shorter, or as short with less contention.
 
     Parameters
     ----------
@@ -272,12 +272,12 @@ def staggered(problem: Problem, decide: Policy) -> Plan:
 
 
 def _cost(replay: Replay) -> tuple[int, float]:
-    """The step, and how much more than it carries the most crowded link is asked for."""
+    """The step, and the highest demand on a shared bus."""
     return replay.step_ns, max(replay.demand.values(), default=0.0)
 
 
 def _supply_ns(problem: Problem, plan: Plan) -> int:
-    """No offsets make a step shorter: the time for which a shared bus is busy with the bytes of all ranks [ns]."""
+    """How long a shared bus is busy with the bytes of all ranks [ns]; no start offsets make a step shorter."""
     moved, hardware, supply_ns = Counter[str](), problem.hardware, 0
     for kind, tensor, source, target in plan.fixed or ():
         if kind == COPY:

@@ -104,14 +104,14 @@ def _compiled(dynamic: DynamicReads, options: Options) -> Plan:
 
 
 def _undivided(dynamic: DynamicReads, options: Options) -> Plan:
-    """The runtime that decides of everything, on demand."""
+    """The runtime that decides about everything while it runs."""
     made = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
     note = "nothing is compiled: room that is not divided is worth more here"
     return replace(made, policy="hybrid", notes=(note, *made.notes))
 
 
 def _divisions(dynamic: DynamicReads, options: Options) -> tuple[frozenset[int], ...]:
-    """Which candidates with a free home may live in the compute tier, to be tried: all if they fit, else some, or none.
+    """Sets of candidates that may live in the compute tier: all if they fit, else the likeliest for several rooms.
 
     Some are the likeliest that have room beside a cache of what comes and goes, and beside a static part of which
     nothing moves, or of which as much moves as a runtime would let go.
@@ -128,7 +128,7 @@ def _divisions(dynamic: DynamicReads, options: Options) -> tuple[frozenset[int],
 
 
 def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> tuple[DynamicReads, Plan, int]:
-    """Plan what is known, with some candidates in the compute tier; return the rest, that plan, and room for the rest.
+    """Compile the static part with some candidates in the compute tier; return the other reads, the plan, their cache.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> t
 
 
 def _check_apart(dynamic: DynamicReads) -> None:
-    """Refuse what one op reads dynamically and another for certain: static part and cache would both move it."""
+    """Refuse a tensor that is read dynamically and for certain: static part and cache would both move it."""
     graph = dynamic.problem.graph
     for op in graph.certain.ops:
         for tensor in (t for t in op.reads if t in dynamic.candidates):
@@ -159,7 +159,7 @@ def _check_apart(dynamic: DynamicReads) -> None:
 
 
 def _check_links(dynamic: DynamicReads) -> None:
-    """Refuse what would come in over another tier, in which the cache has no room."""
+    """Refuse a candidate that would have to come in through another tier, where the cache has no room."""
     problem = dynamic.problem
     for tensor in dynamic.candidates:
         home = problem.homes[tensor]
@@ -170,7 +170,7 @@ def _check_links(dynamic: DynamicReads) -> None:
 
 
 def _cache_bytes(dynamic: DynamicReads, asked: int | None) -> int:
-    """The room of the cache [B]: as asked, or what the static part leaves, and never less than one op may choose."""
+    """Size of the cache [B]: the option, or what the static part leaves, but never less than one op may choose."""
     problem, least = dynamic.problem, max(dynamic.awaited_bytes)
     if asked is not None and asked < least:
         at = f"op {problem.graph.ops[dynamic.awaited_bytes.index(least)].name!r}, for what may be chosen"
@@ -181,7 +181,7 @@ def _cache_bytes(dynamic: DynamicReads, asked: int | None) -> int:
 
 
 def _left_bytes(dynamic: DynamicReads) -> int:
-    """What is left for the cache if nothing of the static part moves [B]; below 0 if that does not fit."""
+    """Room left for the cache if the static part moves nothing [B]; negative if that does not fit."""
     problem, certain = dynamic.problem, dynamic.problem.graph.certain
     live = live_bytes(certain, Lifetimes(certain))
     away = sum(problem.sizes[t] for t in dynamic.candidates)
@@ -189,7 +189,7 @@ def _left_bytes(dynamic: DynamicReads) -> int:
 
 
 def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, cache_bytes: int) -> Plan:
-    """Put a cache beside a static part, if there is anything for it to hold."""
+    """Put a cache beside the static part if some candidates live away."""
     if not dynamic.candidates:
         return planned
     problem, static_part = dynamic.problem, planned.fixed or Actions()
@@ -219,7 +219,7 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
 def _batches(
     dynamic: DynamicReads, ends: list[int], options: Options, cache: RuntimeCache, view: View
 ) -> Iterator[list[Code]]:
-    """Issue all parts of the static part, each with the op that ends it, and bring what is revealed into the cache."""
+    """Issue the static part piece by piece; after each op that reveals dynamic reads, fetch what they chose."""
     revealed, order = dynamic.revealed, sorted(dynamic.revealed)
     following = dict(zip(order, (*order[1:], *order[:1]), strict=True))
     for step in range(view.steps):
@@ -240,7 +240,7 @@ def _batches(
 def _fetch_ahead(
     dynamic: DynamicReads, options: Options, cache: RuntimeCache, view: View, op: int, coming: int
 ) -> None:
-    """Fetch, as far as there is room, for the ops whose dynamic reads are revealed next."""
+    """Fetch ahead, as far as there is room, for the ops whose dynamic reads are revealed next."""
     fences, prefetch, wanted = dynamic.problem.fences, options.prefetch, dict[int, None]()
     for reader in dynamic.revealed[coming] if prefetch != "none" else ():
         # What the first op of a step reveals may be read behind the last one that reveals: then in this step.
@@ -257,7 +257,7 @@ def _fetch_ahead(
 
 
 def _parts(dynamic: DynamicReads, steps: Actions) -> tuple[tuple[Actions, ...], list[int]]:
-    """The static part, cut behind each op that reads dynamically or reveals; and these ops, then -1.
+    """Cut the static part after each op that reveals or reads dynamically; return the pieces, and these ops, then -1.
 
     What is revealed is synced.
     """
@@ -273,7 +273,7 @@ def _parts(dynamic: DynamicReads, steps: Actions) -> tuple[tuple[Actions, ...], 
 
 
 def _in_passing(dynamic: DynamicReads, options: Options) -> int:
-    """What comes and goes beside what stays in the cache [B]: what is awaited, and what is fetched ahead."""
+    """Room for what passes through the cache [B]: revealed reads that wait for their op, and what is fetched ahead."""
     awaited, sizes = max(dynamic.awaited_bytes), dynamic.problem.sizes
     if options.prefetch == "next_layer_all":
         every = ({t for op in readers for t in dynamic.readers[op].candidates} for readers in dynamic.revealed.values())

@@ -67,7 +67,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything a policy may know; nothing in it changes, and all but `trial` is data.
+    """Everything a policy may know: immutable data, and `trial`.
 
     Attributes
     ----------
@@ -122,18 +122,18 @@ class Problem:
 
     @cached_property
     def rehearsal(self) -> Problem:
-        """The same over at most `REHEARSED` steps: what the policies of `POLICIES` get."""
+        """The same problem over at most `REHEARSED` steps: what policies get."""
         if self.graph.steps <= REHEARSED:
             return self
         return replace(self, graph=replace(self.graph, steps=REHEARSED))
 
     @cached_property
     def alone(self) -> Problem:
-        """The same as if no other rank used what ranks share."""
+        """The same problem as if this rank had shared buses and tiers for itself."""
         return replace(self, sharers={}, room_bytes=None, ranks=1, turns=())
 
     def static_part(self, budget_bytes: int | float) -> Problem:
-        """The same without what dynamic reads choose, in another budget [B]."""
+        """The same problem without dynamic reads, under another budget [B]."""
         graph = self.graph.certain
         return replace(self, graph=graph, lifetimes=Lifetimes(graph), budget_bytes=budget_bytes, popularity={})
 
@@ -149,7 +149,7 @@ class Problem:
 
     @cached_property
     def capacities(self) -> tuple[int | float, ...]:
-        """What may be used of each tier [B]; the budget for the compute tier."""
+        """What may be used of each tier [B]; of the compute tier, the budget."""
         usable = list(self.room_bytes or (tier.usable_bytes for tier in self.hardware.tiers.values()))
         usable[self.compute_tier] = self.budget_bytes
         return tuple(usable)
@@ -191,20 +191,20 @@ class Problem:
 
     @cached_property
     def bound_ns(self) -> int:
-        """What no plan can beat that runs each op once in a step, if other ranks come in time [ns]."""
+        """Lower bound of the step for plans that run each op once, if other ranks come to collectives in time [ns]."""
         timing = Timing.alone(self.precedence, self.durations_ns)
         limits = Limits(timing, self.hardware, self.known_homes, sharers=self.sharers)
         return limits.step(self.budget_bytes).ns
 
     @cached_property
     def fences(self) -> tuple[int, ...]:
-        """For each op the first one before which a copy that it needs may be issued: no barrier is crossed."""
+        """For each op, the earliest op before which its copies in may be issued without crossing a barrier."""
         after_barrier = (i + 1 if op.barrier else 0 for i, op in enumerate(self.graph.ops))
         return tuple(accumulate(after_barrier, max, initial=0))
 
     @cached_property
     def arrivals(self) -> Mapping[int, Sequence[int]]:
-        """By op, what comes in once to stay, from a home elsewhere: when the step starts, or behind a barrier."""
+        """By op, tensors that come in from a home elsewhere once, to stay: when the step starts or behind a barrier."""
         arrivals: dict[int, list[int]] = {}
         for tensor in filter(self.comes_in, self.visitors):
             arrivals.setdefault(self.fences[self.lifetimes.first_use[tensor]], []).append(tensor)
@@ -217,18 +217,18 @@ class Problem:
 
     @cached_property
     def gives_homes(self) -> bool:
-        """Whether some tensor that exists before the first op, and is used, must be in one tier then."""
+        """Whether the home of some tensor that is used is given, rather than free."""
         used = zip(self.lifetimes.uses, self.known_homes, strict=True)
         return any(uses and home not in {FREE, NOWHERE} for uses, home in used)
 
     @cached_property
     def visitors(self) -> tuple[int, ...]:
-        """Tensors that are used and whose home, from before the first op, is another tier than the compute tier."""
+        """Tensors that ops use and whose home is another tier than the compute tier."""
         stay, used = {FREE, NOWHERE, self.compute_tier}, zip(self.lifetimes.uses, self.known_homes, strict=True)
         return tuple(t for t, (uses, home) in enumerate(used) if uses and home not in stay)
 
     def comes_in(self, tensor: int) -> bool:
-        """Whether what a tensor holds when a step begins is read; else the first op that uses it makes it anew."""
+        """Whether some op reads the value with which a step begins, rather than overwriting it first."""
         first = self.lifetimes.first_use[tensor]
         return self.lifetimes.is_read(tensor, first)
 
@@ -253,14 +253,14 @@ class Problem:
 
     @cached_property
     def neighbours(self) -> tuple[int, ...]:
-        """Tiers with a way from the compute tier and back, by the time of a round trip of the largest tensor."""
+        """Tiers that links reach from the compute tier and back, the fastest round trip of the largest tensor first."""
         here, ways = self.compute_tier, self._ways
         there = (t for t in range(len(self.tiers)) if t != here and (here, t) in ways and (t, here) in ways)
         return tuple(sorted(there, key=lambda tier: (ways[here, tier][0] + ways[tier, here][0], tier)))
 
     @cached_property
     def _ways(self) -> dict[tuple[int, int], tuple[float, tuple[int, ...]]]:
-        """By two tiers that links join, directly or not: time of the largest tensor on the fastest way, and that."""
+        """By pair of tiers: the time of the largest tensor over the fastest path of links, and that path."""
         largest, tiers = max(self.sizes, default=0), range(len(self.tiers))
         ways: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(tier, tier): (0, (tier,)) for tier in tiers}
         for _ in tiers:
@@ -284,7 +284,7 @@ class Problem:
 
     @cached_property
     def left_away(self) -> dict[int, int | float]:
-        """What each neighbour has left beside what has its home there [B], the nearest first."""
+        """Room that each neighbour has left beside the tensors at home there [B], the nearest first."""
         left = {tier: self.capacities[tier] for tier in self.neighbours}
         for home, size in zip(self.known_homes, self.sizes, strict=True):
             if home in left:
@@ -305,7 +305,7 @@ class Problem:
     def shortfall(
         self, tier: int, demand_bytes: int, at: str, held: Collection[int], levers: Sequence[str] = (), full: str = ""
     ) -> Shortfall:
-        """Say that a tier is too small for what a policy needs there at once.
+        """Report that a tier is too small for what a policy needs there at once.
 
         Parameters
         ----------
@@ -322,7 +322,7 @@ class Problem:
         return Shortfall(self.tiers[tier], demand_bytes, int(self.capacities[tier]), at, largest, levers, full=full)
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
-        """Time of a copy of the tensor that has all links of its path for itself [ns]."""
+        """Time of a copy that has all links of its path for itself [ns]."""
         return self._path_ns(self.sizes[tensor], source, target)
 
     @cached_property
@@ -334,7 +334,7 @@ class Problem:
 
     @cached_property
     def queues(self) -> dict[tuple[int, int], int]:
-        """Which queue the copies of each hop wait in; hops of one queue share its channels."""
+        """Number of the copy queue of each hop; hops of one queue share its channels."""
         number = {name: i for i, queue in enumerate(self.hardware.queues) for name in queue}
         return {hop: number[name] for hop, name in self.link_names.items()}
 

@@ -42,7 +42,7 @@ class Profile:
         self._top: NDArray[np.int64] = self._cells.max(axis=1)
 
     def _cut(self, first: int, last: int) -> tuple[tuple[tuple[int, int, int], ...], slice]:
-        """Cut a range: one or two blocks with the positions of each that lie in it, and the whole blocks between."""
+        """Cut a range into one or two partial blocks and the whole blocks between them."""
         if last < first:
             return (), slice(0, 0)
         low, high = first // self._width, last // self._width
@@ -62,7 +62,7 @@ class Profile:
             self._top[whole] += delta_bytes
 
     def put(self, earliest: int, before: int, size_bytes: int, limit_bytes: int | float) -> int:
-        """Add at the first point from the earliest on from which on the limit is kept, up to `before`; return it."""
+        """Add from the first point on, no earlier than `earliest`, that keeps the limit until `before`; return it."""
         point = self.last_above(earliest, before - 1, limit_bytes - size_bytes) + 1
         self.add(point, before - 1, size_bytes)
         return point

@@ -102,7 +102,7 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
 
 
 def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:
-    """Issue all steps of a run, op by op: fetch what each op needs and ops in view will, and free what is dead."""
+    """Issue all steps, op by op: fetch what the op needs and what ops in view will need, and free what is dead."""
     eviction, revealed = cache.eviction, sets.dynamic.revealed
     codes, here, awaited, unused = cache.codes, cache.here, cache.awaited, cache.unused
     computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
@@ -137,7 +137,7 @@ def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> 
 
 
 def _admit(sets: WorkingSets, cache: RuntimeCache, op: int, absent: list[int]) -> None:
-    """Make room for what an op lacks and for its workspace, and bring what it reads of that."""
+    """Make room for the absent tensors of an op and its workspace, and fetch those that it reads."""
     reads, needed_bytes = sets.reads[op], sets.ops[op].workspace_bytes
     for tensor in absent:
         needed_bytes += cache.sizes[tensor]
@@ -148,7 +148,7 @@ def _admit(sets: WorkingSets, cache: RuntimeCache, op: int, absent: list[int]) -
 
 
 def _conclude(sets: WorkingSets, cache: RuntimeCache, op: int) -> None:
-    """Note what an op has written, and free what is dead after it."""
+    """Mark copies of what an op wrote as stale, and free what is dead after it."""
     for tensor in sets.ops[op].writes:
         cache.is_clean[tensor] = False
     for tensor in sets.problem.lifetimes.dead_after[op]:
@@ -157,7 +157,7 @@ def _conclude(sets: WorkingSets, cache: RuntimeCache, op: int) -> None:
 
 
 def _look_ahead(sets: WorkingSets, cache: RuntimeCache, op: int, base: int, into_view: range) -> None:
-    """Fetch, as far as there is room, what ops that come into view need, without evicting what these need."""
+    """Prefetch for the ops that come into view, as far as there is room, without evicting what ops in view need."""
     here, is_clean, needed_until = cache.here, cache.is_clean, cache.needed_until
     for coming in into_view:
         uses = sets.uses[coming]
@@ -173,7 +173,7 @@ def _look_ahead(sets: WorkingSets, cache: RuntimeCache, op: int, base: int, into
 
 
 def _end_step(sets: WorkingSets, cache: RuntimeCache, *, is_last: bool) -> None:
-    """Bring every persistent tensor home, but candidates of dynamic reads only at last, and release the outputs."""
+    """Bring persistent tensors home (candidates of dynamic reads after the last step only), and release the outputs."""
     may_stay = () if is_last else sets.dynamic.candidates
     for tensor in sets.guests:
         if tensor in cache.here and tensor not in may_stay:

@@ -60,7 +60,7 @@ class Options(Part):
 
 
 def plan(problem: Problem, _: Options) -> Plan:
-    """Give tensors up under pressure and make them again before their use.
+    """Free tensors under memory pressure, and run ops again to make them before their use.
 
     Persistent tensors stay in the compute tier; those whose home is another tier come in when the step starts and go
     back when it ends, as in `resident`.
@@ -81,7 +81,7 @@ def plan(problem: Problem, _: Options) -> Plan:
 
 
 class Walker:
-    """Goes through the step under limits, under each once.
+    """Plans the step under several limits, each once.
 
     Parameters
     ----------
@@ -101,12 +101,12 @@ class Walker:
         self._walks: dict[tuple[int | float, float, bool], Walk] = {}
 
     def keeping(self, limit_bytes: int | float) -> tuple[bool, ...]:
-        """Whether to try to keep what helps: only where something is made more than once in passing."""
+        """Whether to try a second pass that keeps what helps: if something is recomputed in passing several times."""
         again = self.walk(limit_bytes, TIME_WEIGHTS[0]).made_in_passing.values()
         return (False, True) if any(len(ops) > 1 for ops in again) else (False,)
 
     def walk(self, limit_bytes: int | float, weight: float, keeps: bool = False) -> Walk:
-        """Give up what a limit asks for, as far as that can be done.
+        """Free tensors until the step keeps to a limit, as far as that is possible.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class Walker:
 
 
 def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
-    """What is live at once even if all that can be made again is there only while it is used [B].
+    """Peak if everything that can be recomputed is held only while ops use it [B].
 
     No plan of this policy needs less; one that is tried with less than this only makes things again in vain.
 
@@ -221,7 +221,7 @@ class Walk:
         return self._ahead[tensor][-1] if self._ahead[tensor] else NEVER
 
     def _make_again(self, wanted: list[int], before: int) -> None:
-        """Run again what makes the wanted tensors; keep what else is needed later, and drop the rest."""
+        """Run the ops that make the wanted tensors; keep what else is needed later, and drop the rest."""
         writer, needed = self._writer, set(self._ops[before].reads)
         ops = self._remaker.chain(wanted, before, writer.resident) or ()
         last = {t: op for op in ops for t in (*self._ops[op].reads, *self._ops[op].writes)}
@@ -242,7 +242,7 @@ class Walk:
         self.again_ns += self._time_ns(ops)
 
     def _make_room(self, op: int, locked: set[int]) -> None:
-        """Give tensors up until the op has room, or nothing is left to give up."""
+        """Free tensors until the op has room, or none is left that may go."""
         writer, what, sizes = self._writer, self._ops[op], self._problem.sizes
         room = what.workspace_bytes + sum(sizes[t] for t in what.writes if not writer.resident(t))
         kept: list[tuple[Rank, int, int]] = []
@@ -263,7 +263,7 @@ class Walk:
             heappush(self._line, entry)
 
     def _line_up(self, tensor: int, now: int) -> None:
-        """Let the tensor be given up until its next use."""
+        """Queue the tensor as one that may be freed until its next use."""
         next_use = self._next_use(tensor)
         if self._may_go[tensor] and next_use != NEVER and self._writer.resident(tensor):
             self._since[tensor] = now
@@ -272,7 +272,7 @@ class Walk:
                 heappush(self._line, (self._rank_of(tensor, next_use, (maker,)), tensor, next_use))
 
     def _rank(self, tensor: int, next_use: int) -> Rank | None:
-        """Where in the line the tensor stands; None if it cannot be made again."""
+        """Rank of the tensor in the queue; None if it cannot be recomputed."""
         dies, resident = self._dies, self._writer.resident
         there = lambda t: t != tensor and resident(t) and dies[t] >= next_use  # noqa: E731
         ops = self._remaker.chain((tensor,), next_use, there, LONGEST_CHAIN)
@@ -305,7 +305,7 @@ class Remaker:
         self._until = [self._repeatable_until(op) for op in range(len(graph.ops))]
 
     def _repeatable_until(self, op: int) -> int:
-        """The last op before which this one may run again, or `NEVER`."""
+        """The last op before which this one may run again; `NEVER` if it may not."""
         what, tensors, last = self._graph.ops[op], self._graph.tensors, len(self._graph.ops)
         if what.kind is not OpKind.COMPUTE or not what.repeatable or any(tensors[t].persistent for t in what.writes):
             return NEVER
@@ -319,7 +319,7 @@ class Remaker:
         return last
 
     def maker(self, tensor: int, before: int) -> int:
-        """The op that made what the tensor holds before an op; `NEVER` if none of the step did, or may not again."""
+        """The op whose rerun makes what the tensor holds before an op; `NEVER` if there is none."""
         at = bisect_left(self._writes[tensor], before)
         op = self._writes[tensor][at - 1] if at else NEVER
         return op if op != NEVER and self._until[op] >= before else NEVER
@@ -362,7 +362,7 @@ class Remaker:
 
 
 def gaps(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[Gap, tuple[int, ...]]]:
-    """Tell for each idle gap which ops make its tensor again at the end, if all that is live by then is kept.
+    """For each idle gap, the ops that recompute its tensor at the end if everything else that is live stays.
 
     Parameters
     ----------

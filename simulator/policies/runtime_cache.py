@@ -19,7 +19,7 @@ from simulator.policies.problem import Problem
 
 
 class Eviction:
-    """The tensors that are in the compute tier and may leave it, and which of them leaves first.
+    """The order in which tensors leave the compute tier.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Eviction:
         self._heap: list[tuple[Any, int]] = []
 
     def touch(self, tensor: int) -> None:
-        """Note that a tensor has come, or that the running op uses it."""
+        """Note that a tensor came in, or that the running op uses it."""
         if tensor in self._stay:
             return
         if self._rank is None:
@@ -55,7 +55,7 @@ class Eviction:
             heappush(self._heap, (rank, tensor))
 
     def use(self, tensors: Iterable[int]) -> list[int]:
-        """Note that the running op uses those of some tensors that may leave; return the others."""
+        """Note that the running op uses some tensors; return those that are absent, or never leave."""
         if self._rank is _oldest_producer:  # which a use does not change
             return [tensor for tensor in tensors if tensor not in self._ranks]
         ranks, touch, others = self._ranks, self._ranks.move_to_end if self._rank is None else self.touch, []
@@ -67,11 +67,11 @@ class Eviction:
         return others
 
     def discard(self, tensor: int) -> None:
-        """Leave out a tensor that has left or died."""
+        """Remove a tensor that has left or died."""
         self._ranks.pop(tensor, None)
 
     def first(self, needed: Collection[int]) -> int:
-        """The first to evict, none of `needed`, or `NOWHERE`."""
+        """The next victim, not one of `needed`; `NOWHERE` if there is none."""
         if self._rank is None:
             for tensor in self._ranks:
                 if tensor not in needed:
@@ -87,27 +87,27 @@ class Eviction:
         return victim
 
     def _is_old(self, entry: tuple[Any, int]) -> bool:
-        """Whether the tensor of an entry has left, or has another rank since."""
+        """Whether an entry is outdated: its tensor has left, or has another rank by now."""
         rank, tensor = entry
         return bool(self._ranks.get(tensor) != rank)
 
 
 def _times_used(eviction: Eviction, tensor: int) -> tuple[int, int]:
-    """Used least often since the run began; of equals, the last use longest ago."""
+    """LFU: the number of uses since the run began; among equals, the least recent use first."""
     eviction.uses[tensor] += 1
     eviction.touches += 1
     return eviction.uses[tensor], eviction.touches
 
 
 def _oldest_producer(eviction: Eviction, tensor: int) -> tuple[int, int, int]:
-    """The oldest producer, then the larger: upstream's warm-up rule."""
+    """FIFO by producer, then the larger first: the warm-up rule of the open-source HyperOffload."""
     problem = eviction.problem
     born = -1 if problem.starts_with[tensor] else problem.lifetimes.first_write[tensor]
     return born, -problem.sizes[tensor], tensor
 
 
 def _furthest_use(eviction: Eviction, tensor: int) -> tuple[int, int]:
-    """The next use furthest away: the rule of MindSpore's sliding window."""
+    """The furthest next use first: the rule of MindSpore's sliding window."""
     ops, uses = len(eviction.problem.graph.ops), eviction.problem.lifetimes.uses[tensor]
     op = eviction.now % ops
     following = bisect_right(uses, op)
@@ -124,7 +124,7 @@ RANKS: dict[str, Callable[[Eviction, int], Any]] = {
 
 
 class RuntimeCache:
-    """The places of the tensors that a runtime decides about.
+    """Where the tensors lie that a runtime decides about, as issued, and the actions that move them.
 
     Parameters
     ----------
@@ -188,13 +188,13 @@ class RuntimeCache:
                 self._lie(tensor, tier)
 
     def take(self) -> list[Code]:
-        """Hand on what was issued."""
+        """Hand over the codes issued so far."""
         codes = self.codes.copy()
         self.codes.clear()
         return codes
 
     def hold(self, tensor: int) -> None:
-        """Take in a tensor that an op makes, or that a copy brings."""
+        """Count a tensor that an op makes or a copy brings into the compute tier."""
         self.here[tensor] = None
         self.room[self.tier] -= self.sizes[tensor]
         self.eviction.touch(tensor)
@@ -205,7 +205,7 @@ class RuntimeCache:
         self.hold(tensor)
 
     def reveal(self, readers: Iterable[int], view: View) -> Iterator[list[Code]]:
-        """Ask what ops read and bring it; whatever is in the way leaves, but nothing that is awaited.
+        """Ask what ops read, and fetch it; evict others for that, but nothing that an op awaits.
 
         What was issued is handed on before each question.
         """
@@ -220,7 +220,7 @@ class RuntimeCache:
                     self.fetch(tensor)
 
     def make_room(self, needed_bytes: int, kept: Collection[int], until: int | None = None) -> bool:
-        """Evict until there is room, nothing that is kept or awaited, nor what comes first if used after op `until`."""
+        """Evict until there is room, but nothing kept or awaited; stop at a victim that an op after `until` uses."""
         room = self.room
         if room[self.tier] < needed_bytes:
             kept = {*kept, *chain.from_iterable(self.awaited.values())}
@@ -232,7 +232,7 @@ class RuntimeCache:
         return True
 
     def evict(self, tensor: int) -> None:
-        """Let a tensor leave, with a copy out if it has no valid one below; if it came unused, once it has come.
+        """Evict a tensor, with a copy out unless a valid one is below; wait for a copy in that nobody has used yet.
 
         Until then what is issued later may take the room that is freed here, and keep the copy in out.
         """
@@ -249,14 +249,14 @@ class RuntimeCache:
         self._gone[tensor] = None
 
     def leave(self, tensor: int) -> None:
-        """Give up the room of a tensor in the compute tier."""
+        """Free the place of a tensor in the compute tier."""
         self.codes.append((DETACH, tensor, self.tier, 0))
         self.room[self.tier] += self.sizes[tensor]
         del self.here[tensor]
         self.eviction.discard(tensor)
 
     def drop(self, tensor: int) -> None:
-        """Give up the copy of a tensor below, if there is one."""
+        """Free the place of a tensor in a tier below, if it has one."""
         tier = self.below[tensor]
         if tier != NOWHERE:
             self.codes.append((DETACH, tensor, tier, 0))
@@ -272,7 +272,7 @@ class RuntimeCache:
             self._move(tensor, home)
 
     def _lie(self, tensor: int, tier: int) -> None:
-        """Take room for a valid copy in a tier below."""
+        """Count a valid copy in a tier below."""
         self.below[tensor], self.is_clean[tensor] = tier, True
         self._gone[tensor] = None
         self.room[tier] -= self.sizes[tensor]
@@ -284,7 +284,7 @@ class RuntimeCache:
         self._lie(tensor, target)
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
-        """Copy over the links of the way from one tier to another."""
+        """Copy over all links of the path between two tiers."""
         path = self._way(source, target)
         for start, end in pairwise(path):
             if end != target:
@@ -296,7 +296,7 @@ class RuntimeCache:
             self.codes.extend((DETACH, tensor, tier, 0) for tier in path[1:-1])
 
     def _room_below(self, tensor: int) -> int:
-        """The nearest tier with room for it, on the way there, too; or else one in which others make room."""
+        """The nearest tier with room, there and on the way; else one where tensors can be demoted for it."""
         tiers, size, path = self.problem.away(tensor), self.sizes[tensor], self.problem.path
         free = (tier for tier in tiers if all(self.room[hop] >= size for hop in path(self.tier, tier)[1:]))
         for tier in chain(free, (tier for tier in tiers if self._demote_for(tensor, tier))):
@@ -304,12 +304,12 @@ class RuntimeCache:
         raise self._too_small(tensor, tiers[0])
 
     def _clear(self, tensor: int, tier: int) -> None:
-        """Make room for a tensor in a tier below."""
+        """Make room for a tensor in a tier below, or report that there is none."""
         if not self._demote_for(tensor, tier):
             raise self._too_small(tensor, tier)
 
     def _demote_for(self, tensor: int, tier: int) -> bool:
-        """Until there is room in this tier, move on what left the compute tier longest ago; say whether there is."""
+        """Demote tensors, those first that left the compute tier longest ago; return whether there is room now."""
         while self.room[tier] < self.sizes[tensor]:
             lying = (
                 t for t in [*self._gone] if self.below[t] == tier and self.problem.homes[t] == FREE and t != tensor
@@ -319,7 +319,7 @@ class RuntimeCache:
         return True
 
     def _gives_way(self, tensor: int, tier: int) -> bool:
-        """Drop what is in the compute tier, too, and has no home; move others on to the next tier that has room."""
+        """Drop a copy of what the compute tier has, too; demote others to the next tier; return whether that freed room."""
         if tensor in self.here:
             if self.homes[tensor] == NOWHERE:
                 self.drop(tensor)

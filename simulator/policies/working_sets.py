@@ -39,19 +39,19 @@ class DynamicReads:
 
     @cached_property
     def revealed(self) -> dict[int, list[int]]:
-        """By revealing op, the readers whose choice it reveals."""
+        """By revealing op, the ops whose dynamic reads it reveals."""
         readers: dict[int, list[int]] = {}
         for op, late in self.readers.items():
             readers.setdefault(late.revealed_by, []).append(op)
         return readers
 
     def signal(self, op: int) -> int:
-        """A tensor that a revealing op writes: who has synced it knows what is revealed."""
+        """A tensor that a revealing op writes; once it is synced the choice is known."""
         return self.problem.graph.ops[op].writes[0]
 
     @cached_property
     def candidates(self) -> frozenset[int]:
-        """All that may be read dynamically, and may move."""
+        """Tensors that ops may read dynamically and that may move."""
         candidates = {t for late in self.readers.values() for t in late.candidates}
         return frozenset(t for t in candidates if not self.problem.pinned(t))
 
@@ -61,7 +61,7 @@ class DynamicReads:
         return frozenset(t for t in self.candidates if self.problem.homes[t] == FREE)
 
     def settled(self, here: Collection[int]) -> DynamicReads:
-        """Give each candidate a home: those of `here` the compute tier, other free ones a tier away.
+        """Fix the homes of candidates: the compute tier for those in `here`, a tier away for other free ones.
 
         Away is the nearest tier with room from which a link leads into the compute tier, for the likeliest first.
         """
@@ -73,14 +73,14 @@ class DynamicReads:
         return DynamicReads(replace(problem, homes=tuple(settled)))
 
     def most_bytes(self, op: int) -> int:
-        """What an op may choose at most [B], of what may move."""
+        """The most bytes that an op may choose of candidates that may move."""
         late = self.readers[op]
         sizes = sorted((self.problem.sizes[t] for t in late.candidates if t in self.candidates), reverse=True)
         return sum(sizes[: late.samples * late.each])
 
     @cached_property
     def awaited_bytes(self) -> list[int]:
-        """By op, what is revealed and not read before it at most [B], that of the op itself included."""
+        """By op, the most bytes that are revealed and not yet read before it, its own included."""
         change = [0] * (len(self.problem.graph.ops) + 1)
         for op, late in self.readers.items():
             change[late.revealed_by + 1] += self.most_bytes(op)
@@ -89,7 +89,7 @@ class DynamicReads:
 
     @cached_property
     def shares(self) -> dict[int, float]:
-        """How likely each candidate is to be chosen by the op that is likeliest to."""
+        """For each candidate, the highest probability with which any op chooses it."""
         likely: dict[int, float] = {}
         for op, late in self.readers.items():
             for tensor, share in zip(late.candidates, self.problem.popularity.get(op, ()), strict=False):
@@ -97,17 +97,17 @@ class DynamicReads:
         return likely
 
     def likeliest(self, among: Collection[int]) -> list[int]:
-        """Some candidates, the likeliest first."""
+        """Sort candidates, the likeliest first."""
         return sorted(among, key=lambda t: (-self.shares.get(t, 0.0), t))
 
     def hottest(self, room_bytes: int | float, among: Collection[int]) -> frozenset[int]:
-        """The likeliest of some candidates that have room together."""
+        """The likeliest candidates that fit into some room together."""
         order = self.likeliest(among)
         taken = accumulate(self.problem.sizes[t] for t in order)
         return frozenset(t for t, size in zip(order, taken, strict=True) if size <= room_bytes)
 
     def check(self, policy: str) -> None:
-        """Refuse what cannot be handled at run time.
+        """Refuse dynamic reads that cannot be handled at run time.
 
         Raises
         ------
@@ -199,23 +199,23 @@ class WorkingSets:
 
     @cached_property
     def nothing_moves(self) -> bool:
-        """Whether all has room in the compute tier, and may be there."""
+        """Whether everything fits into the compute tier and may live there."""
         return self._fit(frozenset())
 
     @property
     def only_dynamic_moves(self) -> bool:
-        """Whether all has room there but what is read dynamically, beside what of that is read at once."""
+        """Whether everything but dynamic reads fits there, beside the candidates that are read at once."""
         return bool(self.dynamic.readers) and self._fit(self.dynamic.candidates)
 
     def _fit(self, away: frozenset[int]) -> bool:
-        """Whether all but what is away has room in the compute tier, and may be there."""
+        """Whether everything but some tensors fits into the compute tier and may live there."""
         problem, awaited = self.problem, self.dynamic.awaited_bytes if away else 0
         live = live_bytes(problem.graph, problem.lifetimes) - sum(problem.sizes[t] for t in away) + awaited
         homes = {home for t, home in enumerate(problem.homes) if t not in away}
         return homes <= {FREE, problem.compute_tier} and int(live.max()) <= problem.budget_bytes
 
     def _choose_homes(self, persistent: Iterable[int]) -> dict[int, int]:
-        """By first use: the compute tier as far as all ops still run, then the nearest tier that has room.
+        """Choose free homes by first use: the compute tier while all ops still fit, then the nearest tier with room.
 
         What is read dynamically comes last, the likeliest first.
         """
@@ -228,7 +228,7 @@ class WorkingSets:
 
     @cached_property
     def hottest(self) -> frozenset[int]:
-        """Candidates that may stay for good: those that live in the compute tier, and the likeliest that fit beside."""
+        """Candidates that never leave: those at home in the compute tier, and the likeliest that fit beside them."""
         spare = self.problem.budget_bytes - self.demand_bytes - sum(self.problem.sizes[t] for t in self.residents)
         live = self.dynamic.candidates & self.residents.keys()
         return live | self.dynamic.hottest(spare, self.dynamic.candidates - live)

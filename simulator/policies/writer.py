@@ -20,7 +20,7 @@ from simulator.policies.problem import Problem
 
 
 class Writer:
-    """Write the steps of one training step.
+    """Writes the actions of one step, and keeps what they lead to.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class Writer:
         return self._live[tier]
 
     def compute(self, op: int, *, again: bool = False) -> None:
-        """Run an op, and then free what is dead after it, unless the op runs again: then the policy frees."""
+        """Run an op, and free what is dead after it, unless the policy does that because ops run `again`."""
         what, here = self._ops[op], self._here
         missing = self._places.missing(what.reads)
         if missing is not None:
@@ -79,16 +79,16 @@ class Writer:
             self.release(tensor)
 
     def fetch(self, tensor: int) -> None:
-        """Copy the tensor into the compute tier, from where it is valid and nearest."""
+        """Copy the tensor into the compute tier from the nearest tier where it is valid."""
         self._move(tensor, self._here)
 
     def recall(self, tensor: int) -> None:
-        """Copy the tensor back into the compute tier, and keep no other copy but one at home."""
+        """Copy the tensor back into the compute tier, and free its other places but its home."""
         self.fetch(tensor)
         self.forget(tensor)
 
     def back_up(self, tensor: int, tier: int | None = None) -> None:
-        """Copy the tensor out, unless it is valid in another tier already.
+        """Copy the tensor out, unless another tier has a valid copy already.
 
         Parameters
         ----------
@@ -101,12 +101,12 @@ class Writer:
             self._move(tensor, self._room_away(tensor) if tier is None else tier)
 
     def store(self, tensor: int) -> None:
-        """Copy the tensor out, unless it is valid in another tier already, and free its place in the compute tier."""
+        """Copy the tensor out, unless another tier has a valid copy already, and free its place in the compute tier."""
         self.back_up(tensor)
         self.evict(tensor)
 
     def evict(self, tensor: int) -> None:
-        """Free the tensor's place in the compute tier; another valid copy must exist."""
+        """Free the tensor's place in the compute tier; another tier must have a valid copy."""
         if not self._is_away(tensor):
             self._refuse("evict", "what is evicted is valid in another tier", tensor)
         self.detach(tensor, self._here)
@@ -227,7 +227,7 @@ class Writer:
         raise PlanError(f"policy {self.policy!r}, {where}", must, found, "correct the policy's decision")
 
     def _shortfall(self, tier: int) -> Shortfall:
-        """What the tier holds at its peak, from which op on it is full, and what came last before of what stays."""
+        """Report what the tier holds at its peak, from which op on it is full, and what came last of what stays."""
         problem, worst, levers = self.problem, self._peak_at[tier], list[str]()
         plan = Plan(self.policy, problem.tiers, self.homes, self.steps)
         steps, tenancies = tenancies_of(problem.graph, plan, tier)
@@ -250,7 +250,7 @@ class Writer:
 
 
 class Move(NamedTuple):
-    """What is done with a tensor at a point of the step.
+    """Something that is done with a tensor at a program point.
 
     Attributes
     ----------
@@ -274,7 +274,7 @@ def write(
     notes: tuple[str, ...] = (),
     chosen_homes: Mapping[int, int] | None = None,
 ) -> Plan:
-    """Write a plan of moves; those at the same point are done in the order in which they are given.
+    """Write the plan that makes these moves; moves at the same point keep their order.
 
     Raises
     ------

@@ -58,7 +58,7 @@ class Copy(NamedTuple):
 
 
 class IdleInterval(NamedTuple):
-    """A stretch without use that a tensor may spend away.
+    """An idle interval that a tensor may spend away.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Verdict(NamedTuple):
 
 
 def window(problem: Problem) -> Problem:
-    """The window of one step of a problem with several: op 0 is the lead, all others follow by one."""
+    """One step of a problem with several, as a problem of its own: op 0 is the lead, all other ops move up by one."""
     graph = problem.graph
     last = graph.ops[-1]
     used = dict.fromkeys((*last.reads, *last.writes))
@@ -179,7 +179,7 @@ class Program:
         self.model.minimize(self.end)
 
     def _copy_ns(self, tensor: int, *, back: bool = False) -> int:
-        """Time of a copy out, or back in, of what may move [ns]."""
+        """Time of a copy of the tensor out, or back in [ns]."""
         p = self._problem
         here, there = p.compute_tier, self._to[tensor]
         return transfer_ns(p.sizes[tensor], p.links[(there, here) if back else (here, there)])
@@ -188,7 +188,7 @@ class Program:
         return self.model.new_int_var(0, self._until_ns, "")
 
     def _ended(self, op: int) -> LinearExpr:
-        """End of an op; of -1, the start of the step."""
+        """End of an op; for -1, the start of the step."""
         return self._zero if op < 0 else self.starts[op] + self._durations[op]
 
     def _hold(self, tensor: int) -> None:
@@ -259,7 +259,7 @@ class Program:
             self.model.add_no_overlap([interval(copy.start, copy.takes_ns, copy.made, "") for copy in copies])
 
     def _fit(self) -> None:
-        """What the compute tier holds fits at every moment."""
+        """Keep the compute tier within the budget at every moment."""
         changes: list[tuple[LinearExpr, int, BoolVarT]] = [(self._zero, self._start_bytes, self._always)]
         for op, start in enumerate(self.starts):
             changes.append((start, self._taken_bytes[op], self._always))
@@ -276,7 +276,7 @@ class Program:
             self._fit_instant(op, budget)
 
     def _fit_instant(self, op: int, budget_bytes: int) -> None:
-        """What is held while an op of 0 ns runs, which a reservoir does not see."""
+        """Keep the budget while an op of 0 ns runs, which a reservoir does not see."""
         held_bytes = self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op])
         absent: list[LinearExpr] = []
         for one in (one for one in self.idle if one.after < op < one.before):
@@ -285,7 +285,7 @@ class Program:
         self.model.add(sum(absent, start=self._zero) >= held_bytes - budget_bytes)
 
     def _when(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
-        """A new variable that is true only if these facts and another variable are."""
+        """Make a variable that implies these facts and another variable."""
         found = self.model.new_bool_var("")
         self.model.add_implication(found, given)
         for fact in facts:

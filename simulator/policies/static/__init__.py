@@ -59,7 +59,7 @@ MIXES = 3
 
 
 class Options(Part):
-    """What the compiler may do, and what it is told to.
+    """What the compiler may do, and what it must.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Options(Part):
     move: list[str] = Field([], description="kinds or name patterns of tensors that leave where they can")
 
     def asked(self, problem: Problem) -> frozenset[int]:
-        """Tensors that leave where they can.
+        """Tensors that the option `move` names.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class Candidate:
 
 
 class Validator:
-    """Tries candidates and keeps the best.
+    """Replays candidates and keeps the fastest.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ class Validator:
         self.best: Best[Candidate] = Best(problem)
 
     def run(self) -> Candidate:
-        """Try several limits, on a small graph also single changes, and return the candidate whose replay is fastest.
+        """Try several limits, and on a small graph single changes, and return the candidate with the fastest replay.
 
         Raises
         ------
@@ -176,7 +176,7 @@ class Validator:
         return self.best.chosen()
 
     def _candidates(self) -> Iterator[tuple[Selection, Augmented]]:
-        """Each selection with its cache operators placed in both ways; what would be the same again is left out."""
+        """Each selection, with its cache operators placed just in time and early if these differ."""
         for selection in self._selections():
             on_demand, seen = insert(self._problem, self.analysis, selection), None
             for eager in reversed(PLACEMENTS) if self._has_few(selection) else PLACEMENTS:
@@ -186,7 +186,7 @@ class Validator:
                 seen = augmented.cache_ops
 
     def _selections(self) -> Iterator[Selection]:
-        """What leaves under the whole budget, and under less if that can be met.
+        """Selections for the whole budget, and for smaller ones that can be met.
 
         Where the effort is spent with few candidates, the first keep room for what any one op waits for: without it
         these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
@@ -225,19 +225,19 @@ class Validator:
         return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 
     def _is_met(self, share: float = 1.0) -> bool:
-        """Whether the fastest plan is as short as what no plan beats, times a share; the bound takes long to find."""
+        """Whether the fastest plan is within a factor of the lower bound, which is looked for only if it has to be."""
         step_ns = self.best.step_ns
         if step_ns <= self._problem.clock[-1] * share:
             return True
         return step_ns < math.inf and step_ns <= self._problem.bound_ns * share
 
     def _is_enough(self, selection: Selection) -> bool:
-        """Whether another candidate would take more effort than is given, or hardly be faster."""
+        """Whether to stop: the next candidate would exceed the effort, or could hardly be faster."""
         spent = (self.best.replays + 1) * self._effort(selection)
         return self.best.replays >= TRIES or spent > EFFORT or self._is_met(GOOD_ENOUGH)
 
     def _has_few(self, selection: Selection) -> bool:
-        """Whether the effort is spent with few candidates."""
+        """Whether the graph is so large that the effort is spent with few candidates."""
         return FEW * self._effort(selection) > EFFORT
 
     def _effort(self, selection: Selection) -> int:
@@ -246,7 +246,7 @@ class Validator:
 
 
 def _returning(selection: Selection) -> Counter[int]:
-    """How much comes back for each op [B]."""
+    """Bytes that come back in for each op."""
     found: Counter[int] = Counter()
     for gap in selection.gaps:
         if gap.in_ns:
@@ -335,7 +335,7 @@ class Compiled:
 
 
 def compiled(problem: Problem, options: Options) -> Compiled:
-    """Compile a plan, with recompute if that may be and is faster, and keep what led to it."""
+    """Compile a plan, with recompute if allowed and faster, and keep what led to it."""
     with garbage.kept():
         try:
             best: Compiled | CapacityError = _passes(problem, options)

@@ -60,13 +60,13 @@ class Idle(NamedTuple):
 
     @property
     def exposed_ns(self) -> int:
-        """What the copies last beyond the idle time, on links that are free [ns]."""
+        """How much longer than the idle time the copies take on free links [ns]."""
         if self.wraps:
             return max(0, self.in_ns - self.lead_ns) + max(0, self.out_ns - self.trail_ns)
         return max(0, self.out_ns + self.in_ns - self.lead_ns)
 
     def spent_in(self, problem: Problem, tier: int) -> Idle:
-        """Return the gap as spent in a tier, with the times of its copies over all of the way.
+        """Return the gap as spent in a tier, with the times of its copies over the whole path.
 
         Parameters
         ----------
@@ -154,7 +154,7 @@ def analyse(problem: Problem) -> Analysis:
 
 
 def moving_homes(problem: Problem) -> frozenset[int]:
-    """Tensors that get a home away if they move at all: what no op writes, and whose copy in hides.
+    """Read-only tensors that live in another tier if they move at all: the copy in before their first use hides.
 
     So does every weight, expert and block of a KV cache whose home is free, unless its copy in before the first use
     would be exposed at the beginning of each step.
@@ -178,7 +178,7 @@ def moving_homes(problem: Problem) -> frozenset[int]:
 
 
 def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
-    """Gaps between two uses in a step, and at last those in which an output only waits for the end of the step."""
+    """Gaps between two uses in a step, and last those in which an output waits for the end of the step."""
     graph, lifetimes, ops = problem.graph, problem.lifetimes, len(problem.graph.ops)
     waiting = (t for t in graph.outputs if not graph.tensors[t].persistent and lifetimes.last_use[t] < ops - 1)
     gaps = chain(idle_gaps(graph, lifetimes), (Gap(t, lifetimes.last_use[t], ops) for t in waiting))
@@ -203,7 +203,7 @@ def _around(problem: Problem, tensor: int) -> Idle:
 
 
 def idle(problem: Problem, gap: Gap, *, goes_out: bool, returns: bool) -> Idle:
-    """Add to a gap what it is worth and what its copies take in the best tier; nothing for what may not move.
+    """Add to a gap its idle times, and the times of its copies to and from the best tier.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ BITS = 64
 
 
 class Score(NamedTuple):
-    """The score of a gap: the higher, the rather is it spent away.
+    """The score of a gap: gaps with a higher score leave first.
 
     Attributes
     ----------
@@ -279,7 +279,7 @@ def scored(gap: Idle, asked: frozenset[int] = frozenset(), queue_ns: int = 0) ->
 
 
 def spread(row: Sequence[Alike]) -> list[Alike]:
-    """Order what has the same score so that however many are taken from the front, they lie evenly over the row.
+    """Order items of the same score so that any number of them from the front lies evenly over the step.
 
     Parameters
     ----------

@@ -77,7 +77,7 @@ class CacheOp(NamedTuple):
 
 
 def issue_order(one: CacheOp) -> tuple[int, bool, int, int, bool]:
-    """Sort key: by point; there what leaves goes first, by its last use and stored before detached; then what comes."""
+    """Sort key: by point; at a point stores and detaches come first, by last use, and then prefetches, by next use."""
     comes = one.role is PREFETCH
     return one.position, comes, one.before if comes else one.after, one.tensor, one.role is DETACH
 

@@ -37,7 +37,7 @@ DEARER = "making it again takes no less time than its copies, but none of the li
 
 
 class Decision(StrEnum):
-    """What becomes of a gap."""
+    """What the plan does about a gap."""
 
     KEEP = "keep"
     MOVE = "move"
@@ -141,7 +141,7 @@ def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slo
 
 
 def _wanted(problem: Problem, augmented: Augmented) -> Iterator[HopCopy]:
-    """Copies out right after the last use, and copies in that end at the next."""
+    """Just-in-time copies: out right after the last use, and in so that they end at the next."""
     starts, durations = problem.clock, problem.durations_ns
     for one in augmented.cache_ops:
         if one.role is Role.DETACH:
@@ -156,7 +156,7 @@ def _wanted(problem: Problem, augmented: Augmented) -> Iterator[HopCopy]:
 
 
 def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[list[HopCopy], int]:
-    """Copies of the last step, and how long it is [ns]."""
+    """Copies of the last step, and its length [ns]."""
     spans, actions = trace.spans.whole(), plan.fixed
     last = spans["issue"] >= (len(actions) * (plan.repeats - 1) if actions is not None else 0)
     origin = int(spans["end_ns"][~last & (spans["kind"] == COMPUTE)].max(initial=0))
@@ -198,7 +198,7 @@ class Explanation:
         return [choice for choice in self.choices if choice.decision is decision]
 
     def waited_ns(self, one: CacheOp) -> int:
-        """How long the op that needs what a prefetch brings waited for it in the last step of the replay [ns].
+        """How long an op waited for a prefetch in the last step of the replay [ns].
 
         Its `stall_ns` is what the pass expects where the copy begins at its position; what comes before it on its
         channel, or has not left the room that it needs, adds to that.
@@ -207,7 +207,7 @@ class Explanation:
 
     @cached_property
     def _waited_ns(self) -> dict[tuple[int, int], int]:
-        """By op and tensor that it lacked, how long it waited in the last step [ns]."""
+        """How long each op waited for each tensor in the last step [ns]."""
         found: Counter[tuple[int, int]] = Counter()
         if self.replay.trace is None or self.replay.status != "ok":
             return found
@@ -246,7 +246,7 @@ def explained(problem: Problem, options: Options) -> Explanation:
 
 
 def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[Choice]:
-    """Say of every gap why it is spent away or not, best score first; those that the homes force come before.
+    """Give the decision about every gap with its reason: first those that homes force, then by score.
 
     Each is told, and scored, in the tier that it really goes to; what is kept, in the first that has room for it. What
     is made again comes last.
@@ -287,7 +287,7 @@ def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> s
 
 
 def _remade(rewritten: Rewritten, below: Room) -> Iterator[Choice]:
-    """Say of each tensor that is made again what it costs and saves, in the order in which they are."""
+    """Give the decision to recompute each tensor, in the order in which they are recomputed."""
     problem, op_of = rewritten.problem, rewritten.op_of
     lifetimes = problem.lifetimes
     first = {op: run for run, op in reversed([*enumerate(op_of)])}

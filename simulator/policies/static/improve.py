@@ -77,7 +77,7 @@ class Improver:
         self._random = Random(0)
 
     def run(self, selection: Selection, augmented: Augmented) -> None:
-        """Offer what is better than a plan.
+        """Search for better plans, starting from one.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class Improver:
         return best
 
     def _kick(self, best: Found) -> Found:
-        """A neighbour's neighbour, to start again from."""
+        """Change the best state three times at random, to start again from there."""
         found = best
         for _ in range(3):
             changes = list(self._neighbours(found))
@@ -170,6 +170,6 @@ def _placed(augmented: Augmented, gaps: tuple[Idle, ...], points: Mapping[Place,
 
 
 def _points(one: CacheOp) -> list[int]:
-    """Other points of the window, the nearest first; a detach stays where it is."""
+    """Other points of the window, the nearest first; a detach does not move."""
     window = () if one.role is Role.DETACH else range(one.first, one.last + 1)
     return sorted((p for p in window if p != one.position), key=lambda p: abs(p - one.position))

@@ -66,7 +66,7 @@ class Rewritten:
 
 
 def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
-    """Write out a plan that runs ops again as a problem of its own.
+    """Turn a plan that runs ops again into a problem of its own.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
 
 
 def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewritten]:
-    """Look for the limit where recompute and copies balance, and return what was found on the way.
+    """Search for the limit at which recompute and copies balance, and return the rewritten problems on the way.
 
     They come with the best bound first, and at last the best that needs no copies; each once, as several limits may
     lead to the same.
@@ -151,7 +151,7 @@ class _WriteOut:
         self._runs = [0] * len(graph.ops)
 
     def run(self, op: int) -> None:
-        """Write one run of an op; one with dynamic reads as one that reads all candidates."""
+        """Add one run of an op; if it reads dynamically, it reads all candidates."""
         what = self._graph.ops[op]
         what = replace(what, late=None) if what.late else what
         reads = tuple([self.now[t] for t in what.reads])

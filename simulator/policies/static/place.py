@@ -95,7 +95,7 @@ class _Inserter:
         return found
 
     def _is_dirty(self, gap: Idle) -> bool:
-        """Whether no valid copy is away; notes that one is from now on."""
+        """Whether the gap needs a store because no valid copy is away; from now on there is one."""
         version = self._last_write(gap)
         if self._stored.get(gap.tensor, NOWHERE - 1) == version:
             return False
@@ -110,7 +110,7 @@ class _Inserter:
 
 
 def _walls(problem: Problem) -> list[int]:
-    """For each program point the last one to which a cache operator may move from there: no barrier is crossed."""
+    """For each program point, the last one that a cache operator can move to from there without crossing a barrier."""
     ops = problem.graph.ops
     walls = [len(ops)] * (len(ops) + 1)
     for point in range(len(ops) - 1, -1, -1):
@@ -161,7 +161,7 @@ def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager
 
 
 def _gates(problem: Problem) -> tuple[int, ...]:
-    """For each program point, when a copy that is issued there may start at the earliest [ns]."""
+    """For each program point, the earliest start of a copy that is issued there [ns]."""
     starts = problem.clock
     if problem.switches.copies_wait_for == "start":
         return (0, *starts[:-1])
@@ -175,7 +175,7 @@ def _hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
 
 
 def _served(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, int]]:
-    """Yield the stores, channel by channel in the order in which it takes them, and when each begins [ns]."""
+    """Yield the stores in the order in which each channel serves them, and when each begins [ns]."""
     by_channel: dict[int, list[CacheOp]] = {}
     for one in augmented.cache_ops:
         if one.role is STORE:
@@ -197,7 +197,7 @@ def _served(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, i
 
 
 def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -> Plan:
-    """Write the plan; the writer adds deaths, and the way home of what lives elsewhere.
+    """Write the plan; the writer frees dead tensors and brings persistent ones home.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ def chooses(problem: Problem, tensor: int) -> bool:
 
 
 class Room:
-    """What scarce tiers hold, by program point; at first what lives there.
+    """What scarce tiers hold at each program point; at first the tensors at home there.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Room:
         return bool(self._profiles)
 
     def is_short(self, tier: int, run: Run = (), extra_bytes: int = 0) -> bool:
-        """Whether a tier holds more than it can, some more bytes included: while a run is away, or at some point."""
+        """Whether a tier would overflow with some more bytes: while a run is away, or at any point."""
         profile = self._profiles.get(tier)
         if profile is None:
             return False
@@ -86,12 +86,12 @@ class Room:
         return any(profile.exceeds(low, high, room) for low, high in self._stays(run))
 
     def nearest(self, gap: Idle) -> int:
-        """The first tier that has room for a gap, or the last of those that it may go to."""
+        """The first tier with room for a gap; if none has, the last that it may go to."""
         tiers = self._problem.neighbours if chooses(self._problem, gap.tensor) else (gap.away,)
         return next((t for t in tiers if not self.is_short(t, (gap,), gap.size_bytes)), tiers[-1])
 
     def settle(self, size_bytes: int) -> int:
-        """The furthest tier that has room for what is never copied, from now on taken; the first if none has."""
+        """Take room for a tensor that is never copied in the furthest tier that has it; in the first if none has."""
         for tier in reversed(self._problem.neighbours):
             if not self.is_short(tier, extra_bytes=size_bytes):
                 if tier in self._profiles:
@@ -100,7 +100,7 @@ class Room:
         return self._problem.neighbours[0]
 
     def enter(self, run: Run, tier: int, sign: int = 1) -> None:
-        """Count a run that is spent in a tier, also in those that its copies pass; no longer, by a sign of -1."""
+        """Count a run in its tier and in those that its copies pass; a sign of -1 takes it out again."""
         self._stay(run, tier, sign * run[0].size_bytes)
         for passed in self._problem.path(self._problem.compute_tier, tier)[1:-1]:
             if passed in self._profiles:
@@ -121,7 +121,7 @@ class Room:
                 self._profiles[tier].add(low, high, delta_bytes)
 
     def _stays(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Points at which its tier holds a run; all of them if there is none."""
+        """Points at which a tier holds a run; all points if no run is given."""
         if not run or any(gap.wraps for gap in run):
             yield 0, self._end
         else:
@@ -133,7 +133,7 @@ class Room:
         return any(tier in self._profiles for tier in passed)
 
     def earliest(self, one: CacheOp, point: int, latest: int) -> int:
-        """The first point from a wanted one on at which a copy fits into the tiers that it comes to.
+        """The first point, no earlier than a wanted one, at which a copy fits into the tiers on its way.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class Room:
 
 
 def held(problem: Problem, gaps: Sequence[Idle]) -> Room:
-    """Count gaps in the tiers in which they are spent; copies that pass through are left out.
+    """Count gaps in the tiers where they are spent; copies that only pass through a tier do not count.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ DIGITS = 1
 
 
 def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
-    """Return the gaps with the tier that each is spent in, and what its copies take there.
+    """Choose the tier of each gap; return the gaps with their tiers and the times of their copies.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
 
 
 def _ranked(problem: Problem, found: Sequence[Run], tier: int, lasts_ns: int) -> list[Run]:
-    """Runs that may go on to a tier, first those whose worst gap has the best score there."""
+    """Order runs that may go on to a tier by the score of their worst gap there, the best first."""
     alike: dict[float, list[Run]] = {}
     for run in sorted(found, key=lambda run: (run[0].before, run[0].tensor)):
         spent = (gap.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for gap in run)
@@ -224,7 +224,7 @@ def _ranked(problem: Problem, found: Sequence[Run], tier: int, lasts_ns: int) ->
 
 
 def _busy_ns(gaps: Sequence[Idle]) -> int:
-    """How long the busiest way to or from a tier is busy with these gaps [ns]: a step lasts as long at least."""
+    """How long the busiest path to or from a tier is busy with these gaps [ns]; no step is shorter."""
     busy = Counter[tuple[int, bool]]()
     for gap in gaps:
         busy[gap.away, True] += gap.in_ns

@@ -64,7 +64,7 @@ class Selection:
 
 
 def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
-    """Sort the candidates: what shall leave first, then by score.
+    """Sort the candidates: those that were asked for first, then by score.
 
     All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
     where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
@@ -84,7 +84,7 @@ def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
 
 
 def turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:
-    """Sort key of a gap with its score: what shall leave first, then by score."""
+    """Sort key of a gap with its score: those that were asked for first, then the best score."""
     gap, score = pair
     return not score.is_asked, -score.total, gap.tensor, gap.after
 
@@ -127,7 +127,7 @@ def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranki
 
 
 class _Taker:
-    """Takes candidates in order; one that finds no room in a tier below comes again by its score in the next."""
+    """Takes candidates in order; one without room in a tier below is queued again by its score in the next tier."""
 
     def __init__(self, problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> None:
         self._problem, self._room, self._limit = problem, Room(problem), limit_bytes
@@ -143,7 +143,7 @@ class _Taker:
             self._room.enter((gap,), gap.away)
 
     def run(self) -> None:
-        """Take what is asked for, and others until live bytes fit the limit."""
+        """Take the gaps that were asked for, and others until live bytes fit the limit."""
         for gap in self.asked:
             self._take(gap)
         last = self.live.length - 1
@@ -186,11 +186,11 @@ def in_order(gap: Idle) -> tuple[int, int, int]:
 
 
 def add(live: Profile, gap: Idle, delta_bytes: int) -> None:
-    """Add to what is live while a gap lasts."""
+    """Add to live bytes over a gap."""
     for first, last in gap.ranges(live.length):
         live.add(first, last, delta_bytes)
 
 
 def exceeds(live: Profile, gap: Idle, limit_bytes: int | float) -> bool:
-    """Whether more than a limit is live while a gap lasts."""
+    """Whether live bytes exceed a limit somewhere in a gap."""
     return any(live.exceeds(first, last, limit_bytes) for first, last in gap.ranges(live.length))
