@@ -319,7 +319,7 @@ class RuntimeCache:
         return True
 
     def _gives_way(self, tensor: int, tier: int) -> bool:
-        """Drop a copy of what the compute tier has, too; demote others to the next tier; return whether that freed room."""
+        """Drop a copy of what the compute tier has, too; demote others to the next tier; return if that freed room."""
         if tensor in self.here:
             if self.homes[tensor] == NOWHERE:
                 self.drop(tensor)
