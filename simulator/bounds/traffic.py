@@ -63,7 +63,8 @@ class Traffic:
         hardware, links = self.hardware, self.hardware.links
         demand, crossing = self.demand, list[Crossing]()
         for cut, *idle in zip(demand.cuts, demand.read_in, demand.made_in, strict=True):
-            into, out_of = (_excess(int((demand.work + one).max()), budget_bytes + cut.room_bytes) for one in idle)
+            room = budget_bytes + cut.room_bytes
+            into, out_of = (int(max(0, int((demand.work + one).max()) - room)) for one in idle)
             crossing.append((cut, into, out_of))
 
         def needs(names: Iterable[str], rate: int | float, times: int = 1) -> int:
@@ -92,8 +93,7 @@ class Traffic:
         held_bytes, longest_ns = self._pinned_bytes, 0
         for size, count in self._kept:
             held_bytes += size * count
-            excess = _excess(held_bytes, budget_bytes)
-            if excess:
+            if (excess := int(max(0, held_bytes - budget_bytes))) > 0:
                 first_out_ns = time_ns(size, out_of) + time_ns(excess, into)
                 longest_ns = max(longest_ns, min(time_ns(excess + size, into), first_out_ns))
         return longest_ns
@@ -170,7 +170,3 @@ def _rest_ns(timing: Timing, *, may_repeat: bool) -> int | None:
     if may_repeat or precedence.last < 0 or final == precedence.last or precedence.ended[final] != precedence.last:
         return None if graph.ops[final].collective else 0
     return timing.last_ns
-
-
-def _excess(demand_bytes: int, room_bytes: int | float) -> int:
-    return int(demand_bytes - room_bytes) if demand_bytes > room_bytes else 0

@@ -42,10 +42,13 @@ class Resource:
         """The rate of all flows together [B/s], rounded down: never more than there is to share."""
         total = 0
         for pipe in self.pipes:
-            path = pipe.path
-            flows = len(pipe.tags) * path.counts[path.shared.index(self)]
-            total += flows * pipe.rate * _finite(path.unit)
+            count = next(count for resource, count in pipe.path.uses if resource is self)
+            total += len(pipe.tags) * count * pipe.rate * _finite(pipe.path.unit)
         return total // FULL_RATE
+
+
+Uses = tuple[tuple[Resource, int], ...]
+"""Resources, each with how many flows of the machine a flow counts for there (see `simulator.engine.folding`)."""
 
 
 class Path:
@@ -56,9 +59,10 @@ class Path:
     unit
         The bandwidth that work and rates are counted against [B/s]: that of the flow's own link; if that is endless,
         that of the narrowest bus it is on.
-    shared, counts
-        Resources whose bandwidth the flow shares max-min, and for how many flows of the machine it counts on each (see
-        `simulator.engine.folding`).
+    uses
+        Resources whose bandwidth the flow shares max-min.
+    shared
+        These resources alone.
     even
         ``fifo``: the flows of this path each get at most an equal part of the unit, even if another leaves its part.
     pipes
@@ -67,12 +71,11 @@ class Path:
         Those of the resources that are watched.
     """
 
-    def __init__(
-        self, unit: int | float, shared: tuple[Resource, ...], counts: tuple[int, ...] = (), *, even: bool
-    ) -> None:
-        self.unit, self.shared, self.counts, self.even = unit, shared, counts or (1,) * len(shared), even
+    def __init__(self, unit: int | float, uses: Uses, *, even: bool) -> None:
+        self.unit, self.uses, self.even = unit, uses, even
+        self.shared = [resource for resource, _ in uses]
         self.pipes: dict[int, Pipe] = {}
-        self.watched = tuple(resource for resource in shared if resource.watch is not None)
+        self.watched = tuple(resource for resource in self.shared if resource.watch is not None)
 
 
 End = Callable[[], None]
@@ -151,7 +154,7 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
 def _lone_rate(pipe: Pipe, cap: int) -> int:
     """The rate of a pipe that shares with no other: what `_fill` finds, in whole numbers."""
     flows, unit = len(pipe.tags), _finite(pipe.path.unit)
-    for resource, count in zip(pipe.path.shared, pipe.path.counts, strict=True):
+    for resource, count in pipe.path.uses:
         if resource.bandwidth != math.inf:
             cap = min(cap, int(resource.bandwidth) * FULL_RATE // (unit * flows * count))
     return max(1, cap)
@@ -174,7 +177,7 @@ def _fill(pipes: list[Pipe], caps: list[Fraction]) -> list[Fraction]:
     left = {r: Fraction(int(r.bandwidth)) for p in pipes for r in p.path.shared if r.bandwidth != math.inf}
     users = dict.fromkeys(left, 0)
     for p in pipes:
-        for r, count in zip(p.path.shared, p.path.counts, strict=True):
+        for r, count in p.path.uses:
             if r in users:
                 users[r] += len(p.tags) * count
     rates = [Fraction(0)] * len(pipes)
@@ -190,7 +193,7 @@ def _fill(pipes: list[Pipe], caps: list[Fraction]) -> list[Fraction]:
                 still.append(i)
                 continue
             rates[i] = level
-            for r, count in zip(path.shared, path.counts, strict=True):
+            for r, count in path.uses:
                 if r in left:
                     flows = len(pipes[i].tags) * count
                     left[r] -= level * flows

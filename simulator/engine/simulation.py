@@ -20,9 +20,9 @@ from simulator.engine.link import LinkQueue, Shared
 from simulator.engine.places import AddressedTier, Places
 from simulator.engine.program import Program
 from simulator.engine.recorder import Forward, code_row
-from simulator.engine.sharing import Resource
+from simulator.engine.sharing import Resource, Uses
 from simulator.engine.stream import Stream
-from simulator.engine.supernode import Machine, Uses
+from simulator.engine.supernode import Machine
 from simulator.engine.view import Issued
 from simulator.engine.waits import Explainer, Waiting
 from simulator.errors import ConfigError

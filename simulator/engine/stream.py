@@ -290,21 +290,15 @@ class Stream:
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
         (_, op, compute, _, _), held, sizes = self.queue[0], self._held, self.columns.size_bytes
-        needed = self.columns.workspace_bytes[op]
-        for tensor in compute.writes:
-            if not held[tensor]:
-                needed += sizes[tensor]
-        return needed
+        return self.columns.workspace_bytes[op] + sum([sizes[t] for t in compute.writes if not held[t]])
 
     def wanted(self) -> Wanted:
         """The places that the head takes in the compute tier, the workspace last."""
-        (_, op, compute, _, _), held, sizes, found = self.queue[0], self._held, self.columns.size_bytes, []
-        for tensor in compute.writes:
-            if not held[tensor] and sizes[tensor]:
-                found.append((tensor, sizes[tensor]))
-        if own := self.columns.workspace_bytes[op]:
-            found.append((self._workspaces - op, own))
-        return found
+        (_, op, compute, _, _), held, sizes = self.queue[0], self._held, self.columns.size_bytes
+        wanted = [(tensor, sizes[tensor]) for tensor in compute.writes if not held[tensor] and sizes[tensor]]
+        if workspace_bytes := self.columns.workspace_bytes[op]:
+            wanted.append((self._workspaces - op, workspace_bytes))
+        return wanted
 
     def try_start(self) -> None:
         """Start the first compute, or register with what it waits for."""

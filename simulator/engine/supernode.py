@@ -14,16 +14,12 @@ from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.rounds import Clock, Rounds
-from simulator.engine.sharing import Network, Path, Resource
+from simulator.engine.sharing import Network, Path, Resource, Uses
 from simulator.graph import Call, Members
 from simulator.hardware import Hardware
 from simulator.scenario import Switches
 from simulator.stored import repeated
 from simulator.trace import RATES, packer
-
-Use = tuple[Resource, int]
-"""A resource, and for how many flows of the machine a flow counts there."""
-Uses = tuple[Use, ...]
 
 
 class Machine:
@@ -96,7 +92,7 @@ class Machine:
         """Which device, node or supernode the rank is on."""
         return {"device": rank, "node": rank // self.hardware.topology.devices_per_node}.get(scope, -1)
 
-    def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> Use:
+    def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[Resource, int]:
         """The rank's instance of a resource, and for how many flows one of the rank counts there."""
         watch = self._watch(name, scope, rank) if kind == "bus" else None
         resource: Resource = self._once((kind, name, self._member(scope, rank)), lambda: Resource(bandwidth, watch))
@@ -148,7 +144,7 @@ class Machine:
         found = ((name, bus) for name, bus in self.hardware.buses.items() if capped in bus.links)
         return tuple(self._use("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in found)
 
-    def compute_bandwidth(self, rank: int) -> Use:
+    def compute_bandwidth(self, rank: int) -> tuple[Resource, int]:
         """The bandwidth of the rank's compute tier, for kernels and copies together."""
         tier = self.hardware.tiers[self.hardware.compute_tier]
         bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
@@ -175,7 +171,7 @@ class Machine:
         """
         found = self.hardware.fabrics[fabric]
         bandwidth = found.planes * found.bandwidth_bytes_per_s
-        uses: list[Use] = []
+        uses: list[tuple[Resource, int]] = []
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
             uses += (self._use("port", name, "device", rank, bandwidth), *self._buses(name, rank))
         memory: Counter[Resource] = Counter()
@@ -186,10 +182,7 @@ class Machine:
 
     def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
         """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
-
-        def make() -> Path:
-            return Path(unit, tuple(resource for resource, _ in uses), tuple(count for _, count in uses), even=even)
-
+        make = partial(Path, unit, uses, even=even)
         path: Path = make() if even else self._once((unit, uses), make)
         return path
 

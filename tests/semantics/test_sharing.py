@@ -83,7 +83,7 @@ def flows_on_links(draw):
         unit, sharing = draw(st.integers(1, 20)), draw(st.sampled_from(["fifo", "fair"]))
         on = tuple(b for b in buses if draw(st.booleans()))
         own = (Resource(unit),) if sharing == "fair" else ()
-        paths.append(Path(unit, own + on, even=sharing == "fifo"))
+        paths.append(Path(unit, tuple((resource, 1) for resource in own + on), even=sharing == "fifo"))
     caps = st.sampled_from([FULL_RATE, FULL_RATE // 2, FULL_RATE // 3, FULL_RATE // 7])
     flow = st.builds(
         lambda p, c, w, a: Flow(clock, p, c, w * FULL_RATE // 3, a),
@@ -125,6 +125,6 @@ def test_every_flow_has_a_saturated_resource_or_its_own_cap(case):
 
 def test_a_lone_flow_runs_at_the_full_rate():
     clock = Clock()
-    flow = Flow(clock, Path(10, (Resource(10),), even=False), FULL_RATE, 7 * FULL_RATE + 1, 3)
+    flow = Flow(clock, Path(10, ((Resource(10), 1),), even=False), FULL_RATE, 7 * FULL_RATE + 1, 3)
     run_engine([flow], clock)
     assert flow.ended_ns == 11, "an end is the first whole nanosecond at which the work is done"
