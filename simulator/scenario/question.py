@@ -115,7 +115,7 @@ class Largest(Part):
     @property
     def unit(self) -> str | None:
         """Unit of what is searched; None of a number."""
-        return None
+        return unit_of(self.at_most)
 
     @property
     def size(self) -> str:
@@ -129,7 +129,13 @@ class Largest(Part):
 
     def read(self, key: Amount) -> int | float:
         """Read an amount of the question as a number of its unit."""
-        return int(getattr(self, key))
+        stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
+        if isinstance(stated, int) and (self.unit is None or not stated):
+            return stated or usual
+        with in_field(key):
+            whole = parse(stated, self.unit or "B")  # a number without a unit is none
+            require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
+        return int(whole)
 
     def written(self, value: int | float | None) -> str:
         """Write a value for people; nothing for none."""
@@ -163,24 +169,9 @@ class Least(Largest):
         """Path to the field, from the three documents."""
         return self.field
 
-    @property
-    def unit(self) -> str | None:
-        """Unit of what is searched; None of a number."""
-        return unit_of(self.at_most)
-
     def beside(self, value: int | float) -> int | float | None:
         """With which value the row runs that a step is held against: with the largest one."""
         return self.values[-1]
-
-    def read(self, key: Amount) -> int | float:
-        """Read an amount of the question as a number of its unit."""
-        stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
-        if isinstance(stated, int) and (self.unit is None or not stated):
-            return stated or usual
-        with in_field(key):
-            whole = parse(stated, self.unit or "B")  # a number without a unit is none
-            require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
-        return int(whole)
 
     def _check(self) -> None:
         super()._check()
