@@ -214,26 +214,22 @@ def _opened(
 ) -> Connection:
     """Start a process with a pipe to it, and note it; an error of the system if there can be no more."""
     here, there = Pipe()
-    process = process_of(target=_begin, args=(there, gc.get_threshold()[0], serve, shared))
+    process = process_of(target=_begin, args=(there, serve, shared))
     with there, waiting():
         process.start()
         started.append(process)
     return here
 
 
-def _begin(there: Connection, seldom: int, serve: Callable[..., None], shared: Any) -> None:
-    """In a process that was started: leave a terminal's signals to the one that started it, and end after it.
-
-    It looks for garbage as seldom as that one, and a fork not in all that it has inherited.
-    """
+def _begin(there: Connection, serve: Callable[..., None], shared: Any) -> None:
+    """In a process that was started: leave a terminal's signals to the one that started it, and end after it."""
     for number in INTERRUPTS:
         is_left = number in (signal.SIGINT, signal.SIGHUP)
         signal.signal(number, signal.SIG_IGN if is_left else signal.SIG_DFL)
     with suppress(RuntimeError):  # the system allows no more threads
         Thread(target=_outlived, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
-    gc.freeze()
-    gc.set_threshold(seldom)
+    gc.freeze()  # looks for no garbage in what a fork has inherited
     with suppress(EOFError, ConnectionError):  # nobody asks for more, or listens
         serve(there, shared)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -21,8 +20,6 @@ from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sw
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
 _LATER_S = 0.01
-_SELDOM = 20_000
-"""So many objects more, and garbage is looked for: few of ours are, or lie in cycles, and most stay to the end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -42,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str] | None) -> int:
     """Run the command line, tell how it ended, and return the exit code."""
-    gc.set_threshold(_SELDOM)
     _prepare()
     _Interrupt.came = False
     if sys.unraisablehook is sys.__unraisablehook__:
