@@ -13,7 +13,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import Job
 from simulator.importers import refuse_foreign
 from simulator.report.rows import by_step
-from simulator.run.case import Case, Policies, prepare
+from simulator.run.case import Case, Policies, names_in, prepare
 from simulator.run.questions import beside, free, searched
 from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
@@ -71,8 +71,7 @@ def run(  # noqa: PLR0913 - what is run, and how
         given = {"scenario": scenario, "hardware": hardware, "workload": workload}
         found = " and ".join(name for name, value in given.items() if value is not None) or "nothing"
         insist(scenario is None and hardware is not None and workload is not None, "run", must, found, do)
-        rows = () if policies is None or isinstance(policies, Mapping) else policies
-        scenario = asked_for(str(hardware), str(workload), [rows] if isinstance(rows, str) else rows)
+        scenario = asked_for(str(hardware), str(workload), names_in(policies))
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
     return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if)

@@ -205,6 +205,13 @@ def named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice]:
     return chosen
 
 
+def names_in(policies: Policies | None) -> tuple[str, ...]:
+    """Return the names in what is asked for; none if all rows are, or functions."""
+    if policies is None or isinstance(policies, Mapping):
+        return ()
+    return (policies,) if isinstance(policies, str) else tuple(policies)
+
+
 def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
     for name, decide in policies.items():
         if not callable(decide):

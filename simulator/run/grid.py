@@ -24,7 +24,7 @@ from simulator.processes import worked
 from simulator.report.grids import grid_view, needs
 from simulator.report.uncertain import Summed, summed
 from simulator.report.views import Varied
-from simulator.run.case import Case, Policies, named, prepare
+from simulator.run.case import Case, Policies, named, names_in, prepare
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
 from simulator.run.kept import SUFFIXES, Kept, appended, code_key, key_of, usual_folder
@@ -278,10 +278,9 @@ def _measured(
     rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
     insist(not (with_bounds and jitter), base.place("bounds"), rule, f"jitter of {jitter:g}", do)
     once = Once(base, policies) if study.plans == "once" else None
-    names = None if policies is None or isinstance(policies, Mapping) else policies
-    if names is not None:
+    if names := names_in(policies):
         named(base.scenario, names)
-    about = [provenance(base, names), code_key(), with_bounds, (jitter, seed), once is not None]
+    about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
     about.append([(one.fields, one.unit) for one in axes])
     key = partial(key_of, key_of(about).hex())
     return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
@@ -299,8 +298,7 @@ def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str,
 
 def _again(study: StudyDocument, policies: Policies | None) -> dict[str, str]:
     """The study beside the documents of a folder of results, which runs the same again."""
-    rows = () if policies is None or isinstance(policies, Mapping) else tuple(policies)
-    changes = {"scenario": "scenario.yaml", "set_": {}, "policies": rows}
+    changes = {"scenario": "scenario.yaml", "set_": {}, "policies": names_in(policies)}
     return {"study.yaml": catalog.dump(study.model_copy(update=changes))}
 
 
