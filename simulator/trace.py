@@ -235,11 +235,11 @@ class Trace:
             Rows of the residencies.
         """
         known = {(rank, tier, tensor): size for rank, tier, tensor, size in self.stored_once}
-        found = np.zeros(len(rows["tier"]), np.int64)
-        at = np.flatnonzero(np.isin(rows["tensor"], [tensor for _, _, tensor in known]))
-        keys = zip(*(rows[name][at].tolist() for name in ("rank", "tier", "tensor")), strict=True)
-        found[at] = [known.get(key, 0) for key in keys]
-        return found
+        repeated = np.zeros(len(rows["tier"]), np.int64)
+        rows_at = np.flatnonzero(np.isin(rows["tensor"], [tensor for _, _, tensor in known]))
+        keys = zip(*(rows[name][rows_at].tolist() for name in ("rank", "tier", "tensor")), strict=True)
+        repeated[rows_at] = [known.get(key, 0) for key in keys]
+        return repeated
 
     def by_rank(self) -> tuple[Trace, ...]:
         """What happened on each rank: as many traces of one rank, which is number 0 there.

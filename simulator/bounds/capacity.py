@@ -174,10 +174,10 @@ class Fit:
 
     def full(self, need: Need, worst: int) -> str:
         """Say from which op on there is no room, and what came last of all that stays until most is needed."""
-        found, ops = self.demand.lifetimes, self.graph.ops
+        lifetimes, ops = self.demand.lifetimes, self.graph.ops
         first = int((self.by_op[need.counts_idle] > need.capacity_bytes).argmax())
-        stay = [t for t, dies in enumerate(found.dies) if dies >= worst and 0 < found.born[t] <= first]
-        last = max(stay, key=lambda t: (found.born[t], found.dies[t], t), default=None)
+        stay = [t for t, dies in enumerate(lifetimes.dies) if dies >= worst and 0 < lifetimes.born[t] <= first]
+        last = max(stay, key=lambda t: (lifetimes.born[t], lifetimes.dies[t], t), default=None)
         name = "" if last is None else self.graph.tensors[last].name
         return full_from(f"op {ops[first].name!r}", f"op {ops[worst].name!r}", name)
 

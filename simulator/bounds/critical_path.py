@@ -239,12 +239,12 @@ class Team:
     @cached_property
     def first_alike(self) -> tuple[int, ...]:
         """For each rank the lowest one that it is alike to."""
-        found = self.job.graph_of
+        kinds = self.job.graph_of
         while True:
-            finer = self._told_apart(found)
-            if len(set(finer)) == len(set(found)):
+            finer = self._told_apart(kinds)
+            if len(set(finer)) == len(set(kinds)):
                 return finer
-            found = finer
+            kinds = finer
 
     def _told_apart(self, kind: Sequence[int]) -> tuple[int, ...]:
         """For each rank the first that nothing tells from it, if these are the kinds so far."""
@@ -281,33 +281,33 @@ class Team:
         return cache(self._timed)
 
     def _timed(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
-        graph_of, leads, found = self.job.graph_of, sorted(set(self.first_alike)), dict[int, Timing]()
+        graph_of, leads, timings = self.job.graph_of, sorted(set(self.first_alike)), dict[int, Timing]()
         kinds = [(self.precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
         meets = any(graph.meets for graph in self.job.graphs)
         network = Network(kinds, self._meetings(leads), may_repeat=may_repeat) if meets else None
-        for number, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
-            timing = network.timing(number) if network else Timing.alone(*kind, may_repeat=may_repeat)
-            found[graph_of[lead]] = _either(found.get(graph_of[lead], timing), timing)
-        return tuple(found[graph] for graph in range(len(self.job.graphs)))
+        for position, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
+            timing = network.timing(position) if network else Timing.alone(*kind, may_repeat=may_repeat)
+            timings[graph_of[lead]] = _either(timings.get(graph_of[lead], timing), timing)
+        return tuple(timings[graph] for graph in range(len(self.job.graphs)))
 
     def _times_ns(self, rank: int) -> Sequence[int]:
-        number = self.job.graph_of[rank]
-        if rank == self.job.graph_of.index(number):
-            return self.times_ns[number]
-        return durations_ns(self.job.graphs[number], self.hardware, rank)
+        graph = self.job.graph_of[rank]
+        if rank == self.job.graph_of.index(graph):
+            return self.times_ns[graph]
+        return durations_ns(self.job.graphs[graph], self.hardware, rank)
 
     def _meetings(self, leads: Sequence[int]) -> Mapping[Part, Sequence[Part]]:
         """The parts of each collective, op by op of the first ranks of all kinds."""
-        number = {lead: kind for kind, lead in enumerate(leads)}
-        found: dict[Part, Sequence[Part]] = {}
+        kind_of = {lead: kind for kind, lead in enumerate(leads)}
+        parts_of: dict[Part, Sequence[Part]] = {}
         for kind, lead in enumerate(leads):
             for call, ops in self._roles_of(lead).ops.items():
                 members = self._roles_of(lead).members[call][lead]
-                parts = ((number[self.first_alike[rank]], call if rank == lead else call.answer) for rank in members)
+                parts = ((kind_of[self.first_alike[rank]], call if rank == lead else call.answer) for rank in members)
                 at = [(other, self._roles_of(leads[other]).ops.get(part, [])) for other, part in sorted(set(parts))]
                 for turn, op in enumerate(ops):
-                    found[kind, op] = [(other, line[turn]) for other, line in at if turn < len(line)]
-        return found
+                    parts_of[kind, op] = [(other, line[turn]) for other, line in at if turn < len(line)]
+        return parts_of
 
     def sharers(self, graph: int) -> dict[str, int]:
         """For each bus that ranks share, how many do there at the same time what a rank of the graph does.

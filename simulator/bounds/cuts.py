@@ -87,7 +87,7 @@ def cuts_of(hardware: Hardware, most_bytes: int) -> list[Cut]:
     most_bytes
         What may ask for room at once at most [B].
     """
-    names, links, found = hardware.tier_names, hardware.links, list[Cut]()
+    names, links, cuts = hardware.tier_names, hardware.links, list[Cut]()
     wider, tiers = {hardware.compute_tier}, set[str]()
     while wider != tiers:
         tiers = wider
@@ -95,11 +95,11 @@ def cuts_of(hardware: Hardware, most_bytes: int) -> list[Cut]:
         room = sum(hardware.tiers[name].usable_bytes for name in within if name != hardware.compute_tier)
         into = [name for name, link in links.items() if link.target in tiers and link.source not in tiers]
         out_of = [name for name, link in links.items() if link.source in tiers and link.target not in tiers]
-        if found and (room >= most_bytes or not (into or out_of)):
+        if cuts and (room >= most_bytes or not (into or out_of)):
             break
-        found.append(Cut(frozenset(map(names.index, within)), " and ".join(within), room, into, out_of))
+        cuts.append(Cut(frozenset(map(names.index, within)), " and ".join(within), room, into, out_of))
         wider = tiers.union(link.target for link in links.values() if link.source in tiers and not link.via)
-    return found
+    return cuts
 
 
 def reached(start: int, edges: Sequence[tuple[int, int]]) -> set[int]:
@@ -163,22 +163,22 @@ def bottlenecks(
     sharers
         For each bus, how many ranks do there at the same time what this one does.
     """
-    found = []
+    narrow = []
     for number, cut in enumerate(cuts):
         into, out_of = (rate_of(names, hardware, sizes) for names in (cut.into, cut.out_of))
         for way, names, ends in (("into", cut.into, (into, 0)), ("out of", cut.out_of, (0, out_of))):
             wires = hardware.wires(names)
             name = f"link {wires[0]}" if len(wires) == 1 else f"links {way} {cut.name}"
-            found.append(Bottleneck(name, number, *ends))
+            narrow.append(Bottleneck(name, number, *ends))
         for name, queue in hardware.copy_queues.items():
             if len(cut.into) == len(cut.out_of) == 1 and {*cut.into, *cut.out_of} <= set(queue):
-                found.append(Bottleneck(f"queue {name}", number, into, out_of, hardware.links[cut.into[0]].channels))
+                narrow.append(Bottleneck(f"queue {name}", number, into, out_of, hardware.links[cut.into[0]].channels))
         for name, bus in hardware.buses.items():
             passing, rate = hardware.passing(bus.links).keys(), bus.bandwidth_bytes_per_s
             into, out_of = (rate if names and passing >= set(names) else 0 for names in (cut.into, cut.out_of))
             if into or out_of:
-                found.append(Bottleneck(f"bus {name}", number, into, out_of, times=sharers.get(name, 1)))
-    return found
+                narrow.append(Bottleneck(f"bus {name}", number, into, out_of, times=sharers.get(name, 1)))
+    return narrow
 
 
 def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ()) -> int | float:

@@ -160,9 +160,9 @@ class Demand:
 
     def _of_tensor(self, tensor: int, size: int, *, is_there: bool) -> Iterator[tuple[int, ...]]:
         """The stretches of a tensor in order; of one that is there all the time, over all ops between its uses."""
-        precedence, found = self.precedence, self.lifetimes
-        uses, writes, ops = found.uses[tensor], found.writes[tensor], len(precedence.graph.ops)
-        if uses and tensor in found.inputs and found.is_read(tensor, uses[0]):
+        precedence, lifetimes = self.precedence, self.lifetimes
+        uses, writes, ops = lifetimes.uses[tensor], lifetimes.writes[tensor], len(precedence.graph.ops)
+        if uses and tensor in lifetimes.inputs and lifetimes.is_read(tensor, uses[0]):
             uses = (-1, *uses)
         if not (precedence.in_line or is_there):
             uses = self._telling(tensor, uses)
@@ -170,7 +170,7 @@ class Demand:
             first, last = after + 1, reader - 1
             if not is_there:
                 first, last = precedence.first_behind(after), precedence.ended[reader]
-            if first <= last and (found.is_read(tensor, reader) if reader < ops else tensor in found.stays):
+            if first <= last and (lifetimes.is_read(tensor, reader) if reader < ops else tensor in lifetimes.stays):
                 due = precedence.awaited_by(reader) if reader < ops else ops
                 version = bisect_right(writes, after) - 1
                 maker = writes[version] if version >= 0 else -1

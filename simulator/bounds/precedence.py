@@ -69,13 +69,13 @@ class Precedence:
         """By op of two steps, one after the other, those after whose end it starts; what follows may be left out."""
         ops, streams, shared = len(self.streams), self.streams, self._shared
         previous, writer, users = dict[int, int](), dict[int, int](), dict[int, list[int]]()
-        found = list[list[int]]()
+        after = list[list[int]]()
         for at, what in enumerate(self.graph.ops * 2):
             stream = streams[at % ops]
             reads, writes = ([t for t in tensors if t in shared] for tensors in (what.reads, what.writes))
             earlier = {writer[t] for t in reads if t in writer}.union(*(users.get(t, ()) for t in writes))
-            found.append([previous[stream]] if stream in previous else [])
-            found[at] += sorted(op for op in earlier if streams[op % ops] != stream)
+            after.append([previous[stream]] if stream in previous else [])
+            after[at] += sorted(op for op in earlier if streams[op % ops] != stream)
             for t in reads:
                 known = users.setdefault(t, [])
                 if known and streams[known[-1] % ops] == stream:
@@ -84,22 +84,22 @@ class Precedence:
             for t in writes:
                 writer[t], users[t] = at, [at]
             previous[stream] = at
-        return found
+        return after
 
     @cached_property
     def opened(self) -> dict[int, int]:
         """Op of two steps, if beside the line -> the compute of the line that starts no later."""
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(self.lifetimes.inputs)
-        takes, found, latest = list[bool](), dict[int, int](), -1
+        takes, opened, latest = list[bool](), dict[int, int](), -1
         for what in self.graph.ops:
             takes.append(any(tensors[t].size_bytes for t in what.writes if t not in exists) or what.workspace_bytes > 0)
             exists.update(what.writes)
         for at, what in enumerate(self.graph.ops * 2):
             if takes[at % ops] and self.streams[at % ops] and latest >= 0:
-                found[at] = latest
+                opened[at] = latest
             elif takes[at % ops] and not self.streams[at % ops] and what.collective is None:
                 latest = at
-        return found
+        return opened
 
     @cached_property
     def ended(self) -> list[int]:
@@ -110,10 +110,10 @@ class Precedence:
         ops = len(self.streams)
         if self.in_line:
             return list(range(-1, ops))
-        found: list[int] = []
+        ended: list[int] = []
         for earlier in self.within:
-            found.append(max((found[p] if self.streams[p] else p for p in earlier), default=-1))
-        return [*found, ops - 1]
+            ended.append(max((ended[p] if self.streams[p] else p for p in earlier), default=-1))
+        return [*ended, ops - 1]
 
     @cached_property
     def follows(self) -> list[int]:
@@ -121,12 +121,12 @@ class Precedence:
         ops = len(self.streams)
         if self.in_line:
             return list(range(1, ops + 1))
-        found = [ops] * ops
+        follows = [ops] * ops
         for op in reversed(range(ops)):
-            first = found[op] if self.streams[op] else op
+            first = follows[op] if self.streams[op] else op
             for p in self.within[op]:
-                found[p] = min(found[p], first)
-        return found
+                follows[p] = min(follows[p], first)
+        return follows
 
     def first_behind(self, op: int) -> int:
         """The first op of the line that surely starts after the end of an op; of -1, of the start of the step."""

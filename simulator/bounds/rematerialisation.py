@@ -66,8 +66,8 @@ class Rematerialisation:
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
         """What a step takes at least at the op at which a budget [B] costs most [ns], and what to call it."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
-        found = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS))
-        ns, op = max(found, default=(0, 0))
+        least_ns = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS))
+        ns, op = max(least_ns, default=(0, 0))
         return ns, f"room or recompute at {self._timing.precedence.graph.ops[op].name}"
 
     def _least_ns(self, k: int, budget_bytes: int | float) -> int:

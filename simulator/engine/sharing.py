@@ -268,18 +268,18 @@ class Network:
 
 def _connected(pipe: Pipe, seen: set[Pipe]) -> list[Pipe]:
     """Pipes with flows that share resources with this one, directly or through others; none if it was seen."""
-    found, frontier, resources = [], [pipe], set()
+    connected, frontier, resources = [], [pipe], set()
     while frontier:
-        one = frontier.pop()
-        if one in seen:
+        other = frontier.pop()
+        if other in seen:
             continue
-        seen.add(one)
-        if one.tags:
-            found.append(one)
-        if one.path.even:
-            frontier += one.path.pipes.values()
-        for resource in one.path.shared:
+        seen.add(other)
+        if other.tags:
+            connected.append(other)
+        if other.path.even:
+            frontier += other.path.pipes.values()
+        for resource in other.path.shared:
             if resource not in resources:
                 resources.add(resource)
                 frontier += resource.pipes
-    return found
+    return connected

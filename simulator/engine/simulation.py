@@ -95,8 +95,8 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
             rank.begin()
         machine.rounds.run()
         checkpoint()
-        told = [rank.blocked() for rank in ranks]
-        blocked = chain(*(own for own, _ in told), *(peers for _, peers in told))
+        sentences = [rank.blocked() for rank in ranks]
+        blocked = chain(*(own for own, _ in sentences), *(peers for _, peers in sentences))
         trace = machine.recorder.trace(tuple(blocked), stands_in)
     once = tuple((*place, size) for place, size in machine.stored_once.items())
     begin_together = len({program.starts_ns for _, program in simulated}) == 1
@@ -254,6 +254,6 @@ class Rank:
 
     def blocked(self) -> tuple[list[str], list[str]]:
         """What this rank lacks, and which ranks it waits for, if it is not done."""
-        told = Explainer(self._program.graph, self._places, self._streams, self._links).sentences(self._host)
-        own, peers = ([f"rank {self._number}: {sentence}" for sentence in part] for part in told)
-        return (own, peers) if self._machine.has_ranks else told
+        sentences = Explainer(self._program.graph, self._places, self._streams, self._links).sentences(self._host)
+        own, peers = ([f"rank {self._number}: {sentence}" for sentence in part] for part in sentences)
+        return (own, peers) if self._machine.has_ranks else sentences

@@ -230,11 +230,11 @@ class Ranges(Space):
         """Take the ranges of all these places, or none if one of them is not free."""
         tenancies = []
         for item, _ in wanted:
-            own = self._layout.of_item[item]
-            lap, at = divmod(self._taken[item], len(own))
-            if any(self._freed[other] < lap + more for other, more in self._layout.before[own[at]]):
+            tenancies_of_item = self._layout.of_item[item]
+            lap, turn = divmod(self._taken[item], len(tenancies_of_item))
+            if any(self._freed[other] < lap + more for other, more in self._layout.before[tenancies_of_item[turn]]):
                 return False
-            tenancies.append((item, own[at]))
+            tenancies.append((item, tenancies_of_item[turn]))
         for item, tenancy in tenancies:
             self._taken[item] += 1
             self._occupy(item, tenancy)

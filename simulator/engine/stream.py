@@ -276,8 +276,8 @@ class Stream:
                 due.setdefault(tensor, NEVER)
         if not due:
             return []
-        found = [(places.last_transfer(t, key), t, moves, t in compute.reads) for t, moves in due.items()]
-        return sorted(found, reverse=True)
+        lacking = [(places.last_transfer(t, key), t, moves, t in compute.reads) for t, moves in due.items()]
+        return sorted(lacking, reverse=True)
 
     def behind(self) -> Stream | None:
         """The stream that the head waits for first: a compute there must end, or is in line for room before it."""
@@ -338,8 +338,8 @@ class Stream:
             if room and not self._tier.admit(self, key, room):
                 return False
             self.places.hold(compute.writes, self.columns.compute_tier)
-            if own := self.columns.workspace_bytes[op]:
-                self.places.note(self.columns.compute_tier, -1 - op, own)
+            if workspace_bytes := self.columns.workspace_bytes[op]:
+                self.places.note(self.columns.compute_tier, -1 - op, workspace_bytes)
         self._lacked = None
         if compute.duration_ns >= 0:
             self.columns.duration_ns[op] = compute.duration_ns
@@ -347,9 +347,9 @@ class Stream:
 
     def _leave_places(self, op: int, compute: Compute) -> None:
         """The compute is over: what it wrote is valid here and stale elsewhere."""
-        if own := self.columns.workspace_bytes[op]:
-            self.places.note(self.columns.compute_tier, -1 - op, -own)
-            self._tier.release(own, self._workspaces - op)
+        if workspace_bytes := self.columns.workspace_bytes[op]:
+            self.places.note(self.columns.compute_tier, -1 - op, -workspace_bytes)
+            self._tier.release(workspace_bytes, self._workspaces - op)
         for valid in self.places.valid:
             is_here = valid is self._valid
             for tensor in compute.writes:

@@ -119,30 +119,31 @@ class Machine:
             key = "tier", name, self._member(tier.scope, rank)
             shared: TierInstance = self._once(key, lambda: TierInstance(*plain))
             return shared
-        own = AddressedTier(*plain, rank, self.recorder)
-        own.space, own.has_line = space_for(program, own, self.hardware.allocator), program.allocator != "fixed"
-        return own
+        addressed = AddressedTier(*plain, rank, self.recorder)
+        addressed.space = space_for(program, addressed, self.hardware.allocator)
+        addressed.has_line = program.allocator != "fixed"
+        return addressed
 
     def resources(self, link: str, rank: int) -> Uses:
         """What a link's copies share with others: staged ones and the wires on their way, buses, the compute tier."""
-        hardware, way = self.hardware, self.hardware.links[link].via
-        found = [*self._buses(link, rank)]
-        for wire in way or (link,):
-            one = hardware.links[wire]
-            if way or len(hardware.passing((wire,))) > 1:
-                found.append(self._use("link", wire, "device", rank, one.bandwidth_bytes_per_s))
-            found += self._buses(wire, rank) if way else ()
-            if self.switches.hbm_contention and hardware.compute_tier in (one.source, one.target):
-                found.append(self.compute_bandwidth(rank))
+        hardware, staged_over = self.hardware, self.hardware.links[link].via
+        uses = [*self._buses(link, rank)]
+        for wire in staged_over or (link,):
+            passed = hardware.links[wire]
+            if staged_over or len(hardware.passing((wire,))) > 1:
+                uses.append(self._use("link", wire, "device", rank, passed.bandwidth_bytes_per_s))
+            uses += self._buses(wire, rank) if staged_over else ()
+            if self.switches.hbm_contention and hardware.compute_tier in (passed.source, passed.target):
+                uses.append(self.compute_bandwidth(rank))
         counts: Counter[Resource] = Counter()
-        for resource, count in found:
+        for resource, count in uses:
             counts[resource] += count
         return tuple(counts.items())
 
     def _buses(self, capped: str, rank: int) -> Uses:
         """The rank's instances of the buses that cap a link or a port."""
-        found = ((name, bus) for name, bus in self.hardware.buses.items() if capped in bus.links)
-        return tuple(self._use("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in found)
+        capping = ((name, bus) for name, bus in self.hardware.buses.items() if capped in bus.links)
+        return tuple(self._use("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in capping)
 
     def compute_bandwidth(self, rank: int) -> tuple[Resource, int]:
         """The bandwidth of the rank's compute tier, for kernels and copies together."""
@@ -169,8 +170,8 @@ class Machine:
 
         By switch also the memory that what is sent is read from, and what is received is written to.
         """
-        found = self.hardware.fabrics[fabric]
-        bandwidth = found.planes * found.bandwidth_bytes_per_s
+        ports = self.hardware.fabrics[fabric]
+        bandwidth = ports.planes * ports.bandwidth_bytes_per_s
         uses: list[tuple[Resource, int]] = []
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
             uses += (self._use("port", name, "device", rank, bandwidth), *self._buses(name, rank))

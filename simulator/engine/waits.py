@@ -171,16 +171,16 @@ class Explainer:
         """
         peers = [self._meeting(stream) for stream in self._streams if stream.running is not None]
         stuck = [stream for stream in self._streams if stream.running is None and stream.queue]
-        told = [*chain.from_iterable(map(self._compute, sorted(stuck, key=lambda stream: stream.queue[0][0])))]
+        sentences = [*chain.from_iterable(map(self._compute, sorted(stuck, key=lambda stream: stream.queue[0][0])))]
         if host.awaited >= 0:
-            told += [f"the host waits at a sync for {self._name(host.awaited)}", *self._tensor(host.awaited, None)]
-        told += chain.from_iterable(self._head(link.queue[0]) for link in self._links if link.queue)
-        if not told and not peers:
+            sentences += [f"the host waits at a sync for {self._name(host.awaited)}", *self._tensor(host.awaited, None)]
+        sentences += chain.from_iterable(self._head(link.queue[0]) for link in self._links if link.queue)
+        if not sentences and not peers:
             unsettled = sorted(self._places.waiters)
-            told = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
-        if not told and not peers and not host.finished:
-            told = ["the host could not issue its next action"]
-        return told, peers
+            sentences = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
+        if not sentences and not peers and not host.finished:
+            sentences = ["the host could not issue its next action"]
+        return sentences, peers
 
     def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
         """Tell a sentence and the rest if it is new; a chain that comes back to one is a cycle."""

@@ -113,11 +113,11 @@ class Frames:
         path
             The file.
         """
-        found = self.columns(table)
+        columns = self.columns(table)
         with path.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file, lineterminator="\n")
-            lines.writerow(found)
-            lines.writerows(zip(*(np.asarray(column, object) for column in found.values()), strict=True))
+            lines.writerow(columns)
+            lines.writerows(zip(*(np.asarray(column, object) for column in columns.values()), strict=True))
 
     def columns(self, table: str) -> Columns:
         """Make a table as columns by name, which needs no pandas.
@@ -316,18 +316,18 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
         How many residents are named.
     """
     rows = trace.residencies.whole()
-    mine = rows["tier"] == hardware.tier_names.index(tier)
+    is_in_tier = rows["tier"] == hardware.tier_names.index(tier)
     if hardware.tiers[tier].scope == "device":
-        mine &= rows["rank"] == 0
-    time, rank, tensor, delta = (rows[name][mine] for name in ("time_ns", "rank", "tensor", "delta_bytes"))
+        is_in_tier &= rows["rank"] == 0
+    time, rank, tensor, delta = (rows[name][is_in_tier] for name in ("time_ns", "rank", "tensor", "delta_bytes"))
     if not len(delta):
         return Peak(tier, 0, 0, {}, ())
     used = np.cumsum(delta)
     at = int(used.argmax())
     held, by_kind = Counter[tuple[int, int]](), Counter[str]()
-    for t, of, size in zip(*(column[: at + 1].tolist() for column in (tensor, rank, delta)), strict=True):
-        held[t, of] += size
-    largest = sorted(((-size, t, of) for (t, of), size in held.items() if size))
+    for t, holder, size in zip(*(column[: at + 1].tolist() for column in (tensor, rank, delta)), strict=True):
+        held[t, holder] += size
+    largest = sorted(((-size, t, holder) for (t, holder), size in held.items() if size))
     for size, t, _ in largest:
         by_kind[kind_of(graph, t)] -= size
     names = tuple((name_of(graph, t), -size) for size, t, _ in largest[:most])

@@ -53,23 +53,23 @@ def summarise(
         makespan = max(row["makespan_ns"] for row in rows)
         return {**rows[0], "makespan_ns": makespan, **whole, **against(None, bound), "ranks": job.ranks}
     slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], rows[rank]["warmup_ns"], -rank))
-    mine = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
-    for column in mine:
+    of_job = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
+    for column in of_job:
         if merge := _MERGED.get(figure_of(column).over_ranks):
-            mine[column] = merge(row[column] for row in rows)
+            of_job[column] = merge(row[column] for row in rows)
     computed = [(job.graphs[one].arithmetic, times) for one, times in Counter(job.graph_of).items()]
-    whole |= achieved(computed, hardware, mine["step_ns"])
+    whole |= achieved(computed, hardware, of_job["step_ns"])
     shares = {
         "ranks": job.ranks,
         "slowest_rank": slowest,
         "least_step_ns": min(rows[rank]["step_ns"] for rank in _in_step_with(job, slowest)),
-        "collective_ns": mine.pop("collective_ns"),
-        **_shares(rows, job.ranks * mine["step_ns"]),
+        "collective_ns": of_job.pop("collective_ns"),
+        **_shares(rows, job.ranks * of_job["step_ns"]),
     }
     crowd = crowds(hardware, trace)
     shares |= {f"pulling_{name}": one.transfers for name, one in crowd.items()}
     shares |= {f"demand_{name}": one.demand for name, one in crowd.items()}
-    return {**mine, **whole, **against(mine["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
+    return {**of_job, **whole, **against(of_job["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
 
 
 def _in_step_with(job: Job, rank: int) -> list[int]:
@@ -187,7 +187,7 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
     dict
         By bus with links, of a node or of the supernode; those without a limit are left out.
     """
-    spans, found = trace.spans.whole(), {}
+    spans, by_bus = trace.spans.whole(), {}
     copies = pick(spans, (spans["kind"] == COPY) & (spans["end_ns"] > spans["start_ns"]))
     for name, bus in hardware.buses.items():
         passing = hardware.passing(bus.links)
@@ -195,13 +195,13 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
         if bus.scope == "device" or not any(rates) or inf in (bus.bandwidth_bytes_per_s, *rates):
             continue
         rate = np.array(rates, np.float64)
-        mine = pick(copies, rate[copies["track"]] > 0)
+        over_bus = pick(copies, rate[copies["track"]] > 0)
         where, times = instances(bus.scope, hardware.topology.devices_per_node, trace.stands_in)
-        time, instance = np.append(mine["start_ns"], mine["end_ns"]), np.tile(where[mine["rank"]], 2)
-        ends = np.arange(len(time)) >= len(mine["rank"])
+        time, instance = np.append(over_bus["start_ns"], over_bus["end_ns"]), np.tile(where[over_bus["rank"]], 2)
+        ends = np.arange(len(time)) >= len(over_bus["rank"])
         order = np.lexsort((~ends, time, instance))
-        count = times[mine["rank"]]
-        changes = (np.append(size, -size)[order] for size in (count, count * rate[mine["track"]]))
+        count = times[over_bus["rank"]]
+        changes = (np.append(size, -size)[order] for size in (count, count * rate[over_bus["track"]]))
         transfers, demand = (float(np.cumsum(change).max(initial=0)) for change in changes)
-        found[name] = Crowd(int(transfers), demand / bus.bandwidth_bytes_per_s)
-    return found
+        by_bus[name] = Crowd(int(transfers), demand / bus.bandwidth_bytes_per_s)
+    return by_bus

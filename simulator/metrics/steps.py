@@ -150,9 +150,9 @@ def _homes(graph: Graph, trace: Trace) -> list[int]:
     """Tier of each tensor at time 0, from the first rows of the residencies; `NOWHERE` if none."""
     homes, rows = np.full(len(graph.tensors), NOWHERE, np.int64), trace.residencies.whole()
     exists = [t for t in graph.inputs if graph.tensors[t].size_bytes]
-    mine = np.flatnonzero(np.isin(rows["tensor"], exists))
-    tensor, first = np.unique(rows["tensor"][mine], return_index=True)
-    homes[tensor] = rows["tier"][mine][first]
+    of_inputs = np.flatnonzero(np.isin(rows["tensor"], exists))
+    tensor, first = np.unique(rows["tensor"][of_inputs], return_index=True)
+    homes[tensor] = rows["tier"][of_inputs][first]
     return homes.tolist()
 
 
@@ -223,8 +223,8 @@ class Instances:
     def __init__(self, hardware: Hardware, trace: Trace) -> None:
         self.ranks, on_node = len(trace.stands_in), hardware.topology.devices_per_node
         self._repeated_bytes = trace.repeated_bytes
-        found = [instances(tier.scope, on_node, trace.stands_in) for tier in hardware.tiers.values()]
-        self._member, self._count = (np.array(column) for column in zip(*found, strict=True))
+        by_tier = [instances(tier.scope, on_node, trace.stands_in) for tier in hardware.tiers.values()]
+        self._member, self._count = (np.array(column) for column in zip(*by_tier, strict=True))
 
     def of(self, rows: Block) -> Ints:
         """The instance in which each row of the residencies is: its tier's id times `ranks`, plus a number."""
@@ -242,9 +242,9 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
     Where there are several instances of a tier, it is the fullest one's.
     """
-    found = Peaks(hardware, trace)
-    found.take(trace.residencies.whole())
-    return found.bytes
+    peaks = Peaks(hardware, trace)
+    peaks.take(trace.residencies.whole())
+    return peaks.bytes
 
 
 class Peaks:

@@ -150,20 +150,20 @@ def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
     meets = is_collective(graph, trace)
-    mine = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
-    mine &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
+    on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
+    on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)
     took = spans["end_ns"] - spans["start_ns"]
     waits = _waits(trace, window)
     by_cause = np.zeros(len(CAUSES), np.int64)
     np.add.at(by_cause, waits["cause"], waits["end_ns"] - waits["start_ns"])
-    by_cause[CAUSES.index("collective")] += took[mine & meets].sum()
+    by_cause[CAUSES.index("collective")] += took[on_main_stream & meets].sum()
     return {
         "warmup_ns": window.start_ns,
-        "compute_ns": int(took[mine & ~meets & ~again].sum()),
-        "recompute_ns": int(took[mine & ~meets & again].sum()),
+        "compute_ns": int(took[on_main_stream & ~meets & ~again].sum()),
+        "recompute_ns": int(took[on_main_stream & ~meets & again].sum()),
         "stall_ns": int(by_cause.sum()),
         **{f"wait_{cause}_ns": ns for cause, ns in zip(CAUSES, by_cause.tolist(), strict=True)},
-        "drain_ns": window.end_ns - max(window.start_ns, int(spans["end_ns"][mine].max(initial=0))),
+        "drain_ns": window.end_ns - max(window.start_ns, int(spans["end_ns"][on_main_stream].max(initial=0))),
     }
 
 
@@ -177,11 +177,11 @@ def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]
         return exposed_ns(ends, (waits["start_ns"], waits["end_ns"]), within)
 
     transfer, exposed = carried(copies)
-    found: dict[str, Any] = {"transfer_ns": transfer, "exposed_transfer_ns": exposed}
-    found["hidden_fraction"] = 1 - exposed / transfer if transfer else None
+    figures: dict[str, Any] = {"transfer_ns": transfer, "exposed_transfer_ns": exposed}
+    figures["hidden_fraction"] = 1 - exposed / transfer if transfer else None
     for number, name in enumerate(hardware.link_names):
-        found[f"busy_{name}_ns"], found[f"exposed_{name}_ns"] = carried(copies & (spans["track"] == number))
-    return found
+        figures[f"busy_{name}_ns"], figures[f"exposed_{name}_ns"] = carried(copies & (spans["track"] == number))
+    return figures
 
 
 def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) -> tuple[int, int]:
@@ -194,9 +194,9 @@ def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) ->
     window
         Where it is counted [ns].
     """
-    start, end = (np.concatenate(both) for both in zip(carried, waits, strict=True))
+    starts, ends = (np.concatenate(both) for both in zip(carried, waits, strict=True))
     busy = union_ns(*carried, window)
-    return busy, busy + union_ns(*waits, window) - union_ns(start, end, window)
+    return busy, busy + union_ns(*waits, window) - union_ns(starts, ends, window)
 
 
 def _waits(trace: Trace, window: Window) -> Block:
@@ -219,11 +219,11 @@ def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
     dict
         Columns ``cause`` and ``on`` of the waits -> time [ns]. A collective on the main stream is no wait here.
     """
-    found: Counter[tuple[int, int]] = Counter()
+    waited_ns: Counter[tuple[int, int]] = Counter()
     waits = _waits(ran.trace, _measured(graph, ran))
     for cause, on, start, end in tuples(waits, "cause", "on", "start_ns", "end_ns"):
-        found[cause, on] += end - start
-    return dict(found)
+        waited_ns[cause, on] += end - start
+    return dict(waited_ns)
 
 
 def is_collective(graph: Graph, trace: Trace) -> Bools:
@@ -249,12 +249,12 @@ def _is_issued(spans: Block, window: Window) -> Bools:
 
 def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> dict[str, int]:
     spans, sizes = trace.spans.whole(), np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
-    mine = _is_issued(spans, window) & (spans["kind"] == COPY)
+    is_measured = _is_issued(spans, window) & (spans["kind"] == COPY)
     total = np.zeros(len(hardware.links), np.int64)
-    np.add.at(total, spans["track"][mine], sizes[spans["item"][mine]])
-    own = dict(zip(hardware.link_names, total.tolist(), strict=True))
-    passing = {name: hardware.passing((name,)).items() for name in own}
-    return {f"moved_{name}_bytes": sum(times * own[link] for link, times in passing[name]) for name in own}
+    np.add.at(total, spans["track"][is_measured], sizes[spans["item"][is_measured]])
+    moved = dict(zip(hardware.link_names, total.tolist(), strict=True))
+    passing = {name: hardware.passing((name,)).items() for name in moved}
+    return {f"moved_{name}_bytes": sum(times * moved[link] for link, times in passing[name]) for name in moved}
 
 
 def fragmentation(hardware: Hardware, trace: Trace, window: Window | None) -> dict[str, Any]:
@@ -315,24 +315,24 @@ def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | 
     ranks, tokens
         How many ranks ran; how many tokens all of them handle in a step, if that is known.
     """
-    step_ns, found = row["step_ns"], dict[str, float | None]()
+    step_ns, paid = row["step_ns"], dict[str, float | None]()
     if step_ns is None:
-        return found
+        return paid
     tiers, sharing = hardware.tiers.items(), hardware.topology.sharing
     instances = {name: -(-ranks // sharing[tier.scope]) for name, tier in tiers}
     if (joules := row.get("energy_j")) is not None:
-        found["energy_per_token_j"] = joules / tokens if tokens else None
+        paid["energy_per_token_j"] = joules / tokens if tokens else None
     if hardware.states_prices:
         of_room = sum(
             row[f"peak_{name}_bytes"] * instances[name] * (tier.price_nusd_per_gb_month or 0) for name, tier in tiers
         )
         of_time = ranks * (hardware.compute.price_uusd_per_h or 0) / 1e6 / _HOUR_NS
-        found["step_usd"] = dollars = step_ns * (of_time + of_room / 1e18 / _MONTH_NS)
-        found["usd_per_million_tokens"] = dollars * 1e6 / tokens if tokens else None
+        paid["step_usd"] = dollars = step_ns * (of_time + of_room / 1e18 / _MONTH_NS)
+        paid["usd_per_million_tokens"] = dollars * 1e6 / tokens if tokens else None
     for name, tier in tiers:
         if tier.endurance_bytes is not None:
             into = hardware.wires(link for link, one in hardware.links.items() if one.target == name)
             written = sum(row[f"moved_{link}_bytes"] for link in into)
             life_ns = instances[name] * tier.endurance_bytes / written * step_ns if written else None
-            found[f"life_{name}_years"] = None if life_ns is None else life_ns / _YEAR_NS
-    return found
+            paid[f"life_{name}_years"] = None if life_ns is None else life_ns / _YEAR_NS
+    return paid
