@@ -14,8 +14,7 @@ import click
 
 from simulator import __version__, interrupts
 from simulator.cli.asking import crossover, frontier, largest, least, limits
-from simulator.cli.documents import check, diff, graph, layout, list_, schema
-from simulator.cli.importing import import_
+from simulator.cli.documents import check, diff, graph, import_, layout, list_, schema
 from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sweep, validate
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141

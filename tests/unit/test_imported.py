@@ -117,7 +117,7 @@ def test_what_could_run_code_is_never_opened(tmp_path, start):
 def test_a_reader_is_the_packages_too_and_has_options_that_the_command_knows(kind):
     reader = KINDS[kind].reader
     assert getattr(hosim, reader.__name__) is reader
-    from simulator.cli.importing import import_
+    from simulator.cli.documents import import_
 
     command = import_.get_command(None, kind)
     assert all(one.help for one in command.params if one.param_type_name == "option"), "each option says what it is"
@@ -168,7 +168,7 @@ def test_options_of_all_types_are_made_of_a_signature(monkeypatch):
 
     from click.testing import CliRunner
 
-    from simulator.cli import importing
+    from simulator.cli import documents
 
     given = {}
 
@@ -189,7 +189,7 @@ def test_options_of_all_types_are_made_of_a_signature(monkeypatch):
         given.update({key: value for key, value in locals().items() if key != "given"})
         raise ConfigError(source, "it is read", "not", "stop")
 
-    command = importing._command("odd", "something odd", read_odd)
+    command = documents._command("odd", "something odd", read_odd)
     told = CliRunner().invoke(command, ["--help"]).output
     assert "How many of them.  [default: 3]" in told
     assert "[train|decode]" in told
