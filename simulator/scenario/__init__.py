@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -13,8 +13,7 @@ from pydantic_core import CoreSchema
 from simulator.document import Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
 from simulator.scenario.question import Frontier, Largest, Least
-from simulator.scenario.slo import Slo
-from simulator.units import Bytes, nearest, require
+from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Keep", "Kind", "Largest", "Least",
@@ -139,6 +138,30 @@ class Switches(Part):
     copies_wait_for: Literal["start", "end"] = "start"
     hbm_contention: StrictBool = False
     collectives: Literal["own_stream", "compute_stream"] = "own_stream"
+
+
+class Slo(Part):
+    """Objectives of a service: what a request's latencies may be at most, for it to count as goodput.
+
+    Attributes
+    ----------
+    ttft_ns, tpot_ns, e2e_ns
+        Time to the first token, time of each output token after it, and time to the last one [ns].
+    """
+
+    ttft_ns: Nanoseconds | None = Field(None, alias="ttft")
+    tpot_ns: Nanoseconds | None = Field(None, alias="tpot")
+    e2e_ns: Nanoseconds | None = Field(None, alias="e2e")
+
+    def _check(self) -> None:
+        require(self.model_fields_set, "an objective names a latency", "none", do="add ttft, tpot or e2e")
+
+    def is_met(self, latencies: Mapping[str, Any]) -> bool:
+        """Whether a request that has left met them all: its latencies [ns] by the names of the attributes."""
+        if latencies["e2e_ns"] is None:
+            return False
+        limits = ((name, getattr(self, name)) for name in type(self).model_fields)
+        return all(limit is None or (latencies[name] or 0) <= limit for name, limit in limits)
 
 
 class Scenario(Document):
