@@ -136,9 +136,9 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
     """
     plans, errors = [], []
     for task in case.tasks:
+        case.trials.begin(lambda number: progress(f"{label}, plan {number:,} is tried", 0, 0))
         try:
-            with case.trials.told(lambda number: progress(f"{label}, plan {number:,} is tried", 0, 0)):
-                plan = decide(task.problem)
+            plan = decide(task.problem)
         except CapacityError as error:
             errors.append(error)
         else:

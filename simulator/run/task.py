@@ -6,8 +6,7 @@ rank, or on one that stands for several, beside what is not known yet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -122,24 +121,18 @@ class Trials:
 
     def __init__(self, drawn: RunDraws) -> None:
         self._drawn = drawn
-        self._begun = 0
-        self._tell: Callable[[int], None] | None = None
-        self._fastest: tuple[int, Problem, Plan, Trace] | None = None
+        self.begin(lambda number: None)
 
-    @contextmanager
-    def told(self, tell: Callable[[int], None]) -> Iterator[None]:
-        """Tell of each plan that is tried meanwhile which it is, from 1 on.
+    def begin(self, tell: Callable[[int], None]) -> None:
+        """Count plans anew, and forget the fastest.
 
         Parameters
         ----------
         tell
-            Called before it is tried.
+            Called before each plan is tried, with its number, from 1 on.
         """
-        self._begun, self._tell, self._fastest = 0, tell, None
-        try:
-            yield
-        finally:
-            self._tell = None
+        self._begun, self._tell = 0, tell
+        self._fastest: tuple[int, Problem, Plan, Trace] | None = None
 
     def __call__(self, problem: Problem, plan: Plan) -> Replay:
         """What a policy learns by trying a plan: on one rank that stands for all that do the same, if it can.
@@ -148,8 +141,7 @@ class Trials:
         tried with draws that are not those of the run.
         """
         self._begun += 1
-        if self._tell is not None:
-            self._tell(self._begun)
+        self._tell(self._begun)
         graph, hardware, times_ns = problem.graph, problem.hardware, problem.durations_ns
         draws = self._drawn.draws(graph, rehearsal=True) if plan.fixed is None else None
         lone, starts = alone(graph, times_ns), plan.starts_ns

@@ -16,12 +16,11 @@ def test_each_plan_that_is_tried_is_told_while_somebody_listens():
     case, told = read(SCENARIO), []
     plan = POLICIES["lookahead"].plan(case.problem, {"select_distance": 1, "distance": 1})
     case.problem.replay(plan)
-    with case.trials.told(told.append):
-        case.problem.replay(plan)
-        case.problem.replay(plan)
+    case.trials.begin(told.append)
     case.problem.replay(plan)
-    with case.trials.told(told.append):
-        case.problem.replay(plan)
+    case.problem.replay(plan)
+    case.trials.begin(told.append)
+    case.problem.replay(plan)
     assert told == [1, 2, 1]
 
 
@@ -34,8 +33,8 @@ def test_a_run_tells_which_plan_it_tries():
 def test_what_happened_under_the_fastest_plan_is_known_once():
     case = read(SCENARIO)
     plan = POLICIES["lookahead"].plan(case.problem, {"select_distance": 1, "distance": 1})
-    with case.trials.told(lambda number: None):
-        case.problem.replay(plan)
+    case.trials.begin(lambda number: None)
+    case.problem.replay(plan)
     known, again = case.trials.known(case.problem, replace(plan, policy="other words")), execute(case, [plan])
     assert known is not None
     assert [values.tolist() for values in known.spans.whole().values()] == [
