@@ -151,11 +151,9 @@ class Case:
         return static.Options.model_validate(choice.options) if choice.policy == "static" else None
 
     def _policy(self, choice: PolicyChoice) -> Policy:
-        def where(*keys: str) -> str:
-            known = [own.row for own in self.loaded.scenario.policies]
-            place = str(known.index(choice.row)) if choice.row in known else choice.row
-            return self.loaded.place("policies", place, *keys)
-
+        rows = [one.row for one in self.loaded.scenario.policies]
+        place = str(rows.index(choice.row)) if choice.row in rows else choice.row
+        where = partial(self.loaded.place, "policies", place)
         if choice.is_file:
             path = self.loaded.paths[f"plan {choice.row}"]
             if len(self.tasks) > 1 and "*" not in str(path):
