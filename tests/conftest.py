@@ -1,4 +1,4 @@
-"""What all tests share: how often Python looks for garbage, compiled files, and a place for rows that sweeps keep."""
+"""What all tests share: how often Python looks for garbage, compiled files, and threads."""
 
 import gc
 import os
@@ -9,6 +9,9 @@ import pytest
 # One process compiles a file, and the others read that: workers, and the commands that tests start.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Each core has a worker already. More threads of torch would wait for one another, which takes three times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_collection_finish() -> None:

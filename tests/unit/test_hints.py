@@ -12,6 +12,8 @@ import simulator as hosim
 from simulator import catalog
 from simulator.hardware import asked_bytes_per_s, without_effect
 
+pytestmark = pytest.mark.usefixtures("quick_plans")
+
 
 def _said(tmp_path, **more):
     return "\n".join(hosim.run(chain.write(tmp_path), **more).sentences)
