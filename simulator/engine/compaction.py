@@ -15,11 +15,11 @@ from math import isfinite
 
 import simpy
 
+from simulator.engine.allocators import BestFit, Pools, Ranges, Space
+from simulator.engine.event_loop import Gate, Recurring, Wanted
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Program
-from simulator.engine.rounds import Gate, Recurring, Wanted
-from simulator.engine.spaces import BestFit, Pools, Ranges, Space
 from simulator.engine.stream import Stream
 from simulator.errors import CapacityError, ScopeError, Shortfall
 from simulator.graph import Graph

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from simulator.cost.service import ceil_div
-from simulator.engine.counter import Counted, Exclusive
+from simulator.engine.dependencies import Counted, Exclusive
+from simulator.engine.event_loop import RANK_SHIFT, Recurring, Watchers
 from simulator.engine.places import Places
-from simulator.engine.rounds import RANK_SHIFT, Recurring, Watchers
 from simulator.engine.stream import Stream, is_waiting
 from simulator.plan import COMPUTE, COPY, DETACH
 

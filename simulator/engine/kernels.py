@@ -15,7 +15,7 @@ from functools import cache, partial
 from simulator.cost import chosen_op, expected_op, memory_rate_cap, roofline
 from simulator.cost.collectives import phases
 from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
-from simulator.engine.rounds import Clock, Recurring, Watchers
+from simulator.engine.event_loop import Clock, Recurring, Watchers
 from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import Compute, Stream
 from simulator.graph import Collective, Graph

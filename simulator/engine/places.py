@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
+from simulator.engine.allocators import Space
+from simulator.engine.event_loop import Rounds, Taker, Wanted
 from simulator.engine.recorder import Recorder
-from simulator.engine.rounds import Rounds, Taker, Wanted
-from simulator.engine.spaces import Space
 from simulator.errors import CapacityError, Shortfall
 from simulator.offsets import without_stream
 from simulator.trace import ADDRESSES, COMPACTIONS, RESERVED, RESIDENCIES, packer

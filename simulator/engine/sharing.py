@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 import simpy
 
 from simulator.cost.service import FULL_RATE, ceil_div
-from simulator.engine.rounds import Recurring, Rounds
+from simulator.engine.event_loop import Recurring, Rounds
 
 
 class Resource:

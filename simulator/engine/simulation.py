@@ -13,7 +13,7 @@ import numpy as np
 from simulator import garbage
 from simulator.engine import folding
 from simulator.engine.compaction import Compactor
-from simulator.engine.counter import Counted, Counter, Routes
+from simulator.engine.dependencies import Counted, Counter, Routes
 from simulator.engine.host import Host
 from simulator.engine.kernels import ContendedKernels, with_meetings
 from simulator.engine.link import LinkQueue, Shared

@@ -10,10 +10,10 @@ from typing import Protocol
 
 import simpy
 
+from simulator.engine.event_loop import ISSUE_MASK, Account, Gate, Recurring, Wanted, Watchers
 from simulator.engine.places import Places
 from simulator.engine.program import Columns
 from simulator.engine.recorder import Recorder, span_row
-from simulator.engine.rounds import ISSUE_MASK, Account, Gate, Recurring, Wanted, Watchers
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE
 

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from simulator.engine.compaction import space_for
+from simulator.engine.event_loop import Clock, Rounds
 from simulator.engine.kernels import Communicator
 from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import Forward, Recorder
-from simulator.engine.rounds import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Resource, Uses
 from simulator.graph import Call, Members
 from simulator.hardware import Hardware

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from simulator.engine.counter import Counted, Counter, DynamicReads, Exclusive, Routes
+from simulator.engine.dependencies import Counted, Counter, DynamicReads, Exclusive, Routes
 from simulator.engine.link import Copy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program

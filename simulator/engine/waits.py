@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+from simulator.engine.event_loop import ISSUE_MASK, Watchers
 from simulator.engine.host import Host
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import Places, Transfer
-from simulator.engine.rounds import ISSUE_MASK, Watchers
 from simulator.engine.stream import Queued, Stream
 from simulator.graph import Graph
 from simulator.trace import CAUSES, WAITS, packer

@@ -6,9 +6,9 @@ the laws. They speak to whoever described the job (`ConfigError`), made the plan
 (`InvariantError`).
 """
 
-from simulator.referee.agreement import check_job, check_order
 from simulator.referee.findings import Findings
-from simulator.referee.walk import check_plan
+from simulator.referee.job_laws import check_job, check_order
+from simulator.referee.plan_laws import check_plan
 from simulator.referee.watch import Drawn, Watch, check_trace
 
 __all__ = ["Drawn", "Findings", "Watch", "check_job", "check_order", "check_plan", "check_trace"]

@@ -22,6 +22,7 @@ from simulator.referee.facts import Earlier, Facts, broken
 from simulator.referee.findings import Findings, Look, merged
 from simulator.referee.op_columns import Program
 from simulator.referee.place_laws import check_places, check_workspace
+from simulator.referee.plan_laws import Walk
 from simulator.referee.room_laws import Room, check_addresses, check_stored_once, stored_once
 from simulator.referee.start_laws import (
     NEVER_NS,
@@ -34,7 +35,6 @@ from simulator.referee.start_laws import (
 )
 from simulator.referee.traffic_laws import Bandwidth, check_meetings, check_peers, meetings
 from simulator.referee.wait_laws import check_waits
-from simulator.referee.walk import Walk
 from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block, Table, Trace, pick
 

@@ -24,7 +24,7 @@ from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import COMPUTE, COPY, FREE, PART, Actions, Code, Plan, View
 from simulator.policies import POLICIES, Problem, static
 from simulator.referee import Drawn, check_plan, check_trace
-from simulator.referee.walk import Walk
+from simulator.referee.plan_laws import Walk
 from simulator.scenario import DrawsOrigin, Switches
 
 pytestmark = pytest.mark.usefixtures("quick_plans")

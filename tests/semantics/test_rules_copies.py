@@ -7,8 +7,8 @@ from heapq import heappush
 import pytest
 from stories import graph, machine, play, steps, timeline, waits
 
+from simulator.engine.event_loop import Taker
 from simulator.engine.places import COPIES, TierInstance
-from simulator.engine.rounds import Taker
 from simulator.errors import InvariantError
 from simulator.plan import Plan
 from simulator.referee import check_trace

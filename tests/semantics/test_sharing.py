@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.cost.service import FULL_RATE
-from simulator.engine.rounds import Clock, Rounds
+from simulator.engine.event_loop import Clock, Rounds
 from simulator.engine.sharing import Network, Path, Pipe, Resource, max_min_rates
 
 

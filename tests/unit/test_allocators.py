@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from simulator.engine.spaces import BestFit, Holes, Pools
+from simulator.engine.allocators import BestFit, Holes, Pools
 from simulator.hardware import Allocator
 from simulator.hardware.device import Caching
 

@@ -11,9 +11,9 @@ from stories import graph, machine, steps
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.engine import compaction
+from simulator.engine.allocators import BestFit, Holes, Ranges
+from simulator.engine.event_loop import Gate
 from simulator.engine.link import LinkQueue
-from simulator.engine.rounds import Gate
-from simulator.engine.spaces import BestFit, Holes, Ranges
 from simulator.errors import InvariantError
 from simulator.hardware import Allocator
 from simulator.plan import Plan

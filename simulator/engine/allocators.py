@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import accumulate
 from operator import itemgetter
 
-from simulator.engine.rounds import Wanted
+from simulator.engine.event_loop import Wanted
 from simulator.hardware.device import Allocator
 from simulator.offsets import Offsets
 from simulator.trace import NO_HOLES
