@@ -204,8 +204,8 @@ def figure_of(column: str) -> Figure:
         if (place := figure.place_in(column)) is not None:
             return figure.at(place)
     ends: Mapping[str, Unit] = {"_ns": "ns", "_bytes": "B", "_fraction": "share", "": "count"}
-    unit = next(unit for end, unit in ends.items() if column.endswith(end))
-    return Figure(column, unit, column.replace("_", " "), "")
+    end, unit = next((end, unit) for end, unit in ends.items() if column.endswith(end))
+    return Figure(column, unit, column.removesuffix(end).replace("_", " "), "")
 
 
 def columns(hardware: Hardware, of: Iterable[Of] = get_args(Of)) -> tuple[str, ...]:

@@ -7,10 +7,9 @@ numbers alone (layers) share a line, so that a large model stays readable; one t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from simulator.errors import ConfigError
@@ -19,13 +18,12 @@ from simulator.policies.static.analyse import TERMS
 from simulator.policies.static.augmented import Role
 from simulator.policies.static.explanation import Decision, Explanation
 from simulator.report.files import write_csv
-from simulator.report.rows import grouped, listed
-from simulator.report.tables import Column, Heads, aligned, table
+from simulator.report.rows import grouped
+from simulator.report.tables import aligned, figures
 from simulator.units import closest, counted, human
 
 Line = dict[str, Any]
 """A line of a table, by column."""
-Group = Sequence[Line]
 MOST_LINES = 12
 """Lines of a table; what is left over is counted."""
 
@@ -83,80 +81,54 @@ def write(explanation: Explanation, folder: Path) -> None:
         write_csv(folder / f"{name}.csv", list(rows))
 
 
-def _sum(*columns: str) -> Callable[[Group], int]:
-    return lambda own: sum(line[column] or 0 for line in own for column in columns)
-
-
-def _pattern(own: Group) -> str:
-    return re.sub(r"\d+", "*", own[0]["tensor"])
-
-
-_NAMES: Heads[Group] = {
-    "tensors": ("text", _pattern),
-    "count": ("count", len),
-    "size": ("B", _sum("size_bytes")),
-}
-_COSTS = {"alone": "alone_ns", "stall": "stall_ns", "residency": "residency_ns", "waited": "waited_ns"}
-"""Heading of what a cache operator costs -> its column."""
+_COSTS = ("alone_ns", "stall_ns", "residency_ns", "waited_ns")
+"""What a cache operator costs."""
 
 
 def told(explanation: Explanation) -> str:
     """Tell the whole plan: its decisions, its cache operators, and the links, each as a table."""
-    parts = [_decided(own) for own in grouped(decisions(explanation), itemgetter("decision")).values()]
-    if moved := cache_ops(explanation):
+    parts = []
+    for decision, found in grouped(decisions(explanation), itemgetter("decision")).items():
+        gaps = [gap | {"copies_ns": gap["out_ns"] + gap["in_ns"], "to": gap["tier"]} for gap in found]
+        rows = _alike(gaps, ("kind", "to", "reason"), ("idle_ns", "copies_ns", "remake_ns", "score"))
+        for row in rows:
+            row["score"] = round(row["score"] / row["count"], 1)
+        remake = ["remake_ns"] if any(row["remake_ns"] for row in rows) else []
+        columns = ("kind", "tensors", "count", "size_bytes", "to", "idle_ns", "copies_ns", *remake, "score", "reason")
+        size = human(sum(row["size_bytes"] for row in rows), "B")
+        parts.append(_cut(f"{decision}: {counted(len(gaps), 'idle interval')}, {size}", rows, columns))
+    if moved := [line for line in cache_ops(explanation) if line["role"] != "detach"]:
         head = "cache operators, the cost terms of Algorithm 1 at their positions, and what the replay waited"
-        groups = _alike([line for line in moved if line["role"] != "detach"], "role")
-        costs: Heads[Group] = {cost: ("ns", _sum(column)) for cost, column in _COSTS.items()}
-        parts.append(_cut(head, table(groups, {"operator": ("text", lambda own: own[0]["role"]), **_NAMES, **costs})))
-    if links := list(grouped(slots(explanation), itemgetter("link")).values()):
-        columns = table(
-            links,
-            {
-                "link": ("text", lambda own: own[0]["link"]),
-                "wanted": ("share", lambda own: _sum("wanted_ns")(own) / _served_ns(own)),
-                "busy": ("share", lambda own: _sum("busy_ns")(own) / _served_ns(own)),
-                "slots oversubscribed": ("count", _sum("oversubscribed")),
-            },
-        )
-        parts.append(_cut(f"links, in {counted(len(links[0]), 'slot')} of the step", columns))
+        columns = ("role", "tensors", "count", "size_bytes", *_COSTS)
+        parts.append(_cut(head, _alike(moved, ("role",), _COSTS), columns))
+    links = grouped(slots(explanation), itemgetter("link"))
+    rows = [_use(link, own) for link, own in links.items()]
+    if rows:
+        count = counted(len(next(iter(links.values()))), "slot")
+        parts.append(_cut(f"links, in {count} of the step", rows, tuple(rows[0])))
     return "\n\n".join(parts)
 
 
-def _served_ns(own: Group) -> int:
-    """How long a link can serve in all its slots [ns]."""
-    return sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in own)
+def _use(link: str, slots: Sequence[Line]) -> Line:
+    """What is wanted of a link, and what it does, as shares of what it can serve in all its slots."""
+    served_ns = sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in slots)
+    shares = {f"{use}_fraction": sum(slot[f"{use}_ns"] for slot in slots) / served_ns for use in ("wanted", "busy")}
+    return {"link": link, **shares, "slots_oversubscribed": sum(slot["oversubscribed"] for slot in slots)}
 
 
-def _alike(lines: Sequence[Line], *columns: str) -> list[Group]:
-    """Put lines together whose tensors differ in their numbers alone, and that agree in some columns; largest first."""
-    groups = grouped(lines, lambda line: (*(line[column] for column in columns), _pattern([line])))
-    return sorted(groups.values(), key=_sum("size_bytes"), reverse=True)
+def _alike(lines: Sequence[Line], same: Sequence[str], summed: Sequence[str]) -> list[Line]:
+    """Sum up lines whose tensors differ in their numbers alone, and that agree in some columns; the largest first."""
+    alike = grouped(lines, lambda line: (re.sub(r"\d+", "*", line["tensor"]), *(line[column] for column in same)))
+    rows = []
+    for (pattern, *values), own in alike.items():
+        row: Line = {"tensors": pattern, "count": len(own), **dict(zip(same, values, strict=True))}
+        rows.append(row | {column: sum(line[column] or 0 for line in own) for column in ("size_bytes", *summed)})
+    return sorted(rows, key=itemgetter("size_bytes"), reverse=True)
 
 
-def _decided(lines: Sequence[Line]) -> str:
-    """The gaps of one decision."""
-    again: Heads[Group] = {"made again in": ("ns", _sum("remake_ns"))} if _sum("remake_ns")(lines) else {}
-    columns = table(
-        _alike(lines, "kind", "reason"),
-        {
-            "kind": ("text", lambda own: own[0]["kind"]),
-            **_NAMES,
-            "to": ("text", lambda own: listed(sorted({line["tier"] for line in own}))),
-            "idle": ("ns", _sum("idle_ns")),
-            "copies": ("ns", _sum("out_ns", "in_ns")),
-            **again,
-            "score": ("count", lambda own: f"{fmean(line['score'] for line in own):.1f}"),
-            "why": ("text", lambda own: own[0]["reason"]),
-        },
-    )
-    size = human(_sum("size_bytes")(lines), "B")
-    return _cut(f"{lines[0]['decision']}: {counted(len(lines), 'idle interval')}, {size}", columns)
-
-
-def _cut(head: str, columns: Sequence[Column]) -> str:
-    more = len(columns[0].cells) - MOST_LINES
-    cut = [Column(column.head, column.cells[:MOST_LINES], column.left) for column in columns]
-    return f"{head}\n{aligned(cut, 2)}" + (f"\n  and {more} more patterns" if more > 0 else "")
+def _cut(head: str, rows: Sequence[Line], columns: Sequence[str]) -> str:
+    more = f"\n  and {len(rows) - MOST_LINES} more patterns" if len(rows) > MOST_LINES else ""
+    return f"{head}\n{aligned(figures(rows[:MOST_LINES], columns), 2)}{more}"
 
 
 def tensor_told(explanation: Explanation, name: str) -> str:
@@ -191,7 +163,7 @@ def tensor_told(explanation: Explanation, name: str) -> str:
     point = explanation.candidate.augmented.point
     for one in (line for line in cache_ops(explanation) if line["tensor"] == name):
         window = f"{point(one['first_point'])} ... {point(one['last_point'])}"
-        costs = ", ".join(f"{cost} {human(one[column], 'ns')}" for cost, column in _COSTS.items())
+        costs = ", ".join(f"{cost.removesuffix('_ns')} {human(one[cost], 'ns')}" for cost in _COSTS)
         said.append(f"  {one['role']} {one['issued']}; window {window}")
         said += [f"    {one['source']} to {one['target']}: {costs}"] if one["target"] else []
     return "\n".join(said)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from simulator.graph import PAIRED, Group, Job, TensorKind
 from simulator.layout import Weight
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.report.rows import grouped
-from simulator.report.tables import Column, Heads, aligned, table
+from simulator.report.tables import aligned, figures
 from simulator.units import counted
 from simulator.workload import Workload
 
@@ -66,17 +65,31 @@ def told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
     weights
         How weights are cut; may be empty.
     """
-    holdings, met = [holding(job, number) for number in range(len(job.graphs))], list(exchanges(job))
-    about: Heads[Holding] = {"ranks": ("text", lambda one: numbers(one.ranks)), "ops": ("count", attrgetter("ops"))}
+    holdings = [holding(job, number) for number in range(len(job.graphs))]
+    kept = [
+        {"program": one.program, "ranks": numbers(one.ranks), "ops": one.ops, **_sizes(one.kept_bytes)}
+        for one in holdings
+    ]
+    peaks = [{"program": one.program, **_sizes(one.peak_bytes), "at_op": one.peak_op} for one in holdings]
     parts = {
-        "held all step, by each rank": _held(holdings, about, "kept_bytes", {}),
-        "live at most, if nothing moves": _held(holdings, {}, "peak_bytes", {"at op": ("text", attrgetter("peak_op"))}),
-        "how weights are cut, before ZeRO": _cuts(weights, workload) if weights else [],
-        "communicated in a step, by each rank": table(met, _EXCHANGED) if met else [],
+        "held all step, by each rank": kept,
+        "live at most, if nothing moves": peaks,
+        "how weights are cut, before ZeRO": _cuts(weights, workload),
+        "communicated in a step, by each rank": [_exchanged(one) for one in exchanges(job)],
     }
-    tables = [f"{head}\n{aligned(columns, 2)}" for head, columns in parts.items() if columns]
-    head = f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}"
-    return "\n\n".join([head, *tables, *([] if met else ["nothing is communicated"])])
+    tables = [f"{head}\n{aligned(figures(rows, _used(rows)), 2)}" for head, rows in parts.items() if rows]
+    tables += [] if parts["communicated in a step, by each rank"] else ["nothing is communicated"]
+    return "\n\n".join([f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}", *tables])
+
+
+def _sizes(kinds: Counter[str]) -> dict[str, int]:
+    """Bytes of each kind of tensor, and of all."""
+    return {**{f"{kind}_bytes": kinds[kind] for kind in map(str, TensorKind)}, "in_all_bytes": kinds.total()}
+
+
+def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Columns of rows, but sizes that are 0 in all of them."""
+    return [column for column in rows[0] if not column.endswith("_bytes") or any(row[column] for row in rows)]
 
 
 def data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[str, Any]:
@@ -150,35 +163,19 @@ def _parts(workload: Workload) -> str:
     return text + (f"; ZeRO {parallel.zero_stage}" if parallel.zero_stage else "")
 
 
-def _held(holdings: Sequence[Holding], before: Heads[Holding], column: str, behind: Heads[Holding]) -> list[Column]:
-    """What each program holds: a column for each kind of tensor that there is, and one for all, between others."""
-    read: Callable[[Holding], Counter[str]] = attrgetter(column)
-
-    def of(kind: str) -> Callable[[Holding], int]:
-        return lambda one: read(one)[kind]
-
-    kinds: Heads[Holding] = {kind: ("B", of(kind)) for kind in map(str, TensorKind) if any(map(of(kind), holdings))}
-    program: Heads[Holding] = {"program": ("text", attrgetter("program"))}
-    in_all: Heads[Holding] = {"in all": ("B", lambda one: read(one).total())}
-    return table(holdings, program | before | kinds | in_all | behind)
-
-
-def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[Column]:
-    """Weights that differ in their numbers alone share a line."""
+def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[dict[str, Any]]:
+    """How weights are cut, a line for those that differ in their numbers alone."""
 
     def alike(weight: Weight) -> tuple[str, str, str]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
         return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]"
 
-    heads: Heads[list[Weight]] = {
-        "weights": ("text", lambda own: alike(own[0])[0]),
-        "how many": ("count", len),
-        "shape": ("text", lambda own: alike(own[0])[1]),
-        "cut along": ("text", lambda own: alike(own[0])[2]),
-        "each rank": ("B", lambda own: own[0].parameters * workload.dtypes.element_bytes),
-        "ranks that hold it": ("count", lambda own: _holders(own[0])),
-    }
-    return table(grouped(weights.values(), alike).values(), heads)
+    rows = []
+    for (name, shape, cut), own in grouped(weights.values(), alike).items():
+        row: dict[str, Any] = {"weights": name, "how_many": len(own), "shape": shape, "cut_along": cut}
+        row["each_rank_bytes"] = own[0].parameters * workload.dtypes.element_bytes
+        rows.append(row | {"ranks_that_hold_it": _holders(own[0])})
+    return rows
 
 
 def _holders(weight: Weight) -> int:
@@ -186,22 +183,14 @@ def _holders(weight: Weight) -> int:
     return weight.layout.mesh.size([axis for axis in weight.layout.copies if axis != "pipeline"])
 
 
-def _members(one: Exchange) -> str:
+def _exchanged(one: Exchange) -> dict[str, Any]:
+    """A line of the table of what is communicated."""
     members, arrow = one.group.members, one.kind in PAIRED
     shown = [f"{a} > {b}" if arrow else numbers((a, *rest, b)) for a, *rest, b in members[:_MOST_MEMBERS]]
-    return " | ".join(shown) + (f" | ... ({len(members)})" if len(members) > _MOST_MEMBERS else "")
-
-
-_EXCHANGED: Heads[Exchange] = {
-    "program": ("text", attrgetter("label")),
-    "phase": ("text", attrgetter("phase")),
-    "collective": ("text", attrgetter("kind")),
-    "group": ("text", attrgetter("group.name")),
-    "times": ("count", attrgetter("times")),
-    "size": ("B", attrgetter("size_bytes")),
-    "in all": ("B", lambda one: one.times * one.size_bytes),
-    "who meets": ("text", _members),
-}
+    meets = " | ".join(shown) + (f" | ... ({len(members)})" if len(members) > _MOST_MEMBERS else "")
+    about = {"program": one.label, "phase": one.phase, "collective": one.kind, "group": one.group.name}
+    sizes = {"times": one.times, "size_bytes": one.size_bytes, "in_all_bytes": one.times * one.size_bytes}
+    return {**about, **sizes, "who_meets": meets}
 
 
 def numbers(ranks: Sequence[int]) -> str:

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
-from simulator.metrics.figures import Unit
 from simulator.report.rows import ABSENT, Row, bound_name, written
 from simulator.trace import CAUSES
 
-T = TypeVar("T")
 PIPE_WIDTH = 100
 """Characters of a line in a pipe."""
 _GAP = "  "
@@ -97,19 +95,6 @@ def in_markdown(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
 
 
-Heads = dict[str, tuple[Unit, Callable[[T], object]]]
-"""The columns of a table of items: by heading the unit, and what is read of an item."""
-
-
-def table(items: Iterable[T], heads: Heads[T]) -> list[Column]:
-    """Make a table of items, one a line."""
-    items = list(items)
-    return [
-        Column.texts(head, (written(read(item), unit) for item in items), left=unit == "text")
-        for head, (unit, read) in heads.items()
-    ]
-
-
 def figures(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
     """Make columns of figures; `columns` may map a column to a heading other than the registered one."""
     heads = columns if isinstance(columns, Mapping) else {}
@@ -137,12 +122,9 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     rows
         The rows, in the order of the scenario. What none of them has, waits for, holds or moves has no column.
     """
-    summaries, machine = [row.summary for row in rows], rows[0].hardware
-
-    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute")
-    times = figures(summaries, step)
-    times.append(Column.texts("bound", map(bound_name, rows)))
-    times += figures(summaries, ("hidden_fraction", *occurring(summaries, ["recompute_ns"]), "stall_ns"))
+    summaries, machine = [row.summary | {"bound": bound_name(row)} for row in rows], rows[0].hardware
+    step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
+    times = figures(summaries, (*step, "hidden_fraction", *occurring(summaries, ["recompute_ns"]), "stall_ns"))
     columns = [f"peak_{name}_bytes" for name in machine.tiers] + [f"moved_{name}_bytes" for name in machine.links]
     held = occurring(summaries, columns)
     if any(summary.get("compactions") is not None for summary in summaries):
@@ -201,15 +183,15 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
     ranks
         Ranks of one row.
     """
-    summaries, peak = [rank.summary for rank in ranks], f"peak_{ranks[0].hardware.compute_tier}_bytes"
-    shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
-    found = [
-        Column.texts("rank", (rank.rank for rank in ranks), left=False),
-        Column.texts("runs", (rank.program for rank in ranks)),
-        Column.texts("stands for", (rank.stands_for if rank.stands_for > 1 else "" for rank in ranks), left=False),
-        *figures(summaries, ("step_ns", "compute_ns", *occurring(summaries, WAITS), *shares, peak)),
+    peak = f"peak_{ranks[0].hardware.compute_tier}_bytes"
+    about = [
+        {"rank": one.rank, "runs": one.program, "stands_for": one.stands_for if one.stands_for > 1 else None}
+        for one in ranks
     ]
-    return [column for column in found if set(column.cells) - {"", ABSENT}]
+    rows = [names | rank.summary for names, rank in zip(about, ranks, strict=True)]
+    shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
+    columns = figures(rows, (*about[0], "step_ns", "compute_ns", *occurring(rows, WAITS), *shares, peak))
+    return [column for column in columns if set(column.cells) - {"", ABSENT}]
 
 
 class Shown:

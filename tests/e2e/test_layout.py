@@ -14,7 +14,7 @@ def test_layout_of_a_pipeline_lines_up(hosim):
     assert lines[0].startswith("llama3_8b_train_2x2x2: 8 ranks = pipeline 2 x data 2 x tensor 2")
     held = lines.index("held all step, by each rank")
     head, first, last = lines[held + 1 : held + 4]
-    assert head.split() == ["program", "ranks", "ops", "weight", "optimizer_state", "input", "in", "all"]
+    assert head.split() == ["program", "ranks", "ops", "weight", "optimizer", "state", "input", "in", "all"]
     assert first.split()[:5] == ["stage", "0", "0-3", "6,107", "4.02"]
     assert len(head) == len(first) == len(last)
     sums = [line for line in lines if "67.1 MB" in line and "all_reduce" in line]
