@@ -1,7 +1,8 @@
 """Results for eyes: tables, sentences, pictures, pages, and the folder that they are written into.
 
-`rows` is what a report is told of a row, and how its numbers are written; everything else shows rows. `tables` and
-`views` write text, `decisions` and `layout_text` tell a plan and a job, `sentences` says what a person would,
-`pictures` and `timeline` draw on the canvas of `drawing`, `html` and `perfetto` write what other programs show,
-`changes` compares two results, `expectations` judges one, and `files` fills the output folder.
+`rows` has what a report knows of a row, and writes numbers; `readings` reads traces. `tables` makes columns and
+aligned text, `sentences` says what a person would of a run. A sweep is shown by a `View` (`views`), which `grids`,
+`uncertain` (draws) and `answers` (questions, limits) compose. `pictures` and `timeline` draw on the canvas of
+`drawing`; `html` and `perfetto` write what other programs show. `card`, `decisions` and `layout_text` tell a model, a
+plan and a job, `changes` compares two results, `expectations` judges one, and `files` fills the output folder.
 """

@@ -132,7 +132,7 @@ class Picture(Figure):
         return out.getvalue()
 
 
-class Shown(Axes):
+class NotebookAxes(Axes):
     """Axes of a picture, which a notebook shows whole."""
 
     def _repr_png_(self) -> bytes:
@@ -158,7 +158,7 @@ def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **ho
     """
     if given is not None:
         return list(np.ravel(np.array(given, dtype=object)))
-    return list(Picture(height_in).subplots(*shape, squeeze=False, subplot_kw={"axes_class": Shown}, **how).flat)
+    return list(Picture(height_in).subplots(*shape, squeeze=False, subplot_kw={"axes_class": NotebookAxes}, **how).flat)
 
 
 def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> None:

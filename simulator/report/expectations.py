@@ -124,43 +124,35 @@ def untested(claim: Claim) -> list[Verdict]:
 
 
 def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
-    value, own = _value(one, rows), rows[one.row].get("step_ns")
-    limits, found = _limits(one, value), f"{rows[one.row].get(f'{one.column}_is', '')} {_said(one, value)}".strip()
+    row, value = rows[one.row], _value(one, rows)
+    limits, found = _limits(one, value), f"{row.get(f'{one.column}_is', '')} {_said(one, value)}".strip()
     if one.faster_than is not None:
-        other, found = rows[one.faster_than].get("step_ns"), _shown("step_ns", own)
+        own, other = row.get("step_ns"), rows[one.faster_than].get("step_ns")
         limits.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))
+        found = _shown("step_ns", own)
     must, holds = " and ".join(text for text, _ in limits), all(good for _, good in limits)
-    if not holds:
-        found = _in_full(one, str(rows[one.row]["status"]), (value, found, must))
+    if not holds and not present(value) and row["status"] != "ok":
+        found = f"none, as the row is {row['status']}"
+    elif not holds and found in must and isinstance(value, int | float) and one.faster_than is None:
+        exact = f"{value:,}{f' {one.unit}' if one.unit and one.over is None else ''}"
+        found += f" ({exact} to be exact)" if found != f"{value:,}" else ""
     must = must or "anything: the printed figure is only shown"
     more: dict[str, Any] = {"kind": one.kind, "missed": one.missed, "headline": one.headline}
-    more |= {"figure": one.figure or "", "source": one.source or source} | _printed(one, value, must)
+    more |= {"figure": one.figure or "", "source": one.source or source}
+    if one.printed is not None:
+        error, tolerance = _error(one, value), ABSENT if one.kind == "shown" else must
+        if one.is_close_to_printed:
+            tolerance = "within" if isinstance(one.printed, tuple) else percent(one.within)
+        more |= {"printed": _said_range(one), "difference": signed(error), "error": error, "tolerance": tolerance}
     return Verdict(one.row, one.column, must, found, holds, one.why, asks(one), **more)
 
 
-def _printed(one: Expectation, value: object, must: str) -> dict[str, Any]:
-    """What a verdict says of the printed figure; nothing if there is none."""
-    if one.printed is None:
-        return {}
-    ends, error = [_number(end) for end in one.ends("printed")], None
+def _error(one: Expectation, value: object) -> float | None:
+    """How far a value is from what is printed, as a share of that; None if one of them is no number."""
+    ends = [_number(end) for end in one.ends("printed")]
     nearest = min(max(_number(value), ends[0]), ends[-1]) if ends else math.nan
-    if nearest and math.isfinite(nearest) and present(share := _number(value) / nearest - 1):
-        error = share
-    tolerance = must if one.kind != "shown" else ABSENT
-    if one.is_close_to_printed:
-        tolerance = percent(one.within) if len(ends) == 1 else "within"
-    return {"printed": _said_range(one), "difference": signed(error), "error": error, "tolerance": tolerance}
-
-
-def _in_full(one: Expectation, status: str, told: tuple[object, str, str]) -> str:
-    """What was found where that does not do: exactly, if it reads like what must hold; or why there is nothing."""
-    value, found, must = told
-    if not present(value) and status != "ok":
-        return f"none, as the row is {status}"
-    is_number = isinstance(value, int | float) and found != f"{value:,}"
-    if found not in must or not is_number or one.faster_than is not None:
-        return found
-    return f"{found} ({value:,}{f' {one.unit}' if one.unit and one.over is None else ''} to be exact)"
+    share = _number(value) / nearest - 1 if nearest and math.isfinite(nearest) else None
+    return share if present(share) else None
 
 
 def _value(one: Expectation, rows: Summaries) -> object:
@@ -200,12 +192,8 @@ def _limits(one: Expectation, value: object = None) -> list[tuple[str, bool]]:
         found.append((must, abs(number - target) <= one.within * abs(target)))
     if len(ends) == 1 and "%" in str(one.printed) and ends[0] != 1:  # 5 % of a ratio near 1 may be a rise for a fall
         found.append(("a fall" if ends[0] < 1 else "a rise", (number - 1) * (ends[0] - 1) > 0))
-    if one.at_most is not None:
-        most = _number(one.ends("at_most")[0])
-        found.append((f"at most {_said(one, most)}", number <= most))
-    if one.at_least is not None:
-        least = _number(one.ends("at_least")[0])
-        found.append((f"at least {_said(one, least)}", number >= least))
+    found += [(f"at most {_said(one, most)}", number <= most) for most in map(_number, one.ends("at_most"))]
+    found += [(f"at least {_said(one, least)}", number >= least) for least in map(_number, one.ends("at_least"))]
     return found
 
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from simulator.report import drawing
 from simulator.report.answers import BOUNDS
 from simulator.report.drawing import FAINT, LIMIT, SPENT, Given, curve_styles, head, label, name_lanes, styled
-from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity, units
-from simulator.report.views import Map, Panel, by, number
+from simulator.report.rows import Row, held_to, of_ranks, percent, present, quantity, units, written
+from simulator.report.views import Map, Panel, by
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
 """Heights of a row, and of an axis with what is written above and below it."""
@@ -260,7 +260,7 @@ def _places(ax: Axes, values: Sequence[Any], scale: str) -> dict[Any, float]:
     if len(places) <= _LABELS:
         ax.xaxis.set_major_locator(FixedLocator(list(places.values())))
         ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_xticklabels(list(map(number, places)))
+        ax.set_xticklabels([written(value, "count") for value in places])
     return places
 
 

@@ -178,20 +178,20 @@ def shown(column: str, value: object) -> str:
     return written(value, figure_of(column).unit)
 
 
-def written(value: object, unit: Unit) -> str:
+def written(value: Any, unit: Unit) -> str:
     """Write a value of a unit, or `ABSENT`; a text is as it is."""
-    if not present(value) or isinstance(value, str):
+    if not present(value) or not isinstance(value, int | float):
         return str(value) if present(value) else ABSENT
-    if unit in ("ns", "B"):
-        return quantity(value, unit)
     if unit in ("share", "times"):
         return percent(value) if unit == "share" else ratio(value)
+    if unit in ("ns", "B"):
+        return human(value, unit)
     if unit in ("J", "USD", "years"):
-        digits = max(0, 2 - math.floor(math.log10(abs(float(value)) or 1)))  # type: ignore[arg-type]
+        digits = max(0, 2 - math.floor(math.log10(abs(value) or 1)))
         return f"{value:,.{digits}f} {unit}"
-    if unit == "per s":
-        return f"{value:,.0f}" if float(value) >= 100 else f"{value:.3g}"  # type: ignore[arg-type]
-    return f"{int(value):,}" if isinstance(value, int | float) and float(value).is_integer() else str(value)
+    if unit == "per s" and value < 100:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if unit == "per s" or float(value).is_integer() else f"{value:.4g}"
 
 
 def bound_name(row: Row) -> str:

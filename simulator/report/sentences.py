@@ -6,8 +6,19 @@ import math
 from collections.abc import Mapping, Sequence
 
 from simulator.report.readings import by_place
-from simulator.report.rows import UNBOUNDED, Row, by_step, grouped, held_to, listed, percent, present, quantity, ratio
-from simulator.report.views import number
+from simulator.report.rows import (
+    UNBOUNDED,
+    Row,
+    by_step,
+    grouped,
+    held_to,
+    listed,
+    percent,
+    present,
+    quantity,
+    ratio,
+    written,
+)
 
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
@@ -194,5 +205,5 @@ def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:
     if not points:
         return []
     first = next(iter(points.values()))
-    where = listed([number(value) for value in first]) if len(points) == 1 else f"at {len(first)} points"
+    where = listed([written(value, "count") for value in first]) if len(points) == 1 else f"at {len(first)} points"
     return [f"This is one point of a curve: hosim scaling compares {listed(list(points))} {where}."]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from simulator.report.rows import ABSENT, grouped, listed, quantity, ratio, units
 from simulator.report.tables import Column, figures
-from simulator.report.views import Panel, Section, Varied, View, by, number, point
+from simulator.report.views import Panel, Section, Varied, View, by, point
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -209,7 +209,7 @@ def told(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str]:
             continue
         at = f"At {point(line, axes)} " if axes else ""
         others = [f"{found.other} in {found}" for found in cell.beats if found.policy == cell.fastest]
-        faster = f", and is faster than {'; than '.join(others)} of {number(line['draws'])} draws" if others else ""
+        faster = f", and is faster than {'; than '.join(others)} of {line['draws']:,} draws" if others else ""
         yield f"{at}{cell.fastest} has the least median, {quantity(line['median_step_ns'], 'ns')}{faster}."
     yield (
         f"In brackets are intervals that hold with {100 * SURE:.0f} %, as if draws were independent: of quantiles by "

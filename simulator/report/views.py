@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from simulator.report.rows import grouped, listed, percent, quantity, units
+from simulator.report.rows import grouped, listed, percent, quantity, units, written
 from simulator.report.tables import PIPE_WIDTH, Column, aligned
 
 Row = Mapping[str, Any]
@@ -161,11 +161,6 @@ def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
     return grouped(rows, lambda row: tuple(row[key] for key in keys))
 
 
-def number(value: object) -> str:
-    """Write a value of an axis."""
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-
-
 class Varied(NamedTuple):
     """What varies in a sweep.
 
@@ -197,7 +192,7 @@ class Varied(NamedTuple):
     def written(self, row: Row) -> str:
         """Write the value of a row for people."""
         value = row[self.name]
-        return number(value) if self.unit is None else quantity(value, self.unit)
+        return written(value, "count") if self.unit is None else quantity(value, self.unit)
 
     def column(self, rows: Iterable[Row]) -> Column:
         """The values of rows as a column of a table."""
