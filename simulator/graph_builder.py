@@ -110,12 +110,11 @@ class GraphBuilder:
         if name in self._tensor_ids or not name or flaw(name):
             raise self._bad_name("tensor", name)
         self._check_number("tensor", name, "size_bytes", size_bytes)
-        if kind not in _TENSOR_KINDS:
-            self._check_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
+        self._check_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
         if shared is not None:
             self._check_choice("tensor", name, "shared", shared, ("node", "supernode"))
-        known = _TENSOR_KINDS[kind]
-        t = self._tensor_ids[name] = len(self._tensors)
+        t, known = len(self._tensors), _TENSOR_KINDS[kind]
+        self._tensor_ids[name] = t
         self._tensors.append(Tensor(name, size_bytes, known, persistent, shared))
         self._sizes.append(size_bytes)
         if persistent or known is TensorKind.INPUT:
@@ -305,9 +304,8 @@ class GraphBuilder:
                 self._check_number("op", op, field, value)
             if field in _TEXTS and (found := flaw(str(value))):
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
-        if kind not in _OP_KINDS:
-            self._check_choice("op", op, "kind", kind, _OP_KINDS)
-        if fields.get("phase", "") not in PHASES:
+        self._check_choice("op", op, "kind", kind, _OP_KINDS)
+        if fields.get("phase"):
             self._check_choice("op", op, "phase", fields["phase"], PHASES[1:])
         return _OP_KINDS[kind]
 

@@ -47,10 +47,6 @@ class Mesh:
     def _sizes(self) -> dict[str, int]:
         return dict(zip(self.axis_names, self.device_matrix, strict=True))
 
-    @cached_property
-    def _strides(self) -> dict[str, int]:
-        return {name: prod(self.device_matrix[i + 1 :]) for i, name in enumerate(self.axis_names)}
-
     def size(self, axes: Sequence[str]) -> int:
         """How many ranks differ along these axes only."""
         return prod(self._sizes[axis] for axis in axes)
@@ -65,9 +61,9 @@ class Mesh:
 
     def position(self, rank: int, axes: Sequence[str]) -> int:
         """Where a rank stands along these axes taken as one, the first the coarsest."""
-        found = 0
+        found, places = 0, dict(zip(self.axis_names, np.unravel_index(rank, self.device_matrix), strict=True))
         for axis in axes:
-            found = found * self._sizes[axis] + rank // self._strides[axis] % self._sizes[axis]
+            found = found * self._sizes[axis] + int(places[axis])
         return found
 
     def members(self, axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -79,8 +75,8 @@ class Mesh:
 
     def shifted(self, axis: str, by: int) -> tuple[tuple[int, int], ...]:
         """Pairs of each rank and the one that is `by` further along an axis, where there is one."""
-        places = ((rank, self.position(rank, [axis]) + by) for rank in range(self.ranks))
-        return tuple((rank, rank + by * self._strides[axis]) for rank, to in places if 0 <= to < self._sizes[axis])
+        rows = [(ranks, range(max(0, -by), len(ranks) - max(0, by))) for ranks in self.members([axis])]
+        return tuple(sorted((ranks[place], ranks[place + by]) for ranks, places in rows for place in places))
 
 
 class Change(NamedTuple):
@@ -137,12 +133,6 @@ class Layout:
     def cut(self) -> Axes:
         """All axes that cut some dimension."""
         return tuple(axis for axes in self.tensor_map for axis in axes)
-
-    @property
-    def copies(self) -> Axes:
-        """Axes along which ranks hold the same."""
-        used = {*self.cut, *self.partial}
-        return self.mesh.real([axis for axis in self.mesh.axis_names if axis not in used])
 
     @property
     def whole(self) -> Self:

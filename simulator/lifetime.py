@@ -1,4 +1,4 @@
-"""When a tensor is live, from the operator order alone.
+"""When a tensor is live, from the operator order alone; and which tensors ranks share, so that they are stored once.
 
 Glossary of this module; every moment is the index of an op within one training step:
 
@@ -35,6 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import Graph
+from simulator.hardware import Hardware
 
 NEVER = -1
 """The op index of what does not happen."""
@@ -114,12 +115,6 @@ class Lifetimes:
                 dead_after[last].append(t)
         self.born, self.dies, self.dead_after = tuple(born), tuple(dies), tuple(map(tuple, dead_after))
 
-    @classmethod
-    def of(cls, graph: Graph) -> Lifetimes:
-        """Return the lifetimes of a graph, which are found once."""
-        found: Lifetimes = graph.known.get(cls) or graph.known.setdefault(cls, cls(graph))
-        return found
-
     def is_read(self, tensor: int, op: int) -> bool:
         """Whether an op reads the tensor, found by bisection: an op may read thousands."""
         reads = self.reads[tensor]
@@ -142,9 +137,10 @@ def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:
         for after, before in pairwise(uses):
             if before > after + 1:
                 yield Gap(t, after, before)
-        is_around = graph.steps > 1 and graph.tensors[t].persistent
-        if is_around and uses and (uses[0] > 0 or uses[-1] < len(graph.ops) - 1):
-            yield Gap(t, uses[-1], uses[0], wraps=True)
+        if uses and graph.steps > 1 and graph.tensors[t].persistent:
+            after, before = uses[-1], uses[0]
+            if before > 0 or after < len(graph.ops) - 1:
+                yield Gap(t, after, before, wraps=True)
 
 
 def live_bytes(graph: Graph, found: Lifetimes | None = None) -> NDArray[np.int64]:
@@ -183,3 +179,86 @@ def working_set_bytes(graph: Graph) -> NDArray[np.int64]:
     """
     sizes = [t.size_bytes for t in graph.tensors]
     return np.array([op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64)
+
+
+# what is stored once for several ranks: shared tensors whose home is a tier that these ranks share
+
+
+class Repeated(NamedTuple):
+    """What another rank has stored for this one.
+
+    Attributes
+    ----------
+    rank, tier
+        For whom, where.
+    tensors
+        Ids of the tensors that take no room of their own there.
+    size_bytes
+        Their size in all [B].
+    """
+
+    rank: int
+    tier: int
+    tensors: tuple[int, ...]
+    size_bytes: int
+
+
+def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -> Iterator[Repeated]:
+    """Find, rank by rank, what another rank has stored for it.
+
+    A shared tensor has one copy in each instance of a tier for all ranks of a node, or of the supernode, as it says:
+    that of the lowest of these ranks.
+
+    Parameters
+    ----------
+    ranks
+        For each the graph that it runs, and where each tensor is at time 0 (a tier id; below 0 in none).
+    hardware
+        Scopes of the tiers.
+    """
+    groups: dict[tuple[int, int], dict[tuple[int, str], Repeated]] = {}
+    stored, whole, tiers = set[tuple[object, ...]](), set[tuple[object, ...]](), list(hardware.tiers.values())
+    for rank, (graph, home) in enumerate(ranks):
+        kind = (id(graph), id(home))
+        if kind not in groups:
+            groups[kind] = _shared(graph, home, hardware)
+        for (tier, shared), every in groups[kind].items():
+            place = (tier, _member(tiers[tier].scope, rank, hardware), _member(shared, rank, hardware))
+            again = every.tensors
+            if (kind, shared, *place) not in whole:
+                copies = {t: (*place, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in every.tensors}
+                again = tuple(t for t, copy in copies.items() if copy in stored)
+                stored.update(copies.values())
+                whole.add((kind, shared, *place))
+            if again == every.tensors:
+                yield every._replace(rank=rank)
+            elif again:
+                yield Repeated(rank, tier, again, sum(graph.tensors[t].size_bytes for t in again))
+
+
+def is_stored_once(graph: Graph, tensor: int, scope: str) -> bool:
+    """Whether a tensor at home in a tier of this scope is the one copy of all ranks that share it.
+
+    Parameters
+    ----------
+    graph, tensor
+        Which tensor (an id).
+    scope
+        ``device``, ``node`` or ``supernode``.
+    """
+    what = graph.tensors[tensor]
+    return what.shared is not None and what.persistent and scope != "device"
+
+
+def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
+    """By tier and who shares it: what of a graph is stored once, as a rank has it that finds all of it stored."""
+    scopes, shared = [tier.scope for tier in hardware.tiers.values()], dict[tuple[int, str], list[int]]()
+    for tensor, tier in enumerate(home):
+        if tier >= 0 and is_stored_once(graph, tensor, scopes[tier]):
+            shared.setdefault((tier, graph.tensors[tensor].shared or ""), []).append(tensor)
+    sizes = {key: sum(graph.tensors[t].size_bytes for t in tensors) for key, tensors in shared.items()}
+    return {key: Repeated(-1, key[0], tuple(tensors), sizes[key]) for key, tensors in shared.items()}
+
+
+def _member(scope: str, rank: int, hardware: Hardware) -> int:
+    return {"device": rank, "node": rank // hardware.topology.devices_per_node}.get(scope, 0)

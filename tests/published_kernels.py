@@ -90,3 +90,77 @@ class Chosen(nn.Module):
         index_k = torch.cat([turned(index_k[..., None, :rope]).squeeze(-2), index_k[..., rope:]], dim=-1)
         out = _Chosen.apply(q, kv, index_q, index_k, index.weights_proj(x), index.index_topk, rank)
         return m.o_proj(by_head(out, weight[:, nope:].transpose(1, 2)).reshape(*shape, -1)), None
+
+
+class _View(torch.autograd.Function):
+    """As the kernels of ``fla-org/native-sparse-attention``: they save q, k, v, what comes out and a number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *blocks: torch.Tensor) -> torch.Tensor:
+        group = q.shape[2] // k.shape[2]
+        rows = torch.einsum("bshd,bthd->bhst", q.float(), k.repeat_interleave(group, 2).float())
+        lse = rows.logsumexp(-1)
+        scores = (rows - lse[..., None]).exp()
+        out = torch.einsum("bhst,bthd->bshd", scores, v.repeat_interleave(group, 2).float()).to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse, *blocks)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        q, k, v, _, _, *blocks = ctx.saved_tensors
+        return q, k, v, *(None for _ in blocks)
+
+
+class _Compression(nn.Module):
+    """Blocks of tokens of a head with their positions, through two linears."""
+
+    def __init__(self, block: int, stride: int, width: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.block, self.stride = block, stride
+        self.position = nn.Parameter(torch.randn(block, width, dtype=dtype))
+        self.inner = nn.Linear(block * width, width, bias=False, dtype=dtype)
+        self.outer = nn.Linear(width, width, bias=False, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        blocks = x.unfold(1, self.block, self.stride).transpose(-1, -2) + self.position
+        made: torch.Tensor = self.outer(torch.nn.functional.silu(self.inner(blocks.flatten(-2))))
+        return made
+
+
+class Views(nn.Module):
+    """`LlamaAttention` as three views of the tokens before (NSA, arXiv 2502.11089), with those kernels."""
+
+    def __init__(self, module: Any, sparse: dict[str, Any]) -> None:
+        super().__init__()
+        self.module, config, dtype = module, module.config, module.q_proj.weight.dtype
+        self.size, self.heads, self.kv_heads = module.head_dim, config.num_attention_heads, config.num_key_value_heads
+        self.number, self.top = 3 if sparse["caches"] == "own" else 1, sparse["select"]["top"]
+        if self.number > 1:
+            width = self.number * self.kv_heads * self.size
+            for name in ("k_proj", "v_proj"):
+                setattr(module, name, nn.Linear(config.hidden_size, width, bias=False, dtype=dtype))
+        self.gate = nn.Linear(config.hidden_size, 3 * self.heads, bias=False, dtype=dtype)
+        self.of_keys, self.of_values = (_Compression(**sparse["compress"], width=self.size, dtype=dtype) for _ in "kv")
+
+    def forward(self, hidden_states: torch.Tensor, position_embeddings: Any, **_: Any) -> tuple[torch.Tensor, None]:
+        m, shape, (cos, sin) = self.module, hidden_states.shape[:-1], position_embeddings
+
+        def turned(x: torch.Tensor) -> torch.Tensor:
+            a, b = x.chunk(2, dim=-1)
+            return x * cos[:, :, None] + torch.cat([-b, a], dim=-1) * sin[:, :, None]
+
+        def views(x: torch.Tensor) -> list[torch.Tensor]:
+            return [*x.view(*shape, self.number, self.kv_heads, self.size).unbind(2)] * (3 // self.number)
+
+        q = turned(m.q_proj(hidden_states).view(*shape, self.heads, self.size))
+        k = turned(m.k_proj(hidden_states).view(*shape, -1, self.size))
+        (far_k, some_k, near_k), (far_v, some_v, near_v) = views(k), views(m.v_proj(hidden_states))
+        blocks = torch.zeros(*shape, self.kv_heads, self.top, dtype=torch.int32)
+        mixed = [
+            _View.apply(q, self.of_keys(far_k), self.of_values(far_v)),
+            _View.apply(q, near_k, near_v),
+            _View.apply(q, some_k, some_v, blocks),
+        ]
+        gates = torch.sigmoid(self.gate(hidden_states)).view(*shape, self.heads, 3, 1).unbind(-2)
+        out = sum(gate * view for gate, view in zip(gates, mixed, strict=True))
+        return m.o_proj(out.reshape(*shape, -1)), None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from published_kernels import Chosen, Lightning
+from published_kernels import Chosen, Lightning, Views
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -35,6 +35,7 @@ LATENT = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_r
 GQA = {"kind": "gqa", "heads": 8, "kv_heads": 4, "head_size": 64}
 MLA = {"kind": "mla", "heads": 8, "q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope": 64, "qk_rope": 32, "v_head": 96}
 DENSE = {"kind": "dense", "width": F}
+VIEWS: dict[str, Any] = {"compress": {"block": 16, "stride": 8}, "select": {"block": 16, "top": 4}, "window": 32}
 
 
 class Family(NamedTuple):
@@ -76,6 +77,8 @@ FAMILIES = {
         "DeepseekV32", "deepseek_v32", _DEEPSEEK | {"index_topk": 32, "index_head_dim": 64, "index_n_heads": 4},
         MLA | {"indexer": {"heads": 4, "head_size": 64, "top": 32}}, DENSE,
     ),
+    "llama with three views": Family("Llama", "llama", ALIKE, GQA | {"sparse": VIEWS | {"caches": "shared"}}, DENSE),
+    "llama with views apart": Family("Llama", "llama", ALIKE, GQA | {"sparse": VIEWS | {"caches": "own"}}, DENSE),
     "minimax": Family(
         "MiniMax", "minimax",
         ALIKE | {"num_local_experts": 8, "num_experts_per_tok": 2, "layer_types": ["linear_attention"] * 2},
@@ -174,6 +177,8 @@ def of_transformers(case: Case) -> Torch:
         nn.init.normal_(one, std=0.02)
     for name, by in (("MiniMaxLightningAttention", Lightning), ("DeepseekV32Attention", Chosen)):
         _replaced(layer, lambda _, one, name=name: type(one).__name__ == name, by)
+    if sparse := family.attention.get("sparse"):
+        _replaced(layer, lambda _, one: type(one).__name__ == "LlamaAttention", lambda one: Views(one, sparse))
     if case.option in ("lora", "frozen"):
         layer.requires_grad_(requires_grad=False)
     if case.option == "lora":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.builders import Kept, Reach
+from simulator.builders import Kept
+from simulator.reach import Reach
 from simulator.serving.asked import Rooms
 from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
@@ -74,6 +75,9 @@ MODELS = {
     "latent": "attention: {kind: mla, heads: 4, kv_lora_rank: 24, qk_nope: 16, qk_rope: 8, v_head: 16}",
     "chosen": "attention: {kind: mla, heads: 4, q_lora_rank: 32, kv_lora_rank: 24, qk_nope: 16, qk_rope: 8, v_head: 16,"
     " indexer: {heads: 2, head_size: 8, top: 16}}",
+    "three views": PLAIN.replace(
+        "16}", "16, sparse: {compress: {block: 8, stride: 4}, select: {block: 8, top: 4}, window: 8}}"
+    ),
     "linear": f"attention: {{kind: linear, heads: 4, head_size: 16, block: 8}}\n  others: [{{start: 1, {PLAIN}}}]",
 }
 """Attention of each kind that is served, for `TOY`."""

@@ -10,6 +10,9 @@ from simulator.lifetime import Lifetimes
 
 GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6}
 MLA = {"kind": "mla", "heads": 4, "q_lora_rank": 10, "kv_lora_rank": 11, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
+SPARSE = {"compress": {"block": 4, "stride": 2}, "select": {"block": 2, "top": 3, "last": 1}, "window": 3}
+VIEWS = [part | {"sparse": SPARSE | {"caches": caches}} for part in (GQA, MLA) for caches in ("shared", "own")]
+"""Attention of three views, which may have a key and a value each."""
 DENSE = {"kind": "dense", "width": 24}
 EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 10, "shared": 1, "router_bias": True}
 EXPERTS |= {"dense_layers": 1, "dense_width": 24}
@@ -50,7 +53,7 @@ LAYOUTS = [
     ]
 ]  # fmt: skip
 ALONE = ("attn.q_a", "attn.kv_a", "ffn.router")
-"""Linears whose weights every tensor rank has as a whole."""
+"""Linears whose weights every tensor rank has as a whole, and applies to all tokens."""
 
 
 def by_op(graphs: list[Graph], phase: str) -> Counter[str]:

@@ -1,7 +1,7 @@
 """Builders: a workload becomes a job, which is one graph for all ranks, or several.
 
-`MODELS` names the families; a new one is a function from a workload and its model to a job, and an entry there. A
-workload that names a graph file is read by a function that the caller passes in, because builders know no formats.
+Models of all families are built from a decoder's parts (`DecoderModel.decoder`). A workload that names a graph file is
+read by a function that the caller passes in, because builders know no formats.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from simulator.builders import inference, stage
-from simulator.builders.cache import Reach as Reach
-from simulator.builders.cache import Span as Span
 from simulator.builders.inference import Iteration as Iteration
 from simulator.builders.inference import Kept as Kept
 from simulator.builders.inference import further as further
@@ -22,7 +19,7 @@ from simulator.builders.weights import lay, size_bytes
 from simulator.errors import ConfigError, insist
 from simulator.graph import Graph, Job, check_run
 from simulator.layout import Weight
-from simulator.workload import DecoderModel, LlamaModel, Model, Parallel, Workload
+from simulator.workload import DecoderModel, Model, Parallel, Workload
 
 ReadGraph = Callable[[Path], Graph]
 
@@ -54,7 +51,7 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     where = f"workload {workload.name}"
     if workload.model is not None:
         _check_size(workload, workload.model)
-        job = MODELS[workload.model.family](workload, workload.model)
+        job = _build(workload, workload.model)
     elif workload.graph is not None and read_graph is not None:
         graph = read_graph((base_dir or Path()) / workload.graph)
         if "steps" in workload.model_fields_set:
@@ -150,14 +147,12 @@ def _check_size(workload: Workload, model: Model) -> None:
 
     How many that are is known from models of one and of two layers of each kind.
     """
-    parallel, pools, build_model = workload.parallel, workload.pools, MODELS[model.family]
+    parallel, pools = workload.parallel, workload.pools
     fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
     if about := workload.checkpoint:
         fewest["checkpoint"] = about.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
-    found = [
-        [_sizes(build_model(once, model.decoder.of_kind(kind, n))) for n in (1, 2)] for kind in model.decoder.kinds
-    ]
+    found = [[_sizes(_build(once, model.decoder.of_kind(kind, n))) for n in (1, 2)] for kind in model.decoder.kinds]
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
     chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
     times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
@@ -170,7 +165,7 @@ def _sizes(job: Job) -> tuple[int, int]:
     return max(len(graph.ops) for graph in job.graphs), max(len(graph.tensors) for graph in job.graphs)
 
 
-def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
+def _build(workload: Workload, model: Model) -> Job:
     """Build a graph for each pipeline stage, for each pool, or for the one rank of inference."""
     must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
     found = f"phase {workload.phase} of the family {model.family}"
@@ -179,7 +174,3 @@ def _decoder(workload: Workload, model: LlamaModel | DecoderModel) -> Job:
     if workload.pools is not None:
         return inference.build_pools(laid, workload.pools)
     return stage.build(laid) if workload.phase == "train" else inference.build(laid)
-
-
-MODELS: dict[str, Callable[[Workload, Any], Job]] = {"llama": _decoder, "decoder": _decoder}
-"""Model family -> builder."""

@@ -17,6 +17,17 @@ Where each token sees all before it (``top`` is at least the sequence), attentio
 chosen, and in backward the scores of all pairs are a workspace (fp32). That is the warm-up, if all weights but the
 indexer's are ``frozen`` (section 2.1.1, dense warm-up stage): then nothing else has a backward.
 
+*Three views* (NSA, arXiv 2502.11089, section 3). Each view is a softmax as above over the pairs that it sees, with a
+key and a value of its own or the same as the others, and saves what comes out and a number for each row: they run as
+kernels of their own, as in ``fla-org/native-sparse-attention``. Latent attention is absorbed. ::
+
+    attn.q attn.k attn.v   rope.q rope.k   attn.gate   attn.compress   attn.select
+    attn.compressed attn.window attn.selected   attn.mix
+
+``attn.compress`` lays blocks of l tokens out, adds their positions, and takes them through two linears; of each that
+comes out l + 3 times as much is saved (the block, before and behind the activation, and itself). ``attn.select`` has no
+gradient; saved are the numbers of the blocks (4 bytes each). ``attn.mix`` saves the gates and what each view puts out.
+
 *Linear.* Lightning attention saves q, k and v, and makes the states of blocks again (Lightning Attention-2, arXiv
 2401.04658, algorithm 2; ``lightning_attn2.py`` of its authors): five products in backward for two in forward, within a
 block and between blocks alike.
@@ -26,10 +37,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import drawn, finished, indexed, latents, linear_flops, projected, sink_logits
+from simulator.builders.attention import drawn, finished, indexed, latents, projected, sink_logits
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import TENSOR
-from simulator.workload import Gqa, Indexer, Linear, Mla
+from simulator.reach import Reach, Span
+from simulator.workload import Compress, Gqa, Indexer, Linear, Mla, Sparse
 
 
 class Heads(NamedTuple):
@@ -41,74 +53,79 @@ class Heads(NamedTuple):
         Tensors with a part for each head, and those that all heads read.
     sizes
         Elements of a key and of a value of a head.
-    most
-        Tokens that each token sees at most.
+    pairs
+        Twice the pairs of tokens of a sequence that attend; of linear attention, as many as would take the same work.
     scoring
         What the indexer scores with, if there is one.
     chosen
-        Which ones, if they are chosen; and their scores, if the indexer learns.
+        Which tokens or blocks, if they are chosen; and their scores, if the indexer learns.
+    view
+        What these heads see, if it is one of three views.
     """
 
     own: list[str]
     shared: list[str]
     sizes: tuple[int, int]
-    most: int
+    pairs: int
     scoring: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
+    view: str = ""
 
 
 def at_once(t: Tape, x: str) -> str:
     """Attend to a whole sequence without a cache, each rank with its heads; with gradients in training."""
     part, sequence = t.layer.attention, t.workload.sequence
     if isinstance(part, Linear):
-        return finished(t, _lightning(t, part, drawn(t, x)), x)
+        pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(Span(0, sequence)))
+        return finished(t, _core(t, Heads(drawn(t, x), [], part.key_and_value, pairs)), x)
     most = min(sequence, (part.window or sequence) + part.sinks)
+    pairs = most * (2 * sequence - most)
     if isinstance(part, Gqa):
-        return _core(t, Heads(projected(t, x), [], part.key_and_value, most))
+        heads = Heads(projected(t, x), [], part.key_and_value, pairs)
+        return _core(t, heads) if part.sparse is None else _views(t, part.sparse, heads, x)
     q, latent = latents(t, part.of_one(t.mesh.size(TENSOR)), x)
     index = tuple(t.to(one, t.cut()) for one in indexed(t, part, part.indexer, x)) if part.indexer else ()
-    if part.indexer and part.indexer.top < sequence:
-        return _absorbed(t, part, part.indexer, index, (q, latent))
+    if part.sparse or (part.indexer and part.indexer.top < sequence):
+        return _through_latents(t, part, q, latent, index, x)
     own, shared = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
     if t.workload.kernels == "eager":
         own, shared = [q, _whole_keys(t, part, own[1], latent), own[2]], []
-    context = _core(t, Heads(own, shared, part.key_and_value, most, index))
+    context = _core(t, Heads(own, shared, part.key_and_value, pairs, index))
     if t.workload.kernels == "eager":  # heads stand before tokens, as in what was put together
         return t.vector("attn.copy", [context], saves=False)
     return context
 
 
 def _pairs(t: Tape, heads: Heads, out: str) -> int:
-    """Twice the pairs of tokens that attend, of all heads of this rank."""
-    sequence, most = t.workload.sequence, heads.most
-    return t.elements(out) * most * (2 * sequence - most) // (sequence * heads.sizes[1])
+    """Twice the pairs of tokens that attend, of all sequences and heads of this rank."""
+    return t.elements(out) * heads.pairs // (t.workload.sequence * heads.sizes[1])
 
 
 def _core(t: Tape, heads: Heads) -> str:
     """What heads put out; in training with the numbers of rows from which their scores are made again."""
+    name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
     here = t.cut(max((t.layout(x).tensor_map[1] for x in heads.own), key=len))
     taken, sinks = [*(t.to(x, here) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
     (key, value), number = heads.sizes, t.layer.attention.heads
-    context = t.tensor("attn.core.out", number * value, here)
-    statistics = [t.tensor("attn.core.lse", number, here, FP32_BYTES)] if t.is_forward else []
+    context = t.tensor(f"{name}.out", number * value, here)
+    has_statistics = t.is_forward and not isinstance(t.layer.attention, Linear)
+    statistics = [t.tensor(f"{name}.lse", number, here, FP32_BYTES)] if has_statistics else []
     pairs = _pairs(t, heads, context)
-    t.op("attn.core", [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
+    t.op(name, [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
 
     def back(dy: str) -> None:
         dy, *saved = (t.to(x, here) for x in (dy, *heads.own))
-        grads = [t.add(f"{x}.grad", t.spread[one]) for x, one in zip(heads.own, saved, strict=True)]
+        grads = [t.add(f"{x}{end}", t.spread[one]) for x, one in zip(heads.own, saved, strict=True)]
         summed = t.cut(partial=here.tensor_map[1])
-        shared = [t.add(f"{x}.grad", t.spread[x]._replace(layout=summed)) for x in heads.shared]
-        old, new = t.grad(t.weight("attn.sinks"), here.tensor_map[0]) if sinks else ([], [])
-        reads, size_bytes = (
-            [*saved, *heads.shared, *heads.chosen[:1], context, *statistics, dy],
-            t.made_bytes(*statistics),
-        )
-        reads, writes = [*reads, *sinks, *old], [*grads, *shared, *new]
-        flops = pairs * (3 * key + 2 * value)
-        t.op("attn.core", reads, writes, op_class="attention", flops=flops, workspace_bytes=size_bytes)
+        shared = [t.add(f"{x}{end}", t.spread[x]._replace(layout=summed)) for x in heads.shared]
+        old, new = t.grad(here.tensor_map[0], *(t.weight("attn.sinks") for _ in sinks))
+        made = [context, *statistics] if statistics else []
+        reads = [*saved, *heads.shared, *heads.chosen[:1], *made, dy, *sinks, *old]
+        flops, size_bytes = pairs * (3 * key + 2 * value), t.made_bytes(*statistics)
+        t.op(name, reads, [*grads, *shared, *new], op_class="attention", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.layout(x).whole) for grad, x in zip(grads, heads.own, strict=True))
-        t.give([*heads.own, *heads.shared], [*whole, *shared])
+        for part, x, grad in zip("qkvl", (*heads.own, *heads.shared), (*whole, *shared), strict=False):
+            t.give([x], [grad], f"{name}.{part}")
 
     t.record(context, back)
     _teach(t, heads, context, statistics)
@@ -129,34 +146,25 @@ def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
     return t.record(out, back)
 
 
-def _lightning(t: Tape, part: Linear, taken: list[str]) -> str:
-    """The core of lightning attention."""
-    here = t.cut(max((t.layout(x).tensor_map[1] for x in taken), key=len))
-    out, taken = t.tensor("attn.core.out", part.width, here), [t.to(x, here) for x in taken]
-    flops = linear_flops(t, part, out, t.workload.sequence)
-    t.op("attn.core", taken, [out], op_class="attention", flops=flops)
-
-    def back(dy: str) -> None:
-        grads = [t.add(f"{x}.grad", t.spread[x]) for x in taken]
-        t.op("attn.core", [*taken, t.to(dy, here)], grads, op_class="attention", flops=5 * flops // 2)
-        t.give(taken, grads)
-
-    return t.record(out, back)
-
-
 # chosen tokens
 
 
-def _absorbed(t: Tape, part: Mla, about: Indexer, index: tuple[str, ...], taken: tuple[str, str]) -> str:
-    """Attend to the latents of the tokens that an indexer chooses."""
-    q, latent = taken
-    chosen = t.tensor("attn.index.out", about.top, size=ID_BYTES)
-    scores = [t.tensor("attn.index.scores", about.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
-    flops = t.own_tokens * t.workload.sequence * about.heads * about.head_size
-    t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    q, sizes = t.linear("attn.k_b", q, heads=part.heads * part.latent), (part.latent, part.kv_lora_rank)
-    context = _core(t, Heads([q], [latent], sizes, about.top, index, (t.detached(chosen), *scores)))
+def _through_latents(t: Tape, part: Mla, q: str, latent: str, index: tuple[str, ...], x: str) -> str:
+    """Attend to the latents themselves: in three views, or to the tokens that an indexer chooses."""
+    chosen, pairs = _chosen(t, part.indexer, index) if part.indexer else ((), 0)
+    q = t.linear("attn.k_b", q, heads=part.heads * part.latent)
+    heads = Heads([q], [latent], (part.latent, part.kv_lora_rank), pairs, index, chosen)
+    context = _views(t, part.sparse, heads, x) if part.sparse else _core(t, heads)
     return t.linear("attn.v_b", context, heads=part.width)
+
+
+def _chosen(t: Tape, about: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """The tokens that an indexer chooses, with their scores if it learns; and twice the pairs that attend then."""
+    sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", about.top, size=ID_BYTES)
+    scores = [t.tensor("attn.index.scores", about.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
+    flops = t.own_tokens * sequence * about.heads * about.head_size
+    t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
+    return (t.detached(chosen), *scores), about.top * (2 * sequence - about.top)
 
 
 def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
@@ -164,18 +172,93 @@ def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     taught, here, about = [x for x in heads.scoring if t.wants(x)], t.layout(context), t.layer.attention
     if not taught or not isinstance(about, Mla) or not about.indexer:
         return
-    each = about.indexer.heads * about.indexer.head_size
+    each, most = about.indexer.heads * about.indexer.head_size, min(about.indexer.top, t.workload.sequence)
 
     def back(_: str) -> None:
-        target = t.tensor("attn.index.target", heads.most, t.cut(partial=here.tensor_map[1]), FP32_BYTES)
+        target = t.tensor("attn.index.target", most, t.cut(partial=here.tensor_map[1]), FP32_BYTES)
         keys, flops = [t.to(x, here) for x in heads.own[:2]], _pairs(t, heads, context) * heads.sizes[0]
         reads = [*keys, *heads.shared, *statistics, *heads.chosen[:1]]
         t.op("attn.index.target", reads, [target], op_class="attention", flops=flops)
         target, scores_bytes = t.to(target, t.cut()), 0 if heads.chosen else t.made_bytes(target)
         grads = [t.add(f"{x}.grad", t.spread[x]) for x in taught]
-        flops = 3 * each * (t.own_tokens * heads.most * (2 * t.workload.sequence - heads.most) // t.workload.sequence)
+        flops = 3 * each * (t.own_tokens * heads.pairs // t.workload.sequence)
         reads = [*heads.scoring, *heads.chosen, target]
         t.op("attn.index", reads, grads, op_class="attention", flops=flops, workspace_bytes=scores_bytes)
         t.give(taught, grads)
 
     t.record(taught[0], back)
+
+
+# three views
+
+
+def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
+    """Attend to compressed, selected and near tokens, and mix what comes out by gates, which are made from `x`."""
+    sequence, gates = t.workload.sequence, t.linear("attn.gate", x)
+    seen = heads.shared or heads.own[1:]
+    compress, selected, near = map(list, zip(*(_parts(t, one, about.caches) for one in seen), strict=True))
+    made = _compressed(t, about.compress, compress)
+    blocks = _selected(t, about, heads, made)
+
+    def view(name: str, seen: list[str], pairs: int, chosen: tuple[str, ...] = ()) -> str:
+        own, shared = ([], seen) if heads.shared else (seen, [])
+        return _core(t, Heads([heads.own[0], *own], shared, heads.sizes, 2 * pairs, chosen=chosen, view=name))
+
+    mixed = [
+        view("compressed", made, about.compress.seen(sequence)),
+        view("window", near, Reach(about.window).pairs(Span(0, sequence))),
+        view("selected", selected, about.select.seen(sequence), blocks),
+    ]
+    return t.vector("attn.mix", [*mixed, gates])
+
+
+def _parts(t: Tape, x: str, caches: str) -> list[str]:
+    """What each view sees of keys, values or latents: all, or a part of each row, whose gradients are put together."""
+    if caches == "shared":
+        return [x] * 3
+    parts = [t.named(x, name, t.spread[x].width // 3) for name in ("compressed", "selected", "near")]
+    t.wanting.update(parts if t.wants(x) else ())
+
+    def back(dy: str) -> None:
+        there = t.layout(x).whole
+        grads = [t.to(grad, there) for grad in (dy, *map(t.grads.pop, parts[1:]))]
+        dx = t.add(f"{x}.grad", t.spread[x]._replace(layout=there))
+        t.op(f"attn.views.{x.rpartition('/')[2]}", grads, [dx])
+        t.give([x], [dx])
+
+    t.record(parts[0], back)
+    return parts
+
+
+def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
+    """Make each block of keys and of values, or of latents, into one."""
+    sequence, here = t.workload.sequence, t.cut(t.layout(seen[0]).tensor_map[1])
+    weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
+    held, rows = [t.held[one.name] for one in weights], (t.rows[0] // sequence * about.number(sequence),)
+    widths = dict(zip("kv", (t.spread[x].width for x in seen), strict=False))
+    made = [t.tensor(f"attn.compress.{name}", width, here, rows=rows) for name, width in widths.items()]
+    inner = [t.tensor(f"attn.inner.{name}", (about.block + 2) * n, here, rows=rows) for name, n in widths.items()]
+    flops = sum(map(t.elements, made)) * 2 * weights[0].shape[-1] * (about.block + 1)
+    t.op("attn.compress", [*seen, *held], [*made, *inner], flops=flops)
+
+    def back(dy: str) -> None:
+        grads = [t.to(grad, here) for grad in (dy, *map(t.grads.pop, made[1:]))]
+        dx, (old, new) = [t.add(f"{x}.compress.grad", t.spread[x]) for x in seen], t.grad(here.cut, *weights)
+        t.op("attn.compress", [*grads, *inner, *held, *old], [*dx, *new], flops=2 * flops)
+        for name, x, grad in zip("kv", seen, dx, strict=False):
+            t.give([x], [grad], f"attn.compress.{name}")
+
+    t.record(made[0], back)
+    return made
+
+
+def _selected(t: Tape, about: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
+    """The blocks that score best by the compressed keys, if there are more than are selected."""
+    part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
+    if sequence <= about.select.top * about.select.block:
+        return ()
+    here = t.cut(() if heads.shared else t.layout(q).tensor_map[1])
+    blocks = t.tensor("attn.select.out", part.groups * about.select.top, here, ID_BYTES)
+    flops = 2 * t.elements(q) * about.compress.seen(sequence) // sequence
+    t.op("attn.select", [q, made[0]], [blocks], op_class="attention", flops=flops)
+    return (t.detached(blocks),)

@@ -61,22 +61,14 @@ window at 65,536 tokens). A block has the keys of all groups, and is fetched and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from simulator.builders.cache import (
-    Cache,
-    Reach,
-    Span,
-    Spanned,
-    compressed,
-    compressed_pairs,
-    pairs,
-    selected_pairs,
-)
+from simulator.builders.cache import Cache
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import numbered
 from simulator.graph import Late
+from simulator.reach import Reach
 from simulator.workload import Gqa, Indexer, Linear, Mla, Sparse
 
 
@@ -164,8 +156,8 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         query = Query([q], _bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
     else:
         query = (_absorbed if is_absorbed else _expanded)(t, part, cache, taken[:2])
-    if part.sparse is not None and isinstance(cache, Spanned):
-        out = _Views(t, part.sparse, cache, query).mixed(x)
+    if part.sparse is not None:
+        out = _mixed(t, part.sparse, cache, query, x)
     elif indexer is not None:
         out = _chosen(t, indexer, cache, query, taken[2:])
     else:
@@ -186,11 +178,6 @@ def finished(t: Tape, out: str, x: str) -> str:
     if not isinstance(t.attention, Linear):
         return out
     return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
-
-
-def linear_flops(t: Tape, part: Linear, out: str, new: int) -> int:
-    """Work of the core of lightning attention that puts this out, over so many tokens of each sequence [FLOP]."""
-    return 4 * t.elements(out) // new * (new * part.head_size + Reach.of(part).pairs(Span(0, new)))
 
 
 def _bytes(t: Tape, cache: Cache, *names: str) -> int:
@@ -278,82 +265,74 @@ def latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
     return q, latent
 
 
-class _Views:
-    """The three views of one layer and of the tokens that run now."""
+def _mixed(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
+    """Attend to compressed tokens, to near ones and to selected blocks, and mix what comes out by gates."""
+    before, compressed_pairs = cache.within(Reach(sparse=part, counted="compressed"))
+    made, span = cache.within(Reach(sparse=part, counted="made"))[1], cache.span
+    complete, stored = before + made, cache.compressed.of(0, part.compress.number(span.length))
+    gates = cache.gates or t.linear("attn.gate", x)
+    reads, write_bytes = [*query.new, *sorted({*cache.held}.intersection(cache.added))], cache.added_bytes
+    t.op("attn.cache", reads, cache.added, read_bytes=_bytes(t, cache, *query.new), write_bytes=write_bytes)
+    _compress(t, part, cache, made)
+    chosen = list[str]()
+    if complete and (not cache.longest or cache.longest > part.select.top * part.select.block):
+        chosen = [t.tensor("attn.blocks", t.attention.groups * part.select.top, size=ID_BYTES)]
+        flops, read_bytes = compressed_pairs * query.scores[0], query.taken_bytes + complete * query.scores[1]
+        taken = [*query.taken, *stored]
+        t.op("attn.select", taken, chosen, op_class="attention", flops=flops, read_bytes=read_bytes)
 
-    def __init__(self, tape: Tape, part: Sparse, cache: Spanned, query: Query) -> None:
-        self.tape, self.part, self.cache, self.query = tape, part, cache, query
-        self.complete = compressed(cache.span.length, part.compress)
-
-    def mixed(self, x: str) -> str:
-        """Attend to all views, from the normed input on."""
-        t, cache, new = self.tape, self.cache, self.query.new
-        gates = t.linear("attn.gate", x)
-        reads = [*new, *sorted({*cache.held}.intersection(cache.added))]
-        t.op("attn.cache", reads, cache.added, read_bytes=t.made_bytes(*new), write_bytes=cache.added_bytes)
-        self._compress()
-        views = [*self._views(self._select())]
-        out = t.of_heads("attn.core.out", self.query.width)
-        t.op("attn.mix", [gates, *views], [out])
-        return out
-
-    def _compress(self) -> None:
-        """Make each block that is complete now into one token."""
-        t, cache, about = self.tape, self.cache, self.part.compress
-        before = compressed(cache.span.cached, about)
-        made = cache.batch * (self.complete - before)
-        weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
-        if not made:
-            return
-        start, stop = before * about.stride, (self.complete - 1) * about.stride + about.block
-        width = weights[0].shape[-1]
-        flops = made * (t.attention.kv_elements // width) * 2 * width * width * (about.block + 1)
-        read_bytes = cache.batch * (stop - start) * t.token_bytes + sum(map(t.weight_bytes, weights))
-        reads = [*cache.store.of(start, stop), *(weight.name for weight in weights)]
-        writes, write_bytes = cache.compressed.of(before, self.complete), made * t.token_bytes
-        t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=write_bytes)
-
-    def _select(self) -> list[str]:
-        """Score what is compressed, and choose blocks; none as long as there are no more than are selected."""
-        t, cache, about, (pair_flops, key_bytes) = self.tape, self.cache, self.part.select, self.query.scores
-        if cache.span.length <= about.top * about.block:
-            return []
-        out = t.tensor("attn.blocks", t.attention.groups * about.top, size=ID_BYTES)
-        flops = cache.batch * compressed_pairs(cache.span, self.part.compress) * pair_flops
-        read_bytes = self.query.taken_bytes + cache.batch * self.complete * key_bytes
-        reads = [*self.query.taken, *cache.compressed.of(0, self.complete)]
-        t.op("attn.select", reads, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
-        return [out]
-
-    def _views(self, chosen: list[str]) -> Iterator[str]:
-        """Attend to compressed tokens, to near ones, and to selected blocks."""
-        t, cache, part, span = self.tape, self.cache, self.part, self.cache.span
-        if self.complete:
-            names, seen = cache.compressed.of(0, self.complete), compressed_pairs(span, part.compress)
-            yield self._view("compressed", names, seen, cache.batch * self.complete)
-        near = cache.batch * (min(span.cached, part.window - 1) + span.new)
-        names = cache.store.of(max(0, span.cached + 1 - part.window), span.length)
-        yield self._view("window", names, pairs(span, part.window), near)
-        about, seen = part.select, selected_pairs(span, part.select)
-        first, last = about.first, -(-span.length // about.block) - about.last
-        free = min(last, (span.length - part.window) // about.block) - first
-        if not chosen or cache.store.block is None or t.phase == "prefill" or free < about.chosen:
-            yield self._view("selected", [*cache.store.of(0, span.length), *chosen], seen, cache.batch * seen)
-            return
-        start, stop = first * about.block, (first + free) * about.block
-        samples, each = t.attention.groups, about.chosen
-        for group, name in enumerate(numbered("selected.s", cache.batch)):
-            known = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
-            candidates = cache.store.of(start, stop, group)
-            late = t.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
-            yield self._view(name, [*known, *candidates, *chosen], seen, seen - about.chosen * about.block, late)
-
-    def _view(self, name: str, reads: Iterable[str], seen: int, read: int, late: Late | None = None) -> str:
-        """Attend to `seen` tokens for each sequence, of which `read` are read in all; late, of one sequence."""
-        t, query, cache = self.tape, self.query, self.cache
-        batch = 1 if late else cache.batch
-        out = t.of_heads(f"attn.{name}.out", query.width, rows=(batch * cache.span.new,))
-        read_bytes = query.taken_bytes * batch // cache.batch + read * t.token_bytes
-        taken, flops = [*query.taken, *dict.fromkeys(reads)], batch * seen * query.pair_flops
+    def view(name: str, reads: Iterable[str], seen: int, read: int, late: Late | None = None) -> str:
+        """Attend to so many tokens, of which some are read now; late, of one sequence, else of all together."""
+        sequences = cache.sequences if late else 1
+        out = t.of_heads(f"attn.{name}.out", query.width, rows=(cache.tokens // sequences,))
+        read_bytes = query.taken_bytes // sequences + read * t.token_bytes
+        taken, flops = [*query.taken, *dict.fromkeys(reads)], seen * query.pair_flops
         t.op(f"attn.{name}", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes, late=late)
         return out
+
+    views = [view("compressed", stored, compressed_pairs, complete)] if complete else []
+    near, seen = cache.within(Reach(part.window))
+    views += [
+        view("window", cache.store.of(max(0, span.cached + 1 - part.window), span.length), seen, near + cache.tokens)
+    ]
+    views += _selected(t, part, cache, chosen, view)
+    is_last = isinstance(t.attention, Gqa)
+    out = (is_last and cache.out) or t.of_heads("attn.core.out", query.width)
+    read_bytes, after = _bytes(t, cache, gates) + t.made_bytes(*views), cache.after if is_last else []
+    t.op("attn.mix", [gates, *views, *after], [out], read_bytes=read_bytes, write_bytes=_bytes(t, cache, out))
+    return out
+
+
+def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
+    """Make each block that is complete now into one token."""
+    about, weights = part.compress, [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
+    if not made:
+        return
+    before, complete = map(about.number, (cache.span.cached, cache.span.length))
+    width, start, stop = weights[0].shape[-1], before * about.stride, (complete - 1) * about.stride + about.block
+    flops = made * (t.attention.kv_elements // width) * 2 * width * width * (about.block + 1)
+    begun = cache.within(Reach(sparse=part, counted="makes"))[1]
+    tokens = made * about.stride + begun * (about.block - about.stride)
+    read_bytes = tokens * t.token_bytes + sum(map(t.weight_bytes, weights))
+    reads, writes = (
+        [*cache.store.of(start, stop), *(one.name for one in weights)],
+        cache.compressed.of(before, complete),
+    )
+    t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=made * t.token_bytes)
+
+
+def _selected(t: Tape, part: Sparse, cache: Cache, chosen: list[str], view: Callable[..., str]) -> list[str]:
+    """Attend to the selected blocks of all sequences; or of each, as dynamic reads, if some can be left out."""
+    about, span, seen = part.select, cache.span, cache.within(Reach(sparse=part, counted="selected"))[1]
+    first, last = about.first, -(-span.length // about.block) - about.last
+    free = min(last, (span.length - part.window) // about.block) - first
+    if not chosen or cache.store.block is None or t.phase == "prefill" or free < about.chosen:
+        return [view("selected", [*cache.store.of(0, span.length), *chosen], seen, seen)]
+    start, stop, views = first * about.block, (first + free) * about.block, list[str]()
+    samples, each, seen = t.attention.groups, about.chosen, seen // cache.sequences
+    for group, name in enumerate(numbered("selected.s", cache.sequences)):
+        known = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
+        candidates = cache.store.of(start, stop, group)
+        late = t.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
+        views += [view(name, [*known, *candidates, *chosen], seen, seen - about.chosen * about.block, late)]
+    return views

@@ -1,17 +1,4 @@
-"""The KV cache as inference on one rank sees it: which tokens a token sees, and which tensors hold them.
-
-Seen tokens are counted exactly: over all before it, a window, compressed or selected blocks.
-
-Token t (from 1) of a sequence has t - 1 before it. It sees
-
-- of all tokens: t; within a `Reach` of r tokens (a window and its sinks, or those that were chosen): min(t, r);
-- of those of its own block of so many new ones (linear attention, which keeps a state of all before);
-- of compressed ones: those that are complete, (t - l) // d + 1 of l tokens each, d apart, if t >= l (NSA, arXiv
-  2502.11089, equation 7);
-- of selected ones: its own block up to itself, and n - 1 others of b tokens: (n - 1) * b + (t - 1) % b + 1, or t as
-  long as there are no more than n blocks.
-
-Sums over a span of tokens are differences of sums from the first token on, each a closed form.
+"""The KV cache as inference on one rank sees it: which tensors hold the tokens that a token sees (`simulator.reach`).
 
 *Tensors.* Without ``kv`` a layer has one for what is cached before a step (``L03/kv``, persistent), and one for what
 decode adds (``L03/kv.tail``); in prefill, one for each chunk (``c0/L03/kv``). With ``kv`` a layer has one for each
@@ -29,119 +16,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import NamedTuple
 
 from simulator.builders.tape import Tape
 from simulator.builders.weights import numbered
-from simulator.workload import Attention, Compress, KvBlocks, Linear, Mla, Select
-
-
-class Span(NamedTuple):
-    """The tokens of each sequence that run together.
-
-    Attributes
-    ----------
-    cached
-        How many were there before.
-    new
-        How many run now; the last of `length` ones.
-    """
-
-    cached: int
-    new: int
-
-    @property
-    def length(self) -> int:
-        """How many tokens a sequence has afterwards."""
-        return self.cached + self.new
-
-    def sum(self, until: Callable[[int], int]) -> int:
-        """Sum over the new tokens, of which `until` says the sum from the first token of the sequence on."""
-        return until(self.length) - until(self.cached)
-
-
-def pairs(span: Span, most: int | None = None) -> int:
-    """How often one of the new tokens sees a token, of which each sees at most so many: those before it, and itself."""
-
-    def until(tokens: int) -> int:
-        near = tokens if most is None else min(tokens, most)
-        return near * (near + 1) // 2 + (tokens - near) * near
-
-    return span.sum(until)
-
-
-class Reach(NamedTuple):
-    """Which tokens of its sequence a token sees; what a layer keeps of a sequence is what the next one will see.
-
-    Attributes
-    ----------
-    window, sinks
-        So many before, itself among them, and so many of the first ones; default: all.
-    block
-        Of linear attention: tokens that see one another pair by pair. What it keeps is a state, whatever the length.
-    """
-
-    window: int | None = None
-    sinks: int = 0
-    block: int = 0
-
-    @classmethod
-    def of(cls, part: Attention) -> Reach:
-        """What tokens see of the cache of a layer."""
-        return cls(block=part.block) if isinstance(part, Linear) else cls(part.window, part.sinks)
-
-    @classmethod
-    def all_of(cls, part: Attention) -> tuple[Reach, ...]:
-        """That, and in what reach tokens are chosen from what is cached."""
-        indexer = part.indexer if isinstance(part, Mla) else None
-        return (cls.of(part), cls(indexer.top)) if indexer else (cls.of(part),)
-
-    def cached(self, cached: int) -> int:
-        """How many of so many cached tokens some new one sees; 1 if a state of them is read."""
-        if self.block:
-            return min(1, cached)
-        return cached if self.window is None else min(cached, self.window + self.sinks - 1)
-
-    def pairs(self, span: Span) -> int:
-        """How often one of the new tokens sees a token."""
-        if not self.block:
-            return pairs(span, None if self.window is None else self.window + self.sinks)
-        whole, left = divmod(span.new, self.block)
-        return whole * pairs(Span(0, self.block)) + pairs(Span(0, left))
-
-    def near(self, cached: int) -> tuple[int, int]:
-        """Some new token sees the cached ones before the first of these numbers, and from the second on."""
-        if self.window is None:
-            return cached, cached
-        return min(self.sinks, cached), max(0, cached + 1 - self.window)
-
-
-def compressed(length: int, about: Compress) -> int:
-    """How many compressed tokens a sequence of so many tokens has."""
-    return max(0, (length - about.block) // about.stride + 1)
-
-
-def compressed_pairs(span: Span, about: Compress) -> int:
-    """How often one of the new tokens sees a compressed one."""
-
-    def until(tokens: int) -> int:
-        whole, left = divmod(max(0, tokens - about.block + 1), about.stride)
-        return about.stride * whole * (whole + 1) // 2 + left * (whole + 1)
-
-    return span.sum(until)
-
-
-def selected_pairs(span: Span, about: Select) -> int:
-    """How often one of the new tokens sees one of its selected blocks."""
-    most = about.top * about.block
-
-    def until(tokens: int) -> int:
-        full = min(tokens, most)
-        whole, left = divmod(tokens - full, about.block)
-        own = whole * (about.block * (about.block + 1) // 2) + left * (left + 1) // 2
-        return full * (full + 1) // 2 + (tokens - full) * (most - about.block) + own
-
-    return span.sum(until)
+from simulator.reach import Reach, Span
+from simulator.workload import KvBlocks, Linear
 
 
 class Store:
@@ -203,7 +82,15 @@ class Cache:
         How many tokens the longest sequence has in the end; 0 if that is not known.
     at_once
         Of so many cached latents keys and values are there at a time.
+    gates
+        Of the views of sparse attention, if they are made for others as well.
+    span, store, compressed
+        The tokens of each sequence, and where they and the compressed ones are.
     """
+
+    span: Span
+    store: Store
+    compressed: Store
 
     def __init__(self, tape: Tape, sequences: int, tokens: int, seen: Callable[[Reach], tuple[int, int]]) -> None:
         part = tape.attention
@@ -211,43 +98,8 @@ class Cache:
         self.seen, self.pairs = seen(Reach.of(part))
         self.held_bytes, self.added_bytes = self.seen * tape.token_bytes, tokens * part.views * tape.token_bytes
         self.held, self.added, self.before, self.after = list[str](), list[str](), list[str](), list[str]()
-        self.state, self.out = f"{tape.block}/state", ""
+        self.state, self.out, self.gates = f"{tape.block}/state", "", ""
         self.at_once, self.longest = self.seen, 0
-
-
-class Spanned(Cache):
-    """The same of sequences that are alike, whose tokens lie in stores.
-
-    Parameters
-    ----------
-    tape
-        What it is of: the current layer.
-    stores
-        Where the tokens of all sequences are, those that run now included; and the compressed ones.
-    batch
-        How many sequences there are.
-    span
-        Their tokens.
-
-    Attributes
-    ----------
-    near
-        Cached tokens that some new token attends to: those before the first number, and those from the second on.
-    """
-
-    def __init__(self, tape: Tape, stores: tuple[Store, Store], batch: int, span: Span) -> None:
-        (self.store, self.compressed), self.batch, self.span = stores, batch, span
-        super().__init__(
-            tape, batch, batch * span.new, lambda reach: (batch * reach.cached(span.cached), batch * reach.pairs(span))
-        )
-        sinks, near = self.near = Reach.of(tape.attention).near(span.cached)
-        self.held = list(dict.fromkeys([*self.store.of(0, sinks), *self.store.of(near, span.cached)]))
-        self.added, self.before = self.store.of(span.cached, span.length), [self.state] if span.cached else []
-        self.longest = span.length
-
-    def sees(self, start: int, stop: int) -> bool:
-        """Whether the new tokens attend to one of those from `start` to before `stop`, or are among them."""
-        return start < self.near[0] or stop > self.near[1]
 
 
 class Room:
@@ -257,26 +109,39 @@ class Room:
     ----------
     tape
         What its tensors are declared on.
+    batch
+        How many sequences there are, all alike; default: those of the workload.
 
     Attributes
     ----------
+    stores
+        Layer -> where the tokens of all sequences are, those that run now included; and the compressed ones.
     come
         Blocks that come as needed, and that the step puts out.
     """
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape, self.work = tape, tape.workload
+    def __init__(self, tape: Tape, batch: int = 0) -> None:
+        self.tape, self.work, self.batch = tape, tape.workload, batch or tape.workload.batch
         self.stores: dict[str, tuple[Store, Store]] = {}
         self.come: list[str] = []
 
-    def cache(self, span: Span, layer: str) -> Spanned:
+    def cache(self, span: Span, layer: str) -> Cache:
         """What the tokens of a span find of a layer, which becomes the current one."""
         self.tape.block = layer
-        block = self.work.kv.block if self.work.kv else None
-        stores = self.stores.setdefault(layer, (Store(block), Store()))
-        return Spanned(self.tape, stores, self.work.batch, span)
+        block, batch = self.work.kv.block if self.work.kv else None, self.batch
 
-    def read(self, span: Span, layer: str) -> Spanned:
+        def seen(reach: Reach) -> tuple[int, int]:
+            return batch * reach.cached(span.cached), batch * reach.pairs(span)
+
+        cache = Cache(self.tape, batch, batch * span.new, seen)
+        cache.store, cache.compressed = store, _ = self.stores.setdefault(layer, (Store(block), Store()))
+        cache.span, cache.longest = span, span.length
+        sinks, near = Reach.of(self.tape.attention).near(span.cached)
+        cache.held = [*dict.fromkeys([*store.of(0, sinks), *store.of(near, span.cached)])]
+        cache.added, cache.before = store.of(span.cached, span.length), [cache.state] if span.cached else []
+        return cache
+
+    def read(self, span: Span, layer: str) -> Cache:
         """Add what a chunk of the prompts caches."""
         self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], there=0)
         return self.cache(span, layer)
@@ -297,7 +162,7 @@ class Room:
         """Add the tensors of spans of tokens, of which so many are there before the step; without blocks, one each."""
         cache, work, about = self.cache(Span(there, 1), layer), self.work, self.tape.attention.sparse
         for name, span in spans:
-            before, after = ((compressed(n, about.compress) if about else 0) for n in (span.cached, span.length))
+            before, after = ((about.compress.number(n) if about else 0) for n in (span.cached, span.length))
             if after > before:
                 sizes = {f"{name}.compressed": work.batch * (after - before)}
                 self._put(cache.compressed, after, sizes, lasts=span.length <= there)
@@ -313,18 +178,19 @@ class Room:
         """Add the blocks of these tokens; those that no token sees are left out."""
         work, together = self.work, kv.together(self.work.batch)
         end = work.sequence + work.new_tokens if there else work.sequence
-        first, after = self.cache(Span(there, 1), layer), self.cache(Span(end, 1), layer)
+        reach = Reach.of(self.tape.attention)
+        (sinks, near), (last_sinks, last_near) = reach.near(there), reach.near(end)
         numbers, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
         of_each = (min(together, work.batch - start) * kv.block * self.tape.attention.views for start in starts)
         groups = dict(zip(numbered("s", len(starts)), of_each, strict=True))
         for number in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
             start, stop = number * kv.block, (number + 1) * kv.block
             is_begun, is_new = start >= there, kv.new == "as_needed" and start > there
-            is_seen = not is_begun or after.sees(start, stop)
+            is_seen = not is_begun or start < last_sinks or stop > last_near
             sizes = {f"{layer}/kv/{group}/{numbers[number]}": size for group, size in groups.items()}
-            if not self.tape.token_bytes or not (is_begun or first.sees(start, stop)):
+            if not self.tape.token_bytes or not (is_begun or start < sinks or stop > near):
                 sizes = {}
-            self._put(first.store, stop, sizes, lasts=there > 0 and is_seen and not is_new)
+            self._put(self.stores[layer][0], stop, sizes, lasts=there > 0 and is_seen and not is_new)
             self.come += sizes if is_new and is_seen else []
 
     def _put(self, store: Store, stop: int, sizes: dict[str, int], *, lasts: bool) -> None:

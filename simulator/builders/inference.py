@@ -40,11 +40,12 @@ from typing import NamedTuple
 
 from simulator.builders.at_once import at_once
 from simulator.builders.attention import attend, attended, drawn, finished
-from simulator.builders.cache import Cache, Reach, Room, Span, Spanned, Store
+from simulator.builders.cache import Cache, Room, Store
 from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, starts
 from simulator.builders.weights import Laid, blocks, numbered
 from simulator.graph import CollectiveKind, Graph, Job
+from simulator.reach import Reach, Span
 from simulator.workload import Attention, DecoderModel, Linear, Pools
 
 
@@ -126,25 +127,22 @@ def _send_cache(t: Tape, group: str) -> Graph:
 def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
     """One decode rank."""
     t.phase, (rows,), prompts, length = "decode", t.rows, t.workload.batch, t.workload.sequence
-    stores = {layer: Store() for layer in blocks(t.model.layers)}
+    room, layers = Room(t, rows), blocks(t.model.layers)
 
     def receive(group: str, name: str, size_bytes: int, kind: str) -> str:
         t.graph.tensor(t.name(name), size_bytes, kind)
         t.meet(f"recv.{group}", CollectiveKind.RECV, group, size_bytes, [], [t.name(name)])
         return t.name(name)
 
-    for t.block, store in stores.items():
+    for t.block in layers:
+        store, _ = room.stores[t.block] = Store(), Store()
         store.add(length, [receive(group, group, prompts * length * t.token_bytes, "kv_cache") for group in groups])
         t.graph.tensor(t.name("kv.tail"), rows * new_tokens * t.token_bytes, "kv_cache")
         store.add(length + new_tokens, [t.name("kv.tail")])
     t.block = "head"
     tokens = [receive(group, f"token.{group}", prompts * ID_BYTES, "activation") for group in groups]
 
-    def find(span: Span, layer: str) -> Cache:
-        t.block = layer
-        return Spanned(t, (stores[layer], Store()), rows, span)
-
-    _answers(t, [f"{name}/" for name in numbered("t", new_tokens, 2)], find, tokens)
+    _answers(t, [f"{name}/" for name in numbered("t", new_tokens, 2)], room.cache, tokens)
     return t.graph.build(steps=t.workload.steps)
 
 
@@ -175,9 +173,16 @@ def kept(model: DecoderModel, kv_bytes: int) -> tuple[Kept, ...]:
     """What a sequence keeps in the layers of a model, of which an element of the KV cache has so many bytes."""
     found = Counter[Reach]()
     for (part, _), layers in model.kinds.items():
-        each_bytes = part.state * FP32_BYTES if isinstance(part, Linear) else part.kv_elements * kv_bytes
-        found[Reach.of(part)] += layers * each_bytes
+        found[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
     return tuple(map(Kept, found.keys(), found.values()))
+
+
+def _kept_bytes(part: Attention, kv_bytes: int) -> int:
+    """What a layer keeps of a token, with its share of a compressed one, or of a sequence, if that is a state [B]."""
+    if isinstance(part, Linear):
+        return part.state * FP32_BYTES
+    token_bytes = part.kv_elements * kv_bytes
+    return token_bytes * part.views + (-(-token_bytes // part.sparse.compress.stride) if part.sparse else 0)
 
 
 def further(model: DecoderModel) -> tuple[Reach, ...]:
@@ -249,7 +254,8 @@ def build_iteration(laid: Laid, work: Iteration, room_bytes: int) -> Graph:
         t.declare(t.name(name), max(0, room_bytes - coming) // len(layers), "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                t.declare(t.name(name), tokens[group] * t.token_bytes, "kv_cache")
+                kept_bytes = _kept_bytes(t.attention, laid.workload.dtypes.kv_bytes)
+                t.declare(t.name(name), tokens[group] * kept_bytes, "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)
@@ -267,18 +273,25 @@ def cache_name(part: Attention) -> str:
     return "state" if isinstance(part, Linear) else "kv"
 
 
+_ENDLESS = Span(0, 1 << 62)
+"""Stands for sequences of any length, whose tokens lie in the same tensors."""
+
+
 def _apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
     reach, near = Reach.of(t.attention), dict(zip(further(t.model), work.near, strict=True))
     taken, out, phase, rows = drawn(t, x), t.of_heads("attn.core.out", t.attention.width), t.phase, t.rows
     here, coming = t.name(cache_name(t.attention)), [t.name(loaded(tier)) for tier, _ in work.loads]
     all_of = (work.context, work.cached, work.pairs)
+    gates = t.linear("attn.gate", x) if t.attention.sparse else ""
 
     def adding(reach: Reach) -> tuple[int, int]:
         if reach.block:
             return work.decoding, work.decoding
-        context = near.get(reach, all_of)[0]
-        return context, context + work.decoding
+        context, more = near.get(reach, all_of)[0], work.decoding
+        if reach.sparse:
+            more = near[reach._replace(counted="made")][0] if reach.counted == "compressed" else 0
+        return context, context + more
 
     def reading(reach: Reach) -> tuple[int, int]:
         return near.get(reach, all_of)[1:]
@@ -292,9 +305,14 @@ def _apart(t: Tape, work: Iteration, x: str) -> str:
     for t.phase, (sequences, new, seen, held) in together.items():
         if new:
             t.micro, t.rows = f"{t.phase}/", (new,)
-            cache = Cache(t, sequences, new, seen)
+            cache, store = Cache(t, sequences, new, seen), Store()
+            store.add(_ENDLESS.length, held)
+            cache.span, cache.store, cache.compressed = _ENDLESS, store, store
             cache.held, cache.added, cache.before, cache.out, cache.after = held, [here], [here], out, after
-            cache.at_once = min(cache.seen, t.workload.requests.max_tokens if t.workload.requests else cache.seen)
+            cache.gates, cache.at_once = (
+                gates,
+                min(cache.seen, t.workload.requests.max_tokens if t.workload.requests else cache.seen),
+            )
             attend(t, cache, taken, x)
             after = [out]
     t.micro, t.phase, t.rows = "", phase, rows

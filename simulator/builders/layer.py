@@ -14,10 +14,10 @@ Where the experts are spread over R ranks, one rank has E / R of them, which the
 many rows as its own tokens send out, and reads its share of those experts that R * T tokens choose.
 
 *In training.* The router is a linear on every rank. Routing is balanced: each expert gets tokens * top_k / experts
-rows. With expert ranks, experts are cut among them and rows travel to their experts and back (dispatch and combine, an
-all-to-all each, in forward and in backward). The rows of an expert rank stay cut along `data`, so that the gradient of
-an expert adds up over those replicas only. Tensor ranks have a part of each expert, and route the same tokens; or, if
-they are expert ranks as well, have whole experts, and each routes its part of the tokens.
+rows, on average. With expert ranks, experts are cut among them and rows travel to their experts and back (dispatch and
+combine, an all-to-all each, in forward and in backward). The rows of an expert rank stay cut along `data`, so that the
+gradient of an expert adds up over those replicas only. Tensor ranks have a part of each expert, and route the same
+tokens; or, if they are expert ranks as well, have whole experts, and each routes its part of the tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from dataclasses import replace
 
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH, TENSOR, numbered
-from simulator.errors import insist
 from simulator.graph_builder import OpFields
 from simulator.layout import Layout
 from simulator.workload import Experts
@@ -116,23 +115,13 @@ def _by_experts(t: Tape, part: Experts, x: str) -> str:
 
 
 def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
-    """Rows that go to experts, and the shares of each token's experts in what comes out.
-
-    Raises
-    ------
-    ConfigError
-        If in training the tokens of a rank do not divide over the experts.
-    """
+    """Rows that go to experts, and the shares of each token's experts in what comes out."""
     own, tokens, taken = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], x
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
-    logits, experts = t.linear("ffn.router", taken), part.routed if t.is_forward else 1
-    bias = [t.weight("ffn.router_bias").name] if part.router_bias else []
-    must = "with balanced routing every expert gets as many of a rank's tokens * top_k"
-    found = f"{own} x {part.top_k} for {experts} experts"
-    do = f"make batch * sequence * top_k a multiple of {experts}"
-    insist(own * part.top_k % experts == 0, t.where, must, found, do)
-    rows, here = (experts, own * part.top_k // experts * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
+    logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
+    ranks = t.mesh.size(t.weights[t.block]["ffn.gate"].layout.tensor_map[0]) if t.is_forward else 1
+    rows, here = (ranks, own * part.top_k // ranks * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, here, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.layout(x), FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
@@ -207,7 +196,7 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 
     def back(dy: str) -> None:
         dy = t.to(dy, t.cut(features))
-        dy_bytes, (old, new) = t.made_bytes(dy), t.grad(table, BATCH)
+        dy_bytes, (old, new) = t.made_bytes(dy), t.grad(BATCH, table)
         size = t.workload.dtypes.gradient_bytes
         added_bytes = dy_bytes * size // (t.element_bytes * t.mesh.size(entries)) if old else 0
         read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size

@@ -42,6 +42,12 @@ laid_out = lru_cache(Layout)
 """The few layouts of a model, each made once."""
 
 
+@lru_cache
+def _of_one(part: Attention, ranks: int) -> Attention:
+    """The same attention with the heads of one of so many ranks."""
+    return part.of_one(ranks)
+
+
 Due = tuple[bool, tuple[str, list[str], list[str], str], OpFields]
 """Whether an op runs again within backward; and the op: its name, what it reads and writes, its kind, and more."""
 
@@ -68,7 +74,7 @@ class Sheet:
         self.graph = GraphBuilder(name or workload.name, self.where)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.element_bytes = workload.dtypes.element_bytes
-        self._usual, self._own = self.model.layer(0), dict[Attention, Attention]()
+        self._usual = self.model.layer(0)
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
@@ -77,7 +83,7 @@ class Sheet:
         self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
         self.spread: dict[str, Spread] = {}
         self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
-        self._detached: dict[str, str] = {}  # another name of a tensor, for those to whom it wants no gradient
+        self._stands_for: dict[str, str] = {}  # another name of a tensor -> its own
         self._changed: dict[tuple[str, Layout, str], str] = {}
         self._groups: set[str] = set()
 
@@ -91,10 +97,7 @@ class Sheet:
     @property
     def attention(self) -> Attention:
         """The attention of the current layer, with the heads of this rank."""
-        part = self.layer.attention
-        if part not in self._own:
-            self._own[part] = part.of_one(self.mesh.size(TENSOR))
-        return self._own[part]
+        return _of_one(self.layer.attention, self.mesh.size(TENSOR))
 
     @property
     def token_bytes(self) -> int:
@@ -132,11 +135,16 @@ class Sheet:
             self.graph.tensor(name, self.made_bytes(name), kind)
         return name
 
+    def named(self, name: str, end: str, width: int = 0) -> str:
+        """Give a tensor, or so many elements of each row, another name, to read it by; no gradient goes back to it."""
+        other, spread = f"{name}.{end}", self.spread[name]
+        self.spread[other] = spread._replace(origin="", width=width or spread.width)
+        self._stands_for[other] = name
+        return other
+
     def detached(self, name: str) -> str:
         """Give a tensor another name, by which it is read without a gradient that goes back to it."""
-        other = f"{name}.detached"
-        self.spread[other], self._detached[other] = self.spread[name]._replace(origin=""), name
-        return other
+        return self.named(name, "detached")
 
     def elements(self, name: str) -> int:
         """How many elements of a tensor this rank holds."""
@@ -200,7 +208,11 @@ class Sheet:
         reads, made = [*reads], [*writes]
         if self.is_forward and not self.wanting.isdisjoint(reads):
             self.wanting.update(made)
-        names = [self._detached.get(x, x) for x in reads]
+        names = [self._stands_for.get(x, x) for x in reads]
+        if any(
+            self.spread[x].width < self.spread[name].width for x, name in zip(reads, names, strict=True) if x != name
+        ):
+            more.setdefault("read_bytes", self.made_bytes(*(x for x in reads if x in self.spread)))
         op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
         if self.due is None:
             self.graph.op(*op, **more)

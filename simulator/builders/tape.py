@@ -91,8 +91,7 @@ class Tape(Sheet):
                 return
             dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
             wanted = [x for x in reads if self.wants(x)]
-            made = [(x, self.spread[dy]._replace(element_bytes=self.spread[x].element_bytes)) for x in wanted]
-            grads = [self.add(f"{x}.grad", spread) for x, spread in made]
+            grads = [self.add(f"{x}.grad", self.spread[x]._replace(layout=self.layout(dy))) for x in wanted]
             self.op(name, [dy, *saved], grads)
             self.give(wanted, [self.to(grad, self.layout(x).whole) for x, grad in zip(wanted, grads, strict=True)])
 
@@ -115,7 +114,7 @@ class Tape(Sheet):
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
             dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
-            old, new = self.grad(weight, layout.cut)
+            old, new = self.grad(layout.cut, weight)
             self.op(name, [*saved, dy, self.held[weight.name], *old], [*dx, *new])
             self.give(wanted, dx, sums or name)
 
@@ -203,8 +202,7 @@ class Tape(Sheet):
                 self.op(f"{name}.dgrad", [dy, self._ready(name, weight)], dx, flops=flops)
             if any(one.is_trained for one in weights):
                 saved = [self.to(x, taken)] if weight.is_trained else []
-                found = [self.grad(one, tokens) for one in weights]
-                old, new = ([each for lists in found for each in lists[i]] for i in (0, 1))
+                old, new = self.grad(tokens, *weights)
                 self.op(f"{name}.wgrad", [dy, *saved, *old], new, flops=flops * weight.is_trained)
             self.give([x] * len(dx), dx, name)
 
@@ -327,28 +325,25 @@ class Tape(Sheet):
             self.op(f"{sums}.acc", [total, part], [total])
             self.grads[origin] = total
 
-    def grad(self, weight: Weight, tokens: Axes) -> tuple[list[str], list[str]]:
-        """What an op reads and writes that adds to the gradient of a weight; the first one only writes.
+    def grad(self, tokens: Axes, *weights: Weight) -> tuple[list[str], list[str]]:
+        """What an op reads and writes that adds to the gradients of weights; the first one only writes.
 
         Parameters
         ----------
-        weight
-            The weight.
         tokens
             Axes that cut the rows over which the op sums.
-
-        Returns
-        -------
-        tuple of lists
-            Both are empty of a weight that is frozen.
+        weights
+            The weights; those that are frozen have no gradient.
         """
-        if not weight.is_trained:
-            return [], []
-        known = self.graded.get(weight.name)
-        if known is not None:
-            return [known], [known]
-        micro = self.micro if self.zero_stage > 1 and weight.replicas else ""
-        known = self.graded[weight.name] = f"{micro}{weight.name}.grad"
-        self.graph.tensor(known, weight.parameters * self.workload.dtypes.gradient_bytes, "gradient")
-        self.summands[weight.name] = self.mesh.real(tokens)
-        return [], [known]
+        old, new = list[str](), list[str]()
+        for weight in (one for one in weights if one.is_trained):
+            if weight.name in self.graded:
+                old.append(self.graded[weight.name])
+            else:
+                micro = self.micro if self.zero_stage > 1 and weight.replicas else ""
+                self.graded[weight.name] = f"{micro}{weight.name}.grad"
+                gradient_bytes = weight.parameters * self.workload.dtypes.gradient_bytes
+                self.graph.tensor(self.graded[weight.name], gradient_bytes, "gradient")
+                self.summands[weight.name] = self.mesh.real(tokens)
+            new.append(self.graded[weight.name])
+        return old, new

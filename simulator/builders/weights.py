@@ -192,8 +192,8 @@ def _adapted(part: Specs, lora: Lora) -> Specs:
 
 
 def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight of a layer is a matrix, or several in one, rather than vectors."""
-    return len(shape) > 1 and not name.endswith(".bias")
+    """Whether a weight of a layer is a matrix that multiplies rows, or several in one."""
+    return len(shape) > 1 and not name.endswith(".bias") and not name.startswith("attn.compress.")
 
 
 def learns_apart(weight: Weight) -> bool:
@@ -318,6 +318,9 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
         if parallel.layouts:  # they say what is cut; but at inference heads always are
             whole = {} if workload.phase == "train" else heads
         experts = {"experts": part.routed} if isinstance(part, Experts) else {} if has_experts else {"experts": 1}
+        if isinstance(part, Experts) and workload.phase == "train":
+            senders = parallel.tensor if parallel.expert > parallel.data else 1
+            experts["choices of a rank's tokens"] = workload.batch * workload.sequence * part.top_k // senders
         for axis, lengths in (("tensor", whole | tokens), ("expert", experts)):
             _check_axis(axis, getattr(parallel, axis), lengths, where)
     must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"

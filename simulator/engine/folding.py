@@ -16,8 +16,8 @@ from functools import cache
 from simulator.engine.program import Program
 from simulator.graph import Roles
 from simulator.hardware import Hardware
+from simulator.lifetime import repeated
 from simulator.plan import COPY
-from simulator.stored import repeated
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:

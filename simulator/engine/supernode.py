@@ -17,8 +17,8 @@ from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.sharing import Network, Path, Resource, Uses
 from simulator.graph import Call, Members
 from simulator.hardware import Hardware
+from simulator.lifetime import repeated
 from simulator.scenario import Switches
-from simulator.stored import repeated
 from simulator.trace import RATES, packer
 
 

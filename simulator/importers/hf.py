@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
-from math import gcd, lcm
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,8 +106,6 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
     model = model_of(config, wanted if phase != "requests" else None)
-    if phase == "train" and sequence is None:
-        wanted = _routed_evenly(config, model, batch or 1, wanted)
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: number for axis, number in axes.items() if number != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
@@ -125,16 +122,6 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     document |= {key: value for key, value in asked.items() if value is not None}
     work = _validated(document | _origins(config, document), config)
     return Imported({".yaml": work}, {}, tuple(config.derived), _dropped(config) | told)
-
-
-def _routed_evenly(c: Config, model: dict[str, Any], batch: int, sequence: int) -> int:
-    """The most tokens, at most so many, whose choices the experts of a model share evenly, as training has it."""
-    parts = [model["feed_forward"], *(other.get("feed_forward", {}) for other in model.get("others", ()))]
-    steps = (part["routed"] // gcd(part["routed"], part["top_k"] * batch) for part in parts if "routed" in part)
-    found = sequence - sequence % lcm(*steps) or sequence
-    if found < sequence:
-        c.derived.append(f"{found:,} tokens in place of {sequence:,}, so that all experts train on as many of them.")
-    return found
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -149,10 +149,6 @@ def _served(path: Path, name: str, block: int) -> Workload:
     if not isinstance(model, DecoderModel):
         raise ConfigError(f"--model {name}", must, "another model", do)
     requests = Requests(file=".csv", block=block)
-    try:
-        requests.check(model)
-    except FieldError as error:
-        raise ConfigError(f"--model {name}", error.must, error.found, error.do) from None
     origins = {
         table: {key: why for key, why in getattr(base, table).items() if key.partition(".")[0] in ("model", "dtypes")}
         for table in ("sources", "assumed")

@@ -180,7 +180,8 @@ def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[dict[str, A
 
 def _holders(weight: Weight) -> int:
     """How many ranks hold the same: a block of the model is in one stage."""
-    return weight.layout.mesh.size([axis for axis in weight.layout.copies if axis != "pipeline"])
+    mesh, cut = weight.layout.mesh, (*weight.layout.cut, "pipeline")
+    return mesh.size([axis for axis in mesh.axis_names if axis not in cut])
 
 
 def _exchanged(one: Exchange) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
+from simulator.lifetime import repeated
 from simulator.plan import FREE
-from simulator.stored import repeated
 
 
 def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:

@@ -281,6 +281,7 @@ class Task:
         """Why no plan fits, if none does: of plans that run each op once in a step, or of all."""
         if may_repeat not in self._unfit:
             problem, graph = self.problem, self.team.job.graphs[self.number]
-            about = graph, problem.hardware, problem.known_homes, problem.budget_bytes
+            lifetimes = problem.lifetimes if graph is problem.graph else None
+            about = graph, problem.hardware, problem.known_homes, problem.budget_bytes, lifetimes
             self._unfit[may_repeat] = bounds.infeasible(*about, may_repeat=may_repeat)
         return self._unfit[may_repeat]

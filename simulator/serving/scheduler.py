@@ -23,7 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simulator.builders import Iteration, Kept, Reach, Span
+from simulator.builders import Iteration, Kept
+from simulator.reach import Reach, Span
 from simulator.serving.blocks import Block, Tiers
 from simulator.workload import Request, Requests
 

@@ -17,7 +17,6 @@ from simulator.workload.attention_kinds import (
     Mla,
     Select,
     Sparse,
-    check_attention,
 )
 from simulator.workload.models import DecoderModel, Dense, Experts, Layer, LlamaModel, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
@@ -198,14 +197,10 @@ class Workload(Document):
         names = " or ".join(get_args(family.model_fields["family"].annotation)[0] for family in families)
         must = f"phase {self.phase} is built for models of family {names}"
         require(isinstance(model, families), must, model.family, "phase", do="set phase, or change the family")
-        if self.requests is not None:
-            self.requests.check(model)
         decoder = model.decoder
         if self.phase == "train":
             self._check_training(decoder)
         for attention, part in decoder.kinds:
-            if self.phase in ("train", *_INFERENCE):
-                check_attention(attention, self.sequence)
             if self.phase == "train":
                 self._check_trained(attention, part)
         if self.phase not in _INFERENCE:
@@ -226,8 +221,7 @@ class Workload(Document):
     @staticmethod
     def _check_trained(attention: Attention, part: Dense | Experts) -> None:
         """Refuse parts whose backward is not built."""
-        must, found = "training is built without what only inference has", "backward of sparse attention is not built"
-        require(attention.sparse is None, must, found, "model", "attention", "sparse", do="remove sparse")
+        must = "training is built without what only inference has"
         for key in ("ranks", "copies", "buffers"):
             do = "remove it; parallel.expert says how experts lie on ranks"
             usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default

@@ -24,6 +24,15 @@ class Compress(Part):
     block: Count
     stride: Count
 
+    def number(self, tokens: int) -> int:
+        """How many compressed tokens a sequence of so many tokens has."""
+        return max(0, (tokens - self.block) // self.stride + 1)
+
+    def seen(self, tokens: int) -> int:
+        """How many compressed tokens each of so many tokens sees, added up from the first token of a sequence on."""
+        whole, left = divmod(max(0, tokens - self.block + 1), self.stride)
+        return self.stride * whole * (whole + 1) // 2 + left * (whole + 1)
+
     def _check(self) -> None:
         self._divides("stride", "block")
 
@@ -52,6 +61,14 @@ class Select(Part):
     def chosen(self) -> int:
         """How many blocks are chosen by their scores."""
         return self.top - self.first - self.last
+
+    def seen(self, tokens: int) -> int:
+        """How many tokens of its selected blocks each of so many tokens sees, added up from the first one on."""
+        most = self.top * self.block
+        full = min(tokens, most)
+        whole, left = divmod(tokens - full, self.block)
+        own = whole * (self.block * (self.block + 1) // 2) + left * (left + 1) // 2
+        return full * (full + 1) // 2 + (tokens - full) * (most - self.block) + own
 
     def _check(self) -> None:
         found = f"{self.top} with {self.first + self.last} fixed"
@@ -288,24 +305,3 @@ class Mla(_Attention):
 
 Attention = Annotated[Gqa | Mla | Linear, Field(discriminator="kind")]
 """How tokens attend to one another."""
-
-
-def check_attention(part: Attention, sequence: int) -> None:
-    """Refuse windows and blocks that sequences of so many tokens never fill.
-
-    Raises
-    ------
-    FieldError
-        If there are such; the message says which.
-    """
-    sparse, at = part.sparse, ("model", "attention")
-    asked: dict[tuple[str, ...], int] = {("window",): (part.window or 0) + part.sinks}
-    if sparse is not None:
-        asked |= {("sparse", "window"): sparse.window, ("sparse", "compress", "block"): sparse.compress.block}
-        blocks, top = -(-sequence // sparse.select.block), sparse.select.top
-        must = "a token selects at most the blocks that there are"
-        found = f"{top:,} of {blocks:,} with {sparse.select.block:,} tokens each"
-        require(top <= blocks, must, found, *at, "sparse", "select", "top", do="lower it, or raise sequence")
-    for field, tokens in asked.items():
-        must, found = "what attention sees at a time is at most the sequence", f"{tokens:,} of {sequence:,} tokens"
-        require(tokens <= sequence, must, found, *at, *field, do="lower it, or raise sequence")

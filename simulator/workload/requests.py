@@ -12,7 +12,6 @@ from pydantic import Field
 
 from simulator.document import Count, CountOrNone, Part
 from simulator.units import Nanoseconds, require
-from simulator.workload.models import DecoderModel
 
 MOST = 100_000
 """Most requests of a run, and most prefixes that they share."""
@@ -124,22 +123,6 @@ class Requests(Part):
         found = f"{self.max_sequences:,} sequences and {self.max_tokens:,} tokens"
         do = "raise max_tokens, or lower max_sequences"
         require(self.max_sequences < self.max_tokens, must, found, "max_sequences", do=do)
-
-    def check(self, model: object) -> None:
-        """Refuse models whose iterations are not built: those with sparse attention, of which nobody publishes one.
-
-        What is selected by one sequence depends on how its tokens lie in blocks, and so on more than counts of tokens.
-
-        Raises
-        ------
-        FieldError
-            If the model is such a one.
-        """
-        parts = [kind.attention for kind in model.kinds] if isinstance(model, DecoderModel) else []
-        must = "requests are served by a model whose tokens attend to all before them, to near or to chosen ones"
-        do = "remove sparse, or choose phase prefill or decode"
-        is_sparse = any(part.sparse is not None for part in parts)
-        require(not is_sparse, must, "sparse attention", "model", "attention", "sparse", do=do)
 
 
 class Request(NamedTuple):

@@ -14,7 +14,6 @@ from simulator.run.case import Case
 from simulator.serving import scheduler
 from simulator.serving.scheduler import Block
 
-SPARSE = "sparse: {compress: {block: 8, stride: 4}, select: {block: 8, top: 4}, window: 8}"
 FILED = "  file: some.csv\n  block: 8\n  max_sequences: 4\n  max_tokens: 64\n"
 
 
@@ -124,7 +123,6 @@ def test_a_wrong_file_is_one_message(text, said, hosim, filed):
         ("hbm: 32 KiB", "hbm: 1 GB", "KV blocks get at most what weights and iterations leave of hbm"),
         ("hbm: 32 KiB, ddr: 64 KiB", "ddr: 64 KiB, hbm: 32 KiB", "from the compute tier down, found hbm after ddr"),
         ("ddr: 64 KiB", "ddt: 64 KiB", "what kv_tiers names is a tier of the machine, found 'ddt'"),
-        ("head_size: 16}", f"head_size: 16, {SPARSE}}}", "to near or to chosen ones, found sparse attention"),
         ("phase: requests", "phase: decode", "requests is for phase requests, found it with phase decode"),
     ],
 )  # fmt: skip

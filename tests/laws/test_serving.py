@@ -11,7 +11,8 @@ from serving_cases import BOX, DRAWN, told, write
 
 import simulator as hosim
 from simulator import catalog
-from simulator.builders import Iteration, Kept, Reach
+from simulator.builders import Iteration, Kept
+from simulator.reach import Reach
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import held_numbers
 from simulator.workload import Request, Requests

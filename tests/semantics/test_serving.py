@@ -7,7 +7,8 @@ from math import inf
 import pytest
 from serving_cases import told
 
-from simulator.builders import Iteration, Kept, Reach
+from simulator.builders import Iteration, Kept
+from simulator.reach import Reach
 from simulator.workload import Request
 
 

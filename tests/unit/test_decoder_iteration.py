@@ -20,7 +20,10 @@ MLA = {"kind": "mla", "heads": 4, "q_lora_rank": 32, "kv_lora_rank": 24, "qk_nop
 CHOSEN = {**MLA, "indexer": {"heads": 2, "head_size": 8, "top": 16}}
 LINEAR = {"kind": "linear", "heads": 4, "head_size": 16, "block": 8}
 WINDOW = {**GQA, "window": 10, "sinks": 2}
+SPARSE = {"compress": {"block": 8, "stride": 4}, "select": {"block": 8, "top": 4}, "window": 8}
+VIEWS, APART = {**GQA, "sparse": SPARSE}, {**MLA, "sparse": {**SPARSE, "caches": "own"}}
 ATTENTIONS = {"all": GQA, "window": WINDOW, "latent": MLA, "chosen": CHOSEN, "linear": LINEAR}
+ATTENTIONS |= {"three views": VIEWS, "views apart": APART}
 
 
 def workload(phase, part, attention=GQA, others=(), **more):

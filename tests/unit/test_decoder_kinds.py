@@ -125,7 +125,6 @@ def test_the_last_entry_that_holds_a_layer_decides_part_by_part() -> None:
         ([{"start": 6, "feed_forward": DENSE}], "other layers are some of the model's"),
         ([{"start": 3, "stop": 3, "feed_forward": DENSE}], "other layers are some of the model's"),
         ([{"start": 3}], "other layers have another attention or feed_forward"),
-        ([{"attention": GQA | {"window": 17}}], "what attention sees at a time is at most the sequence"),
         (
             [{"feed_forward": EXPERTS | {"dense_layers": 1, "dense_width": 8}}],
             "others say which layers are dense",

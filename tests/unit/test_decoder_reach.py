@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.builders.cache import Span, Store, compressed, compressed_pairs, pairs, selected_pairs
+from simulator.builders.cache import Store
+from simulator.reach import Span, pairs
 from simulator.workload import Compress, Select
 
 SPANS = st.builds(Span, st.integers(0, 200), st.integers(1, 60))
@@ -23,8 +24,8 @@ def test_pairs_within_reach(span: Span, most: int | None) -> None:
 def test_pairs_with_compressed_tokens(span: Span, stride: int, times: int) -> None:
     about = Compress(block=stride * times, stride=stride)
     complete = [sum(i * stride + about.block <= t for i in range(t)) for t in ends(span)]
-    assert compressed_pairs(span, about) == sum(complete)
-    assert compressed(span.length, about) == complete[-1]
+    assert span.sum(about.seen) == sum(complete)
+    assert about.number(span.length) == complete[-1]
 
 
 @given(SPANS, st.integers(1, 16), st.integers(4, 9))
@@ -36,14 +37,14 @@ def test_pairs_with_selected_blocks(span: Span, block: int, top: int) -> None:
         blocks = [min(block, t - start) for start in range(0, t, block)]
         return sum(blocks[-top:])
 
-    assert selected_pairs(span, about) == sum(map(seen, ends(span)))
+    assert span.sum(about.seen) == sum(map(seen, ends(span)))
 
 
 @pytest.mark.parametrize(("context", "printed"), [(8192, 2048), (16384, 2560), (32768, 3584), (65536, 5632)])
 def test_a_decoded_token_reads_as_much_as_the_paper_prints(context: int, printed: int) -> None:
     """NSA, arXiv 2502.11089, table 4: compressed, selected and near tokens; 2 fewer are complete."""
     span = Span(context - 1, 1)
-    read = compressed(context, Compress(block=32, stride=16)) + selected_pairs(span, Select(block=64, top=16))
+    read = Compress(block=32, stride=16).number(context) + span.sum(Select(block=64, top=16).seen)
     assert read + pairs(span, 512) == pytest.approx(printed, rel=0.001)
 
 

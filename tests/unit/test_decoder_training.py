@@ -20,6 +20,8 @@ from trained import (
     LAYOUTS,
     MLA,
     SEQUENCE,
+    SPARSE,
+    VIEWS,
     H,
     T,
     V,
@@ -34,7 +36,7 @@ from simulator import catalog
 from simulator.builders import build_job, check
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
-from simulator.workload import DecoderModel, LlamaModel, Workload
+from simulator.workload import Attention, DecoderModel, LlamaModel, Workload
 
 
 def workload(attention: dict[str, Any] = MLA, feed_forward: dict[str, Any] = EXPERTS, /, **parallel: Any) -> Workload:
@@ -54,29 +56,63 @@ def model_of(found: Workload) -> DecoderModel:
     return found.model.decoder
 
 
-def expected_saved(model: DecoderModel, layer: int, tokens: int) -> int:
+def compressed(part: Attention, sequence: int) -> tuple[int, int]:
+    """How many of a sequence's keys and values are compressed, of all heads or latents; and elements of each."""
+    blocks = len(range(0, sequence - part.sparse.compress.block + 1, part.sparse.compress.stride))
+    return (2 * part.kv_heads * blocks, part.head_size) if part.kind == "gqa" else (blocks, part.kv_elements)
+
+
+def seen(part: Attention, sequence: int) -> list[float]:
+    """Twice the pairs of tokens of a sequence that attend in each view; half of the square is not the diagonal's."""
+    if not part.sparse:
+        left = max(0, sequence - part.window - part.sinks) if part.window else 0
+        return [sequence**2 - left**2]
+    about, views = part.sparse, [0, 0, 0]
+    for t in range(1, sequence + 1):
+        blocks = [min(about.select.block, t - start) for start in range(0, t, about.select.block)]
+        views[0] += len(range(0, t - about.compress.block + 1, about.compress.stride))
+        views[1] += min(t, about.window)
+        views[2] += sum(blocks[-about.select.top :])
+    return [2 * number for number in views]
+
+
+def expected_saved(model: DecoderModel, layer: int, sequences: int, sequence: int) -> int:
     """What a layer saves for backward [B], bf16, by the sums of the papers' dimensions."""
-    part, fed = model.attention, model.feed_forward
-    if part.kind == "mla":
+    part, fed, tokens = model.attention, model.feed_forward, sequences * sequence
+    sparse, fp32, blocks = part.sparse, part.heads, 0
+    if part.kind == "mla" and sparse:  # absorbed: queries as wide as latents, what comes out of views, of their mixture
+        norms = 2 * (part.q_lora_rank or 0) + 2 * part.views * (part.kv_lora_rank + part.qk_rope)
+        wide = part.heads * (part.qk_nope + part.qk_rope + part.kv_lora_rank + part.qk_rope)
+        attention = norms + wide + 4 * part.heads * part.kv_lora_rank + part.heads * part.v_head
+    elif part.kind == "mla":
         norms, heads = 2 * (part.q_lora_rank or 0) + 2 * (part.kv_lora_rank + part.qk_rope), part.heads
         attention = norms + heads * (part.qk_nope + part.qk_rope) + heads * (part.qk_nope + 2 * part.v_head)
     else:  # q, k, v and what comes out; q and k before their norms as well
-        q, kv = part.heads * part.head_size, part.kv_heads * part.head_size
-        attention = 2 * q + 2 * kv + (q + kv if part.qk_norms else 0)
-    fp32 = part.heads
+        q, kv = part.heads * part.head_size, part.views * part.kv_heads * part.head_size
+        attention = 2 * q + 2 * kv + (q + kv if part.qk_norms else 0) + 3 * q * bool(sparse)
+    if sparse:  # gates; statistics of three views, and which blocks; and blocks of tokens on their way into one
+        attention, fp32 = attention + 3 * part.heads, 3 * part.heads + part.groups * sparse.select.top
+        number, width = compressed(part, sequence)
+        blocks = sequences * number * width * (sparse.compress.block + 3)
     if fed.kind == "dense":
         wide = 4 * fed.width
     elif layer < fed.dense_layers:
         wide = 4 * fed.dense_width
     else:
         wide, fp32 = 2 * fed.top_k * model.hidden + 4 * fed.width * (fed.top_k + fed.shared), fp32 + fed.top_k
-    return tokens * (2 * (4 * model.hidden + attention + wide) + 4 * fp32)
+    return tokens * (2 * (4 * model.hidden + attention + wide) + 4 * fp32) + 2 * blocks
 
 
 def linear_parameters(model: DecoderModel) -> int:
-    """Parameters of the linears that a token goes through: all that are active but norms, router biases, the table."""
+    """Parameters of the linears that a token goes through: all that are active but norms, router biases, the table.
+
+    Nor those that compress tokens, of keys and of values or of latents.
+    """
     found, part, fed = count(model), model.attention, model.feed_forward
     norms = (part.q_lora_rank or 0) + part.kv_lora_rank if part.kind == "mla" else 2 * part.head_size * part.qk_norms
+    if part.sparse:
+        width, block = compressed(part, SEQUENCE)[1], part.sparse.compress.block
+        norms += (2 if part.kind == "gqa" else 1) * (block * width * width + width * width + block * width)
     biases = (model.layers - fed.dense_layers) * fed.routed if getattr(fed, "router_bias", False) else 0
     norms = model.layers * (norms + 2 * model.hidden) + model.hidden
     return found.active - norms - biases - (0 if model.tied_embeddings else found.table)
@@ -90,24 +126,28 @@ def check_one(found: Workload) -> Graph:
     trained = {name: size for name, size in weights.items() if "router_bias" not in name}
     assert sizes(graph, "gradient") == {f"{name}.grad": size for name, size in trained.items()}
     assert sizes(graph, "optimizer_state") == {f"{name}.state": 6 * size for name, size in trained.items()}
-    linear = 2 * tokens * linear_parameters(model)
-    part, seen = model.attention, found.sequence
+    part, linear = model.attention, 2 * tokens * linear_parameters(model)
     key, value = (part.qk_nope + part.qk_rope, part.v_head) if part.kind == "mla" else (part.head_size,) * 2
-    if part.window:  # the half square of the sequence without that of what no token sees
-        seen = (seen * seen - (seen - part.window - part.sinks) ** 2) / seen
-    pairs = model.layers * tokens * part.heads * seen
+    if part.kind == "mla" and part.sparse:
+        key, value = part.kv_lora_rank + part.qk_rope, part.kv_lora_rank
+    scores = 0
+    if part.sparse:
+        number, width = compressed(part, found.sequence)
+        linear += model.layers * found.batch * number * 2 * width * width * (part.sparse.compress.block + 1)
+        scores = model.layers * found.batch * part.heads * seen(part, found.sequence)[0] * key
+    pairs = model.layers * found.batch * part.heads * sum(seen(part, found.sequence))
     assert flops(graph, "forward", "matmul") == linear
     assert flops(graph, "backward", "matmul") == 2 * linear
-    assert flops(graph, "forward", "attention") == pairs * (key + value)
+    assert flops(graph, "forward", "attention") == pairs * (key + value) + scores
     assert flops(graph, "backward", "attention") == pairs * (3 * key + 2 * value)
     for layer in range(model.layers):
-        assert saved_bytes(graph, f"L{layer:02d}/") == expected_saved(model, layer, tokens)
+        assert saved_bytes(graph, f"L{layer:02d}/") == expected_saved(model, layer, found.batch, found.sequence)
     check_lives(graph)
     return graph
 
 
-KINDS = [GQA, GQA | {"qk_norms": True}, GQA | {"window": 4, "sinks": 2}, MLA, MLA | {"window": 5}]
-KINDS += [{key: value for key, value in MLA.items() if key != "q_lora_rank"}]
+KINDS = [GQA, GQA | {"qk_norms": True}, GQA | {"window": 4, "sinks": 2}, MLA, MLA | {"window": 5}, MLA | {"window": 9}]
+KINDS += [{key: value for key, value in MLA.items() if key != "q_lora_rank"}, *VIEWS]
 
 
 @pytest.mark.parametrize("attention", KINDS)
@@ -125,6 +165,10 @@ def published(name: str, **changes: Any) -> Workload:
 @pytest.mark.parametrize("name", ["deepseek_v3_decode", "qwen3_30b_decode"])
 def test_published_sizes(name: str) -> None:
     check_one(published(name))
+
+
+def test_experts_whose_number_does_not_divide_the_tokens() -> None:
+    check_one(workload(MLA, EXPERTS | {"routed": 5, "top_k": 3}))
 
 
 def test_deepseek_v3_has_671_billion_parameters_and_a_token_goes_through_37() -> None:
@@ -178,10 +222,13 @@ def test_any_dimensions(found: Workload) -> None:
 # over ranks
 
 
-@pytest.mark.parametrize(("layout", "zero_stage"), list(product(LAYOUTS, (0, 1, 2, 3))))
-def test_all_ranks_do_the_work_of_one_on_the_same_weights(layout: dict[str, Any], zero_stage: int) -> None:
-    """But for what each tensor rank does alike, unless the tokens between are cut or it has experts of its own."""
-    alone, found = build(workload()), job(**layout, zero_stage=zero_stage)
+def check_ranks(attention: dict[str, Any], layout: dict[str, Any], zero_stage: int) -> None:
+    """All ranks do the work of one; but for what each tensor rank does alike.
+
+    That is what is whole on each, unless the tokens between are cut or it has experts of its own. Latents are
+    compressed by all, keys and values of heads by those who have them.
+    """
+    alone, found = build(workload(attention)), job(attention, **layout, zero_stage=zero_stage)
     graphs = [found.graph(rank) for rank in range(found.ranks)]
     data, tensor, expert = layout["data"], layout["tensor"], layout["expert"]
     for phase in ("forward", "backward"):
@@ -190,18 +237,37 @@ def test_all_ranks_do_the_work_of_one_on_the_same_weights(layout: dict[str, Any]
         for name, number in once.items():
             own = expert > data if name == "ffn.router" else layout["sequence"]
             times = 1 if own or name not in ALONE else tensor
+            times = tensor if attention["kind"] == "mla" and name == "attn.compress" else times
             assert total[name] == data * layout["micro_batches"] * times * number, name
     held: Counter[str] = Counter()
     for graph in graphs:
         held.update({t.name: t.size_bytes for t in graph.tensors if t.persistent and t.kind in ("weight", "expert")})
         check_lives(graph)
     for name, size in sizes(alone, "weight", "expert").items():
-        is_whole = "norm" in name or any(part in name for part in ALONE)
+        is_whole = "norm" in name or any(part in name for part in (*ALONE, "compress"))
         copies = data * (tensor if is_whole else 1)
         if sizes(alone, "expert").get(name):
             copies = data * tensor // (expert if expert > data else expert * tensor)
         if zero_stage < 3:
             assert held[name] == copies * size, name
+
+
+@pytest.mark.parametrize(("layout", "zero_stage"), list(product(LAYOUTS, (0, 1, 2, 3))))
+def test_all_ranks_do_the_work_of_one_on_the_same_weights(layout: dict[str, Any], zero_stage: int) -> None:
+    check_ranks(MLA, layout, zero_stage)
+
+
+@pytest.mark.parametrize(("layout", "attention"), list(product(LAYOUTS[2:5], VIEWS)))
+def test_all_ranks_do_the_work_of_one_in_three_views(layout: dict[str, Any], attention: dict[str, Any]) -> None:
+    check_ranks(attention, layout, 1)
+
+
+def test_gradients_of_what_compresses_add_up_over_the_ranks_that_have_heads() -> None:
+    """Of keys and values as gradients of weights; of compressed latents, and of those near and selected, before."""
+    of_heads, of_latents = (meetings(job(one, DENSE, tensor=2).graphs[0]) for one in (VIEWS[0], VIEWS[2]))
+    width, blocks = 6, SPARSE["compress"]["block"]
+    assert of_heads["tensor", "all_reduce", 2 * 2 * (blocks * width**2 + width**2 + blocks * width)] == LAYERS
+    assert of_latents["tensor", "all_reduce", BATCH * 3 * 15 * 2] == LAYERS, "three compressed latents a sequence"
 
 
 def meetings(graph: Graph) -> Counter[tuple[str, str, int]]:
@@ -236,24 +302,17 @@ def refusal(*parts: dict[str, Any]) -> str:
 
 
 def test_what_is_not_built_is_refused() -> None:
-    sparse = {"compress": {"block": 2, "stride": 1}, "select": {"block": 2, "top": 4}, "window": 2}
     must = "training is built without what only inference has"
-    assert refusal(MLA | {"sparse": sparse | {"select": {"block": 1, "top": 4, "last": 1}}})
-    found = refusal(
-        MLA | {"sparse": {"compress": {"block": 2, "stride": 1}, "select": {"block": 2, "top": 4}, "window": 2}}
-    )
-    assert found.startswith(f"{must}, found backward of sparse attention is not built; remove sparse")
     assert refusal(MLA, EXPERTS | {"ranks": 2}).startswith(f"{must}, found ranks; remove it; parallel.expert says how")
     assert refusal(MLA, EXPERTS | {"buffers": "apart"}).startswith(f"{must}, found buffers")
-    assert refusal(MLA | {"window": 9}).startswith("what attention sees at a time is at most the sequence")
 
 
 def test_what_does_not_divide_is_refused_before_it_is_built() -> None:
     with pytest.raises(ConfigError, match=r"tensor divides heads, ffn, vocabulary, found 3, and 4 heads"):
         check(workload(tensor=3))
-    with pytest.raises(ConfigError, match="found 16 x 1 for 5 experts; make batch"):
-        check(workload(MLA, EXPERTS | {"routed": 5, "top_k": 1}))
+    with pytest.raises(ConfigError, match="expert divides experts, choices of a rank's tokens, found 3, and 16"):
+        check(workload(MLA, EXPERTS | {"routed": 9, "top_k": 1}, data=3, expert=3))
     with pytest.raises(ValidationError, match="expert divides data, found 8 and 2"):
         workload(data=2, tensor=2, expert=8)
-    with pytest.raises(ConfigError, match="expert divides experts, found 16, and 8 experts"):
+    with pytest.raises(ConfigError, match="found 16, and 8 experts"):
         check(workload(data=16, expert=16))

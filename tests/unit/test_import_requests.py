@@ -222,7 +222,6 @@ def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
         (AZURE, {"count": 0}, "--count: it is above 0"),
         (json.dumps(SHAREGPT), {"rate": float("nan")}, "--rate: it is above 0"),
         (AZURE, {"model": "llama3_8b_train"}, "--model llama3_8b_train: requests are served by a decoder"),
-        (AZURE, {"model": "deepseek_v3_nsa_decode"}, "to near or to chosen ones, found sparse attention"),
     ],
 )
 def test_a_fault_is_one_message(text, options, said, imported):

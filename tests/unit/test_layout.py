@@ -34,7 +34,6 @@ def test_what_a_rank_holds() -> None:
     layout = Layout(MESH, (("data", "tensor"), ()))
     assert layout.local_shape((12, 5)) == (2, 5)
     assert slice_of(layout, 3, (12, 5)) == ((6, 8), (0, 5))
-    assert layout.copies == ("pipeline",)
     assert layout.parts == 6
 
 

@@ -109,7 +109,7 @@ def test_experts_without_replicas_keep_their_gradient() -> None:
 def test_fewer_experts_than_ranks_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         job(data=8, expert=8)
-    message = "expert divides experts, found 8, and 4 experts; set parallel.expert to 4"
+    message = "expert divides experts, choices of a rank's tokens, found 8, and 4 experts; set parallel.expert to 4"
     assert str(caught.value) == f"workload w, parallel.expert: {message}"
     with pytest.raises(ConfigError, match=r"found 2, and 1 experts; set parallel\.expert to 1"):
         job(MODEL.model_copy(update={"experts": None, "top_k": 1}), data=2, expert=2)
@@ -124,11 +124,10 @@ def test_expert_cuts_the_number_of_experts_alone() -> None:
             job(data=2, expert=2, layouts={"*/ffn.down.weight": cut})
 
 
-def test_uneven_routing_is_refused() -> None:
+def test_routing_that_is_uneven_over_expert_ranks_is_refused() -> None:
     odd = MODEL.model_copy(update={"experts": 5})
-    with pytest.raises(
-        ConfigError, match="found 12 x 2 for 5 experts; make batch \\* sequence \\* top_k a multiple of 5"
-    ):
-        job(odd)
+    assert flops(job(odd).graphs[0], "fwd/ffn.up") == LAYERS * TOP_K * 2 * TOKENS * HIDDEN * FFN
+    with pytest.raises(ConfigError, match="expert divides experts, choices of a rank's tokens, found 5, and 24"):
+        job(odd, data=5, expert=5)
     with pytest.raises(ValidationError, match="a token goes through at most all experts, found 5 of 4"):
         LlamaModel(**MODEL.model_dump() | {"top_k": 5})

@@ -13,9 +13,9 @@ from simulator.cost import durations_ns
 from simulator.errors import CapacityError, InvariantError, PlanError
 from simulator.graph import Job
 from simulator.hardware import Hardware
+from simulator.lifetime import repeated
 from simulator.plan import NOWHERE, Actions, Plan
 from simulator.run.placement import shares
-from simulator.stored import repeated
 
 TEXT = "copy w ddr hbm; compute f; detach w hbm"
 
