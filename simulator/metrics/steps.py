@@ -19,9 +19,10 @@ from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block, Happened, 
 
 
 class IssuedActions:
-    """The training steps of a run whose host decides as it goes.
+    """Where the training steps of a run begin, among the actions that its host issues.
 
-    A step is over at the first place, once all its ops have run, where what is held is what was held at time 0.
+    Where a fixed plan is repeated for each step, all have as many actions, which are not recorded. Otherwise a step is
+    over at the first place, once all its ops have run, where what is held is what was held at time 0.
 
     Parameters
     ----------
@@ -31,6 +32,8 @@ class IssuedActions:
         Tier of each tensor at time 0, or `NOWHERE`.
     compute_tier
         Id of the tier that computes write to.
+    lap
+        How many actions each step has, if a plan is repeated for each; else 0.
 
     Attributes
     ----------
@@ -38,7 +41,7 @@ class IssuedActions:
         Issue number at which each step begins that began, from 0.
     """
 
-    def __init__(self, graph: Graph, home: Sequence[int], compute_tier: int) -> None:
+    def __init__(self, graph: Graph, home: Sequence[int], compute_tier: int, lap: int = 0) -> None:
         self._ops, self._here, self._steps, self._home = len(graph.ops), compute_tier, graph.steps, home
         self._writes = [op.writes for op in graph.ops]
         self._exists, self._may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
@@ -46,7 +49,7 @@ class IssuedActions:
         self._ran = set[int]()
         self._streams = dict[int, int]()
         self._keeps_program, self._issued = True, 0
-        self.starts: list[int] = [0]
+        self.starts = list(range(0, graph.steps * lap, lap)) if lap else [0]
 
     def take(self, codes: Block) -> None:
         """Follow what is issued next."""
@@ -125,25 +128,10 @@ def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> boo
     return trace.status != "ok" or computes > once
 
 
-def step_starts(graph: Graph, hardware: Hardware, trace: Trace) -> Ints | IssuedActions:
-    """Find the issue number at which each training step of a rank begins, or what finds it from what was issued.
-
-    Where a fixed plan repeats, all steps have as many actions. What a reactive plan issued, or one that holds several
-    steps, is recorded.
-
-    Parameters
-    ----------
-    graph, hardware, trace
-        What ran, where, and what happened on the rank.
-
-    Returns
-    -------
-    array of int64, or IssuedActions
-        Ascending, from 0.
-    """
-    if trace.laps[0]:
-        return np.arange(graph.steps, dtype=np.int64) * trace.laps[0]
-    return IssuedActions(graph, _homes(graph, trace), hardware.tier_names.index(hardware.compute_tier))
+def _issued(graph: Graph, hardware: Hardware, trace: Trace) -> IssuedActions:
+    """What follows the steps of the one rank of a trace, before it has taken what was issued."""
+    here = hardware.tier_names.index(hardware.compute_tier)
+    return IssuedActions(graph, _homes(graph, trace), here, trace.laps[0])
 
 
 def _homes(graph: Graph, trace: Trace) -> list[int]:
@@ -156,7 +144,7 @@ def _homes(graph: Graph, trace: Trace) -> list[int]:
     return homes.tolist()
 
 
-def numbered(starts: Ints, trace: Trace) -> tuple[Block, Block]:
+def numbered(starts: Sequence[int], trace: Trace) -> tuple[Block, Block]:
     """Number the computes of an op within a training step in issue order, from 1; one above 1 is a recompute.
 
     Parameters
@@ -192,11 +180,9 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
     graph, hardware, trace
         What ran, where, and what happened on the rank.
     """
-    starts = step_starts(graph, hardware, trace)
-    if isinstance(starts, IssuedActions):
-        starts.take(trace.issued[0].whole())
-        starts = np.array(starts.starts, np.int64)
-    return numbered(starts, trace)
+    issued = _issued(graph, hardware, trace)
+    issued.take(trace.issued[0].whole())
+    return numbered(issued.starts, trace)
 
 
 ALONE = Trace("ok", Table(SPANS), Table(WAITS), Table(RESIDENCIES), ())
@@ -281,15 +267,13 @@ class Ran:
     ----------
     graph, hardware
         What runs, where.
-    starts
-        Where its steps begin, or what finds that as they are issued.
+    issued
+        Follows where its steps begin.
     streams
         Those that computes may run on.
 
     Attributes
     ----------
-    issued
-        What the host issued, if the plan is reactive or holds several steps.
     trace
         How it ended, with those spans and waits that reach into the last step, or are of it.
     makespan_ns, begun_ns
@@ -302,12 +286,9 @@ class Ran:
 
     trace: Trace
 
-    def __init__(self, graph: Graph, hardware: Hardware, starts: Ints | IssuedActions, streams: Sequence[int]) -> None:
-        self._graph, self._streams = graph, list(streams)
-        self.issued = starts if isinstance(starts, IssuedActions) else None
-        self._planned = np.zeros(1, np.int64) if isinstance(starts, IssuedActions) else starts
-        steps = max(graph.steps, len(self._planned))
-        self._ends = np.full((1 + max(streams, default=0), steps), NONE)
+    def __init__(self, graph: Graph, hardware: Hardware, issued: IssuedActions, streams: Sequence[int]) -> None:
+        self._graph, self.issued, self._streams = graph, issued, list(streams)
+        self._ends = np.full((1 + max(streams, default=0), graph.steps), NONE)
         self._peaks, self.keeps_all, self.repeats = Peaks(hardware), False, False
         self.makespan_ns = self.begun_ns = self._computes = 0
         self._spans, self._waits = Table(SPANS), Table(WAITS)
@@ -321,34 +302,29 @@ class Ran:
         graph, hardware, plan
             What will run, where, as decided.
         """
-        issued, steps = IssuedActions(graph, plan.home, hardware.tier_names.index(hardware.compute_tier)), plan.fixed
-        if steps is None:
-            return cls(graph, hardware, issued, range(1 + len(graph.groups)))
-        streams = sorted({b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE})
-        starts = np.arange(plan.repeats, dtype=np.int64) * len(steps)
-        return cls(graph, hardware, starts if plan.repeats == graph.steps else issued, streams)
+        here, actions, lap = hardware.tier_names.index(hardware.compute_tier), plan.fixed, 0
+        streams = {*range(1 + len(graph.groups))}
+        if actions is not None:
+            streams = {b for kind, b in zip(actions.kind, actions.b, strict=True) if kind == COMPUTE}
+            lap = len(actions) if plan.repeats == graph.steps else 0
+        return cls(graph, hardware, IssuedActions(graph, plan.home, here, lap), sorted(streams))
 
     @classmethod
     def of(cls, graph: Graph, hardware: Hardware, trace: Trace) -> Ran:
         """Follow a run that was kept."""
         spans = trace.spans.whole()
         streams = np.unique(spans["track"][spans["kind"] == COMPUTE]).tolist()
-        ran = cls(graph, hardware, step_starts(graph, hardware, trace), streams)
+        ran = cls(graph, hardware, _issued(graph, hardware, trace), streams)
         ran.keeps_all = trace.until_ns is not None
         rows = {"spans": spans, "waits": trace.waits.whole(), "residencies": trace.residencies.whole()}
         ran.take({"issued": trace.issued[0].whole(), **rows})
         return ran.ended(trace)
 
     @property
-    def starts(self) -> Ints:
-        """Issue number at which each step begins."""
-        return self._planned if self.issued is None else np.array(self.issued.starts, np.int64)
-
-    @property
     def ends_ns(self) -> dict[int, Ints]:
         """By stream with computes, the last end of each step's computes [ns]."""
         ran = np.flatnonzero((self._ends != NONE).any(axis=1)).tolist()
-        return {stream: np.maximum(self._ends[stream, : len(self.starts)], 0) for stream in ran}
+        return {stream: np.maximum(self._ends[stream, : len(self.issued.starts)], 0) for stream in ran}
 
     @property
     def peaks_bytes(self) -> dict[str, int]:
@@ -357,22 +333,21 @@ class Ran:
 
     def take(self, happened: Happened) -> None:
         """Take what happened since the last time."""
-        if self.issued is not None:
-            self.issued.take(happened["issued"])
+        self.issued.take(happened["issued"])
         spans, waits = happened["spans"], happened["waits"]
         self._peaks.take(happened["residencies"])
         self.makespan_ns = int(spans["end_ns"].max(initial=self.makespan_ns))
         computes = pick(spans, spans["kind"] == COMPUTE)
         self._computes += len(computes["issue"])
         self.begun_ns += int(computes["start_ns"].sum())
-        step = np.searchsorted(self.starts, computes["issue"], "right") - 1
+        step = np.searchsorted(self.issued.starts, computes["issue"], "right") - 1
         np.maximum.at(self._ends, (computes["track"], step), computes["end_ns"])
         self._keep(spans, waits)
 
     def _keep(self, spans: Block, waits: Block) -> None:
         """Keep what is of the last step, and what ended no earlier than where the stream is that is furthest behind."""
-        last, starts = self._graph.steps - 1, self.starts
-        first_issue = int(starts[last]) if len(starts) > last else np.iinfo(np.int64).max
+        last, starts = self._graph.steps - 1, self.issued.starts
+        first_issue = starts[last] if len(starts) > last else np.iinfo(np.int64).max
         since = min((int(self._ends[stream, :last].max(initial=0)) for stream in self._streams), default=0)
         for kept, rows in ((self._spans, spans), (self._waits, waits)):
             kept.add(rows)
