@@ -115,6 +115,12 @@ class Lifetimes:
                 dead_after[last].append(t)
         self.born, self.dies, self.dead_after = tuple(born), tuple(dies), tuple(map(tuple, dead_after))
 
+    @classmethod
+    def of(cls, graph: Graph) -> Lifetimes:
+        """Return the lifetimes of a graph, which are found once."""
+        found: Lifetimes = graph.known.get(cls) or graph.known.setdefault(cls, cls(graph))
+        return found
+
     def is_read(self, tensor: int, op: int) -> bool:
         """Whether an op reads the tensor, found by bisection: an op may read thousands."""
         reads = self.reads[tensor]
@@ -137,10 +143,9 @@ def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:
         for after, before in pairwise(uses):
             if before > after + 1:
                 yield Gap(t, after, before)
-        if uses and graph.steps > 1 and graph.tensors[t].persistent:
-            after, before = uses[-1], uses[0]
-            if before > 0 or after < len(graph.ops) - 1:
-                yield Gap(t, after, before, wraps=True)
+        is_around = graph.steps > 1 and graph.tensors[t].persistent
+        if is_around and uses and (uses[0] > 0 or uses[-1] < len(graph.ops) - 1):
+            yield Gap(t, uses[-1], uses[0], wraps=True)
 
 
 def live_bytes(graph: Graph, found: Lifetimes | None = None) -> NDArray[np.int64]:

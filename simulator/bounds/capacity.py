@@ -24,7 +24,6 @@ from simulator.columns import Ints
 from simulator.errors import Shortfall, full_from
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes
 from simulator.plan import FREE
 from simulator.units import counted, human
 
@@ -67,7 +66,6 @@ def infeasible(
     hardware: Hardware,
     homes: Sequence[int],
     budget_bytes: int | float,
-    lifetimes: Lifetimes | None = None,
     *,
     may_repeat: bool = False,
 ) -> Shortfall | None:
@@ -81,8 +79,6 @@ def infeasible(
         As for `simulator.bounds.Limits`.
     budget_bytes
         What may be used of the compute tier [B].
-    lifetimes
-        Of the graph, if they are at hand.
     may_repeat
         Whether plans that run ops again count too; values that can be made again are then not needed at once.
 
@@ -92,7 +88,7 @@ def infeasible(
         The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
         None if nothing speaks against it.
     """
-    fit = Fit(graph, hardware, homes, budget_bytes, lifetimes, may_repeat=may_repeat)
+    fit = Fit(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     if not fit.short:
         return None
     worst = max(fit.short, key=lambda need: need.gap_bytes)
@@ -110,7 +106,7 @@ class Fit:
 
     Parameters
     ----------
-    graph, hardware, homes, budget_bytes, lifetimes, may_repeat
+    graph, hardware, homes, budget_bytes, may_repeat
         See `infeasible`.
 
     Attributes
@@ -135,13 +131,12 @@ class Fit:
     hardware: Hardware
     homes: Sequence[int]
     budget_bytes: int | float
-    lifetimes: Lifetimes | None = None
     may_repeat: bool = False
 
     def __post_init__(self) -> None:
         hardware, homes, names = self.hardware, self.homes, self.hardware.tier_names
         self.sizes = [tensor.size_bytes for tensor in self.graph.tensors]
-        precedence = Precedence(self.graph, own_streams(self.graph), self.lifetimes)
+        precedence = Precedence(self.graph, own_streams(self.graph))
         self.demand = Demand(precedence, hardware, homes, may_repeat=self.may_repeat)
         self.here = names.index(hardware.compute_tier)
         self.usable = [tier.usable_bytes for tier in hardware.tiers.values()]

@@ -22,7 +22,7 @@ from simulator.bounds.cuts import cuts_of
 from simulator.bounds.precedence import Precedence
 from simulator.columns import Bools, Ints
 from simulator.hardware import Hardware
-from simulator.lifetime import working_set_bytes
+from simulator.lifetime import Lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
 
 
@@ -121,17 +121,22 @@ class Demand:
     ) -> None:
         graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
         self.precedence, self.hardware, self.homes, self.may_repeat = precedence, hardware, homes, may_repeat
-        self.lifetimes, self.work = precedence.lifetimes, working_set_bytes(graph)
+        self.lifetimes, self.work = Lifetimes.of(graph), working_set_bytes(graph)
         self.enters, self.leaves = self._crossing()
         sizes, inputs, ops = [tensor.size_bytes for tensor in graph.tensors], self.lifetimes.inputs, len(graph.ops)
         self.cuts = cuts_of(hardware, sum(sizes))
         home = np.array([homes[t] if t in inputs else NOWHERE for t in range(len(sizes))], np.int64)
         is_pinned = np.array([t.persistent for t in graph.tensors], bool) & (home == here)
-        rows = [row for t, size in enumerate(sizes) for row in self._of_tensor(t, size, is_there=bool(is_pinned[t]))]
-        self.stretches = idle = Stretches(*np.array(rows, np.int64).reshape(-1, len(Stretches._fields)).T)
+        key = (Stretches, precedence.streams, is_pinned.tobytes(), may_repeat)
+        if key not in graph.known:  # no figure of a machine is in them
+            rows = [
+                row for t, size in enumerate(sizes) for row in self._of_tensor(t, size, is_there=bool(is_pinned[t]))
+            ]
+            graph.known[key] = Stretches(*np.array(rows, np.int64).reshape(-1, len(Stretches._fields)).T)
+        self.stretches = idle = graph.known[key]
         home, is_pinned, stays = home[idle.tensor], is_pinned[idle.tensor], home[idle.tensor] == here
         self.moving = idle.where(~stays & (idle.size > 0))
-        counts = idle.kept(precedence) | stays if may_repeat else np.ones(len(rows), bool)
+        counts = idle.kept(precedence) | stays if may_repeat else np.ones(len(idle.size), bool)
         since = np.array([-1 if op < 0 else precedence.no_sooner(op) for op in self.lifetimes.first_use], np.int64)
         is_new = (idle.after >= 0) & (since[idle.tensor] >= 0)
         is_made = stays | ((home == NOWHERE) & (is_new | (graph.steps == 1)))

@@ -31,23 +31,15 @@ class Precedence:
     ----------
     graph, streams
         What runs; by op, on which stream.
-    known
-        Lifetimes of the graph, if they are at hand.
     """
 
     graph: Graph
     streams: tuple[int, ...]
-    known: Lifetimes | None = None
 
     @classmethod
     def of(cls, graph: Graph) -> Precedence:
         """Take the streams of `own_streams`."""
         return cls(graph, own_streams(graph))
-
-    @cached_property
-    def lifetimes(self) -> Lifetimes:
-        """When each tensor is used and live."""
-        return self.known or Lifetimes(self.graph)
 
     @cached_property
     def in_line(self) -> bool:
@@ -89,7 +81,7 @@ class Precedence:
     @cached_property
     def opened(self) -> dict[int, int]:
         """Op of two steps, if beside the line -> the compute of the line that starts no later."""
-        ops, tensors, exists = len(self.streams), self.graph.tensors, set(self.lifetimes.inputs)
+        ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
         takes, opened, latest = list[bool](), dict[int, int](), -1
         for what in self.graph.ops:
             takes.append(any(tensors[t].size_bytes for t in what.writes if t not in exists) or what.workspace_bytes > 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 @common.command("Run a scenario and print one row per policy.", "scenario", "out", "set", "policy", "json", "junit")
 @click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stops growing.")
 @click.option(
-    "--what-if", is_flag=True, help="Search what bandwidth, and what capacity, would make the fastest row free."
+    "--what-if/--no-what-if", default=None, help="Search what would free the fastest row. [default: if quick]"
 )
 def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **more: Any) -> int:
     """Run SCENARIO, a name in the catalogue or a .yaml file, or a workload on a machine; print one row per policy.
@@ -39,8 +38,10 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     The table has the main columns; summary.csv has all, such as least_peak_bytes: no plan with a step
     as short has a lower peak.
 
-    --what-if tries some 40 machines for two sentences at the end, which takes several times as long as
-    the run; hosim frontier asks the same of every row, and more.
+    A run of one rank with at most 10,000 ops ends with the least bandwidth, and the least capacity, with
+    which its fastest row neither stalls nor runs ops again. --what-if searches them for larger runs, too,
+    and adds to the page what a lower peak costs and what limits the row. hosim frontier asks the same of
+    every row, and more.
 
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
@@ -68,7 +69,6 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
 def _told(results: Results, out: Path | None) -> Iterator[str]:
     """The table, what a person would say, where the report is, and what of the expectations is no failure."""
     from simulator.report.card import line
-    from simulator.report.rows import by_step
     from simulator.report.tables import PIPE_WIDTH, plain
     from simulator.units import counted
 
@@ -77,7 +77,8 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
     cards = [f"{name}: {line(card)}" for name, card in results.card.items()]
     yield "\n".join(fill(text, width, subsequent_indent="  ") if is_terminal else text for text in cards)
     yield plain(list(results.values()), width)
-    yield "\n".join(fill(text, width) if is_terminal else text for text in results.sentences)
+    said = [text for text in results.sentences if text not in results.told]
+    yield "\n".join(fill(text, width) if is_terminal else text for text in said)
     if results.largest is not None:
         yield str(results.largest.view.sections[0])
     if out is not None:
@@ -85,19 +86,16 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
     if results.case.is_changed and results.case.loaded.scenario.expect:
         yield "Something was set for this run: what the scenario expects was not checked."
     if mine := results.provenance["mine"]:
-        said = ", ".join(f"{counted(number, 'figure')} of {name}" for name, number in mine.items())
-        yield f"Without a source, so your own: {said}."
+        figures = ", ".join(f"{counted(number, 'figure')} of {name}" for name, number in mine.items())
+        yield f"Without a source, so your own: {figures}."
     for verdict in results.expectations:
         if verdict.missed:
             yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"
     held = sum(verdict.holds for verdict in results.expectations)
     if results.expectations:
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
-    fastest = next(iter(by_step(results.values())), None)
-    if not results.told and fastest and (fastest.recompute_ns or {"capacity", "transfer"} & fastest.causes.keys()):
-        again = f"--policy {shlex.quote(fastest.label)} --what-if"
-        text = f"Which bandwidth, and which capacity, would make {fastest.label} free: ask with {again}."
-        yield fill(text, width) if is_terminal else text
+    if results.told:
+        yield "\n".join(fill(text, width) if is_terminal else text for text in results.told)
 
 
 @common.command("Serve requests that come and leave, and tell latencies.", "scenario", "policy", "set", "out")

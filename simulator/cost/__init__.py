@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -20,13 +20,12 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
     """Time of an op's arithmetic: FLOPs over the peak of its data type, times the fraction of its class [ns]."""
     if not op.flops:
         return 0
-    compute = hardware.compute
-    peak, fractions = compute.peak_flops.get(op.dtype), compute.achieved_fraction
-    if peak is None:
+    peaks, fractions = hardware.compute.peak_flops, hardware.compute.achieved_fraction
+    if op.dtype not in peaks:
         rule = f"the data type of every op has a peak rate (op {op.name!r} computes in {op.dtype})"
         do = f"add compute.peak.{op.dtype}, or change the workload's data type"
-        raise ConfigError(f"hardware {hardware.name!r}, compute.peak", rule, ", ".join(compute.peak_flops), do)
-    if peak == math.inf:
+        raise ConfigError(f"hardware {hardware.name!r}, compute.peak", rule, ", ".join(peaks), do)
+    if peaks[op.dtype] == math.inf:
         return 0
     known = sorted({*OP_CLASSES, *fractions})
     if op.op_class not in known:
@@ -35,7 +34,7 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", rule, found, do)
     achieved = _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
-    return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peak) * achieved.numerator)
+    return ceil_div(op.flops * NS_PER_S * achieved.denominator, int(peaks[op.dtype]) * achieved.numerator)
 
 
 @cache
@@ -126,13 +125,16 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
         the graph, or one whose members the rank is not among.
     """
     groups = {group.name: group for group in graph.groups}
-    known: dict[Collective, int] = {}
+    known = dict[Hashable, int]()
     sizes = [tensor.size_bytes for tensor in graph.tensors]
 
     def alone_ns(op: Op) -> int:
         collective = op.collective
         if collective is None or op.duration_ns is not None:
-            return duration_ns(expected_op(op, sizes), hardware)
+            kind = (op.late, op.duration_ns, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
+            if kind not in known:  # an op of another layer is often alike
+                known[kind] = duration_ns(expected_op(op, sizes), hardware)
+            return known[kind]
         if collective.group not in groups:
             rule, found = "a collective names a group of its graph", repr(collective.group)
             raise ConfigError(f"op {op.name!r}", rule, found, nearest(collective.group, tuple(groups)))

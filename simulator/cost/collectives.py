@@ -65,11 +65,7 @@ AUTO, HIERARCHICAL = "auto", "hierarchical"
 
 
 _Form = Callable[[int], tuple[int, int, int]]
-"""From the number of members to hops, and the share of the size as numerator and denominator."""
-
-
-def _depth(members: int) -> int:
-    return (members - 1).bit_length()
+"""From the number of members to hops (of a tree twice or once its depth), and the share of the size as a fraction."""
 
 
 _GATHERING: dict[str, _Form] = {"ring": lambda n: (n - 1, n - 1, n), "direct": lambda n: (1, n - 1, n)}
@@ -77,13 +73,13 @@ _POINT_TO_POINT: dict[str, _Form] = {"direct": lambda n: (1, 1, 1)}
 _FORMS: dict[CollectiveKind, dict[str, _Form]] = {
     CollectiveKind.ALL_REDUCE: {
         "ring": lambda n: (2 * (n - 1), 2 * (n - 1), n),
-        "tree": lambda n: (2 * _depth(n), 2, 1),
+        "tree": lambda n: (2 * (n - 1).bit_length(), 2, 1),
         "direct": lambda n: (2, 2 * (n - 1), n),
     },
     CollectiveKind.ALL_GATHER: _GATHERING,
     CollectiveKind.REDUCE_SCATTER: _GATHERING,
     CollectiveKind.ALL_TO_ALL: _GATHERING,
-    CollectiveKind.BROADCAST: {"ring": lambda n: (n - 1, 1, 1), "tree": lambda n: (_depth(n), 1, 1)},
+    CollectiveKind.BROADCAST: {"ring": lambda n: (n - 1, 1, 1), "tree": lambda n: ((n - 1).bit_length(), 1, 1)},
     CollectiveKind.SEND: _POINT_TO_POINT,
     CollectiveKind.RECV: _POINT_TO_POINT,
 }

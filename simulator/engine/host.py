@@ -9,7 +9,7 @@ from simulator.cost.service import ceil_div
 from simulator.engine.dependencies import Counted, Exclusive
 from simulator.engine.event_loop import RANK_SHIFT, Recurring, Watchers
 from simulator.engine.places import Places
-from simulator.engine.stream import Stream, is_waiting
+from simulator.engine.stream import Stream, is_waiting, unmet
 from simulator.plan import COMPUTE, COPY, DETACH
 
 _STEPS_PER_CHECKPOINT = 1024
@@ -55,9 +55,8 @@ class Host:
         queue_depth: int,
         checkpoint: Callable[[], None],
     ) -> None:
-        self._places, self._streams, self._laps = places, streams, enumerate(laps)
-        self._lap = 0
-        self._actions: Iterator[Counted] = iter(())
+        self._places, self._streams = places, streams
+        self._lap, self._actions = 0, ((lap, action) for lap, actions in enumerate(laps) for action in actions)
         self._depth, self._checkpoint = queue_depth, checkpoint
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self._key = places.rank << RANK_SHIFT
@@ -85,16 +84,12 @@ class Host:
 
     def _pull(self) -> Counted | None:
         """Take, pay for and issue actions until one has to wait for the device; return that one, or None at the end."""
-        issue, looks = self._issue, self.looks
-        while True:
-            for counted in self._actions:
-                self.now += counted[3]
-                if (looks and self._must_wait()) or not issue(counted):
-                    return counted
-            following = next(self._laps, None)
-            if following is None:
-                return None
-            self._lap, self._actions = following[0], iter(following[1])
+        issue, looks, actions = self._issue, self.looks, self._actions
+        for self._lap, counted in actions:
+            self.now += counted[3]
+            if (looks and self._must_wait()) or not issue(counted):
+                return counted
+        return None
 
     def _issue(self, counted: Counted) -> bool:
         """Issue an action; return whether the host could."""
@@ -168,12 +163,10 @@ class Host:
     def _detach(self, detach: Exclusive, key: int, issued_ns: int, lap: int) -> None:
         """Free a place once all earlier actions that name the tensor have ended: first its users, then its moves."""
         places, frees, tensor = self._places, self._rounds.frees, detach.tensor
-        for count, number in detach.users:
-            if count.reached < (least := number + lap * count.per_lap):
-                count.wait(least, partial(self._detach, detach, key, issued_ns, lap))
-                return
         moves = detach.moves + lap * places.moves_per_lap[tensor]
-        if places.moves_ended[tensor] < moves:
+        if awaited := unmet(detach.users, lap):
+            awaited[0].wait(awaited[1], partial(self._detach, detach, key, issued_ns, lap))
+        elif places.moves_ended[tensor] < moves:
             places.wait_for_moves(tensor, moves, key, partial(self._detach, detach, key, issued_ns, lap))
         elif issued_ns > self._clock.now:
             freed = places.free, tensor, detach.tier

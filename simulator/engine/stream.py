@@ -57,21 +57,19 @@ Waits = tuple[tuple[Count, int], ...]
 """What an action waits for: counts, and the number that each must reach, counted from the begin of the lap."""
 
 
-def unmet(waits: Waits, lap: int) -> Count | None:
-    """The first count that has not come so far, if there is one."""
+def unmet(waits: Waits, lap: int) -> tuple[Count, int] | None:
+    """The first count that has not come so far, and what it must reach; None if all have."""
     for count, number in waits:
-        if count.reached < number + lap * count.per_lap:
-            return count
+        if count.reached < (due := number + lap * count.per_lap):
+            return count, due
     return None
 
 
 def is_waiting(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
     """Whether some count has not come so far; if so, call back when the first of those has."""
-    for count, number in waits:
-        if count.reached < number + lap * count.per_lap:
-            count.wait(number + lap * count.per_lap, look_again)
-            return True
-    return False
+    if awaited := unmet(waits, lap):
+        awaited[0].wait(awaited[1], look_again)
+    return awaited is not None
 
 
 @dataclass(slots=True)
@@ -282,10 +280,10 @@ class Stream:
     def behind(self) -> Stream | None:
         """The stream that the head waits for first: a compute there must end, or is in line for room before it."""
         _, _, compute, _, lap = self.queue[0]
-        count = unmet(compute.after, lap)
-        if count is None and compute.line and self.lacks() is None and self.room_bytes():
-            count = unmet(compute.line, lap)
-        return None if count is None else count.stream
+        awaited = unmet(compute.after, lap)
+        if awaited is None and compute.line and self.lacks() is None and self.room_bytes():
+            awaited = unmet(compute.line, lap)
+        return None if awaited is None else awaited[0].stream
 
     def room_bytes(self) -> int:
         """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""

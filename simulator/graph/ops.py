@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import translate
 from functools import cache, cached_property
-from typing import Self
+from typing import Any, Self
 
 from simulator.errors import ConfigError, insist
 from simulator.graph.collective import Collective, Group
@@ -192,6 +192,8 @@ class Graph:
         How many times the ops run, one after another. Tensors that are not persistent are new in each step.
     groups
         Groups that its collectives name, for all ranks of the job.
+    known
+        What was derived from this graph alone, by what it is: a sweep runs one graph on many machines.
 
     Notes
     -----
@@ -205,6 +207,7 @@ class Graph:
     outputs: tuple[int, ...] = ()
     steps: int = 1
     groups: tuple[Group, ...] = ()
+    known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def inputs(self) -> tuple[int, ...]:
@@ -273,8 +276,7 @@ class Graph:
         """
         if pattern in set(TensorKind):
             return [i for i, t in enumerate(self.tensors) if t.kind == pattern]
-        matches = re.compile(translate(pattern)).match
-        return [i for i, t in enumerate(self.tensors) if matches(t.name)]
+        return [i for i, t in enumerate(self.tensors) if re.match(translate(pattern), t.name)]
 
     def repeated(self, steps: int, where: str = "") -> Self:
         """Return the same graph run `steps` times.

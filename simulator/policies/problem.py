@@ -182,7 +182,7 @@ class Problem:
     @cached_property
     def precedence(self) -> Precedence:
         """What happens before what."""
-        return Precedence(self.graph, self.streams, self.lifetimes)
+        return Precedence(self.graph, self.streams)
 
     @cached_property
     def known_homes(self) -> list[int]:

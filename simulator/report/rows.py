@@ -21,6 +21,7 @@ DRAINED = "copies after the last op"
 """Ends what a step is spent on."""
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+R = TypeVar("R", bound="Row")
 ABSENT = "-"
 """What a cell shows when there is no such number."""
 
@@ -83,6 +84,11 @@ class Row:
     def recompute_ns(self) -> int:
         """Time in which ops run again [ns]."""
         return int(self.summary.get("recompute_ns") or 0)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it runs no op again, and waits neither for a copy nor for room."""
+        return not self.recompute_ns and not {"capacity", "transfer"} & self.causes.keys()
 
     @property
     def causes(self) -> dict[str, int]:
@@ -204,7 +210,7 @@ def bound_name(row: Row) -> str:
     return "fixed plans" if str(row.summary.get("bound_kind")).endswith(OF_FIXED) else "combinatorial"
 
 
-def by_step(rows: Iterable[Row]) -> list[Row]:
+def by_step(rows: Iterable[R]) -> list[R]:
     """Sort the rows that ran to their end, the fastest first."""
     return sorted((row for row in rows if row.is_ok), key=lambda row: int(row.summary["step_ns"]))
 

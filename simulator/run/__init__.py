@@ -14,10 +14,11 @@ from simulator.graph import Job
 from simulator.importers import refuse_foreign
 from simulator.report.rows import by_step
 from simulator.run.case import Case, Policies, names_in, prepare
-from simulator.run.questions import beside, free, searched
+from simulator.run.questions import searched
 from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
 from simulator.run.sweep import Progress, silent
+from simulator.run.what_if import beside, what_would_free
 from simulator.scenario import Keep, Scenario
 
 
@@ -30,7 +31,7 @@ def run(  # noqa: PLR0913 - what is run, and how
     policies: Policies | None = None,
     job: Job | None = None,
     progress: Progress | None = None,
-    what_if: bool = False,
+    what_if: bool | None = False,
 ) -> Results:
     """Replay a workload on a machine under some policies.
 
@@ -53,7 +54,7 @@ def run(  # noqa: PLR0913 - what is run, and how
         Called now and then.
     what_if
         Whether it is searched with which bandwidth, and with which capacity, the fastest row is free: no stall, and no
-        recompute.
+        recompute. None, as `hosim run` has it: if it is not free already, and the search is quick.
 
     Returns
     -------
@@ -126,7 +127,7 @@ def run_case(
     each: Callable[[Result], None] | None = None,
     *,
     aside: bool = False,
-    what_if: bool = False,
+    what_if: bool | None = False,
 ) -> Results:
     """Replay a case under some policies.
 
@@ -144,9 +145,9 @@ def run_case(
     """
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
-    fastest = next(iter(by_step(results)), None) if what_if else None
-    told = free(case.loaded, fastest.label, policies, progress) if fastest else []
-    also = partial(beside, case.loaded, fastest.label, progress) if fastest else tuple
+    fastest = next(iter(by_step(results)), None)
+    told = what_would_free(fastest, policies, progress, is_asked=what_if) if fastest and what_if is not False else []
+    also = partial(beside, fastest, progress) if fastest and what_if else tuple
     if question is None:
         return Results(case, results, told=told, also=also)
     found = searched(case.loaded, question, policies, progress)

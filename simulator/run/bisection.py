@@ -34,6 +34,10 @@ _BESIDE = (0.5, 0.8, 1.25, 2.0)
 """Times an answer: what is tried to see whether what holds there holds with more, too, and not with less."""
 _MOST_TRIED = 64
 """Where rows turn back and forth, the search ends with so many values."""
+_ONCE = {"may_repeat": False, "in_turn": False}
+"""The bound of plans that run each op once in a step."""
+_OF_BOUND = {"step_ns", "stall_ns", "recompute_ns", "tokens_per_s"}
+"""Figures that a bound may tell."""
 
 
 class Search:
@@ -88,11 +92,10 @@ class Search:
             label: partial(self.tried, label, decide) for label, decide in case.rows(policies).items()
         }
         self.named = [label for label in self.rows if not isinstance(policies, Mapping) or label not in policies]
-        self.bounds: dict[str, dict[str, bool]] = {}
         plain = [label for label in self.rows if is_bounded and not case.choice(label).set_]  # on the same machine
         in_turn = any(case.choice(label).staggered for label in plain)
-        for kind in sorted({case.may_repeat(label) for label in plain}):
-            self.bounds[BOUNDS[kind]] = {"may_repeat": kind, "in_turn": in_turn}
+        kinds = sorted({case.may_repeat(label) for label in plain})
+        self.bounds = {BOUNDS[kind]: {"may_repeat": kind, "in_turn": in_turn} for kind in kinds}
         self.rows |= {name: partial(self.bounded, name) for name in self.bounds}
 
     @cached_property
@@ -108,6 +111,32 @@ class Search:
         """The first value that may be tried and is not less; the last one if there is none."""
         values = self.question.values
         return values[min(bisect_left(values, value), len(values) - 1)]
+
+    def near_bound(self, who: str) -> Rows:
+        """Try a row from the least value on with which its bound meets what is asked, until its own least is known.
+
+        A good plan needs little more than the bound says, so most searches end after two tries. If the row does not
+        meet it there, the largest value is tried next: where that does not help, nothing does.
+        """
+        values, study, tried = self.question.values, self.study(who, ()), dict[int, Row]()
+
+        def holds(at: int) -> bool:
+            if at not in tried:
+                (tried[at],) = study.placed((values[at],), study.rows((values[at],)))
+            return _met(tried[at], math.inf)
+
+        last = len(values) - 1
+        in_bound = partial(self.bounded, BOUNDS[0], self.base)
+        at = bisect_left(
+            values, True, bisect_left(values, self.first), last, key=lambda value: _met(in_bound((value,))[0], math.inf)
+        )
+        if holds(at) or holds(last):
+            step, is_held = (-1, True) if holds(at) else (1, False)
+            while 0 <= at + step <= last and holds(at + step) == is_held:
+                at, step = at + step, 2 * step
+            low, high = sorted((at, max(-1, min(at + step, last))))
+            bisect_left(range(len(values)), True, low + 1, high, key=holds)
+        return [tried[at] for at in sorted(tried)]
 
     def study(self, who: str, points: Sequence[Point], *, is_searched: bool = False) -> Study:
         """Make a study of a row: at some points, and between those that differ."""
@@ -161,20 +190,19 @@ class Search:
 
     def bounded(self, name: str, _: Loaded, point: Point) -> Rows:
         """Say what no plan beats with a value, of those that run each op once, or of all."""
-        case, may_repeat = self.built(point[0]), self.bounds[name]["may_repeat"]
-        short = [found for task in case.tasks if (found := task.unfit(may_repeat=may_repeat))]
+        case, kind = self.built(point[0]), self.bounds.get(name, _ONCE)
+        short = [found for task in case.tasks if (found := task.unfit(may_repeat=kind["may_repeat"]))]
         if short:
             return [{"policy": name, "status": "infeasible", **_lacking(max(short, key=lambda one: one.gap_bytes))}]
         if not self.grows and self.question.limits == (math.inf,):
             return [{"policy": name, "status": "ok", "slowdown": None}]
-        step_ns = case.bound(**self.bounds[name]).ns
+        step_ns = case.bound(**kind).ns
         row = {"policy": name, "status": "ok", "step_ns": step_ns, **metrics.per_second(step_ns, **case.loaded.handled)}
         row[f"peak_{case.hardware.compute_tier}_bytes"] = case.problem.budget_bytes
-        if not (may_repeat or case.problem.switches.hbm_contention):
+        if not (kind["may_repeat"] or case.problem.switches.hbm_contention):
             row["stall_ns"] = max(0, step_ns - case.compute_ns)  # all else of a step, which may be longer, is compute
-        unknown = [
-            one.why for one in self._asked if not {*one.columns} <= {"step_ns", "stall_ns", "tokens_per_s"} & {*row}
-        ]
+            row["recompute_ns"] = 0
+        unknown = [one.why for one in self._asked if not {*one.columns} <= _OF_BOUND & {*row}]
         if unknown:
             return [{"policy": name, "status": "refused", "notes": f"no bound is known that tells of {unknown[0]}"}]
         return [self._held(row, point[0])]

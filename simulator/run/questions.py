@@ -21,8 +21,7 @@ from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
 from simulator.metrics import figure_of
-from simulator.policies import POLICIES
-from simulator.report.answers import PRICES, crossover_view, free_told, frontier_view, pareto_view
+from simulator.report.answers import PRICES, crossover_view, frontier_view, pareto_view
 from simulator.report.expectations import named
 from simulator.run.bisection import Given, Search
 from simulator.run.case import Policies
@@ -37,8 +36,6 @@ _ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
 longer a step is in the one that calls for that: a hundredth of the way tells where a front bends."""
 _SCANNED = 9
 """Values that are scanned for a crossover."""
-_FREE = "stall + recompute <= 0.1 %"
-"""Of a step. To run ops again is no way to be free: a row that may do so stalls with hardly any bandwidth no more."""
 _NEAR = 8
 """A crossover is looked for so many times above and below what the documents say."""
 
@@ -172,55 +169,6 @@ def searched(
     best = {row["policy"]: row for row in found}
     also = _limiting(search, best, workers, progress)
     return Sweep(question.key, [loaded], found, view, {"points": tried} if search.grows else {}, also=also)
-
-
-def free(loaded: Loaded, row: str, policies: Policies | None, progress: Progress | None = None) -> list[str]:
-    """Say with which bandwidth, and with which capacity, a row takes no longer than compute: each amount was tried.
-
-    Parameters
-    ----------
-    loaded, row
-        The scenario, and the row.
-    policies, progress
-        As for `frontier`.
-
-    Raises
-    ------
-    ConfigError
-        If a document is wrong.
-    """
-    machine, told = loaded.hardware, []
-    wires = " + ".join(f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind))
-    for what, field in (("bandwidth", wires), ("capacity", f"peak.{machine.compute_tier}")):
-        if field:
-            asked = {"field": field, "such_that": (_FREE,), "resolution": 2}
-            question = catalog.question(loaded, Frontier, asked)
-            search = Search(loaded, question, policies, asked, is_bounded=False)
-            answer = search.answer(
-                sweep([search.study(row, [(search.first,)], is_searched=True)], progress=progress), math.inf
-            )
-            told.append(free_told(answer, question, what))
-    return told
-
-
-def beside(loaded: Loaded, row: str, progress: Progress | None) -> list[Sweep]:
-    """Find what stands beside the answers of `free` on a page: peaks against steps of the row, and what limits it.
-
-    Parameters
-    ----------
-    loaded, row, progress
-        As for `free`; of a row that is a function nothing is found.
-
-    Raises
-    ------
-    ConfigError
-        If a document is wrong.
-    """
-    if row not in {one.row for one in loaded.scenario.policies} | {*POLICIES}:
-        return []
-    found, own = front(loaded, [row], progress), loaded.asking_nothing()
-    found = replace(found, view=found.view._replace(title=f"What a lower peak costs {row}"))
-    return [found, limits_at(own, [(own, [row])], 1, progress, f"What limits {row}")]
 
 
 def pareto(

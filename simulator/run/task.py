@@ -281,7 +281,6 @@ class Task:
         """Why no plan fits, if none does: of plans that run each op once in a step, or of all."""
         if may_repeat not in self._unfit:
             problem, graph = self.problem, self.team.job.graphs[self.number]
-            lifetimes = problem.lifetimes if graph is problem.graph else None
-            about = graph, problem.hardware, problem.known_homes, problem.budget_bytes, lifetimes
+            about = graph, problem.hardware, problem.known_homes, problem.budget_bytes
             self._unfit[may_repeat] = bounds.infeasible(*about, may_repeat=may_repeat)
         return self._unfit[may_repeat]

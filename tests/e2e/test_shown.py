@@ -115,15 +115,6 @@ def test_what_is_asked_back_is_what_is_printed(line, shown, hosim):
     assert shown == hosim(*shlex.split(line)[1:]).out
 
 
-@pytest.mark.slow
-def test_what_would_free_the_first_scenario_is_what_is_printed():
-    (shown,) = re.findall(
-        r"<!-- end of: hosim run (?:\S+) --policy static --what-if -->\n```text\n(.*?)```", PAGES, re.DOTALL
-    )
-    found = hosim.run("llama3_8b_train_910c", policies=["static"], what_if=True)
-    assert shown == "".join(f"{sentence}\n" for sentence in found.sentences[-2:])
-
-
 def test_what_is_served_is_what_hosim_serve_prints():
     ((name, shown),) = re.findall(r"<!-- output of: hosim serve (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
     assert f"{hosim.serve(name)}\n" == shown
