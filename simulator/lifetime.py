@@ -29,7 +29,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,8 +118,7 @@ class Lifetimes:
     @classmethod
     def of(cls, graph: Graph) -> Lifetimes:
         """Return the lifetimes of a graph, which are found once."""
-        found: Lifetimes = graph.known.get(cls) or graph.known.setdefault(cls, cls(graph))
-        return found
+        return cast(Lifetimes, graph.known.get(cls) or graph.known.setdefault(cls, cls(graph)))
 
     def is_read(self, tensor: int, op: int) -> bool:
         """Whether an op reads the tensor, found by bisection: an op may read thousands."""
