@@ -14,16 +14,15 @@ from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
 from simulator.catalog.shelf import told_at
 from simulator.errors import Shortfall, insist
-from simulator.graph import Job
 from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
 from simulator.report.answers import BOUNDS
 from simulator.report.expectations import OTHER, condition, unmet
-from simulator.run.case import Case, Policies, prepare
+from simulator.run.case import Case, Policies
+from simulator.run.grid import Cells
 from simulator.run.row import row_of
 from simulator.run.sweep import Point, Row, Rows, Study, silent
 from simulator.scenario import Frontier, Largest
-from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.question import COMPUTE, FASTEST
 from simulator.units import nearest
 
@@ -81,8 +80,7 @@ class Search:
             self._asked = [condition(text, loaded.hardware) for text in texts]
         self.grows = isinstance(question, Frontier)
         of_bounds, asked = metrics.columns(loaded.hardware, ("bound",)), (one.columns for one in self._asked)
-        self._with_bounds = not self.grows or any(name in of_bounds for names in asked for name in names)
-        self._job: Job | None = None
+        self._cells = Cells(with_bounds=not self.grows or any(name in of_bounds for names in asked for name in names))
         self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._beside)
         case = self.built(self.first)
         self._has_ratio = over != FASTEST or any(one.over == OTHER for one in self._asked)
@@ -148,11 +146,7 @@ class Search:
 
     def _built(self, value: int | float | None) -> Case:
         """All that rows share with a value; None: with the documents as they are."""
-        loaded = self._documents if value is None else catalog.at(self.base, {self.axis: value})
-        case = prepare(loaded, self._job, with_bounds=self._with_bounds)
-        if not self.question.path.startswith((WORKLOAD, "scenario.homes")):
-            self._job = case.job  # what runs is the same with all values
-        return case
+        return self._cells.case(self._documents if value is None else catalog.at(self.base, {self.axis: value}))
 
     def _beside(self, value: int | float | None) -> Row:
         """The row that others are held against."""
