@@ -1,7 +1,7 @@
-"""One graph of a job: what a policy has to solve for it, how plans for it are tried, and what no plan can beat.
+"""One graph of a job: the problem that a policy solves, how plans for it are tried, and what no plan can beat.
 
-Dynamic reads are drawn once for each rank, or read for all, and drawn apart for trying plans. Plans are tried on one
-rank, or on one that stands for several, beside what is not known yet.
+What dynamic reads choose is drawn once for each rank, or read from a file for all; plans are tried under other draws.
+They are tried on one rank that stands for all that run the same.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class RunDraws:
 
 
 def alone(graph: Graph, times_ns: Sequence[int]) -> Graph:
-    """The graph as one rank runs it if the others always come in time: its collectives take their time alone."""
+    """The graph as one rank runs it if the others never keep it waiting: its collectives take their time alone."""
     if not graph.meets:
         return graph
     timed = zip(graph.ops, times_ns, strict=True)
@@ -111,7 +111,7 @@ def alone(graph: Graph, times_ns: Sequence[int]) -> Graph:
 
 
 class Trials:
-    """Tries plans for policies, tells of each, and keeps what happened under the fastest: it need not run once more.
+    """Replays plans that policies try, and keeps the trace of the fastest: if it is chosen, it need not run again.
 
     Parameters
     ----------
@@ -135,25 +135,25 @@ class Trials:
         self._fastest: tuple[int, Problem, Plan, Trace] | None = None
 
     def __call__(self, problem: Problem, plan: Plan) -> Replay:
-        """What a policy learns by trying a plan: on one rank that stands for all that do the same, if it can.
+        """Replay a plan, and say what a policy learns from that; on one rank that stands for all others, if one can.
 
-        A fixed plan is tried as if ops with dynamic reads read all candidates, and took what is expected; a runtime is
-        tried with draws that are not those of the run.
+        A fixed plan is tried as if ops with dynamic reads read all candidates and took the time that is expected; a
+        runtime is tried with draws that are not those of the run.
         """
         self._begun += 1
         self._tell(self._begun)
         graph, hardware, times_ns = problem.graph, problem.hardware, problem.durations_ns
         draws = self._drawn.draws(graph, rehearsal=True) if plan.fixed is None else None
         lone, starts = alone(graph, times_ns), plan.starts_ns
-        every = {start: engine.Program(lone, plan, times_ns, start, draws, problem.allocator) for start in starts}
-        programs = [every[starts[rank % len(starts)]] for rank in range(problem.ranks)]
+        by_start = {start: engine.Program(lone, plan, times_ns, start, draws, problem.allocator) for start in starts}
+        programs = [by_start[starts[rank % len(starts)]] for rank in range(problem.ranks)]
         if engine.obstacle(programs, hardware):
             programs = programs[:1]
         budget, switches = problem.budget_bytes, problem.switches
         whole = engine.run(programs, hardware, budget_bytes=budget, switches=switches, fold="always")
-        traces = {id(trace): trace for trace in whole.by_rank()}
-        ran_all = [metrics.Ran.of(graph, hardware, trace) for trace in traces.values()]
-        rows = ((metrics.counted(graph, hardware, ran), ran) for ran in ran_all)
+        different = {id(trace): trace for trace in whole.by_rank()}.values()
+        ran_by_rank = [metrics.Ran.of(graph, hardware, trace) for trace in different]
+        rows = ((metrics.counted(graph, hardware, ran), ran) for ran in ran_by_rank)
         row, ran = max(rows, key=lambda counted: counted[0]["step_ns"] or 0)
         is_whole = row["status"] == "ok" and lone is graph and not graph.has_late
         if is_whole and (self._fastest is None or row["step_ns"] < self._fastest[0]):
@@ -171,7 +171,7 @@ class Trials:
         )
 
     def known(self, problem: Problem, plan: Plan) -> Trace | None:
-        """What happened under a plan on one rank, if it was the fastest that was tried last; a second time it is gone.
+        """Hand over the trace of a plan on one rank, if the plan is the fastest that was tried; it is not kept then.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class Trials:
 
 
 def _heeded(plan: Plan) -> Plan:
-    """All of a plan that the engine heeds: not its words."""
+    """The plan without its words, which the engine does not heed."""
     return replace(plan, policy="", notes=(), file="")
 
 
