@@ -211,7 +211,7 @@ class _Kinds(click.Group):
 
         if name not in KINDS:
             raise click.UsageError(f"{name!r} is no kind of file: {nearest(name, tuple(KINDS))}")
-        return _command(name, KINDS[name].about, KINDS[name].reader)
+        return _import_command(name, KINDS[name].about, KINDS[name].reader)
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         """List the kinds without importing their readers."""
@@ -244,8 +244,8 @@ def import_() -> None:
 _OUT = "The workload that is written, such as mine.yaml; other files lie beside it."
 
 
-def _command(name: str, about: str, reader: Callable[..., Any]) -> click.Command:
-    told, hints = _told(reader), get_type_hints(reader)
+def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.Command:
+    told, hints = _help_of(reader), get_type_hints(reader)
     options = [
         _option(one.name, hints[one.name], one.default, told.get(one.name, ""))
         for one in inspect.signature(reader).parameters.values()
@@ -284,7 +284,7 @@ def _command(name: str, about: str, reader: Callable[..., Any]) -> click.Command
     return click.Command(name, callback=read, params=params, help=text)
 
 
-def _told(reader: Callable[..., Any]) -> dict[str, str]:
+def _help_of(reader: Callable[..., Any]) -> dict[str, str]:
     """What the section *Parameters* of a docstring says of each, in one line."""
     section = (inspect.getdoc(reader) or "").partition("Parameters\n----------\n")[2].partition("\n\n")[0]
     found = re.findall(r"^(\S.*)\n((?: +.*\n?)+)", section, re.MULTILINE)

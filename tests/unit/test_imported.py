@@ -189,7 +189,7 @@ def test_options_of_all_types_are_made_of_a_signature(monkeypatch):
         given.update({key: value for key, value in locals().items() if key != "given"})
         raise ConfigError(source, "it is read", "not", "stop")
 
-    command = documents._command("odd", "something odd", read_odd)
+    command = documents._import_command("odd", "something odd", read_odd)
     told = CliRunner().invoke(command, ["--help"]).output
     assert "How many of them.  [default: 3]" in told
     assert "[train|decode]" in told
