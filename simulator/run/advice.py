@@ -1,4 +1,4 @@
-"""How much room would make a row run: every amount is tried before it is named."""
+"""How much room makes a row run that does not fit: every amount is tried before a message names it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from simulator.run.placement import together
 from simulator.scenario import AllocatorKind, PolicyChoice
 
 _TRIES = 6
-"""So often an amount may grow by what it still lacks."""
+"""How often an amount may grow by what it still lacks."""
 
 Tell = Callable[[int, int], None]
 """Called before each amount that is tried, with how many were, and how many may be."""
@@ -62,7 +62,7 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
 def _enough(
     case: Case, decide: Policy, lacking: Mapping[str, int], allocator: AllocatorKind, tell: Tell
 ) -> dict[str, int]:
-    """The room, grown by what it lacks until a plan is made and runs; empty if that takes too long."""
+    """Grow the room by what it lacks until a plan is made and runs; return no room if that takes too many tries."""
     wanted = dict(lacking)
     for number in range(_TRIES):
         tell(number, _TRIES)
@@ -81,14 +81,14 @@ def _enough(
 
 
 def _wanted(case: Case, report: Shortfall) -> int:
-    """What must be usable of a tier if each rank that shares it gets what one lacks [B]."""
+    """Return what must be usable of a tier so that each rank which shares it gets what one rank lacks [B]."""
     tier = case.hardware.tiers[report.tier]
     usable = case.problem.budget_bytes if report.tier == case.hardware.compute_tier else tier.usable_bytes
     return int(usable) + together(case.job.ranks, case.hardware)[tier.scope] * max(1, report.gap_bytes)
 
 
 def _with_room(case: Case, room: Mapping[str, int]) -> Case:
-    """The same case with at least so much room; of the compute tier, exactly so much of a budget that is set."""
+    """Make the same case with at least so much room; a budget that is set becomes exactly as large."""
     tiers = case.hardware.tiers
     least = {name: tiers[name].capacity_for(usable) for name, usable in room.items()}
     sizes = {f"tiers.{name}.capacity": size for name, size in least.items() if size > tiers[name].capacity_bytes}

@@ -101,7 +101,7 @@ def scipy_stats(where: str) -> Any:
 
 
 def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
-    """Give the ops of a case, and its links, other times.
+    """Multiply the times of the ops of a case, and of its links, by random factors.
 
     Every op takes its time times a factor of its own; every link's time is multiplied by a factor, one for each link
     and draw, because what slows a link down (other traffic, a clock) lasts longer than a step.
@@ -145,7 +145,7 @@ def _with_other_times(case: Case, level: float, draw: int, seed: int) -> Case:
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
-    """The machine with the time of each link multiplied; a staged link is as slow as those that it goes via."""
+    """Make links slower or faster by these factors; a staged link is as slow as those that it goes via."""
     links = dict(hardware.links)
     for (name, link), factor in zip(hardware.links.items(), factors, strict=True):
         if link.via:
@@ -159,7 +159,7 @@ def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
 
 @dataclass(frozen=True, eq=False)
 class Once:
-    """Decides once; each process does so for itself, as runtimes cannot be sent.
+    """Plans rows once and replays the plans elsewhere; each process plans for itself, as runtimes cannot be sent.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ class Once:
         return plans
 
     def rows(self, case: Case) -> Rows:
-        """Replay the plans in a case; what cannot be carried over has failed."""
+        """Replay the plans in a case; a row whose plan cannot be carried over has failed."""
         found = []
         for label, decide in case.rows(self.policies).items():
             try:
@@ -218,7 +218,7 @@ class Once:
         return found
 
     def _carried(self, label: str, decide: Policy, problem: Problem) -> Plan:
-        """The plan; a runtime, which knows where it runs, decides there."""
+        """Return the plan of a row; a runtime decides anew, for where it runs."""
         plan, nominal = self.plans[label], self.case.graph
         if isinstance(plan, CapacityError):
             raise plan

@@ -36,15 +36,15 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import exact, parse, unit_of
 
 MOST_CELLS = 10_000
-"""More are run only if they are asked for: an hour on two cores, where a cell takes half a second."""
+"""More cells run only if they are asked for: these take an hour on two cores at half a second each."""
 MOST_VALUES = 1_000_000
-"""Of a range, which is made before cells are counted: some 100 MB."""
+"""Most values of a range, which takes memory before cells are counted: some 100 MB."""
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
 _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
 COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table")
 """Kinds of figures that need no bound."""
 _KEPT = 4
-"""Workloads that a process keeps built."""
+"""How many workloads a process keeps built."""
 _WRITE = "write it as 'links.*.bandwidth=16..200 GB/s:8', or list values: 'batch=1,2,4'"
 
 Values = str | Sequence[Any]
@@ -122,7 +122,7 @@ def _spaced(found: re.Match[str], where: str, asked: str) -> list[Any]:
 
 
 class Cells:
-    """Measures cells: what is the same in several of them is built once in a process.
+    """Measures cells; a process builds once what several cells share.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class Cells:
         return [row | {"ranks": case.job.ranks, "tokens": tokens} for row in rows]
 
     def case(self, loaded: Loaded) -> Case:
-        """Build a cell; what it has in common with others is not built again."""
+        """Build the case of a cell, with a job that was built before if the cell has the same workload."""
         if self._case is None or self._case.loaded is not loaded:  # else only the draw is another one
             key = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"
             self._case = prepare(loaded, self._built.pop(key, None), with_bounds=self._with_bounds)
@@ -256,7 +256,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
 
 
 def _of_grid(study: StudyDocument | None, grid: Mapping[str, Values] | None, scenario: Scenario) -> StudyDocument:
-    """The study, or one that varies what a grid says in its place."""
+    """Return the study, or the one that a grid makes of a scenario."""
     if study is not None and grid is None:
         return study
     crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
@@ -287,7 +287,7 @@ def _measured(
 
 
 def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str, Any]]:
-    """What draws tell, if any are drawn; and entries of the summary: what varies, and that."""
+    """Sum up draws, if there are any; and say in the summary what varies, and what draws tell."""
     fixed, more = [one.name for one in axes if not one.is_drawn], {"grid": {one.name: one.values for one in axes}}
     if len(fixed) == len(axes):
         return [], more
@@ -335,7 +335,7 @@ def _varied(study: StudyDocument, where: str, at_most: int) -> tuple[tuple[Axis,
 
 
 def _probes(points: Sequence[Point]) -> list[Point]:
-    """Points with the least and the largest number on each axis, and with each value that is no number."""
+    """Choose points with the least and the largest number on each axis, and with each value that is no number."""
     found: dict[Point, None] = {}
     for number in range(len(points[0])):
         first = {point[number]: point for point in reversed(points)}
@@ -347,7 +347,7 @@ def _probes(points: Sequence[Point]) -> list[Point]:
 
 
 def points_in(path: Path) -> int:
-    """Check a study as far as nothing runs, and count its points.
+    """Check a study without running anything, and count its points.
 
     Parameters
     ----------

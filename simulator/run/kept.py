@@ -29,16 +29,16 @@ from simulator.metrics import figure_of
 
 _FILE, _FORM = "rows.sqlite", 1
 _WAIT_S = 30
-"""So long one waits for another that writes."""
+"""How long to wait for another process that writes."""
 
 
 def usual_folder() -> Path:
-    """Where rows are kept if nobody says where: below ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    """Return where rows are kept by default: below ``XDG_CACHE_HOME``, or ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hosim"
 
 
 def code_key() -> str:
-    """A text that is another one once any module of hosim is: the digest of all of them."""
+    """Return a digest of all modules of hosim, which changes with any of them."""
     found, root = sha256(), Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
         found.update(f"{path.relative_to(root)} {sha256(path.read_bytes()).hexdigest()}".encode())
@@ -46,7 +46,7 @@ def code_key() -> str:
 
 
 def key_of(*parts: Any) -> bytes:
-    """Digest of all that a row hangs on, each part something that JSON can say."""
+    """Return a digest of all that a row depends on, each part something that JSON can hold."""
     return sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).digest()
 
 
@@ -78,13 +78,13 @@ class Kept:
             self._base.execute(f"PRAGMA user_version = {_FORM}")
 
     def get(self, key: bytes) -> list[dict[str, Any]] | None:
-        """The rows of a key; None if there are none."""
+        """Return the rows of a key; None if there are none."""
         with self._told():
             found = self._base.execute("SELECT rows FROM rows WHERE key = ?", (key,)).fetchone()
             return orjson.loads(found[0]) if found else None
 
     def put(self, key: bytes, rows: list[dict[str, Any]]) -> None:
-        """Keep rows for good, at once."""
+        """Keep rows for good, before this returns."""
         with self._told():
             self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
         if (said := f"what was measured so far, in {self._path},") not in complete:

@@ -49,7 +49,7 @@ def shown(title: str, rows: Sequence[Row], said: Sequence[str]) -> View:
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Say which figures that were set change nothing, what is free or forgotten, and why there are no rates.
+    """Say which figures that were set change nothing, which costs and homes are missing, and why there are no rates.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
 
 
 def _rates(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Why the table of a graph file has no rates."""
+    """Say why the table of a graph file has no rates."""
     work, is_given = case.loaded.workload, case.loaded.is_job_given
     ran = any(row.summary["status"] == "ok" for row in rows)
     if work.graph is None or is_given or not ran or any(graph.arithmetic for graph in case.job.graphs):
@@ -83,7 +83,7 @@ def _free_runtimes(case: Case, rows: Sequence[Row]) -> list[str]:
 
 
 def _experts(case: Case) -> list[str]:
-    """That weights have another home, and experts none."""
+    """Say that weights have another home and experts were forgotten."""
     homes, here = case.loaded.scenario.homes, case.hardware.compute_tier
     if homes.get(TensorKind.WEIGHT, here) == here:
         return []
@@ -274,7 +274,7 @@ class Results(dict[str, Result]):
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What a person would say about the rows, and should know; how far each fits if asked, and where more is."""
+        """What a person would say about the rows and should know; how far each row fits, if that was asked."""
         found = self.largest.sentences if self.largest else []
         more = [*found, *pointer(self.case.loaded.scenario.scaling), *self.told]
         rows = list(self.values())
@@ -291,7 +291,7 @@ class Results(dict[str, Result]):
 
     @property
     def checks(self) -> list[Check]:
-        """What `hosim run` fails for, as tests: that a row runs to its end, and each expectation."""
+        """What `hosim run` fails for, as tests: one that a row runs to its end, and one for each expectation."""
         states = " or ".join(sorted({row.status for row in self.values()}))
         ran = any(row.status == "ok" for row in self.values())
         found = [Check("a row runs to its end", "" if ran else f"no row ran to its end, all are {states}")]
@@ -355,7 +355,7 @@ class Results(dict[str, Result]):
             self.finish(pages)
 
     def finish(self, pages: Pages) -> None:
-        """Write what is about all rows.
+        """Write the documents, the report and the summary, once all rows are written.
 
         Parameters
         ----------

@@ -48,7 +48,7 @@ class Planned:
     explanations: tuple[Explanation, ...]
 
     def text(self, tensor: str | None = None) -> str:
-        """Tell the plan, or one tensor of it in full.
+        """Explain the plan, or one tensor of it in full.
 
         Parameters
         ----------
@@ -200,7 +200,7 @@ def _of_file(workload: Workload, steps: int) -> Workload:
 
 
 def layout(workload: str | Path, *, as_json: bool = False) -> str:
-    """Spread a workload over its ranks, and tell it in tables, or as JSON with sizes in bytes.
+    """Describe how a workload is spread over its ranks: in tables, or as JSON with sizes in bytes.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ for nothing."""
 
 
 def replayed(graph: Graph) -> tuple[int, int]:
-    """Replay one step with all in the compute tier: how long it takes [ns], and what it holds at most [B].
+    """Replay one step with all tensors in the compute tier; return its time [ns] and its peak [B].
 
     Parameters
     ----------

@@ -169,7 +169,7 @@ def limits_at(
     progress: Progress | None,
     title: str,
 ) -> Sweep:
-    """Say what limits rows, each on a machine of its own.
+    """Say on which figures of a machine the steps of rows hang.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def limits_at(
 
 
 def figures_of(loaded: Loaded) -> dict[str, Any]:
-    """Field paths of what the machine states as amounts or shares (no counts), that is neither 0 nor without end."""
+    """Return the amounts and shares that a machine states, by field path: no counts, nothing that is 0 or infinite."""
     found = {}
     for path in loaded.hardware.figures():
         ((_, value),) = fields(loaded.hardware, path)
@@ -337,11 +337,11 @@ def robustness(
 
 
 MOST_DRAWS = 10_000
-"""At a level: each is a replay and a row, and quantiles move no more."""
+"""Most draws at a level: each is a replay and a row, and with more of them quantiles hardly move."""
 
 
 def _studies(once: Once, conditions: Conditions) -> Iterator[Study]:
-    """A study for each kind and level, the nominal one first; its points are draws."""
+    """Make a study for each kind and level, the nominal one first; its points are draws."""
     loaded, draws, seed = once.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
     rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
     insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
@@ -363,7 +363,7 @@ def _studies(once: Once, conditions: Conditions) -> Iterator[Study]:
 
 
 def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
-    """What a perturbation changes in the documents: jitter changes nothing there."""
+    """Return what a perturbation changes in the documents; jitter changes nothing there."""
     where = f"levels of {name}"
     if name == LINKS:
         speed, latency = (Axis(f"{name}, {key}", (f"links.*.{key}",), where, "x") for key in ("bandwidth", "latency"))

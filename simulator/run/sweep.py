@@ -1,4 +1,4 @@
-"""A sweep: documents at many points, measured in as many processes as asked, as one tidy table.
+"""A sweep: set documents to many points, measure each in some process, and collect one tidy table.
 
 A study says what varies and what is measured. Its points are given beforehand (a grid, a list, draws), or searched: of
 candidates on one axis those are tried next that lie between two whose rows differ, until none is left between them.
@@ -97,7 +97,7 @@ class Study:
         return catalog.at(self.loaded, varied) if varied else self.loaded
 
     def check(self) -> None:
-        """Refuse points at which a document, or what is built from it, is not valid; what has no room is a row."""
+        """Refuse points at which a document, or what is built from it, is wrong; a budget too large becomes a row."""
         last = None
         for point in self.points if self.probes is None else self.probes:
             with nullcontext() if self.is_strict else suppress(BudgetError):
@@ -116,12 +116,12 @@ class Study:
             return [{"status": "infeasible" if isinstance(error, BudgetError) else "failed", "notes": str(error)}]
 
     def placed(self, point: Point, rows: Rows) -> Rows:
-        """Rows of a point with what they are about, and its values, in front."""
+        """Put what the study is about, and the values of a point, in front of the rows of the point."""
         where = {**self.about, **{axis.name: value for axis, value in zip(self.axes, point, strict=True)}}
         return [{**where, **row} for row in rows]
 
     def wanted(self, known: Mapping[Point, Rows]) -> list[Point]:
-        """List the points to be measured next: those given, then candidates between two whose rows differ."""
+        """Return the points to measure next: those given first, then a candidate between any two whose rows differ."""
         missing = [point for point in dict.fromkeys(self.points) if point not in known]
         if missing or self.differ is None:
             return missing
@@ -145,14 +145,14 @@ class Pace:
         self._new = self._done = self._total = 0
 
     def more(self, tasks: int, new: int) -> None:
-        """So many points more are wanted, and so many of them new."""
+        """Note that so many more points are wanted, and that so many of them are new."""
         self._total = self._done + tasks
         self._done += tasks - new
         if self._is_told:
             self._progress(f"{tasks:,} points, {tasks - new:,} of them kept from before", 0, -1)
 
     def tell(self) -> None:
-        """A point more was measured."""
+        """Tell that one more point was measured."""
         self._new, self._done = self._new + 1, self._done + 1
         lacking = self._total - self._done
         each_s = (monotonic() - self._begun_s) / (max(self._new, self._workers) if self._is_told else self._new)
@@ -214,7 +214,7 @@ def streamed(
 
 
 def _searched(studies: Sequence[Study], measuring: _Measuring) -> Iterator[Rows]:
-    """Measure what studies want next, until none wants more; give the rows of all points in the end, in their order."""
+    """Measure what studies want next until none wants more, and then give the rows of all points in their order."""
     known: list[dict[Point, Rows]] = [{} for _ in studies]
     while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
         measuring.missing(tasks)
@@ -226,7 +226,7 @@ def _searched(studies: Sequence[Study], measuring: _Measuring) -> Iterator[Rows]
 
 
 class _Measuring:
-    """Measures points that are not kept."""
+    """Measures points, and keeps their rows."""
 
     def __init__(self, studies: Sequence[Study], workers: int, pace: Pace, kept: Kept | None, does: Does) -> None:
         self._studies, self._workers, self._pace, self._kept, self._does = studies, workers, pace, kept, does
@@ -236,18 +236,18 @@ class _Measuring:
         return key(point) if key is not None and self._kept is not None else None
 
     def kept(self, number: int, point: Point) -> Rows | None:
-        """Rows of a point that was measured before."""
+        """Return the rows of a point that was measured before; None if it was not."""
         key = self._key(number, point)
         return None if self._kept is None or key is None else self._kept.get(key)
 
     def missing(self, tasks: Sequence[Task]) -> dict[Task, None]:
-        """Points whose rows are not kept, in their order."""
+        """Return the points that were not measured before, in their order."""
         new = dict.fromkeys(task for task in tasks if self.kept(*task) is None)
         self._pace.more(len(tasks), len(new))
         return new
 
     def measured(self, new: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
-        """Measure points, and give and keep the rows of each when it ends. What kills its process twice has failed.
+        """Measure points, and give the rows of each once it ends. A point that kills its process twice has failed.
 
         Raises
         ------
@@ -324,7 +324,7 @@ class Sweep:
 
     @property
     def expectations(self) -> Sequence[Verdict]:
-        """What is expected of the rows, and whether it holds."""
+        """Verdicts on what is expected of the rows."""
         return ()
 
     def figure(self, ax: Given = None) -> Drawn:
@@ -336,7 +336,7 @@ class Sweep:
 
     @property
     def card(self) -> dict[str, Card]:
-        """Of one scenario, what was swept and where, before anything varies."""
+        """The model and the machine of the one scenario, before anything varies; nothing of several scenarios."""
         one = self.loaded[0] if len(self.loaded) == 1 else None
         return {"model": model_card(one.workload, None), "machine": machine_card(one.hardware)} if one else {}
 
@@ -351,7 +351,7 @@ class Sweep:
         return str(self.view)
 
     def _drawn(self, folder: Path) -> bytes:
-        """Write the picture into a folder, and return it as PNG."""
+        """Draw the picture into a folder, as PNG and SVG, and return the PNG."""
         from simulator.report.drawing import picture  # noqa: PLC0415 - drawing takes time to import
 
         drawn = picture(self.figure())
