@@ -122,10 +122,9 @@ def _handed_out(
                         raise
                     second_tries += [(number, first_try.pop(number))] if number in first_try else []
                     continue
-                if not is_done:
+                if tell is not None and not is_done:
                     at_work[here] = number
-                    if tell is not None:
-                        tell(*outcome)
+                    tell(*outcome)
                     continue
                 has_lived = True
                 at_work |= {here: _given(here, todo)} if todo else {}
