@@ -29,7 +29,7 @@ _NAMES = {
     "importers.kineto": "read_kineto read_memory_timeline",
     "importers.pytorch_trace": "read_pytorch_trace",
     "importers.torch": "read_torch",
-    "importers.recorded": "read_graph",
+    "importers.recordings": "read_graph",
     "importers.request_traces": "read_request_trace",
     "plan": "Plan Actions View",
     "policies.problem": "Problem Replay",

@@ -31,8 +31,7 @@ _TRIES = 3
 Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
 
-_SEEDS_APART = 1_000_003
-"""Between what the draws of two ranks begin with."""
+_SEEDS_APART = 1_000_003  # between what the draws of two ranks begin with
 
 _RANKS, _CHOICES, _REHEARSAL, _PREDICTIONS = range(4)
 """What numbers are drawn for: each has a stream of its own."""

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 """What moves a terminal's cursor, rings, or turns the order of characters round; but not a line's end and a tab."""
 
-_LONGEST = (350, 500, 250, 850)
-"""Most characters of where, what must hold, what was found, and what to do."""
+_LONGEST = (350, 500, 250, 850)  # most characters of where, what must hold, what was found, and what to do
 
 
 def quotable(text: str, most: int) -> str:

@@ -42,6 +42,7 @@ class OpNumbers(TypedDict, total=False):
     phase: str
     barrier: bool
     repeatable: bool
+    stream: int
 
 
 class OpFields(OpNumbers, total=False):
@@ -53,6 +54,8 @@ class OpFields(OpNumbers, total=False):
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
 _TEXTS = frozenset(("op_class", "dtype"))
+MOST_STREAMS = 32
+"""Most compute streams that ops of a rank may name: a plan uses at most 64, and each group of ranks has one."""
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
 _OP_KINDS = {str(kind): kind for kind in OpKind}
 
@@ -305,6 +308,10 @@ class GraphBuilder:
             if field in _TEXTS and (found := flaw(str(value))):
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
         self._check_choice("op", op, "kind", kind, _OP_KINDS)
+        if fields.get("stream", 0) not in range(MOST_STREAMS):
+            raise self._error(
+                "op", op, f"its stream is from 0 to {MOST_STREAMS - 1}", repr(fields["stream"]), "correct it"
+            )
         if fields.get("phase"):
             self._check_choice("op", op, "phase", fields["phase"], PHASES[1:])
         return _OP_KINDS[kind]

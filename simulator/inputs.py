@@ -1,7 +1,6 @@
 """Files that people name, opened for every reader: regular files, and of these no more than a run can use.
 
-A file may be small and what is in it without an end, so all limits hold for what comes out of a file whose name ends
-in ``.gz``.
+A file may be small and what is in it without an end, so all limits hold for what comes out of a packed file.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ MOST_LINES = 50_000_000
 LONGEST_LINE_BYTES = 64_000_000
 """Most bytes of a line, and of a file that is read as a whole: an op that reads a million tensors has about half."""
 _BLOCK_BYTES = 1 << 18
+# How a file begins that runs code when it is opened, or may; a message of protocol buffers goes on otherwise.
 _PROGRAM = re.compile(rb"PK\x03\x04|\x80[\x02-\x05][^\n\x12]")
-"""How a file begins that runs code when it is opened, or may; a message of protocol buffers goes on otherwise."""
 
 
 def shown(path: Path) -> str:
@@ -48,30 +47,31 @@ def instead(path: Path) -> str:
 
 
 @contextmanager
-def opened(path: Path, *, is_packed: bool | None = None) -> Iterator[BinaryIO]:
-    """Open a file, unpacked if its name ends in ``.gz``; all that goes wrong until it is closed is one error.
+def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
+    """Open a file, unpacked if gzip compressed it; all that goes wrong until it is closed is one error.
 
     Parameters
     ----------
     path
         The file.
-    is_packed
-        Whether it is unpacked, whatever its name is.
+    is_raw
+        Whether it is read as it lies there.
 
     Raises
     ------
     ConfigError
-        If it is none, cannot be read, or is not what its name says.
+        If it is none, cannot be read, or breaks off.
     """
     try:
         if not isfile(path):
             raise ConfigError(shown(path), "an input is a file", instead(path), "correct the path")
-        is_packed = path.suffix == ".gz" if is_packed is None else is_packed
+        with path.open("rb") as file:
+            is_packed = not is_raw and file.read(2) == b"\x1f\x8b"
         with cast(BinaryIO, gzip.open(path)) if is_packed else path.open("rb") as file:
             yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        must = "a file whose name ends in .gz is compressed by gzip, and whole"
-        raise ConfigError(shown(path), must, str(error), "write the file again, or correct its name") from None
+        must = "a file that gzip compressed is whole"
+        raise ConfigError(shown(path), must, str(error), "write the file again") from None
     except OSError as error:
         found = error.strerror or str(error)
         raise ConfigError(shown(path), "an input can be read", found, "correct the path or its permissions") from None
@@ -102,7 +102,7 @@ def whole(path: Path, most: int | None = None) -> bytes:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file as it lies there, packed or not; errors as of `opened`."""
-    with opened(path, is_packed=False) as file:
+    with opened(path, is_raw=True) as file:
         return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 

@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+# Unit inside -> the units that a document may use, and how many of it each is; a month has 730 hours.
 _UNITS: dict[str, dict[str, int]] = {
     "B": {f"{prefix}B": size for prefix, size in (_DECIMAL | _BINARY).items()},
     "B/s": {f"{prefix}B/s": size for prefix, size in (_DECIMAL | _BINARY).items()},
@@ -30,7 +31,6 @@ _UNITS: dict[str, dict[str, int]] = {
     "uUSD/h": {"uUSD/h": 1, "USD/h": 10**6},
     "nUSD/GB/month": {"nUSD/GB/month": 1, "USD/GB/month": 10**9, "USD/GB/h": 730 * 10**9},
 }
-"""Unit inside -> the units that a document may use, and how many of it each is; a month has 730 hours."""
 _EXAMPLES = {
     "B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s", "mW": "700 W", "fJ/B": "3.9 pJ/bit",
     "fJ/FLOP": "0.5 pJ/FLOP", "uUSD/h": "3.5 USD/h", "nUSD/GB/month": "2.5 USD/GB/month",
@@ -41,13 +41,13 @@ _WHAT = {
     "nUSD/GB/month": "a price of room",
 }  # fmt: skip
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµμ]\S*)")
+# A lower-case b is a bit, as in the rate of a network.
 _BITS = re.compile(r"([kKMGTP]i?)?(?:b|bit)(?:/s|ps)?")
-"""A lower-case b is a bit, as in the rate of a network."""
 _LARGEST = 2**63 - 1
+# Relative error by which a quantity may miss a whole number: ``1.3 GiB`` does, ``1.5 ns`` is a mistake.
 _ROUNDED = Decimal("1e-6")
-"""Relative error by which a quantity may miss a whole number: ``1.3 GiB`` does, ``1.5 ns`` is a mistake."""
+# Of more names than these, only those that begin or end alike are compared, so that a message takes no time.
 _MANY = 1000
-"""Of more names than these, only those that begin or end alike are compared, so that a message takes no time."""
 
 
 class FieldError(ValueError):

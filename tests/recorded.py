@@ -122,6 +122,20 @@ class Profile:
         self._event("cuda_runtime", "cudaLaunchKernel", launch, 1, 1, 1, {"correlation": self._next})
         self._event(cat, name, ts, dur, 0, stream, {"correlation": self._next, "stream": stream, "device": 0} | args)
 
+    def call(self, name: str, ts: float, dur: float) -> int:
+        """A call of the host, which may wait for the device."""
+        self._next += 1
+        self._event("cuda_runtime", name, ts, dur, 1, 1, {"correlation": self._next})
+        return self._next
+
+    def wait(self, ts: float, stream: int, source: int | None = None, marked: float = 0) -> None:
+        """The host tells a stream to wait; perhaps it is recorded for which one, and when that was marked."""
+        mark, wait = self.call("cudaEventRecord", marked, 1), self.call("cudaStreamWaitEvent", ts, 1)
+        if source is not None:
+            told = {"cuda_sync_kind": "Stream Wait Event", "stream": stream, "wait_on_stream": source}
+            told |= {"correlation": wait, "wait_on_cuda_event_record_corr_id": mark}
+            self._event("cuda_sync", "Stream Wait Event", ts, 1, 0, stream, told)
+
     def memory(self, ts: float, change: int, address: int, total: int = 0, kind: int = 1) -> None:
         """An allocation or its end."""
         args = {"Bytes": change, "Addr": address, "Total Allocated": total, "Device Type": kind, "Device Id": 0}

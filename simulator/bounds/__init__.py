@@ -101,8 +101,7 @@ from simulator.bounds.windows import Windows
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 
-_HALVINGS = 12
-"""The bound on the peak is found to one part in 4,096 of what is live."""
+_HALVINGS = 12  # the bound on the peak is found to one part in 4,096 of what is live
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +155,8 @@ class Limits:
         self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat)
         here, tensors = hardware.tier_names.index(self._tier), zip(graph.tensors, homes, strict=True)
         self._at_home = sum(tensor.size_bytes for tensor, home in tensors if home == here)
-        timed = zip(graph.ops, timing.durations_ns, strict=True)
-        self._compute_ns = sum(0 if op.collective else ns for op, ns in timed)
+        timed = zip(graph.ops, timing.precedence.streams, timing.durations_ns, strict=True)
+        self._compute_ns = sum(ns for op, stream, ns in timed if not stream and op.collective is None)
         self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
         self._again = Rematerialisation(timing, demand) if may_repeat else None
 

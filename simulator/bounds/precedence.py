@@ -18,9 +18,10 @@ from simulator.lifetime import Lifetimes
 
 
 def own_streams(graph: Graph) -> tuple[int, ...]:
-    """For each op its stream, if collectives run beside computes: 0 computes, each group has one of its own."""
-    number = {group.name: 1 + position for position, group in enumerate(graph.groups)}
-    return tuple(number[op.collective.group] if op.collective else 0 for op in graph.ops)
+    """For each op its stream, if collectives run beside computes: each group has one, behind those that ops name."""
+    last = max((op.stream for op in graph.ops), default=0)
+    number = {group.name: last + position for position, group in enumerate(graph.groups, 1)}
+    return tuple(number[op.collective.group] if op.collective else op.stream for op in graph.ops)
 
 
 @dataclass(frozen=True)

@@ -117,8 +117,8 @@ def studied(
     return asked, resolve(named, {**asked.set_, **(changes or {})})
 
 
+# Policies of a scenario that nobody wrote, unless others are named: nothing moves, a runtime, and a compiler.
 _ROWS = ("resident", "reactive", "static")
-"""Policies of a scenario that nobody wrote, unless others are named: nothing moves, a runtime, and a compiler."""
 
 
 def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[str] = ()) -> Scenario:

@@ -37,8 +37,8 @@ KINDS: Mapping[str, type[Document]] = {
 """Kind of document -> its type."""
 _FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios", "study": "studies"}
 _LARGEST_BYTES = 4_000_000
+# So many faults are told at once: a message has room for them.
 _TOLD = 5
-"""So many faults are told at once: a message has room for them."""
 
 
 @dataclass(frozen=True, slots=True)

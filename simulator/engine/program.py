@@ -81,5 +81,5 @@ def _streams(graph: Graph, plan: Plan) -> int:
     """How many streams a fixed plan uses; a reactive one may give each group its own."""
     steps = plan.fixed
     if steps is None:
-        return 1 + len(graph.groups)
+        return 1 + max((op.stream for op in graph.ops), default=0) + len(graph.groups)
     return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)

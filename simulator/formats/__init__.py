@@ -35,8 +35,8 @@ FORMATS: dict[str, Callable[[Path], str]] = {
 """Schema -> a function that reads and checks a whole file and says in one line what is in it."""
 
 
+# Keys of a model's ``config.json`` on Hugging Face.
 _MODEL_KEYS = frozenset(("hidden_size", "num_hidden_layers"))
-"""Keys of a model's ``config.json`` on Hugging Face."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
 """How the names of such files end."""

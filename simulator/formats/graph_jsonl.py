@@ -41,6 +41,8 @@ op       `dtype`            key of the machine's peaks                          
 op       `phase`            forward, backward, update, prefill or decode                           none
 op       `barrier`          no copy in is moved across it                                          false
 op       `repeatable`       running it again makes the same values, and does nothing else          true
+op       `stream`           compute stream of its rank that it runs on, below 32; a collective with    0
+                            others runs on one of its group's
 op       `late`             reads that are known only at run time: an object of `revealed_by` (an   none
                             earlier op), `candidates` (tensors among `reads`; what is chosen of
                             them adds its size to `read_bytes`), `samples` (how many choose; 1)
@@ -116,8 +118,8 @@ class _Op(Record, OpNumbers, total=False):
     late: _Late
 
 
+# Fields of an op that a line may have, and what they are where it does not say so.
 _PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in ("collective", "late")}
-"""Fields of an op that a line may have, and what they are where it does not say so."""
 _KINDS = {str(kind): kind for kind in CollectiveKind}
 
 

@@ -90,16 +90,16 @@ class _Op(_Record):
     writes: tuple[_Access, ...] = ()
 
 
+# By action, what it is of a plan, and in which tiers.
 _ACTIONS: dict[str, tuple[int, ...]] = {
     "COPY_D2H": (COPY, HERE, HOST),
     "RELEASE_DEVICE": (DETACH, HERE),
     "COPY_H2D": (COPY, HOST, HERE),
     "RELEASE_HOST": (DETACH, HOST),
 }
-"""By action, what it is of a plan, and in which tiers."""
 
+# Op, action, storage.
 _Action = tuple[_Id, Literal["COPY_D2H", "RELEASE_DEVICE", "COPY_H2D", "RELEASE_HOST"], _Id]
-"""Op, action, storage."""
 
 
 class _Schedule(_Record):

@@ -51,20 +51,20 @@ from simulator.units import FieldError, require
 from simulator.workload import Arriving, Request
 from simulator.workload.requests import MOST
 
+# What files call the arrival, and the tokens of prompt and output.
 _REQUESTS = (
     ("arrival", "prompt", "output"),
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("Timestamp", "Request tokens", "Response tokens"),
 )
-"""What files call the arrival, and the tokens of prompt and output."""
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
 _PREFIX = {"prefix", "prefix_tokens"}
 _MOST_TOKENS, _MOST_CHOICES, _LONGEST_S, _MOST_PARTS = 10_000_000, 1_000_000, 10**9, 10_000
 _NS = 10**9
+# After so many lines each it is told how many were read.
 _SELDOM = 1 << 12
-"""After so many lines each it is told how many were read."""
+# What stands between a time and its offset: a fraction of a second, of which Python reads six digits, and a space.
 _FRACTION = re.compile(r"(?:\.([0-9]+))? ?(?=(?:Z|[+-][0-9]{2}:?[0-9]{2})?$)", re.ASCII)
-"""What stands between a time and its offset: a fraction of a second, of which Python reads six digits, and a space."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

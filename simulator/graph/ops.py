@@ -156,6 +156,8 @@ class Op:
         What it does together with other ranks, if `kind` is ``collective``; None for other ops.
     late
         Which of its reads are known only at run time; None if all are known from the start.
+    stream
+        The compute stream of its rank that it runs on; what says what it does with other ranks runs on its group's.
     """
 
     name: str
@@ -174,6 +176,7 @@ class Op:
     repeatable: bool = True
     collective: Collective | None = None
     late: Late | None = None
+    stream: int = 0
 
 
 @dataclass(frozen=True)
@@ -212,8 +215,7 @@ class Graph:
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Ids of what exists before the first op: the persistent tensors, and those read before written."""
-        written: set[int] = set()
-        found = {i for i, t in enumerate(self.tensors) if t.persistent}
+        written, found = set[int](), {i for i, t in enumerate(self.tensors) if t.persistent}
         for op in self.ops:
             found.update(t for t in op.reads if t not in written)
             written.update(op.writes)

@@ -39,14 +39,15 @@ class Kind(NamedTuple):
     about
         What it is, for people.
     signs
-        Texts by which a file of this kind is known: all of one entry occur in its first 64 KiB, unpacked.
+        Texts by which a file of this kind is known: those that ``&`` joins all occur in its first 64 KiB, unpacked;
+        ``|`` stands between alternatives.
     name
         Of the reader; default: ``read_`` and the module.
     """
 
     module: str
     about: str
-    signs: tuple[tuple[bytes, ...], ...] = ()
+    signs: str = ""
     name: str = ""
 
     @property
@@ -58,40 +59,28 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     "graph": Kind(
-        "recorded",
+        "recordings",
         "a graph of hosim (hosim-graph/1), or a recorded step (residency-trace/1)",
-        ((b'"residency-trace/',), (b'"hosim-graph/',)),
+        '"residency-trace/ | "hosim-graph/',
         "read_graph",
     ),
-    "hf": Kind(
-        "hf",
-        "a config.json of Hugging Face",
-        ((b'"model_type"', b'"hidden_size"'), (b'"model_type"', b'"text_config"')),
-    ),
-    "chakra": Kind(
-        "chakra", "an execution trace of Chakra (.et), in the wire format of protocol buffers", ((b"is_cpu_op",),)
-    ),
+    "hf": Kind("hf", "a config.json of Hugging Face", '"model_type" & "hidden_size" | "model_type" & "text_config"'),
+    "chakra": Kind("chakra", "an execution trace of Chakra (.et, protocol buffers)", "is_cpu_op"),
     "pytorch-trace": Kind(
         "pytorch_trace",
         "an execution trace of PyTorch (JSON), alone or with the Kineto trace of the same run",
-        ((b'"schema"', b'"pid"', b'"nodes"'),),
+        '"schema" & "pid" & "nodes"',
     ),
-    "kineto": Kind("kineto", "a trace of the PyTorch profiler (JSON)", ((b'"traceEvents"',), (b'"deviceProperties"',))),
+    "kineto": Kind("kineto", "a trace of the PyTorch profiler (JSON)", '"traceEvents" | "deviceProperties"'),
     "memory-timeline": Kind(
-        "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", ((b"[[-1, 1, ",),), "read_memory_timeline"
+        "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", "[[-1, 1, ", "read_memory_timeline"
     ),
     "requests": Kind(
         "request_traces",
         "a trace of requests: Mooncake, Azure or BurstGPT, conversations of ShareGPT, or lengths (JSON or CSV)",
-        (
-            (b'"input_length"', b'"output_length"'),
-            (b"ContextTokens", b"GeneratedTokens"),
-            (b"Request tokens", b"Response tokens"),
-            (b'"prompt_len"', b'"output_len"'),
-            (b'"conversations"', b'"human"'),
-            (b'"conversations"', b'"assistant"'),
-            (b'"messages"', b'"assistant"'),
-        ),
+        '"input_length" & "output_length" | ContextTokens & GeneratedTokens | Request tokens & Response tokens | '
+        '"prompt_len" & "output_len" | "conversations" & "human" | "conversations" & "assistant" | '
+        '"messages" & "assistant"',
         "read_request_trace",
     ),
     "torch": Kind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
@@ -109,13 +98,14 @@ def sniff(path: Path) -> str | None:
     ConfigError
         If it cannot be read, or is one that is never opened.
     """
-    with inputs.opened(path, is_packed=False) as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    with inputs.opened(path, is_packed=is_packed) as file:
+    with inputs.opened(path) as file:
         head = file.read(_HEAD_BYTES)
     inputs.data_only(head, path)
-    named = (name for name, kind in KINDS.items() if any(all(sign in head for sign in one) for one in kind.signs))
-    return next(named, None)
+    for name, kind in KINDS.items():
+        alternatives = (one.split(" & ") for one in kind.signs.split(" | ") if one)
+        if any(all(sign.encode() in head for sign in signs) for signs in alternatives):
+            return name
+    return None
 
 
 def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
@@ -134,9 +124,7 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
         If it is a file of one of the `KINDS`, or one that is never opened.
     """
     path = Path(reference)
-    if path.suffix in (".yaml", ".yml") or not isfile(path):
-        return
-    if found := sniff(path):
+    if path.suffix not in (".yaml", ".yml") and isfile(path) and (found := sniff(path)):
         mine = f"{path.name.partition('.')[0] or 'mine'}.yaml"
         do = f"run `hosim import {found} {shown(path)} -o {mine}`"
         verb = "serve" if found == "requests" else "run"

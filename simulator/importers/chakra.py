@@ -10,6 +10,7 @@ import heapq
 import re
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,12 @@ import orjson
 from simulator import garbage
 from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
+from simulator.graph import Collective
 from simulator.importers.imported import Imported
-from simulator.importers.kineto import Span, lay
-from simulator.importers.operator_tree import Memory, Node, Tree
-from simulator.importers.operators import arithmetic, dtype_of, plain, views
-from simulator.importers.recordings import Event, Recording, collective_kind, meeting, short, unpacked, whole
+from simulator.importers.operators import Memory, Node, Tree, arithmetic, dtype_of, plain, views
+from simulator.importers.recordings import Event, Recording, Storage, collective_kind, short, unpacked, whole
+from simulator.importers.streams import Ran, lay
 from simulator.inputs import shown
-from simulator.units import human
 
 MOST_NODES = 1_000_000
 """Most nodes of a trace: they take a few hundred bytes of memory each."""
@@ -34,12 +34,8 @@ _TYPES = ("invalid", "metadata", "memory loads", "memory stores", "compute", "se
 _COMPUTE, _COLLECTIVE = 4, 7
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
 _OLDEST = (0, 0, 4)
-_SIZES = {1: 8, 5: 4}
-"""Wire type -> bytes of a value; 0 is a number, and 2 has its length before it."""
+_SIZES = {1: 8, 5: 4}  # wire type -> bytes of a value; 0 is a number, and 2 has its length before it
 _LONGEST_US = 1 << 40
-
-Message = Mapping[int, list[Any]]
-"""Number of a field -> its values in order: whole numbers, or bytes."""
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -63,41 +59,40 @@ def _behind_length(data: bytes, at: int, size: int = -1) -> tuple[bytes, int]:
     return data[at : at + size], at + size
 
 
-def _message(data: bytes) -> Message:
-    found: dict[int, list[Any]] = defaultdict(list)
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        kind = key & 7
-        value: int | bytes
-        if kind == 0:
-            value, at = _varint(data, at)
-        elif kind == 2 or kind in _SIZES:
-            value, at = _behind_length(data, at, _SIZES.get(kind, -1))
-        else:
-            raise ValueError(f"a field of wire type {kind}")
-        found[key >> 3].append(value)
-    return found
+class _Message:
+    """A message of protocol buffers: fields by number."""
 
+    def __init__(self, data: bytes) -> None:
+        self.numbers, self.texts, at = defaultdict[int, list[int]](list), defaultdict[int, list[bytes]](list), 0
+        while at < len(data):
+            key, at = _varint(data, at)
+            wire = key & 7
+            if wire == 0:
+                number, at = _varint(data, at)
+                self.numbers[key >> 3].append(number)
+            elif wire == 2 or wire in _SIZES:
+                text, at = _behind_length(data, at, _SIZES.get(wire, -1))
+                self.texts[key >> 3].append(text)
+            else:
+                raise ValueError(f"a field of wire type {wire}")
 
-def _number(message: Message, field: int) -> int:
-    return next((value for value in message.get(field, [])[::-1] if isinstance(value, int)), 0)
+    def number(self, field: int) -> int:
+        """The last value of a field; 0 if there is none."""
+        return self.numbers[field][-1] if self.numbers[field] else 0
 
+    def text(self, field: int) -> bytes:
+        """The last value of a field; empty if there is none."""
+        return self.texts[field][-1] if self.texts[field] else b""
 
-def _bytes(message: Message, field: int) -> bytes:
-    return next((value for value in message.get(field, [])[::-1] if isinstance(value, bytes)), b"")
-
-
-def _numbers(message: Message, field: int) -> list[int]:
-    """All numbers of a field, one by one or packed."""
-    found = list[int]()
-    for value in message.get(field, []):
-        at = 0
-        while isinstance(value, bytes) and at < len(value):
-            number, at = _varint(value, at)
-            found.append(number)
-        found += [value] if isinstance(value, int) else []
-    return found
+    def all_numbers(self, field: int) -> list[int]:
+        """All numbers of a field, one by one or packed."""
+        found = list[int]()
+        for packed in self.texts[field]:
+            at = 0
+            while at < len(packed):
+                number, at = _varint(packed, at)
+                found.append(number)
+        return found + self.numbers[field]
 
 
 _WORDS = re.compile(r"\b(?:None|True|False|nan|inf)\b")
@@ -118,27 +113,25 @@ class _Node:
     """A node as it stands in the file; times in microseconds."""
 
     def __init__(self, data: bytes) -> None:
-        found = _message(data)
-        self.id, self.type, self.start, self.took = (_number(found, field) for field in (1, 3, 6, 7))
-        self.under, self.after = _numbers(found, 4), _numbers(found, 5)
-        self.took, self.start = min(self.took, _LONGEST_US), min(self.start, _LONGEST_US << 10)
-        self.operator = re.sub(r"\(\d+\)$", "", _bytes(found, 2)[:1000].decode(errors="replace"))
-        self.read, self.written = (_message(_bytes(found, field)) for field in (8, 9))
+        found = _Message(data)
+        self.id, self.type = found.number(1), found.number(3)
+        self.start, self.took = min(found.number(6), _LONGEST_US << 10), min(found.number(7), _LONGEST_US)
+        self.under, self.after = found.all_numbers(4), found.all_numbers(5)
+        self.name = re.sub(r"\(\d+\)$", "", found.text(2)[:1000].decode(errors="replace"))
+        self.read, self.written = _Message(found.text(8)), _Message(found.text(9))
         self.attrs: dict[str, Any] = {}
-        for one in found.get(10, ()):
-            about = _message(one if isinstance(one, bytes) else b"")
-            numbers = [value for values in about.values() for value in values if isinstance(value, int)]
-            self.attrs[_bytes(about, 1)[:200].decode(errors="replace")] = next(iter(numbers), _bytes(about, 29))
-        self.is_on_host = bool(self.attrs.get("is_cpu_op"))
+        for about in map(_Message, found.texts[10]):
+            values = (value for values in about.numbers.values() for value in values)
+            self.attrs[about.text(1)[:200].decode(errors="replace")] = next(values, about.text(29))
+        self.is_on_host, self.stream = bool(self.attrs.get("is_cpu_op")), str(self.attrs.get("tid"))
 
     def as_operator(self, schema: object) -> Node:
         """The node as an operator of PyTorch."""
-        read = [value if isinstance(value, list) else [] for value in _values(_bytes(self.read, 1))]
+        reads = [list(views(value)) if isinstance(value, list) else [] for value in _values(self.read.text(1))]
         text = schema.decode(errors="replace") if isinstance(schema, bytes) else ""
-        written = list(views(_values(_bytes(self.written, 1))))
-        taken, made, types = (_values(_bytes(*one)) for one in ((self.read, 2), (self.written, 2), (self.read, 3)))
-        reads = [list(views(one)) for one in read]
-        return Node(self.id, 0, 0, self.operator, text, reads, written, (), taken, made, types)
+        written = list(views(_values(self.written.text(1))))
+        shapes = _values(self.read.text(2)), _values(self.written.text(2))
+        return Node(self.id, 0, 0, self.name, text, reads, written, (), *shapes, _values(self.read.text(3)))
 
 
 def _load(path: Path) -> list[_Node]:
@@ -158,25 +151,19 @@ def _load(path: Path) -> list[_Node]:
                 node = _Node(message)
                 nodes[node.id] = node
             else:
-                _check_version(_bytes(_message(message), 1).decode(errors="replace")[:50], where)
-            must, at_message = (
-                f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id",
-                f"message {number}",
-            )
-            insist(len(nodes) == number <= MOST_NODES, f"{where}: {at_message}", must, "one more", "record it again")
+                version = _Message(message).text(1).decode(errors="replace")[:50]
+                parts = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", version)
+                is_known = not version or (parts is not None and tuple(map(int, parts.groups())) >= _OLDEST)
+                must, do = "a Chakra trace is of schema 0.0.4 or later", "convert it by a newer chakra_converter"
+                insist(is_known, where, must, repr(version), do)
+            must = f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id"
+            insist(len(nodes) == number <= MOST_NODES, f"{where}: message {number}", must, "one more")
             number += 1
     except (ValueError, IndexError) as error:
         found = str(error) if isinstance(error, ValueError) else "one that breaks off"
         must, do = "a Chakra trace is of messages behind their lengths", "record it again, or choose another file"
         raise ConfigError(f"{where}: message {number}", must, found, do) from None
     return list(nodes.values())
-
-
-def _check_version(version: str, where: str) -> None:
-    parts = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", version)
-    is_known = not version or (parts is not None and tuple(map(int, parts.groups())) >= _OLDEST)
-    must, do = "a Chakra trace is of schema 0.0.4 or later", "convert it by a newer chakra_converter"
-    insist(is_known, where, must, repr(version), do)
 
 
 def _in_order(nodes: list[_Node], where: str) -> list[_Node]:
@@ -188,16 +175,14 @@ def _in_order(nodes: list[_Node], where: str) -> list[_Node]:
     for parts in (True, False):
         after = {node.id: known.keys() & {*node.after, *(node.under if parts else ())} for node in nodes}
         sorter, ready, found = TopologicalSorter(after), list[tuple[bool, int]](), list[_Node]()
-        try:
+        with suppress(CycleError):
             sorter.prepare()
-        except CycleError:
-            continue
-        while sorter.is_active():
-            for one in sorter.get_ready():
-                heapq.heappush(ready, (known[one].is_on_host, one))
-            found.append(known[heapq.heappop(ready)[1]])
-            sorter.done(found[-1].id)
-        return found
+            while sorter.is_active():
+                for one in sorter.get_ready():
+                    heapq.heappush(ready, (known[one].is_on_host, one))
+                found.append(known[heapq.heappop(ready)[1]])
+                sorter.done(found[-1].id)
+            return found
     raise ConfigError(where, "no node depends on itself", "nodes in a circle", "record the trace again")
 
 
@@ -221,16 +206,13 @@ def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
     must = f"from 1 to {MOST_RANKS:,} ranks meet"
     insist(1 <= ranks <= MOST_RANKS, "ranks", must, str(ranks), "correct --ranks")
     nodes = _load(path)
-    recording.kept["nodes"] = f"{len(nodes):,}"
+    recording.kept["nodes"], where = f"{len(nodes):,}", shown(path)
     if all(node.is_on_host for node in nodes):
         recording.derived.append("Nothing ran on a device: the nodes of the host are the ops.")
         for node in nodes:
             node.is_on_host = False
-    if host := [node for node in nodes if node.is_on_host]:
-        took = human(sum(node.took for node in host) * 1000, "ns")
-        recording.derived.append(f"What the host ran took {took} beside the device; it is left out.")
-        recording.dropped["nodes of the host"] = len(host)
-    _Reader(_in_order(nodes, shown(path)), recording, ranks).read()
+    recording.dropped["nodes of the host"] = sum(node.is_on_host for node in nodes)
+    _Reader(_in_order(nodes, where), recording, ranks).read()
     return recording.imported(path, "A step")
 
 
@@ -249,12 +231,11 @@ class _Reader:
         self._operators = {node.id: node.as_operator(schemas[node.id]) for node in nodes}
         self._memory = Memory(Tree(list(self._operators.values())), recording)
         self._ops: dict[object, Event] = {}
-        self._links: dict[int, int] = {}
-        self._of_float = ""
+        self._links: dict[int, Storage] = {}
 
     def read(self) -> None:
         """Make the ops."""
-        recording, ran = self._recording, list[tuple[Event, _Node]]()
+        recording, op_of = self._recording, dict[int, Event]()
         for node in self._nodes:
             if node.is_on_host:
                 self._memory.fold(self._operators[node.id], None)
@@ -262,25 +243,28 @@ class _Reader:
                 what = _TYPES[node.type] if node.type < len(_TYPES) else "unknown"
                 recording.dropped[f"nodes of kind {what}"] += 1
             elif op := self._op(node):
-                ran.append((op, node))
-        if self._of_float:
-            text = "FLOPs that the trace does not state are by the shapes of products"
-            recording.derived.append(f"{text}; float is multiplied as {self._of_float}.")
+                op_of[node.id] = op
         if not self._timed:
-            recording.derived.append("The trace has no durations: the machine's roofline gives them.")
-        elif ran:
-            starts = self._starts()
-            ran.sort(key=lambda one: starts[one[1].id])
-            streams = [("", str(node.attrs.get("tid"))) for _, node in ran]
-            times = [(starts[node.id] * 1000, (starts[node.id] + node.took) * 1000) for _, node in ran]
-            spans = [Span(*time, "", "", stream, {}) for time, stream in zip(times, streams, strict=True)]
-            lay(recording, spans, [op for op, _ in ran], recording.ops)
+            recording.derived.append("Without times a roofline gives them; float is multiplied as bf16.")
+        elif op_of:
+            self._lay(op_of)
         if recording.groups:
             text = "Collectives without a duration take the machine's time, and so the recorded step is not known."
             recording.derived.append(text)
             recording.step_ns = 0
-            for op in recording.ops:
-                op.more["duration_ns"] = None if "collective" in op.more else op.more.get("duration_ns")
+            for op in (one for one in recording.ops if "collective" in one.more):
+                op.more["duration_ns"] = None
+
+    def _lay(self, op_of: Mapping[int, Event]) -> None:
+        """Give ops the times of their nodes."""
+        starts, ran = self._starts(), dict[int, Ran]()
+        for node in sorted((one for one in self._nodes if one.id in op_of), key=lambda one: starts[one.id]):
+            start, launcher = starts[node.id], self._launchers[node.id]
+            launched = None if launcher is node else 1000 * min(start, starts[launcher.id] + launcher.took)
+            after = [ran[one] for one in node.after if one in ran and ran[one].end_ns <= 1000 * start]
+            times = 1000 * start, 1000 * (start + node.took)
+            ran[node.id] = Ran(op_of[node.id], *times, node.stream, launched, after=after)
+        lay(self._recording, ran.values(), self._recording.ops)
 
     def _starts(self) -> dict[int, int]:
         """When each node began [us]: as recorded, or once what it depends on has ended."""
@@ -291,7 +275,7 @@ class _Reader:
         self._recording.derived.append(f"{text}, and its thread or stream is free.")
         ends, free = dict[int, int](), defaultdict[tuple[bool, str], int](int)
         for node in self._nodes:
-            at = node.is_on_host, str(node.attrs.get("tid"))
+            at = node.is_on_host, node.stream
             starts[node.id] = max((free[at], *(ends.get(one, 0) for one in node.after)))
             ends[node.id] = free[at] = starts[node.id] + node.took
         return starts
@@ -299,21 +283,22 @@ class _Reader:
     def _op(self, node: _Node) -> Event | None:
         """The op that a node is a part of; none for a collective that nobody comes to."""
         launcher = self._launchers[node.id]
-        key = (launcher.attrs.get("rf_id") or -launcher.id, launcher.operator) if launcher is not node else node.id
+        key = (launcher.attrs.get("rf_id") or -launcher.id, launcher.name) if launcher is not node else node.id
         if key in self._ops:
             return self._ops[key]
-        op, operator = Event(short(launcher.operator)), self._operators[node.id]
+        op, operator = Event(short(launcher.name)), self._operators[node.id]
         self._memory.use(operator, op)
         if node.type == _COLLECTIVE and not self._meet(node, op):
             return None
-        if not op.reads and not op.writes:
-            self._link(node, op)
+        if not op.reads and not op.writes:  # what it depends on are tensors of no bytes
+            op.reads.update((self._links[one], None) for one in node.after if one in self._links)
+            self._links[node.id] = self._recording.storage(0)
+            op.writes[self._links[node.id]] = None
         if node.type == _COMPUTE:
-            stated, of_float = (0, "tf32") if self._timed else (whole(node.attrs.get("num_ops")), "bf16")
-            by_shapes = arithmetic(launcher.operator, operator.shapes_in, operator.shapes_out)
+            by_shapes = arithmetic(launcher.name, operator.shapes_in, operator.shapes_out)
+            stated = 0 if self._timed else whole(node.attrs.get("num_ops"))
             op.more["op_class"], op.more["flops"] = ("matmul", stated) if stated else by_shapes
-            op.more["dtype"] = dtype_of(operator.types, of_float)
-            self._of_float = self._of_float or (of_float if by_shapes[1] and not stated else "")
+            op.more["dtype"] = dtype_of(operator.types, "tf32" if self._timed else "bf16")
             if node.id in self._links and not self._timed:
                 op.more["read_bytes"] = whole(node.attrs.get("tensor_size"))
         self._ops[key] = op
@@ -323,19 +308,13 @@ class _Reader:
     def _meet(self, node: _Node, op: Event) -> bool:
         """Whether the collective is one that has time, or that others come to."""
         number = node.attrs.get("comm_type", -1)
-        names = dict(enumerate(_COLLECTIVES.split()))
-        kind, op.is_collective = collective_kind(names.get(number, plain(op.name))), True
+        kind = collective_kind(dict(enumerate(_COLLECTIVES.split())).get(number, plain(op.name)))
+        op.is_collective = True
         if node.took:
             return True
         if kind is None or self._ranks == 1:
             self._recording.dropped["collectives of one rank (--ranks)"] += 1
             return False
         self._recording.groups.setdefault("all", [list(range(self._ranks))])
-        op.more["collective"] = meeting(kind, "all", whole(node.attrs.get("comm_size")))
+        op.more["collective"] = Collective(kind, "all", whole(node.attrs.get("comm_size")))
         return True
-
-    def _link(self, node: _Node, op: Event) -> None:
-        """Keep what a node without tensors depends on, as tensors of no bytes."""
-        op.reads.update((self._links[one], None) for one in node.after if one in self._links)
-        self._links[node.id] = self._recording.storage(0)
-        op.writes[self._links[node.id]] = None

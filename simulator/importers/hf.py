@@ -20,15 +20,14 @@ from simulator.document import faults
 from simulator.errors import ConfigError, insist
 from simulator.importers.hf_families import ALSO, FAMILIES, IRRELEVANT, TOWERS
 from simulator.importers.hf_model import Config, model_of
-from simulator.importers.hf_weights import kept_as
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
 from simulator.workload import Workload
 
 _MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
+# Keys that stand outside of a ``text_config`` and hold for it, too.
 _OF_BOTH = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
-"""Keys that stand outside of a ``text_config`` and hold for it, too."""
 _ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
@@ -125,7 +124,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    found = json_of(path, _MOST_BYTES, distinct=True)
+    found = json_of(path, _MOST_BYTES)
     must, do = "a config.json is an object that names its model_type", "name the file config.json of a model"
     insist(isinstance(found, dict), shown(path), must, f"a {type(found).__name__}", do)
     return dict(found)
@@ -180,7 +179,7 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
     quantized = c.get("quantization_config") or (_parsed(beside) if beside.is_file() else None)
     if not quantized:
         return found
-    kept, told = kept_as(quantized, c.where)
+    kept, told = _kept_as(quantized, c.where)
     if phase == "train":
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")
         return found
@@ -213,10 +212,9 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
     except ValidationError as error:
         fault = faults(error, document)[0]
         at = ".".join(fault.at)
-        parts = {field: text for field, (text, _) in c.origins.items() if at != "model"}  # no key says all of a model
-        told = next((text for field, text in parts.items() if field == at or field.startswith(f"{at}.")), at)
-        told = told.removeprefix("config.json, ")
-        raise ConfigError(f"{c.where}, {told}", fault.must, fault.found, fault.do) from None
+        keys = (text for field, (text, _) in c.origins.items() if f"{field}.".startswith(f"{at}.") and field != "model")
+        where = f"{c.where}, {next(keys, at).removeprefix('config.json, ')}"
+        raise ConfigError(where, fault.must, fault.found, fault.do) from None
     if work.phase != "requests":
         check(work)
     return work
@@ -236,3 +234,86 @@ def _dropped(c: Config) -> dict[str, int]:
     told = {f"{key} (layers that only predict further tokens)": 1 for key in mtp}
     beside = {c.family.uncounted: 1} if c.family.uncounted else {}
     return {key: often for key, often in found.items() if key not in mtp} | told | beside
+
+
+_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
+# Inputs that share a scale -> the format in four bits.
+_GROUPS = {128: "int4", 32: "int4_of_32"}
+
+
+def _kept_as(said: Any, where: str) -> tuple[dict[str, str], list[str]]:
+    """Say how weights are kept.
+
+    Parameters
+    ----------
+    said
+        The value of ``quantization_config``.
+    where
+        The file, for messages.
+
+    Returns
+    -------
+    dict
+        ``weights`` or ``experts`` of the workload's dtypes, and perhaps ``kv_cache``.
+    list of str
+        What was worked out.
+
+    Raises
+    ------
+    ConfigError
+        If weights are kept in a way that hosim does not know.
+    """
+    where = f"{where}, quantization_config"
+    insist(isinstance(said, dict), where, "this is an object", repr(said))
+    said = said.get("quantization", said)
+    insist(isinstance(said, dict), where, "this is an object", repr(said))
+    found, told = _weights(said, where)
+    cache = said.get("kv_cache_quant_algo") or said.get("kv_cache_scheme")
+    is_fp8 = cache == "FP8" or (isinstance(cache, dict) and cache.get("num_bits") == 8 and cache.get("type") == "float")
+    return found | ({"kv_cache": "fp8"} if is_fp8 else {}), told
+
+
+def _weights(said: dict[str, Any], where: str) -> tuple[dict[str, str], list[str]]:
+    method, algorithm = said.get("quant_method"), str(said.get("quant_algo")).upper()
+    names = ("ignore", "modules_to_not_convert", "exclude_modules")
+    left: Any = next(filter(None, map(said.get, names)), [])
+    alone = "experts" if isinstance(left, list) and any("self_attn" in str(one) for one in left) else "weights"
+    if method == "mxfp4":
+        return {"experts": "mxfp4"}, ["Routed experts are kept as mxfp4 (quantization_config), all else as computed."]
+    if method in ("fp8", "fbgemm_fp8"):
+        block = said.get("weight_block_size")
+        told = [] if block == [128, 128] else ["Scales of fp8 count as one for each block of 128 x 128."]
+        return {"weights": "fp8"}, told
+    if method in ("awq", "gptq"):
+        bits, group = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
+        return _integers(bits, group, alone, where)
+    if method == "compressed-tensors":
+        return _compressed(said, alone, where)
+    if method in ("modelopt", None) and algorithm in ("NVFP4", "FP8"):
+        return {alone: algorithm.lower()}, []
+    do = f"use one of {', '.join(_METHODS)}, or remove quantization_config to count weights as they are computed"
+    raise ConfigError(where, "how weights are kept is known", f"quant_method {method!r}", do)
+
+
+def _compressed(said: dict[str, Any], alone: str, where: str) -> tuple[dict[str, str], list[str]]:
+    """Of the first group of ``config_groups``."""
+    groups = said.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    about = first.get("weights") if isinstance(first, dict) else None
+    if not isinstance(about, dict):
+        raise ConfigError(f"{where}, config_groups", "a group says how weights are kept", repr(groups), "correct it")
+    bits, group = about.get("num_bits"), about.get("group_size")
+    if about.get("type") != "float":
+        return _integers(bits, group, alone, where)
+    insist(bits in (4, 8), f"{where}, num_bits", "floats are kept in 4 or 8 bits", repr(bits))
+    return {alone: "fp8" if bits == 8 else "nvfp4" if group == 16 else "mxfp4"}, []
+
+
+def _integers(bits: Any, group: Any, alone: str, where: str) -> tuple[dict[str, str], list[str]]:
+    must = "integers are kept in 4 or 8 bits"
+    insist(bits in (4, 8), f"{where}, bits", must, repr(bits), "remove quantization_config to count as computed")
+    if bits == 8:
+        return {alone: "fp8"}, ["Integers of 8 bits count as fp8, with its scales."]
+    kept = _GROUPS.get(group) if isinstance(group, int) else None
+    told = [] if kept else [f"Scales of int4 count as one for 128 inputs, not {group!r:.40}."]
+    return {alone: kept or "int4"}, told

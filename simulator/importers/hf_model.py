@@ -12,8 +12,8 @@ from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
 
 _NEAR = ("sliding_attention", "chunked_attention")
+# Types of layers: those that see, or choose from, all tokens before; those that see a window; those with a state.
 _TYPES = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", *_NEAR, "linear_attention")
-"""Types of layers: those that see, or choose from, all tokens before; those that see a window; those with a state."""
 
 
 class Config:

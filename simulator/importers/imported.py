@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from simulator import catalog
 from simulator.builders import build_job
@@ -21,9 +21,9 @@ from simulator.report.card import Card, model_card
 from simulator.units import counted
 from simulator.workload import Workload
 
+# So many lines of a part of what is told: all of it is one screen.
 _MOST_TOLD = 12
-"""So many lines of a part of what is told: all of it is one screen."""
-_WORKLOAD, _GRAPH = ".yaml", ".jsonl"
+_WORKLOAD = ".yaml"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +56,7 @@ class Imported:
     @property
     def workload(self) -> Workload:
         """The workload, which names no file yet."""
-        found = self.files[_WORKLOAD]
-        if isinstance(found, Workload):
-            return found
-        raise ConfigError("import", "a reader makes a workload", type(found).__name__, "correct the reader")
+        return cast(Workload, self.files[_WORKLOAD])
 
     @property
     def graph(self) -> Graph | None:
@@ -85,12 +82,7 @@ class Imported:
 
     def json(self) -> dict[str, Any]:
         """What was kept, derived and dropped, in full, and the card."""
-        return {
-            "card": self.card,
-            "kept": dict(self.kept),
-            "derived": list(self.derived),
-            "dropped": dict(self.dropped),
-        }
+        return {"card": self.card, "kept": dict(self.kept), "derived": [*self.derived], "dropped": dict(self.dropped)}
 
     def write(self, out: str | Path, *, force: bool = False) -> tuple[Path, ...]:
         """Write all files, or none: beside their places first, then renamed.
@@ -125,8 +117,12 @@ class Imported:
         parts = {place: place.with_name(f".part-{os.getpid()}-{place.name}") for place in places.values()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            for end, place in places.items():
-                self._write_one(end, parts[place], {end: place.name for end, place in places.items()})
+            for end, what in self.files.items():
+                part = parts[places[end]]
+                if isinstance(what, Graph):
+                    graph_jsonl.write(what, part)
+                else:
+                    part.write_bytes(self._document(what, places) if isinstance(what, Workload) else what)
             with waiting():
                 for place, part in parts.items():
                     part.replace(place)
@@ -138,18 +134,11 @@ class Imported:
                 part.unlink(missing_ok=True)
         return tuple(places.values())
 
-    def _write_one(self, end: str, part: Path, names: Mapping[str, str]) -> None:
-        what = self.files[end]
-        if isinstance(what, Graph):
-            graph_jsonl.write(what, part)
-        else:
-            part.write_bytes(self._document(what, names) if isinstance(what, Workload) else what)
-
-    def _document(self, workload: Workload, names: Mapping[str, str]) -> bytes:
+    def _document(self, workload: Workload, places: Mapping[str, Path]) -> bytes:
         """The workload as YAML, with what was derived as comments above it."""
-        named: dict[str, Any] = {"graph": names[workload.graph or ""]} if workload.graph in names else {}
-        if (requests := workload.requests) is not None and requests.file in names:
-            named["requests"] = requests.model_copy(update={"file": names[requests.file or ""]})
+        named: dict[str, Any] = {"graph": places[workload.graph or ""].name} if workload.graph in places else {}
+        if (requests := workload.requests) is not None and requests.file in places:
+            named["requests"] = requests.model_copy(update={"file": places[requests.file or ""].name})
         said = "".join(f"# {_shown(line)}\n" for line in self.derived)
         return (said + catalog.dump(workload.model_copy(update=named))).encode()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,13 +13,16 @@ from simulator import garbage
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
-from simulator.importers.recordings import Event, Recording, collective_kind, json_of, laid, short, whole
+from simulator.importers.recordings import Event, Recording, collective_kind, json_of, short, whole
+from simulator.importers.streams import Calls, Ran, Wait, lay
 from simulator.inputs import shown
 from simulator.units import counted, human
 
 ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
 _STEP = "ProfilerStep#"
+_SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
+_WAITS = re.compile("StreamWaitEvent")
 UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"
 """What is dropped under this name ran on a device, and neither the recorded step nor its replay has it."""
 
@@ -64,7 +68,7 @@ class Timeline:
         Times, changes of size, addresses and sums of what was allocated on devices, in order of time; of the host if
         nothing ran on a device.
     launched
-        Correlation -> when the host launched that, and on which thread.
+        Correlation -> the call by which the host launched that.
     others
         Category of events that are not used -> how many.
 
@@ -83,7 +87,8 @@ class Timeline:
             raise ConfigError(where, must, type(events).__name__, do)
         self.device, self.ops, self.marks = list[Span](), list[Span](), list[Span]()
         self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
-        self.launched, self.others = dict[int, tuple[int, tuple[str, str]]](), Counter[str]()
+        self.launched, self.others = dict[int, Span](), Counter[str]()
+        self._told_waits = list[dict[str, Any]]()
         for event in events:
             self._sort(event)
         must, do = "some of what ran on a device has times", "record it again"
@@ -121,18 +126,37 @@ class Timeline:
         elif cat == "user_annotation":
             self.marks.append(span)
         elif cat in _CALLS:
-            self.launched[whole(args.get("correlation"))] = start_ns, at
+            self.launched[whole(args.get("correlation"))] = span
+        elif args.get("cuda_sync_kind") == "Stream Wait Event":
+            self._told_waits.append(args)
         else:
             self.others[f"events {cat or 'without a category'!r}"] += 1
 
     def launch_ns(self, span: Span) -> int:
         """When the host launched it; when it began, if that is not known [ns]."""
-        return self.launched.get(whole(span.args.get("correlation")), (span.start_ns,))[0]
+        return self.launched.get(whole(span.args.get("correlation")), span).start_ns
+
+    def ran(self, spans: Sequence[Span], ops: Iterable[Event]) -> list[Ran]:
+        """What ran, span for span with its op; launched is what starts, or whose call ends, whichever is sooner."""
+        stream, found = "stream" if self.device else "", list[Ran]()
+        for span, op in zip(spans, ops, strict=False):
+            call = self.launched.get(whole(span.args.get("correlation"))) if self.device else None
+            launched_ns = min(call.end_ns, span.start_ns) if call else None
+            found.append(Ran(op, span.start_ns, span.end_ns, stream and span.at[1], launched_ns))
+        return found
 
     @property
-    def steps(self) -> list[Span]:
-        """Steps that the profiler was told of."""
-        return [mark for mark in self.marks if mark.name.startswith(_STEP)]
+    def calls(self) -> Calls:
+        """What else the host asked of the device."""
+        syncs = [(call.start_ns, call.end_ns) for call in self.launched.values() if _SYNCS.search(call.name)]
+        told, waits = {whole(about.get("correlation")): about for about in self._told_waits}, list[Wait]()
+        for number, call in self.launched.items():
+            if _WAITS.search(call.name):
+                about = told.get(number, {})
+                record = self.launched.get(whole(about.get("wait_on_cuda_event_record_corr_id")), call)
+                stream, source = str(about.get("stream", "")), str(about.get("wait_on_stream", ""))
+                waits.append((call.start_ns, stream, source, record.start_ns))
+        return syncs, waits
 
 
 def _ns(microseconds: Any) -> int | None:
@@ -158,11 +182,10 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
         If the file is no Kineto trace, has no such step, or in it nothing ran on a device.
     """
     timeline, recording = Timeline(Path(source)), Recording()
-    spans, window, end_ns = _one_step(timeline, recording, step)
-    ops = lay(recording, spans, [None] * len(spans), ())
-    if end_ns > (last := spans[0].start_ns + recording.step_ns):
-        recording.ops.append(host(end_ns - last))
-        recording.step_ns += end_ns - last
+    spans, window, later = _one_step(timeline, recording, step)
+    ops, following = [event_of(span) for span in spans], timeline.ran(later[:1], [Event("")])
+    lay(recording, timeline.ran(spans, ops), (), timeline.calls, *following)
+    tell_spans(spans, recording)
     begins = sorted((timeline.launch_ns(span), number) for number, span in enumerate(spans))
     ends = begins if timeline.device else sorted((span.end_ns, number) for number, span in enumerate(spans))
     _remember([one for one in timeline.memory if window[0] <= one[0] < window[1]], recording, (begins, ends), ops)
@@ -171,9 +194,11 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
     return recording.imported(timeline.path, "A step")
 
 
-def _one_step(timeline: Timeline, recording: Recording, step: int | None) -> tuple[list[Span], tuple[int, int], int]:
-    """What ran on the device in one step; when the host was at it; and when the next step began on the device [ns]."""
-    where, marks = shown(timeline.path), timeline.steps
+def _one_step(
+    timeline: Timeline, recording: Recording, step: int | None
+) -> tuple[list[Span], tuple[int, int], list[Span]]:
+    """What ran on the device in one step; when the host was at it [ns]; and what it launched later."""
+    where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(_STEP)]
     spans, all_of_it = timeline.device or _outermost(timeline.ops), (0, 1 << 62)
     if not timeline.device:
         recording.derived.append("Nothing ran on a device: the outermost operators of the host are the ops.")
@@ -183,18 +208,25 @@ def _one_step(timeline: Timeline, recording: Recording, step: int | None) -> tup
         must, do = "the step that is asked for was marked by the profiler", "leave --step out, or call profiler.step()"
         insist(step is None, where, must, "no ProfilerStep", do)
         recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
-        return spans, all_of_it, 0
+        return spans, all_of_it, []
     names = [mark.name.removeprefix(_STEP) for mark in marks]
     number = max(0, len(marks) - 2) if step is None else names.index(str(step)) if str(step) in names else -1
     insist(number >= 0, where, "the step is one that the profiler marked", str(step), f"choose of {', '.join(names)}")
     window = marks[number].start_ns, marks[number + 1].start_ns if number + 1 < len(marks) else 1 << 62
     mine = [span for span in spans if window[0] <= timeline.launch_ns(span) < window[1]]
-    found = f"nothing launched in {marks[number].name}"
-    insist(mine, where, "something runs in the step", found, "choose another --step")
-    later = [span.start_ns for span in spans if timeline.launch_ns(span) >= window[1]]
+    insist(mine, where, "something runs in the step", f"nothing in {marks[number].name}", "choose another --step")
+    later = [span for span in spans if timeline.launch_ns(span) >= window[1]]
     recording.derived.append(f"The step is {marks[number].name} of {counted(len(marks), 'marked step')} (--step).")
     recording.dropped["what ran in other steps"] += len(spans) - len(mine)
-    return mine, window, min(later, default=0)
+    return mine, window, later
+
+
+def tell_spans(spans: Sequence[Span], recording: Recording) -> None:
+    """Say how much ran, and how much of that were copies."""
+    copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
+    copies = f", of which {len(copied):,} copies of {human(sum(copied), 'B')}" if copied else ""
+    streams = counted(len({one.at for one in spans}), "stream")
+    recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {streams}{copies}"
 
 
 def _outermost(spans: Iterable[Span]) -> list[Span]:
@@ -208,77 +240,11 @@ def _outermost(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def host(took_ns: int) -> Event:
-    """Make an op in which the device does nothing for so long [ns]."""
-    return Event("host", more={"duration_ns": took_ns, "repeatable": False})
-
-
-def lay(
-    recording: Recording, spans: Sequence[Span], owners: Sequence[Event | None], ops: Iterable[Event]
-) -> list[Event]:
-    """Give ops the times of their spans, laid on one stream, and let the host take those in which nothing ran.
-
-    Parameters
-    ----------
-    recording
-        Takes the ops, the length of the step, and what is told of them.
-    spans
-        By start.
-    owners
-        Span for span, the op that it is a part of; what is of none becomes an op of its own.
-    ops
-        In program order; those that own no span take no time.
-
-    Returns
-    -------
-    list of Event
-        Span for span, its op.
-    """
-    pieces = list(laid((span.start_ns, span.end_ns) for span in spans))
-    before, loose, found = defaultdict[int, list[Event]](list), list[Event](), list[Event]()
-    for op in ops:
-        op.more["duration_ns"] = 0
-    for (gap_ns, took_ns), span, owner in zip(pieces, spans, owners, strict=True):
-        loose += [host(gap_ns)] if gap_ns else []
-        found.append(owner or event_of(span, took_ns))
-        if owner is None:
-            loose.append(found[-1])
-        else:
-            owner.more["duration_ns"] = (owner.more["duration_ns"] or 0) + took_ns
-            before[id(owner)] += loose
-            loose = []
-    recording.ops = [one for op in ops for one in (*before[id(op)], op)] + loose
-    recording.step_ns = max(span.end_ns for span in spans) - spans[0].start_ns
-    _tell(recording, spans, pieces)
-    return found
-
-
-def _tell(recording: Recording, spans: Sequence[Span], pieces: Sequence[tuple[int, int]]) -> None:
-    """Say what was laid on one stream, and how."""
-    lost, busy, idle_ns = Counter[str](), Counter[str](), sum(gap for gap, _ in pieces)
-    for span, (_, took_ns) in zip(spans, pieces, strict=True):
-        busy[span.at[1]] += span.end_ns - span.start_ns
-        lost[span.at[1]] += span.end_ns - span.start_ns - took_ns
-    copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
-    recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {counted(len({one.at for one in spans}), 'stream')}"
-    if copied:
-        moved = f"{len(copied):,} of {human(sum(copied), 'B')}"
-        recording.kept["recorded copies"] = f"{moved}, as ops of their recorded time"
-    if hidden_ns := lost.total():
-        most = [f"{human(ns, 'ns')} of {human(busy[at], 'ns')} on stream {at}" for at, ns in lost.most_common(3) if ns]
-        share = f"{human(hidden_ns, 'ns')} ({100 * hidden_ns / busy.total():.1f} %) hid; {', '.join(most)}"
-        recording.derived.append(f"What overlaps counts from the end of what began before it: {share}.")
-    if idle_ns:
-        recording.derived.append(f"The device was idle for {human(idle_ns, 'ns')}, which the ops 'host' take.")
-
-
-def event_of(span: Span, took_ns: int) -> Event:
-    """Make the op of a span that takes so long [ns]; a kernel of NCCL is a collective of recorded time."""
+def event_of(span: Span) -> Event:
+    """Make the op of a span; a kernel of NCCL is a collective of recorded time."""
     named = span.args.get("Collective name") or span.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
     is_collective = "nccl" in span.name.lower() and collective_kind(named) is not None
-    event = Event(short(span.name), is_collective=is_collective)
-    event.more["duration_ns"] = took_ns
-    return event
+    return Event(short(span.name), is_collective=is_collective)
 
 
 def _remember(
@@ -294,35 +260,34 @@ def _remember(
     begins, ends = launches
     if not changes:
         return
-    text = "The first op launched after an allocation writes it, the last one before its end reads it."
-    recording.derived.append(text)
+    recording.derived.append("An allocation is written by the next op launched, and read by the last before its end.")
+    of_stream = defaultdict[int, list[tuple[int, int]]](list)
+    for begin in begins:
+        of_stream[ops[begin[1]].more.get("stream", 0)].append(begin)
     held = before = max(0, changes[0][3] - changes[0][1])
     live: dict[int, tuple[int, int]] = {}
     for at_ns, change, address, _ in changes:
-        begun, ended = (bisect_left(times, (at_ns, 0)) for times in launches)
         held += change
         recording.peak_bytes = max(recording.peak_bytes, held)
-        if change > 0 and ended < len(ends):
-            live[address] = first, storage = ends[ended][1], recording.storage(change)
-            ops[first].writes[storage] = None
+        if change > 0 and (following := bisect_left(ends, (at_ns, 0))) < len(ends):
+            live[address] = change, ends[following][1]
         elif change < 0:
-            first, storage = live.pop(address, (0, -1))
-            if storage < 0:
-                storage, before = recording.storage(-change, "input"), before + change
-            last = ops[max(first, begins[max(0, begun - 1)][1])]
-            if storage not in last.writes:
-                last.reads[storage] = None
-    for _, storage in live.values():
-        recording.storages[storage].stays = True
+            size, first = live.pop(address, (-change, -1))
+            before += change if first < 0 else 0
+            launched = begins if first < 0 else of_stream[ops[first].more.get("stream", 0)]
+            last = max(first, launched[max(0, bisect_left(launched, (at_ns, 0)) - 1)][1])
+            recording.hold(size, "activation", ops[first] if first >= 0 else None, ops[last])
+    for size, first in live.values():
+        recording.hold(size, "activation", ops[first], None)
     if before > 0:
-        recording.ops[0].reads[recording.storage(before, "weight", persistent=True)] = None
+        recording.hold(before, "weight", None, None)
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
 
 
+# Kinds for what the profiler calls parameter, optimizer state, input, temporary, activation, gradient, autograd detail,
+# and what it does not know.
 _CATEGORIES = ("weight", "optimizer_state", "input", "workspace", "activation", "gradient", "activation", "activation")
-"""Kinds for what the profiler calls parameter, optimizer state, input, temporary, activation, gradient, autograd
-detail, and what it does not know."""
-_PREEXISTING, _CREATE, _CHANGE, _DESTROY = 1, 2, 3, 4
+_CREATE, _CHANGE, _DESTROY = 2, 3, 4
 
 
 @garbage.kept()
@@ -348,31 +313,30 @@ def read_memory_timeline(source: str | Path) -> Imported:
     times = sorted({row[0] for row in rows if row[0] >= 0})
     instants = {time: number for number, time in enumerate(times)}
     for now, then in zip(times, times[1:] + times[-1:], strict=True):
-        recording.ops.append(host(then - now))
-    live: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    held, changed = 0, list[tuple[int, int]]()
+        recording.ops.append(Event("host", more={"duration_ns": then - now, "repeatable": False}))
+    live: dict[tuple[int, int], list[int]] = defaultdict(list)
+    held, changed = 0, list[int]()
     for time, action, change, category in rows:
         size, at = abs(change), instants.get(time, 0)
         held += change
         recording.peak_bytes = max(recording.peak_bytes, held)
         if action == _CHANGE and change > 0 and changed:
             live[size, category].append(changed.pop())
-            recording.storages[live[size, category][-1][1]].kind = _CATEGORIES[category]
-        elif action in (_PREEXISTING, _CREATE, _CHANGE) and change > 0:
-            made = at if action == _CREATE else -1
-            live[size, category].append((made, recording.storage(size, _CATEGORIES[category])))
-        elif found := live[size, category]:
-            made, storage = found.pop()
-            if action == _CHANGE:
-                changed.append((made, storage))
-                continue
-            _live_between(recording, storage, made, at)
-        else:
+        elif action != _DESTROY and change > 0:
+            live[size, category].append(at if action == _CREATE else -1)
+        elif not live[size, category]:
             recording.dropped["ends of what never began"] += 1
-    for made, storage in (one for found in live.values() for one in found):
-        recording.storages[storage].stays = True
-        recording.storages[storage].persistent = made < 0
-        (recording.ops[0].reads if made < 0 else recording.ops[made].writes)[storage] = None
+        elif action == _CHANGE:
+            changed.append(live[size, category].pop())
+        elif at <= max(0, made := live[size, category].pop()):
+            recording.dropped["what lived for no time"] += 1
+        else:
+            recording.hold(
+                size, _CATEGORIES[category], recording.ops[made] if made >= 0 else None, recording.ops[at - 1]
+            )
+    for (size, category), found in live.items():
+        for made in found:
+            recording.hold(size, _CATEGORIES[category], recording.ops[made] if made >= 0 else None, None)
     recording.step_ns = times[-1] - times[0]
     recording.kept["changes"] = f"{len(rows):,} at {counted(len(times), 'instant')}"
     recording.derived.append("The timeline has no ops: from each instant to the next is one, which the host takes.")
@@ -383,17 +347,3 @@ def read_memory_timeline(source: str | Path) -> Imported:
 def _is_row(row: Any) -> bool:
     is_row = isinstance(row, list) and len(row) == 4 and all(type(one) is int and abs(one) <= LARGEST for one in row)
     return is_row and row[0] >= -1 and row[1] in range(1, 5) and row[3] in range(8)
-
-
-def _live_between(recording: Recording, storage: int, made: int, freed: int) -> None:
-    """Let a storage live from one instant to another; what existed before has made < 0."""
-    if freed in (made, 0):
-        recording.dropped["what lived for no time"] += 1
-        return
-    if made < 0:
-        recording.storages[storage].kind = "input"
-        recording.ops[freed - 1].reads[storage] = None
-        return
-    recording.ops[made].writes[storage] = None
-    if freed - 1 > made:
-        recording.ops[freed - 1].reads[storage] = None

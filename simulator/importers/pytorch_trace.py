@@ -18,12 +18,12 @@ from typing import Any, Literal
 from simulator import garbage
 from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
-from simulator.importers import operators
+from simulator.graph import LARGEST, Collective
 from simulator.importers.imported import Imported
-from simulator.importers.kineto import UNTIMED, Timeline, lay
-from simulator.importers.operator_tree import Memory, Node, Tree
-from simulator.importers.operators import views
-from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, meeting, short, whole
+from simulator.importers.kineto import UNTIMED, Timeline, event_of, tell_spans
+from simulator.importers.operators import Memory, Node, Tree, arithmetic, dtype_of, views
+from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, short, whole
+from simulator.importers.streams import lay
 from simulator.inputs import shown
 from simulator.units import counted
 
@@ -99,8 +99,8 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
         if node.is_collective:
             _meet(node, op, recording, 0 if timed else world)
         else:
-            op.more["op_class"], op.more["flops"] = operators.arithmetic(node.name, node.shapes_in, node.shapes_out)
-            op.more["dtype"] = operators.dtype_of(node.types, of_float)
+            op.more["op_class"], op.more["flops"] = arithmetic(node.name, node.shapes_in, node.shapes_out)
+            op.more["dtype"] = dtype_of(node.types, of_float)
         ops[node.id] = op
     _name_kinds(recording, ops.values())
     return ops
@@ -119,15 +119,15 @@ def _meet(node: Node, op: Event, recording: Recording, world: int) -> None:
     recording.groups.setdefault(group, blocks(world, start, max(1, stride), size))
     elements = max(whole(node.more.get(f"{key}_msg_nelems")) for key in ("in", "out"))
     sizes = [view.size_bytes // max(1, elements) for some in (*node.reads, node.writes) for view in some]
-    total = sum(recording.storages[t].size_bytes for t in op.writes) if not sizes else 0
-    op.more["collective"] = meeting(kind, group, elements * max(sizes[:1], default=0) or total)
+    total = sum(storage.size_bytes for storage in op.writes) if not sizes else 0
+    op.more["collective"] = Collective(kind, group, min(elements * max(sizes[:1], default=0) or total, LARGEST))
 
 
 def _name_kinds(recording: Recording, ops: Any) -> None:
     """Call optimizer state what only the update uses of what was there before."""
-    used = {t for op in ops if op.more.get("phase") != "update" for t in (*op.reads, *op.writes)}
-    for number, storage in enumerate(recording.storages):
-        if storage.persistent and storage.kind == "weight" and number not in used:
+    used = {storage for op in ops if op.more.get("phase") != "update" for storage in (*op.reads, *op.writes)}
+    for storage in recording.storages:
+        if storage.persistent and storage.kind == "weight" and storage not in used:
             storage.kind = "optimizer_state"
 
 
@@ -155,21 +155,17 @@ def read_pytorch_trace(
     tree = Tree(nodes_of(path))
     ops = ops_of(tree, recording, of_float, timed=kineto is not None)
     recording.kept["nodes"] = f"{len(tree.nodes):,}"
-    owned = set(tree.owner)
-    recording.dropped["nodes folded into the op that they are a part of"] += len(owned) - len(ops)
-    idle = [node for node in tree.nodes if node.id not in owned]
-    recording.dropped["nodes that only view, make room, hold others or work on the host"] += len(idle)
-    flops = sum(op.more.get("flops", 0) for op in ops.values())
+    recording.dropped["nodes folded into the op that they are a part of"] += len(tree.owner) - len(ops)
+    idle = len(tree.nodes) - len(tree.owner)
+    recording.dropped["nodes that only view, make room, hold others or work on the host"] += idle
     if kineto is None:
         recording.ops = list(ops.values())
-        text = "The trace has no times: the machine's roofline gives them, by FLOPs of shapes and bytes of tensors"
-        recording.derived.append(f"{text}; float is multiplied as {of_float} (--of-float).")
+        recording.derived.append(
+            f"Without times a roofline gives them; float is multiplied as {of_float} (--of-float)."
+        )
     else:
         _take_times(tree, ops, Timeline(kineto), recording)
-    recording.kept["arithmetic of products"] = f"{flops / 1e12:,.3f} TFLOP"
-    recording.derived.append(
-        "Storages that no node of the trace makes were there before: weights, state, gradients, inputs."
-    )
+    recording.derived.append("What no node makes was there before: weights, optimizer state, gradients, inputs.")
     return recording.imported(path, "A step")
 
 
@@ -187,17 +183,18 @@ def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording
     first, last = mine[0], mine[-1] + 1
     recording.dropped["kernels, copies and fills outside of the step"] += len(owners) - (last - first)
     spans, owning = [span for span, _ in owned[first:last]], [ops.get(owner or 0) for owner in owners[first:last]]
-    lay(recording, spans, owning, ops.values())
+    ran = timeline.ran(spans, (op or event_of(span) for op, span in zip(owning, spans, strict=True)))
+    lay(recording, ran, [*ops.values()], timeline.calls)
+    tell_spans(spans, recording)
     recording.dropped[UNTIMED] += timeline.others[UNTIMED]
-    recording.kept["ops that launched something"] = f"{len({id(op) for op in owning if op}):,}"
     if left := owning.count(None):
         recording.derived.append(f"{counted(left, 'kernel')} of no op of the execution trace are ops without tensors.")
 
 
 def _launched_by(timeline: Timeline, nodes: Mapping[int, int]) -> list[int]:
     """For each kernel the node that launched it, 0 if none: the innermost operator around the launch that is a node."""
-    never = -1, ("", "")
-    launches = [timeline.launched.get(whole(span.args.get("correlation")), never) for span in timeline.device]
+    calls = [timeline.launched.get(whole(span.args.get("correlation"))) for span in timeline.device]
+    launches = [(call.start_ns, call.at) if call else (-1, ("", "")) for call in calls]
     operators_left = [(timeline.ops[number], node) for number, node in sorted(nodes.items(), reverse=True)]
     found, around = [0] * len(launches), defaultdict[tuple[str, str], list[tuple[int, int]]](list)
     for kernel, (launch_ns, thread) in sorted(enumerate(launches), key=lambda one: one[1]):
@@ -222,9 +219,8 @@ def _launchers(tree: Tree, timeline: Timeline, recording: Recording) -> dict[int
     ours = [node for node in tree.nodes if node.name in names]
     theirs = [(number, op) for number, op in enumerate(timeline.ops) if op.name in names]
     letters = {name: chr(0x10000 + number % 0x100000) for number, name in enumerate(sorted(names))}
-    pattern, text = (
-        "".join(letters[name] for name in some) for some in ([n.name for n in ours], [o.name for _, o in theirs])
-    )
+    pattern = "".join(letters[node.name] for node in ours)
+    text = "".join(letters[op.name] for _, op in theirs)
     starts = [match.start() for match in re.finditer(re.escape(pattern), text)] if pattern else []
     if not starts:
         must = "some run of Kineto's operators has the names of the execution trace, in their order"

@@ -1,10 +1,4 @@
-"""What readers of recordings have in common: files, ops and storages as they are found, and one stream's timeline.
-
-A recording tells of a device what happened when, on several streams. hosim replays a rank on one compute stream (what
-has no recorded duration may meet others on streams of their own). So all is laid on one stream, by `laid`: what runs
-while something else still runs counts from that one's end on, and where nothing runs, an op ``host`` takes the time.
-The sum is the recorded time.
-"""
+"""What readers of recordings have in common: files, and ops and storages as they are found."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +15,15 @@ from typing import Any
 
 import orjson
 
-from simulator import inputs
+from simulator import formats, inputs
 from simulator.errors import ConfigError, insist
-from simulator.formats import jsonl
-from simulator.graph import LARGEST, LARGEST_RUN, Collective, CollectiveKind, Graph
+from simulator.formats import residency_json
+from simulator.formats.residency_json import Views
+from simulator.graph import LARGEST, LARGEST_RUN, CollectiveKind, Graph
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.importers.imported import Imported, named
 from simulator.lifetime import live_bytes
-from simulator.units import FieldError, human
+from simulator.units import counted, human
 from simulator.workload import Workload
 
 MOST_BYTES = 400_000_000
@@ -45,14 +40,7 @@ def unpacked(path: Path, most: int | None = None) -> bytes:
     ConfigError
         If it cannot be read, is too large or empty, or is a pickle.
     """
-    most = most or MOST_BYTES
-    with inputs.opened(path, is_packed=False) as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    with inputs.opened(path, is_packed=is_packed) as file:
-        data = file.read(most + 1)
-    where, must = inputs.shown(path), f"an input has at most {most:,} bytes, unpacked"
-    found = f"more, in a file of {path.stat().st_size:,} bytes"
-    insist(len(data) <= most, where, must, found, "check that it is the right file, or write less into it")
+    where, data = inputs.shown(path), inputs.whole(path, most or MOST_BYTES)
     if path.name.endswith((".tar", ".tar.gz", ".tgz")):
         data = _first_file(data, where)
     inputs.data_only(data, path)
@@ -69,28 +57,19 @@ def _first_file(data: bytes, where: str) -> bytes:
                     file = archive.extractfile(member)
                     return file.read() if file else b""
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
-        do = "pack it again, or correct its name"
-        raise ConfigError(where, "a file of this name is a tar archive", str(error) or "another file", do) from None
+        found = str(error) or "another file"
+        raise ConfigError(where, "a file of this name is a tar archive", found, "correct its name") from None
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path, most: int | None = None, *, distinct: bool = False) -> Any:
-    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none.
-
-    If all keys are to be `distinct`, one that comes twice in an object is an error, too.
-    """
+def json_of(path: Path, most: int | None = None) -> Any:
+    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none."""
     text = inputs.unmarked(unpacked(path, most), path)
     values = sum(map(text.count, (b",", b"[", b"{")))
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
-        found = orjson.loads(text)
-        if distinct:
-            with suppress(RecursionError):  # which orjson knows none of
-                json.loads(text, object_pairs_hook=jsonl.distinct)
-        return found
-    except FieldError as error:
-        raise ConfigError(inputs.shown(path), error.must, error.found, error.do) from None
+        return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         if b"Infinity" in text or b"NaN" in text:  # which Python writes though JSON has none
             with suppress(ValueError, RecursionError):
@@ -114,7 +93,7 @@ def short(name: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[-100:]) or "op"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Storage:
     """Memory of the device from when it is made to when it is used last.
 
@@ -128,6 +107,8 @@ class Storage:
         It is still there when the recording ends.
     is_written
         Some op has written it so far.
+    name
+        Of its tensor; a number where it is empty.
     """
 
     size_bytes: int
@@ -135,6 +116,7 @@ class Storage:
     persistent: bool = False
     stays: bool = False
     is_written: bool = False
+    name: str = ""
 
 
 @dataclass(slots=True)
@@ -144,7 +126,7 @@ class Event:
     Attributes
     ----------
     name
-        For people; a number makes it unique.
+        For people.
     reads, writes
         Storages; dictionaries keep their order.
     more
@@ -154,8 +136,8 @@ class Event:
     """
 
     name: str
-    reads: dict[int, None] = field(default_factory=dict)
-    writes: dict[int, None] = field(default_factory=dict)
+    reads: dict[Storage, None] = field(default_factory=dict)
+    writes: dict[Storage, None] = field(default_factory=dict)
     more: OpFields = field(default_factory=OpFields)
     is_collective: bool = False
 
@@ -167,7 +149,7 @@ class Recording:
     Attributes
     ----------
     storages, ops
-        A storage's position is its number; ops in program order.
+        In the order in which they were found; ops in program order.
     groups
         Name -> those who meet.
     kept, derived, dropped
@@ -185,10 +167,20 @@ class Recording:
     step_ns: int = 0
     peak_bytes: int = 0
 
-    def storage(self, size_bytes: int, kind: str = "activation", *, persistent: bool = False) -> int:
-        """Add a storage and return its number."""
+    def storage(self, size_bytes: int, kind: str = "activation", *, persistent: bool = False) -> Storage:
+        """Add a storage."""
         self.storages.append(Storage(min(size_bytes, LARGEST), kind, persistent, persistent, persistent))
-        return len(self.storages) - 1
+        return self.storages[-1]
+
+    def hold(self, size_bytes: int, kind: str, first: Event | None, last: Event | None) -> None:
+        """Add a storage that one op makes, or that was there before; and that another one reads last, or that stays."""
+        was_there = first is None
+        storage = self.storage(size_bytes, "input" if was_there and last else kind, persistent=was_there and not last)
+        storage.stays = last is None
+        if first is not None:
+            first.writes[storage] = None
+        if was_there or (last and last is not first):
+            (last or self.ops[0]).reads[storage] = None
 
     def graph(self, name: str, where: str) -> Graph:
         """Make the graph of one step.
@@ -201,21 +193,16 @@ class Recording:
         insist(self.ops, where, "a recording has ops of a device", "none", "record with the device's activities")
         must = f"a graph has at most {LARGEST_RUN:,} ops"
         insist(len(self.ops) <= LARGEST_RUN, where, must, f"{len(self.ops):,}", "record fewer steps")
-        builder, used = GraphBuilder(name, where), set[int]().union(*((*op.reads, *op.writes) for op in self.ops))
-        names = {t: f"s{t:0{len(str(len(self.storages)))}d}" for t in sorted(used)}
+        used = {storage for op in self.ops for storage in (*op.reads, *op.writes)}
+        storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(used)
-        for t, text in names.items():
-            one = self.storages[t]
-            builder.tensor(text, one.size_bytes, one.kind, persistent=one.persistent)
-        for group, members in self.groups.items():
-            builder.group(group, members)
+        width = len(str(len(self.storages)))
+        for number, storage in enumerate(storages):
+            storage.name = f"s{number:0{width}d}"
         width = len(str(len(self.ops)))
         for number, op in enumerate(self.ops):
-            reads, writes = ([names[t] for t in accessed] for accessed in (op.reads, op.writes))
-            kind = "collective" if op.is_collective else "compute"
-            builder.op(f"{number:0{width}d}/{op.name}", reads, writes, kind, **op.more)
-        stay = [text for t, text in names.items() if self.storages[t].stays and not self.storages[t].persistent]
-        return builder.build(stay)
+            op.name = f"{number:0{width}d}/{op.name}"
+        return graph_of(GraphBuilder(name, where), storages, self.ops, self.groups)
 
     def imported(self, path: Path, what: str) -> Imported:
         """Make the graph and a workload that runs it, and say what was kept.
@@ -234,24 +221,20 @@ class Recording:
         """
         name = named(path.name.partition(".")[0])
         graph = self.graph(name, inputs.shown(path))
-        sizes = sum(tensor.size_bytes for tensor in graph.tensors)
         there = sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent)
-        durations = [op.duration_ns for op in graph.ops if op.duration_ns is not None]
+        took = [op.duration_ns for op in graph.ops if op.duration_ns is not None]
         kept = {
             **self.kept,
-            "ops": f"{len(graph.ops):,}",
-            "tensors": f"{len(graph.tensors):,}, of {human(sizes, 'B')} in all" if sizes else "",
             "there before the step": human(there, "B") if there else "",
-            "most at once": human(int(live_bytes(graph).max()), "B") if sizes else "",
-            "measured times of ops": f"{human(sum(durations), 'ns')} in all, of {len(durations):,}"
-            if durations
+            "most at once": human(int(live_bytes(graph).max()), "B")
+            if any(t.size_bytes for t in graph.tensors)
             else "",
+            "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
         }
-        once = any(not graph.tensors[t].persistent for t in graph.inputs)
-        steps, why = (
-            (1, "it frees what was there before it") if once else (2, "the first warms up, the last is counted")
-        )
+        steps, why = 2, "the first warms up, the last is counted"
+        if any(not graph.tensors[t].persistent for t in graph.inputs):
+            steps, why = 1, "it frees what was there before it"
         about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": steps}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         return Imported(
@@ -263,31 +246,31 @@ class Recording:
         )
 
 
-def laid(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Lay spans that may overlap on one stream: for each the idle time before it, and what is left of it.
-
-    Parameters
-    ----------
-    spans
-        (start, end) [ns], by start.
-    """
-    until = None
-    for start, end in spans:
-        until = start if until is None else until
-        yield max(0, start - until), max(0, end - max(start, until))
-        until = max(until, end)
+def graph_of(
+    builder: GraphBuilder,
+    storages: Iterable[Storage],
+    ops: Iterable[Event],
+    groups: Mapping[str, list[list[int]]],
+) -> Graph:
+    """Make the graph of ops that use storages, all of which have their names."""
+    outputs = list[str]()
+    for storage in storages:
+        builder.tensor(storage.name, storage.size_bytes, storage.kind, persistent=storage.persistent)
+        outputs += [storage.name] if storage.stays and not storage.persistent else []
+    for group, members in groups.items():
+        builder.group(group, members)
+    for op in ops:
+        reads, writes = ([storage.name for storage in accessed] for accessed in (op.reads, op.writes))
+        builder.op(op.name, reads, writes, "collective" if op.is_collective else "compute", **op.more)
+    return builder.build(outputs)
 
 
 KINDS: Mapping[str, CollectiveKind] = {
-    "allreduce": CollectiveKind.ALL_REDUCE,
-    "reduce": CollectiveKind.ALL_REDUCE,
-    "barrier": CollectiveKind.ALL_REDUCE,
-    "allgather": CollectiveKind.ALL_GATHER,
-    "gather": CollectiveKind.ALL_GATHER,
+    **dict.fromkeys(("allreduce", "reduce", "barrier"), CollectiveKind.ALL_REDUCE),
+    **dict.fromkeys(("allgather", "gather"), CollectiveKind.ALL_GATHER),
+    **dict.fromkeys(("broadcast", "scatter"), CollectiveKind.BROADCAST),
     "reducescatter": CollectiveKind.REDUCE_SCATTER,
     "alltoall": CollectiveKind.ALL_TO_ALL,
-    "broadcast": CollectiveKind.BROADCAST,
-    "scatter": CollectiveKind.BROADCAST,
 }
 """How the names of collectives begin, without strokes -> what they do here; of a name the longest that fits."""
 
@@ -309,6 +292,29 @@ def blocks(world: int, start: int, stride: int, size: int) -> list[list[int]]:
     return [[base + off + i * stride for i in range(size)] for base in range(0, world, span) for off in range(stride)]
 
 
-def meeting(kind: CollectiveKind, group: str, size_bytes: int) -> Collective:
-    """Make a collective of the algorithm that is fastest on the machine."""
-    return Collective(kind, group, min(size_bytes, LARGEST))
+def read_graph(source: str | Path, *, views: Views = "reads") -> Imported:
+    """Read a graph file, and make a workload that runs it.
+
+    Parameters
+    ----------
+    source
+        A ``hosim-graph/1`` (JSON lines) or a ``residency-trace/1`` (JSON).
+    views
+        Whether in a recorded trace an op that only makes a view of a tensor reads it, or writes it too.
+
+    Raises
+    ------
+    ConfigError
+        If the file is wrong.
+    """
+    path = Path(source)
+    graph, is_trace = formats.read_graph(path, views), formats.sniff(path) == residency_json.SCHEMA
+    measured_ns = sum(op.duration_ns or 0 for op in graph.ops)
+    kept = {"measured times of ops": human(measured_ns, "ns")} if measured_ns else {}
+    derived = [f"The graph is that of {path.name}; it runs {'once' if is_trace else 'as often as the file says'}."]
+    dropped: dict[str, int] = {}
+    if is_trace:
+        derived.append(f"Ops that only make a view {'read' if views == 'reads' else 'write'} what they view (--views).")
+        dropped = residency_json.unused(path)
+    workload = Workload(name=named(graph.name), title=f"The graph of {path.name}", graph=".jsonl")
+    return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), dropped)

@@ -15,12 +15,11 @@ lengths   JSON, or JSON lines, as benchmarks have them: ``{"prompt_len": n, "out
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +37,11 @@ _MOST_TOKENS, _MOST_MS, _SEED = 10_000_000, 10**12, 0
 _EMPTY = "requests without a prompt or an output token"
 Records = Iterable[tuple[int, dict[str, Any]]]
 """Numbers of lines, or positions from 1, and what stands there."""
-_NS_PER_MS, _NS_PER_S = 10**6, 10**9
+Reader = Callable[[dict[str, Any]], tuple[Request | None, int]]
+"""Makes a request of a record, if there is one in it, and counts what comes after it in a conversation."""
+_NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16
+# Types of a workload that are for requests, too.
 _INFERENCE = ("compute", "weights", "experts", "kv_cache")
-"""Types of a workload that are for requests, too."""
 
 
 def read_request_trace(  # noqa: PLR0913 - options of the command
@@ -81,17 +82,29 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     given = {"count": count, "slower": slower, "hash-block": hash_block, "rate": rate, "characters": characters}
     for name, value in given.items():
         insist(value is None or 0 < value < _MOST_MS, f"--{name}", "it is above 0, and no huge number", repr(value))
-    most, start = min(count or MOST, MOST), _start(path)
-    if start in (b"{", b"["):
+    most, block, derived, dropped = min(count or MOST, MOST), _BLOCK, list[str](), Counter[str]()
+    if (start := _start(path)) in (b"{", b"["):
         found = jsonl.objects(path) if start == b"{" else _listed(path)
         known = list(islice(found, 1))
         records, is_timed = chain(known, found), any("timestamp" in record for _, record in known)
-        undated = partial(_undated, rate=rate, characters=characters)
-        trace = (partial(_mooncake, hash_block=hash_block) if is_timed else undated)(path, records, most)
+        undated = partial(_first_turns, characters=characters)
+        read = partial(_of_blocks, size=hash_block, nodes={}) if is_timed else undated
+        come = Arriving.first(_answered(path, records, read, dropped), most)
+        must = "a trace of requests has some that add a token: with lengths, or a question (human) and its answer (gpt)"
+        insist(come.requests, shown(path), must, "none", "choose another file")
+        if is_timed:
+            block = hash_block
+            derived.append(f"An id of hash_ids, and a block of the KV cache, are {block:,} tokens (--hash-block).")
+        else:
+            gaps = np.random.default_rng(_SEED).standard_exponential(len(come.requests)) * _NS_PER_S / rate
+            times = np.cumsum(gaps) - gaps[0]
+            dated = [one._replace(arrival_ns=round(at)) for one, at in zip(come.requests, times, strict=True)]
+            come = come._replace(requests=dated)
+            derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
+            derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
     else:
         come = read_requests(path, most)
-        trace = _Trace(come, [], Counter({_EMPTY: come.unanswered}))
-    come, derived, dropped, block = trace
+        dropped[_EMPTY] += come.unanswered
     requests = [one._replace(arrival_ns=round(one.arrival_ns * slower)) for one in come.requests]
     if slower != 1:
         derived.append(f"Times between arrivals are {slower:g} times as long as in the file (--slower).")
@@ -103,15 +116,6 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     derived.append(f"The model is that of {model} (--model); how many run together is what hosim serves by default.")
     files: dict[str, bytes | Workload] = {".yaml": _served(path, model, block), ".csv": requests_csv(requests)}
     return Imported(files, _kept(requests), tuple(derived), {what: often for what, often in dropped.items() if often})
-
-
-class _Trace(NamedTuple):
-    """What a file holds: requests, what was derived, what was dropped, and the tokens of a block of their prefixes."""
-
-    come: Arriving
-    derived: list[str]
-    dropped: Counter[str]
-    block: int = 16
 
 
 def _start(path: Path) -> bytes:
@@ -129,16 +133,9 @@ def _listed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _kept(requests: list[Request]) -> dict[str, str]:
     prompts, outputs = sum(one.prompt for one in requests), sum(one.output for one in requests)
-    seen, known = set[int](), 0
-    for one in requests:
-        ends = ((0, 0), *one.above, (one.prefix, one.prefix_tokens))
-        parts = {node: end - before for (_, before), (node, end) in pairwise(ends) if end > before}
-        known += sum(size for node, size in parts.items() if node in seen)
-        seen |= parts.keys()
     number, seconds = len(requests), requests[-1].arrival_ns / _NS_PER_S
-    about = {"requests": f"{number:,} within {seconds:,.0f} s"}
-    about["tokens"] = f"{prompts / number:,.0f} of a prompt and {outputs / number:,.0f} of an answer, on average"
-    return about | ({"prefixes": f"{100 * known / prompts:.0f} % of prompt tokens came before"} if seen else {})
+    mean = f"{prompts / number:,.0f} of a prompt and {outputs / number:,.0f} of an answer, on average"
+    return {"requests": f"{number:,} within {seconds:,.0f} s", "tokens": mean}
 
 
 def _served(path: Path, name: str, block: int) -> Workload:
@@ -159,36 +156,28 @@ def _served(path: Path, name: str, block: int) -> Workload:
     return Workload(name=stem, title=title, model=model, phase="requests", requests=requests, **about, **origins)
 
 
-def _mooncake(path: Path, records: Records, most: int, hash_block: int) -> _Trace:
-    """Read requests whose prompts name their blocks."""
-    dropped, nodes = Counter[str](), dict[tuple[int, int, object], int]()
-
-    def lines() -> Iterator[Request]:
-        for number, record in records:
-            with _at(path, number):
-                request = _of_blocks(record, hash_block, nodes)
-            dropped.update(f"key {key!r}" for key in record.keys() - _KEYS)
-            dropped[_EMPTY] += not (request.prompt and request.output)
-            if request.prompt and request.output:
-                yield request
-
-    come = Arriving.first(lines(), most)
-    insist(come.requests, shown(path), "a trace of requests has some that add a token", "none", "choose another file")
-    derived = [f"An id of hash_ids is {hash_block:,} tokens (--hash-block); blocks of the KV cache are as large."]
-    return _Trace(come, derived, dropped, hash_block)
+_KEYS = {
+    *("timestamp", "hash_ids", "conversations", "messages"),
+    *("prompt_len", "output_len", "input_length", "output_length"),
+}
 
 
-_KEYS = {"timestamp", "input_length", "output_length", "hash_ids"}
-
-
-@contextmanager
-def _at(path: Path, number: int) -> Iterator[None]:
-    """Say in which record something is wrong."""
-    try:
-        yield
-    except FieldError as error:
-        where = ", ".join((f"{shown(path)}:{number}", *error.at))
-        raise ConfigError(where, error.must, error.found, error.do or "correct it") from None
+def _answered(path: Path, records: Records, read: Reader, dropped: Counter[str]) -> Iterator[Request]:
+    """Read records; what has no prompt or no answer is left out."""
+    for number, record in records:
+        try:
+            request, later = read(record)
+        except FieldError as error:
+            where = ", ".join((f"{shown(path)}:{number}", *error.at))
+            raise ConfigError(where, error.must, error.found, error.do or "correct it") from None
+        dropped.update(f"key {key!r}" for key in record.keys() - _KEYS)
+        if request is None:
+            dropped["conversations without question and answer"] += 1
+        elif not (request.prompt and request.output):
+            dropped[_EMPTY] += 1
+        else:
+            dropped["later turns of conversations"] += later
+            yield request
 
 
 def _number(record: dict[str, Any], key: str, most: int) -> Any:
@@ -204,7 +193,10 @@ def _tokens(record: dict[str, Any], key: str) -> int:
     return int(value)
 
 
-def _of_blocks(record: dict[str, Any], size: int, nodes: dict[tuple[int, int, object], int]) -> Request:
+def _of_blocks(
+    record: dict[str, Any], size: int, nodes: dict[tuple[int, int, object], int]
+) -> tuple[Request | None, int]:
+    """A request whose prompt names its blocks."""
     at_ns = round(_number(record, "timestamp", _MOST_MS) * _NS_PER_MS)
     prompt, output = _tokens(record, "input_length"), _tokens(record, "output_length")
     ids = record.get("hash_ids", [])
@@ -216,60 +208,26 @@ def _of_blocks(record: dict[str, Any], size: int, nodes: dict[tuple[int, int, ob
     for end, name in enumerate(ids, 1):
         node = nodes.setdefault((node, end, name), len(nodes))
         chain.append((node, min(end * size, prompt)))
-    if not chain:
-        return Request(at_ns, prompt, output)
-    return Request(at_ns, prompt, output, *chain[-1], tuple(chain[:-1]))
-
-
-def _undated(path: Path, records: Records, most: int, rate: float, characters: float) -> _Trace:
-    """Read lengths, or conversations, of which the first question and its answer are a request; times are drawn."""
-    dropped, tokens = Counter[str](), list[tuple[int, int]]()
-    for number, record in records:
-        with _at(path, number):
-            lengths, later = _stated(record), 0
-        if lengths is None:
-            texts, later = _first_turns(record)
-            lengths = [max(1, round(len(text) / characters)) for text in texts]
-        dropped.update(f"key {key!r}" for key in record.keys() - _UNDATED_KEYS)
-        if not lengths:
-            dropped["conversations without question and answer"] += 1
-        elif not all(lengths):
-            dropped[_EMPTY] += 1
-        elif len(tokens) == most:
-            dropped["further requests"] += 1
-        else:
-            tokens.append((lengths[0], lengths[1]))
-            dropped["later turns of conversations"] += later
-    must = "a trace of requests has conversations that begin with a question (human) and its answer (gpt), or lengths"
-    insist(tokens, shown(path), must, "none that does", "choose another file")
-    gaps = np.random.default_rng(_SEED).standard_exponential(len(tokens)) * _NS_PER_S / rate
-    times = [round(at) for at in np.cumsum(gaps) - gaps[0]]
-    derived = [
-        f"Requests come at random, {rate:g} in a second on average (--rate).",
-        f"A token of a conversation is {characters:g} characters (--characters).",
-    ]
-    requests = [Request(at, prompt, output) for at, (prompt, output) in zip(times, tokens, strict=True)]
-    return _Trace(Arriving(requests), derived, dropped)
+    request = Request(at_ns, prompt, output)
+    if chain:
+        request = request._replace(prefix=chain[-1][0], prefix_tokens=chain[-1][1], above=tuple(chain[:-1]))
+    return request, 0
 
 
 _LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))
-_UNDATED_KEYS = {*chain(*_LENGTHS), "conversations", "messages"}
 _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
 
 
-def _stated(record: dict[str, Any]) -> list[int] | None:
-    """Tokens of a prompt and of its answer, if the record says them."""
-    keys = next((keys for keys in _LENGTHS if not record.keys().isdisjoint(keys)), ())
-    return [_tokens(record, key) for key in keys] or None
-
-
-def _first_turns(record: dict[str, Any]) -> tuple[list[str], int]:
-    """What a conversation begins with, and its answer; and how many turns come later."""
+def _first_turns(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
+    """A request of the stated lengths, or of the first question of a conversation; and how many turns come later."""
+    if keys := next((keys for keys in _LENGTHS if not record.keys().isdisjoint(keys)), ()):
+        return Request(0, _tokens(record, keys[0]), _tokens(record, keys[1])), 0
     turns = record.get("conversations", record.get("messages"))
     turns = [turn for turn in turns if type(turn) is dict] if type(turns) is list else []
     said = [(turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))) for turn in turns]
     first = next((number for number, (who, _) in enumerate(said) if who not in _ASKS), 0)
     texts = [text for _, text in said[: first + 1] if type(text) is str and text]
     if not first or len(texts) <= first or said[first][0] not in _ANSWERS:
-        return [], 0
-    return ["".join(texts[:-1]), texts[-1]], len(said) - first - 1
+        return None, 0
+    prompt, output = (max(1, round(len(text) / characters)) for text in ("".join(texts[:-1]), texts[-1]))
+    return Request(0, prompt, output), len(said) - first - 1

@@ -22,6 +22,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.importers.imported import Imported, named
+from simulator.importers.recordings import Storage, graph_of
 from simulator.lifetime import live_bytes
 from simulator.report.card import amount
 from simulator.units import human
@@ -184,10 +185,7 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
     held = human(max(held_bytes), "B")
     derived = [
         "Of two steps the second was recorded, on fake tensors of the CPU; what asks for CUDA gets these.",
-        "As on CUDA, attention drops out in its kernel, and autocast leaves losses, norms and softmax in fp32.",
-        "An optimizer that is made without foreach or fused loops over parameters, as it does on the CPU.",
         "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions, and attention between all pairs.",
-        "The traffic of an op is what it shows of the tensors that it takes and makes.",
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
     ]
@@ -218,21 +216,21 @@ def _held_bytes(record: Any) -> list[int]:
     last = {storage: number for number, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
     change = [0] * (len(record.calls) + 1)
     for storage, use in last.items():
-        if storage.died is not None and storage.died > use + 1 and not storage.persistent:
+        died = record.died.get(storage, 0)
+        if died > use + 1 and not storage.persistent:
             change[use + 1] += storage.size_bytes
-            change[storage.died] -= storage.size_bytes
+            change[died] -= storage.size_bytes
     return list(accumulate(change[:-1]))
 
 
 def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
-    builder, called, taken = GraphBuilder(name, f"capture of {name}"), dict[Any, str](), Counter[str]()
+    storages, taken = dict[Storage, None](), Counter[str]()
     for call, room in zip(record.calls, held_bytes, strict=True):
-        for storage in (*call.reads, *call.writes):
-            if storage not in called:
-                taken[storage.name] += 1
-                number = taken[storage.name]
-                called[storage] = storage.name if number == 1 else f"{storage.name}#{number}"
-                builder.tensor(called[storage], storage.size_bytes, storage.kind, persistent=storage.persistent)
-        reads, writes = ([called[storage] for storage in part] for part in (call.reads, call.writes))
-        builder.op(call.name, reads, writes, workspace_bytes=room, **call.numbers)
-    return builder.build(called[s] for s in called if s.is_written and s.died is None and not s.persistent)
+        call.more["workspace_bytes"] = room
+        storages |= call.reads | call.writes
+    for storage in storages:
+        taken[storage.name] += 1
+        storage.stays = storage.is_written and storage not in record.died
+        if (number := taken[storage.name]) > 1:
+            storage.name = f"{storage.name}#{number}"
+    return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, {})

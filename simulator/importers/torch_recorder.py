@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -23,9 +22,12 @@ from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
 from simulator.graph import LARGEST_RUN
+from simulator.graph_builder import OpFields
+from simulator.importers.recordings import Event, Storage
 from simulator.importers.torch_watch import Site, Watch, line_of
 
 _aten = torch.ops.aten
+# Data type -> key of a machine's peaks.
 _DTYPES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
@@ -35,21 +37,20 @@ _DTYPES = {
     torch.float8_e4m3fn: "fp8",
     torch.float8_e5m2: "fp8",
 }
-"""Data type -> key of a machine's peaks."""
 
+# What only takes room.
 _ROOM = frozenset(
     (
         _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
         _aten.new_empty_strided,
     )
 )  # fmt: skip
-"""What only takes room."""
+# What leaves nothing of the old values where it writes.
 _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.uniform_, _aten.bernoulli_))
-"""What leaves nothing of the old values where it writes."""
+# What reads of its first argument no more than it makes.
 _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
-"""What reads of its first argument no more than it makes."""
+# Within so many nodes that were made before, the op of a node is looked for.
 _NEAR = 4
-"""Within so many nodes that were made before, the op of a node is looked for."""
 
 
 def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
@@ -57,6 +58,7 @@ def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any
     return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
 
 
+# Op -> PyTorch's counter of its FLOPs; attention on the CPU has the arguments of that on a GPU.
 _COUNTED = {
     **flop_registry,
     _aten._grouped_mm: _grouped_flops,
@@ -65,38 +67,11 @@ _COUNTED = {
         _aten._scaled_dot_product_flash_attention_backward
     ],
 }
-"""Op -> PyTorch's counter of its FLOPs; attention on the CPU has the arguments of that on a GPU."""
 
 
-@dataclass(eq=False, slots=True)
-class Storage:
-    """A storage that the step uses.
-
-    Attributes
-    ----------
-    size_bytes
-        Its size [B].
-    name, kind
-        Of its tensor; the name is empty until an op writes it.
-    persistent
-        It was there before the step.
-    is_written
-        Some op of the step has written it.
-    died
-        Number of ops that had run when PyTorch freed it; None if it was there when the step ended.
-    """
-
-    size_bytes: int
-    name: str = ""
-    kind: str = "activation"
-    persistent: bool = False
-    is_written: bool = False
-    died: int | None = None
-
-    @property
-    def owner(self) -> str:
-        """Name of the parameter that it is of: itself, or what its gradient or state belongs to."""
-        return self.name if self.kind == "weight" else self.name.rpartition(".")[0] or self.name
+def owner_of(storage: Storage) -> str:
+    """Name of the parameter that a storage is of: itself, or what its gradient or state belongs to."""
+    return storage.name if storage.kind == "weight" else storage.name.rpartition(".")[0] or storage.name
 
 
 class Ran(NamedTuple):
@@ -114,15 +89,6 @@ class Ran(NamedTuple):
     def packet(self) -> Any:
         """The function, whatever its overload."""
         return self.func._overloadpacket
-
-
-class Call(NamedTuple):
-    """An op of the step; the fields are those of `simulator.graph.Op`, with storages for tensors."""
-
-    name: str
-    reads: list[Storage]
-    writes: list[Storage]
-    numbers: dict[str, Any]
 
 
 @cache
@@ -172,6 +138,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     ----------
     calls
         The ops in the order in which they ran.
+    died
+        Storage -> how many ops had run when PyTorch freed it; those that are left were there when the step ended.
     folded
         What is no op of the graph -> how often.
     handled
@@ -182,9 +150,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, watch: Watch, inputs: Any) -> None:
         super().__init__()
-        self.watch, self.calls, self.folded = watch, list[Call](), Counter[str]()
+        self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
         self.lines = self.again = 0
         self.handled = handled(*inputs)
+        self.died: dict[Storage, int] = {}
         self._by_id: dict[int, tuple[Storage, Any]] = {}
         self._sites: dict[int, Site] = {}
         self._first: dict[str, Site] = {}
@@ -199,7 +168,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The storage of a tensor, entered if it is new."""
         held = tensor.untyped_storage()
         if id(held) not in self._by_id:
-            storage = Storage(int(held.nbytes()), name, kind or "activation", persistent)
+            storage = Storage(int(held.nbytes()), kind or "activation", persistent, name=name)
             gone = partial(self._gone, id(held), storage)
             self._by_id[id(held)] = storage, weakref.ref(held, gone)
         return self._by_id[id(held)][0]
@@ -209,7 +178,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._by_id.clear()  # what is there now stays
 
     def _gone(self, key: int, storage: Storage, _: object) -> None:
-        storage.died = len(self.calls)
+        self.died[storage] = len(self.calls)
         self._by_id.pop(key, None)
 
     def _unique(self, name: str) -> str:
@@ -261,7 +230,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.lines += bool(site.line)
         self.again += is_backward and bool(self.watch.stack)
         sources = [tensor for tensor in ran.given if self._known(tensor) not in blind]
-        self.calls.append(Call(name, reads, writes, {"phase": phase, **_numbers(ran, sources)}))
+        used = dict.fromkeys(reads), dict.fromkeys(writes)
+        self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
 
@@ -284,7 +254,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Where the op that runs now, in a node of backward or in none, comes from."""
         if is_update:
             owned = [storage for storage in there if storage.persistent or storage.kind == "gradient"]
-            self._last = owned[0].owner if owned else self._last
+            self._last = owner_of(owned[0]) if owned else self._last
             return Site(self._last, line_of(sys._getframe(2)))
         if hasattr(node, "variable"):
             return Site(self._known(node.variable).name, "")
@@ -300,7 +270,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return site
 
 
-def _numbers(ran: Ran, sources: list[torch.Tensor]) -> dict[str, Any]:
+def _numbers(ran: Ran, sources: list[torch.Tensor]) -> OpFields:
     """FLOPs, traffic, class and data type of an op that reads these tensors."""
     counted, targets = _COUNTED.get(ran.packet), [*ran.changed, *ran.new]
     write_bytes = sum(map(_touched, targets))
@@ -321,5 +291,5 @@ def _numbers(ran: Ran, sources: list[torch.Tensor]) -> dict[str, Any]:
     }
 
 
+# Phase -> what names of ops call it.
 _SHORT = {"forward": "fwd", "backward": "bwd", "update": "update"}
-"""Phase -> what names of ops call it."""

@@ -20,8 +20,8 @@ from simulator.errors import insist
 
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<")
+# Who calls the user's step, or the function that makes it.
 _OUTSIDE = str(Path(__file__).with_name("torch.py"))
-"""Who calls the user's step, or the function that makes it."""
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 

@@ -4,7 +4,8 @@ Tables, CSV, JSON, expectations, `hosim diff` and the report ask this registry; 
 ``<>`` in a column stands for a place: a cause of a wait, a tier, a link, a bus, or the compute tier.
 
 Symbols of the meanings: ``n`` steps; ``E_k`` the end of the last compute of step ``k`` on the main stream (the stream
-whose last compute ends last), ``E_0 = 0``; ``M`` the last end of anything.
+whose last compute ends last; stream 0 where ranks meet, or ops name streams), ``E_0 = 0``; ``M`` the last end of
+anything.
 """
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def _measured(graph: Graph, ran: Ran) -> Window:
     by_stream = ran.ends_ns
     if not by_stream:
         return Window(0, 0, _NEVER, 0, ran.makespan_ns)
-    main = min(by_stream) if graph.meets else max(by_stream, key=lambda stream: (by_stream[stream].max(), -stream))
+    has_line = graph.meets or any(op.stream for op in graph.ops)
+    main = min(by_stream) if has_line else max(by_stream, key=lambda stream: (by_stream[stream].max(), -stream))
     if graph.steps == 1:
         return Window(main, ran.issued.starts[-1], _NEVER, 0, ran.makespan_ns)
     ends = np.maximum.accumulate(by_stream[main])

@@ -161,7 +161,7 @@ class Problem:
 
     @cached_property
     def streams(self) -> tuple[int, ...]:
-        """For each op, the stream that it runs on: 0 computes; the collectives of each group have one of their own."""
+        """For each op, the stream that it runs on: as it says; the collectives of each group have one of their own."""
         return streams_of(self.graph, self.switches)
 
     @cached_property
@@ -355,4 +355,4 @@ class Problem:
 
 def streams_of(graph: Graph, switches: Switches) -> tuple[int, ...]:
     """For each op of a graph, the stream that it runs on."""
-    return (0,) * len(graph.ops) if switches.collectives == "compute_stream" else own_streams(graph)
+    return own_streams(graph) if switches.collectives == "own_stream" else tuple(op.stream for op in graph.ops)

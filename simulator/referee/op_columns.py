@@ -96,7 +96,7 @@ class Program:
         self.workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
         self._alone_ns = np.array(durations_ns(graph, hardware), np.int64)
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
-        self.streams: Sequence[int] = range(1 + len(graph.groups))
+        self.streams: Sequence[int] = range(1 + max((op.stream for op in graph.ops), default=0) + len(graph.groups))
         number = {name: tier for tier, name in enumerate(plan.tiers)}
         ends = [(number[link.source], number[link.target], link.channels) for link in hardware.links.values()]
         self.links = np.array(ends, np.int64).reshape(-1, 3)

@@ -77,9 +77,9 @@ class Case:
 
     @property
     def compute_ns(self) -> int:
-        """Time of all ops but collectives, of the graph that has most of it [ns]."""
+        """Time of all ops of stream 0 but collectives, of the graph that has most of it [ns]."""
         return max(
-            sum(0 if op.collective else ns for op, ns in zip(task.graph.ops, task.times_ns, strict=True))
+            sum(0 if op.collective or op.stream else ns for op, ns in zip(task.graph.ops, task.times_ns, strict=True))
             for task in self.tasks
         )
 

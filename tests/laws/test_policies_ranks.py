@@ -31,16 +31,16 @@ KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.RE
 
 @st.composite
 def meeting(draw, graph: Graph) -> Graph:
-    """The same graph, some of its ops collectives of one of two groups."""
+    """The same graph, some of its ops collectives of one of two groups, the others perhaps on several streams."""
     groups = tuple(Group(name, draw(st.sampled_from([BOTH, BOTH, EACH]))) for name in ("one", "two"))
-    ops = []
+    ops, streams = [], draw(st.sampled_from([(0,), (0,), (0, 0, 1), (0, 2, 1)]))
     for op in graph.ops:
         if draw(st.booleans()):
             kind, group = draw(st.sampled_from(KINDS)), draw(st.sampled_from(groups)).name
             collective = Collective(kind, group, draw(st.integers(0, 40)))
             ops.append(replace(op, kind=OpKind.COLLECTIVE, collective=collective, duration_ns=None, repeatable=False))
         else:
-            ops.append(op)
+            ops.append(replace(op, stream=draw(st.sampled_from(streams))))
     return replace(graph, ops=tuple(ops), groups=groups)
 
 
@@ -50,7 +50,10 @@ class Given:
 
     def __repr__(self) -> str:
         p = self.problem
-        ops = [(op.name, op.reads, op.writes, op.workspace_bytes, op.duration_ns, op.collective) for op in p.graph.ops]
+        ops = [
+            (op.name, op.reads, op.writes, op.workspace_bytes, op.duration_ns, op.collective, op.stream)
+            for op in p.graph.ops
+        ]
         tensors = [(t.name, t.size_bytes, t.persistent) for t in p.graph.tensors]
         machine = p.hardware.model_dump(include={"links", "buses", "host", "tiers"}, exclude_defaults=True)
         rest = f"outputs={p.graph.outputs} homes={p.homes} budget={p.budget_bytes} groups={p.graph.groups}"

@@ -12,7 +12,7 @@ import simulator as hosim
 from simulator.errors import ConfigError
 from simulator.importers.kineto import Timeline
 from simulator.importers.operators import arithmetic, changed, dtype_of, views, works
-from simulator.run.stories import as_recorded
+from simulator.run.stories import as_recorded, replayed
 
 
 def read(tmp_path, nodes, **options):
@@ -179,24 +179,18 @@ def test_groups_that_skip_ranks_cut_all_ranks_likewise(tmp_path):
 def test_kinetos_times_are_those_of_what_an_op_launched(tmp_path):
     found = read(tmp_path, training(), kineto=saved(tmp_path / "kineto.json", profiled().document))
     graph = found.graph
-    assert [(op.name.partition("/")[2], op.duration_ns) for op in graph.ops] == [
-        ("host", 2_000),  # between the two kernels of the first product
-        ("aten::mm", 13_000),
-        ("aten::relu", 5_000),
-        ("aten::fill_", 1_000),
-        ("host", 9_000),
-        ("aten::mm", 20_000),
-        ("aten::add_", 5_000),  # of 15 us, the first 10 beside the product
-        ("host", 5_000),
-        ("Memset", 2_000),
-        ("host", 3_000),
-        ("aten::add_", 5_000),
+    named = [(op.name.partition("/")[2], op.stream, op.duration_ns) for op in graph.ops]
+    assert [one for one in named if one[0] not in ("host", "end")] == [
+        ("aten::mm", 0, 15_000),  # two kernels, and 2 us between them
+        ("aten::relu", 0, 5_000),
+        ("aten::fill_", 0, 1_000),
+        ("aten::mm", 0, 20_000),
+        ("aten::add_", 2, 15_000),  # of which the first 10 us beside the product
+        ("Memset", 0, 12_000),
+        ("aten::add_", 0, 8_000),
     ]
-    assert found.recorded_ns == sum(op.duration_ns for op in graph.ops) == 70_000
+    assert (found.recorded_ns, replayed(graph)[0]) == (70_000, 73_000)  # what adds a product waits for it here
     assert "Kernels belong to ops by the ids of record functions." in found.derived
-    assert as_recorded(graph, found.recorded_ns).startswith(
-        "replayed as recorded: 70.0 us a step, recorded 70.0 us (+0.00 %)"
-    )
 
 
 def test_without_ids_the_median_of_the_runs_of_the_same_names_is_taken(tmp_path):
@@ -208,7 +202,7 @@ def test_without_ids_the_median_of_the_runs_of_the_same_names_is_taken(tmp_path)
             profile.kernel("k", at + 1, at + 500, took)
         profile.op("aten::empty", start + 150, 1)
     found = read(tmp_path, training(), kineto=saved(tmp_path / "kineto.json", profile.document))
-    times = [op.duration_ns for op in found.graph.ops if not op.name.endswith("host")]
+    times = [op.duration_ns for op in found.graph.ops if not op.name.endswith(("host", "end"))]
     assert times == [7_000] * 6
     assert found.recorded_ns == 107_000
     assert found.derived[0] == "The traces share no ids: of 3 runs of the same names the median step was taken."
@@ -222,7 +216,7 @@ def test_without_a_device_ops_take_the_times_of_the_hosts_operators(tmp_path):
     found = read(tmp_path, training(), kineto=saved(tmp_path / "kineto.json", profile.document))
     times = [(op.name.partition("/")[2], op.duration_ns) for op in found.graph.ops if op.duration_ns]
     mm, relu, back = ("aten::mm", 30_000), ("aten::relu", 7_000), ("aten::mm", 9_000)
-    assert times == [mm, ("host", 15_000), relu, ("host", 3_000), back]
+    assert times == [mm, ("idle", 15_000), relu, ("idle", 3_000), back]
     assert "Nothing ran on a device: ops take the times of the host's operators." in found.derived
 
 
@@ -231,7 +225,8 @@ def test_collectives_with_times_meet_nobody(tmp_path):
     profile.op("record_param_comms", 0, 9, **{"Record function id": 10, "External id": 1})
     profile.kernel("ncclKernel_AllReduce_RING_LL_Sum_float", 1, 50, 40)
     graph = read(tmp_path, [collective(1)], kineto=saved(tmp_path / "k.json", profile.document)).graph
-    assert [(str(op.kind), op.collective, op.duration_ns) for op in graph.ops] == [("collective", None, 40_000)]
+    (op,) = (op for op in graph.ops if op.name.endswith("allreduce"))
+    assert (str(op.kind), op.collective, op.duration_ns) == ("collective", None, 40_000)
     assert graph.groups == ()
 
 
@@ -320,7 +315,7 @@ def test_packed_files_and_archives_are_read(tmp_path):
         ("a.json", b'{"schema": "1.0.1", "nodes": [', "a.json:1: the file is JSON, found unexpected end of data"),
         ("a.json", b"[" * 10_000 + b"]" * 10_000, "the file is JSON, found recursion limit exceeded|is JSON"),
         ("a.json", b"\xff\xfe{\x00", "a file is text in UTF-8, found UTF-16"),
-        ("a.json.gz", gzip.compress(b"{}", mtime=0)[:-9], "whose name ends in .gz is compressed by gzip, and whole"),
+        ("a.json.gz", gzip.compress(b"{}", mtime=0)[:-9], "a file that gzip compressed is whole, found "),
         ("a.tar.gz", gzip.compress(b"no archive" * 100, mtime=0), "a file of this name is a tar archive"),
         ("a.tar.gz", gzip.compress(b"\x00" * 10_240, mtime=0), "the archive holds a file, found none"),
     ],
@@ -336,7 +331,7 @@ def test_a_bomb_is_read_up_to_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr("simulator.importers.recordings.MOST_BYTES", 10_000)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b" " * 10_000_000))
-    with pytest.raises(ConfigError, match="an input has at most 10,000 bytes, unpacked, found more, in a file of "):
+    with pytest.raises(ConfigError, match="an input has at most 10,000 bytes, unpacked, found more than 10,000"):
         hosim.read_pytorch_trace(path)
 
 
@@ -456,6 +451,5 @@ def test_the_published_trace_of_gpt2_has_its_weights_and_as_many_gradients():
 def test_the_published_pair_is_joined_and_replays_as_recorded():
     pair = DATA / "pytorch_et"
     found = hosim.read_pytorch_trace(pair / "linear_et.json.gz", kineto=pair / "linear_kineto.json.gz")
-    assert found.kept["ops that launched something"] == "217"
-    assert sum(op.duration_ns for op in found.graph.ops) == found.recorded_ns
+    assert sum(1 for op in found.graph.ops if op.duration_ns and not op.name.endswith("host")) == 217
     assert "(+0.00 %)" in as_recorded(found.graph, found.recorded_ns)

@@ -1,0 +1,254 @@
+"""What ran on the streams of a device, replayed on streams of a graph.
+
+A kernel starts once the one before it on its stream has ended, what its stream was told to wait for has ended, and the
+host has launched it. The first two are streams of the graph, and tensors of no bytes from what ended to what waited.
+The host is a stream, too: an op ``host`` for each launch, as long as the host took since the launch before, or since
+what it synchronised with had ended. From a launch to its start passes the same time everywhere: the median of those
+launches that found their stream idle.
+
+What is left between when a kernel could start and when it did is part of its duration if the device was at work until
+then and it is short; an op ``idle`` of its stream if it is long, since the recording does not tell what it waited for;
+and else left out. So a replay is not the recording by construction: how far it is off says how well this explains it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median_low
+
+from simulator.graph_builder import MOST_STREAMS
+from simulator.importers.recordings import Event, Recording, Storage
+from simulator.units import human
+
+# The longest time that a device takes from what a kernel waited for to its start: starts take a few microseconds. What
+# follows an event of another stream so soon, followed it.
+_SHORT_NS = 10_000
+_HOST = "the host"  # no device calls a stream so
+
+
+@dataclass(slots=True, eq=False)
+class Ran:
+    """What ran on a device.
+
+    Attributes
+    ----------
+    op
+        What it is, or is a part of.
+    start_ns, end_ns, stream
+        When and where.
+    launched_ns
+        When the host had launched it; None if the recording does not tell.
+    free_ns
+        When what was before it on the stream had ended.
+    took_ns, idle_ns
+        For how long it holds the stream, and how long this stands idle before.
+    after
+        What it waited for, on other streams.
+    """
+
+    op: Event
+    start_ns: int
+    end_ns: int
+    stream: str
+    launched_ns: int | None = None
+    free_ns: int = 0
+    took_ns: int = 0
+    idle_ns: int = 0
+    after: list[Ran] = field(default_factory=list)
+
+
+Wait = tuple[int, str, str, int]
+"""When the host told a stream to wait, which one and for which one (empty if the recording does not tell), and when the
+host had marked how far the other one should be [ns]."""
+Calls = tuple[Sequence[tuple[int, int]], Sequence[Wait]]
+"""Begin and end of the host's calls that may have waited for the device [ns]; what streams were told to wait for."""
+
+
+def lay(
+    step: Recording,
+    ran: Iterable[Ran],
+    ops: Sequence[Event] = (),
+    calls: Calls = ((), ()),
+    then: Ran | None = None,
+) -> None:
+    """Give ops the times and streams of what ran, and add ops in which the host works and streams are idle.
+
+    Parameters
+    ----------
+    step
+        Takes the ops, the length of the step, and what is told of them.
+    ran
+        At least one.
+    ops
+        In program order; those of which nothing ran take no time. All others that ran come in the order of launches.
+    calls
+        What else the host asked of the device.
+    then
+        What ran first in the next step.
+    """
+    (syncs, waits), in_time = calls, sorted(ran, key=lambda one: (one.start_ns, one.end_ns))
+    first_ns, last_ns = in_time[0].start_ns, max(one.end_ns for one in in_time)
+    streams = _by_stream(in_time, first_ns)
+    parts = [part for on_stream in streams.values() for part in on_stream]
+    latency_ns = _usual_latency(parts, first_ns)
+    for part in parts:  # what was launched before the step is there when it begins
+        part.launched_ns = None if part.launched_ns is None else max(part.launched_ns, first_ns - latency_ns)
+    parts.sort(key=lambda part: part.start_ns if part.launched_ns is None else part.launched_ns)
+    told, seen = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
+    end = Ran(Event("end"), last_ns, last_ns, next(iter(streams)), after=[mine[-1] for mine in streams.values()])
+    if then:
+        end.start_ns, ready_ns = max(last_ns, then.start_ns), last_ns
+        if then.launched_ns is not None:
+            end.launched_ns = min(then.launched_ns, then.start_ns - latency_ns)
+            ready_ns = max(last_ns, end.launched_ns + latency_ns)
+        end.idle_ns = max(0, end.start_ns - ready_ns)
+    step.step_ns = end.start_ns - first_ns
+    program = _with_launches([*parts, end], syncs, first_ns, latency_ns)
+    _write(step, program, ops)
+    if len(streams) > 1:
+        text = f"Of waits between streams {told:,} are as recorded, {seen:,} as times tell: for what had just ended."
+        step.derived.append(text)
+    if host := [one for one in program if one.stream == _HOST]:
+        took, synced = human(sum(one.took_ns for one in host), "ns"), sum(bool(one.after) for one in host)
+        step.derived.append(
+            f"The host works for {took} from launch to launch; it waits for the device {synced:,} times."
+        )
+    if idle_ns := sum(one.idle_ns for one in program):
+        step.derived.append(f"Streams wait {human(idle_ns, 'ns')} for what is not recorded, which ops 'idle' take.")
+
+
+def _by_stream(in_time: Iterable[Ran], first_ns: int) -> dict[str, list[Ran]]:
+    """What ran on each stream, the busiest first: parts of one op that follow each other are one.
+
+    What begins before the one before it has ended counts from there on.
+    """
+    streams, seen = defaultdict[str, list[Ran]](list), set[int]()
+    for part in in_time:
+        mine = streams[part.stream]
+        before = mine[-1] if mine else None
+        part.free_ns = before.end_ns if before else first_ns
+        part.took_ns = max(0, part.end_ns - max(part.start_ns, part.free_ns))
+        part.end_ns = max(part.end_ns, part.free_ns)
+        if before and before.op is part.op:
+            before.took_ns += max(0, part.start_ns - part.free_ns) + part.took_ns
+            before.end_ns = part.end_ns
+            continue
+        if before and before.launched_ns is not None and part.launched_ns is not None:
+            part.launched_ns = max(part.launched_ns, before.launched_ns)
+        if id(part.op) in seen:
+            part.op = Event(part.op.name)
+        seen.add(id(part.op))
+        mine.append(part)
+    return dict(sorted(streams.items(), key=lambda one: -sum(part.took_ns for part in one[1])))
+
+
+def _usual_latency(parts: Iterable[Ran], first_ns: int) -> int:
+    """The time from a launch to its start on an idle stream; where none found one idle, the shortest of all [ns]."""
+    launched = [(part, part.launched_ns) for part in parts if part.launched_ns is not None]
+    on_idle = [part.start_ns - at_ns for part, at_ns in launched if first_ns < part.free_ns <= at_ns]
+    return median_low(on_idle) if on_idle else max(0, min((part.start_ns - at for part, at in launched), default=0))
+
+
+def _find_waits(streams: Mapping[str, Sequence[Ran]], waits: Iterable[Wait]) -> int:
+    """Note what was told to wait for what, as recorded; return how many such waits there are."""
+    found, launches = 0, {name: [part.launched_ns or 0 for part in parts] for name, parts in streams.items()}
+    for called_ns, stream, source, marked_ns in waits:
+        if stream in streams and source in streams and stream != source:
+            waiting, awaited = bisect_left(launches[stream], called_ns), bisect_right(launches[source], marked_ns) - 1
+            if waiting < len(streams[stream]) and awaited >= 0:
+                waiter, ended = streams[stream][waiting], streams[source][awaited]
+                if ended.end_ns <= waiter.start_ns:
+                    waiter.after.append(ended)
+                    found += 1
+    return found
+
+
+def _find_idle(parts: Sequence[Ran], waits: Iterable[Wait], latency_ns: int) -> int:
+    """Explain why parts, in the order of launches, did not start sooner; return how many waits were seen in times.
+
+    Where the recording does not tell for what a stream was told to wait, it is what had just ended on another one.
+    """
+    called = sorted(called_ns for called_ns, *_ in waits)
+    ended = sorted(parts, key=lambda part: part.end_ns)
+    ends, launched_before, seen = [part.end_ns for part in ended], dict[str, int](), 0
+    for part in parts:
+        free_ns = max(part.free_ns, *(other.end_ns for other in part.after), 0)
+        launched_ns = -1 if part.launched_ns is None else part.launched_ns
+        late_ns = part.start_ns - max(free_ns, launched_ns + latency_ns)
+        since_ns = launched_before.get(part.stream, -1)
+        launched_before[part.stream] = launched_ns
+        if late_ns > _SHORT_NS and bisect_right(called, launched_ns) > bisect_right(called, since_ns):
+            just_ended = ended[bisect_left(ends, part.start_ns - _SHORT_NS) : bisect_right(ends, part.start_ns)]
+            others = (one for one in reversed(just_ended) if one.stream != part.stream)
+            source = next((one for one in others if (one.launched_ns or 0) < launched_ns), None)
+            if source is not None:
+                part.after.append(source)
+                late_ns, free_ns, seen = part.start_ns - source.end_ns, source.end_ns, seen + 1
+        if late_ns > (_SHORT_NS if launched_ns >= 0 else 0):
+            part.idle_ns = late_ns
+        elif free_ns > launched_ns + latency_ns:
+            part.took_ns += max(0, late_ns)
+    return seen
+
+
+def _with_launches(parts: Iterable[Ran], syncs: Iterable[tuple[int, int]], first_ns: int, latency_ns: int) -> list[Ran]:
+    """Put before what was launched what the host did until then, once what it synchronised with had ended."""
+    left, newest, since_ns, program = sorted(syncs, reverse=True), dict[str, Ran](), first_ns - latency_ns, list[Ran]()
+    for part in parts:
+        if part.launched_ns is not None:
+            awaited = list[Ran]()
+            while left and left[-1][0] < part.launched_ns:
+                begin_ns, end_ns = left.pop()
+                awaited += [one for one in newest.values() if begin_ns < one.end_ns <= end_ns]
+            since_ns = max(since_ns, *(one.end_ns - latency_ns for one in awaited), 0)
+            took_ns = max(0, part.launched_ns - since_ns)
+            host = Event("host", more={"repeatable": False})
+            part.after.append(Ran(host, since_ns, part.launched_ns, _HOST, took_ns=took_ns, after=awaited))
+            program.append(part.after[-1])
+            since_ns = max(since_ns, part.launched_ns)
+        program.append(part)
+        newest[part.stream] = part
+    return program
+
+
+def _write(recording: Recording, program: Sequence[Ran], ops: Sequence[Event]) -> None:
+    """Write what ran in program order, the last where all streams meet; of it `ops` come in their own order."""
+    busy = Counter[str]()
+    for one in program:
+        busy[one.stream] += one.took_ns + one.idle_ns
+    numbers = {name: min(number, MOST_STREAMS - 1) for number, (name, _) in enumerate(busy.most_common())}
+    program[-1].stream = next(iter(numbers))
+    before, loose, waits = {id(op): list[Event]() for op in ops}, list[Event](), list[tuple[Event, Event]]()
+    for one in program:
+        one.op.more |= {"duration_ns": one.took_ns, "stream": numbers[one.stream]}
+        begins = one.op
+        if one.idle_ns:
+            begins = Event("idle", more={"repeatable": False, **one.op.more, "duration_ns": one.idle_ns})
+            loose.append(begins)
+        waits += [(source.op, begins) for source in one.after]
+        if id(one.op) in before:
+            before[id(one.op)], loose = loose, []
+        else:
+            loose.append(one.op)
+    recording.ops = [event for op in ops for event in (*before[id(op)], op)] + loose
+    if len(numbers) == 1:
+        recording.ops.pop()
+    else:  # each step begins on all streams once the one before has ended
+        began, begins_with = (
+            recording.storage(0, persistent=True),
+            {e.more.get("stream", 0): e for e in recording.ops[::-1]},
+        )
+        recording.ops[-1].writes[began] = None
+        for event in begins_with.values():
+            event.reads[began] = None
+    position = {id(event): number for number, event in enumerate(recording.ops)}
+    signals = dict[int, Storage]()
+    for source, waiter in waits:  # an order of two streams is a tensor of no bytes
+        if position[id(source)] < position.get(id(waiter), -1) and source.more["stream"] != waiter.more["stream"]:
+            if id(source) not in signals:
+                signals[id(source)] = recording.storage(0)
+                source.writes[signals[id(source)]] = None
+            waiter.reads[signals[id(source)]] = None
