@@ -22,6 +22,7 @@ pytest.importorskip("distributed", reason="Dask is not installed")
 
 ROOT = Path(hosim_api.__file__).parents[1]
 ASKED = {"links.*.bandwidth": "1..4 GB/s:8"}
+QUICK = ["resident", "reactive"]
 _MANY_S = 300
 
 
@@ -70,7 +71,7 @@ def running(tmp_path_factory):
 @pytest.mark.slow
 def test_rows_are_the_same_as_in_this_process(scenario, tmp_path, running):
     for name, more in (("here.csv", {"workers": 1}), ("there.csv", {"cluster": running.address})):
-        hosim_api.sweep(scenario, ASKED, cache=False, out=tmp_path / name, **more)
+        hosim_api.sweep(scenario, ASKED, policies=QUICK, cache=False, out=tmp_path / name, **more)
     assert (tmp_path / "here.csv").read_bytes() == (tmp_path / "there.csv").read_bytes()
 
 
@@ -109,13 +110,13 @@ def test_a_client_that_is_killed_goes_on_where_it_was(scenario, tmp_path, runnin
 @pytest.mark.slow
 def test_what_a_killed_worker_had_is_done_by_another(scenario, running):
     """The last test: one worker is left."""
-    own = hosim_api.sweep(scenario, ASKED, workers=1, cache=False)
+    own = hosim_api.sweep(scenario, ASKED, policies=QUICK, workers=1, cache=False)
 
     def kill(label: str, done: int, total: int) -> None:
         if done == 3:
             running.workers[0].kill()
 
-    found = hosim_api.sweep(scenario, ASKED, cluster=running.address, cache=False, progress=kill)
+    found = hosim_api.sweep(scenario, ASKED, policies=QUICK, cluster=running.address, cache=False, progress=kill)
     assert running.workers[0].wait() == -signal.SIGKILL
     assert found.json() == own.json()
 

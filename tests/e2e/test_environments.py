@@ -42,7 +42,7 @@ def _run(odd: Odd, folder: Path) -> Done:
     env |= {name: value for name, value in os.environ.items() if name not in changed and "PYTHON" not in name}
     terminal, shown = os.openpty() if odd.output == "terminal" else (None, subprocess.PIPE)
     process = subprocess.Popen(
-        _become(odd, ["run", str(folder / "inputs" / "scenario.yaml"), "--out", str(out)]),
+        _become(odd, ["run", str(folder / "inputs" / "scenario.yaml"), "--policy", "reactive", "--out", str(out)]),
         cwd=folder, env=env, encoding="utf-8", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=shown, stderr=subprocess.PIPE if terminal is None else shown,
     )  # fmt: skip
