@@ -124,7 +124,7 @@ LEAST_STEPS = 1 << 13
 twice the memory."""
 
 _PART = {
-    "issued": (*ISSUED, "row"),
+    "issued": ISSUED,
     "spans": (*SPANS, "row"),
     "waits": (*WAITS, "row"),
     "residencies": (*RESIDENCIES, "row", "is_explained"),
@@ -160,8 +160,8 @@ class RankWatch:
     def take(self, happened: Mapping[str, Block]) -> None:
         """Take what happened since the last time, by table, with the numbers of the rows."""
         for name, table in self._waiting.items():
-            table.add({"is_explained": np.zeros_like(happened[name]["row"]), **happened[name]})
-        self._is_noted = self._is_noted or len(happened["issued"]["row"]) > 0
+            table.add(happened[name])
+        self._is_noted = self._is_noted or len(happened["issued"]["kind"]) > 0
 
     def ended(self, least_steps: int) -> tuple[Facts, Requests] | None:
         """Check all actions that have ended, and all before them, as one part, if there are at least so many."""
@@ -170,9 +170,8 @@ class RankWatch:
             return None
         codes = self._codes(int(spans.whole()["issue"].max()) + 1)
         count = self._count_ended(codes)
-        checked = None
-        if count >= least_steps:
-            checked = self._check(pick(codes, np.arange(count)), complete=True, is_last=False)
+        enough = count >= least_steps
+        checked = self._check(pick(codes, np.arange(count)), complete=True, is_last=False) if enough else None
         self._wanted = 2 * len(spans)
         return checked
 
@@ -202,10 +201,10 @@ class RankWatch:
         """Check a part against one law after another; return it, and the actions that only room kept waiting."""
         count, waiting = len(issued["kind"]), self._waiting
         last = NEVER_NS if is_last else self._earlier.steps + count
-        part = {name: waiting[name].pull(waiting[name].whole()["issue"] < last) for name in ("spans", "waits")}
-        part["residencies"] = waiting["residencies"].pull(np.ones(len(waiting["residencies"]), bool))
         waiting["issued"].pull(np.arange(len(waiting["issued"])) < count)
-        part |= {"issued": issued}
+        part = {name: waiting[name].pull(waiting[name].whole()["issue"] < last) for name in ("spans", "waits")}
+        residencies = waiting["residencies"].pull(np.ones(len(waiting["residencies"]), bool))
+        part |= {"issued": issued, "residencies": residencies}
         facts = Facts(self._program, part, self._earlier, self._rank, complete=complete, is_last=is_last)
         self._follow(facts)
         check_issued(facts)
@@ -297,17 +296,15 @@ class Watch:
         tables = {name: self._by_rank(name, happened[name]) for name in ("spans", "waits", "residencies")}
         for rank, watch in self._ranks.items():
             codes = happened["issued"] if issued is None else issued[rank]
-            noted = {**codes, "row": np.arange(len(codes["kind"]))}
-            watch.take({"issued": noted, **{name: rows[rank] for name, rows in tables.items()}})
-            checked = watch.ended(least_steps)
-            if checked is not None:
+            watch.take({"issued": codes, **{name: rows[rank] for name, rows in tables.items()}})
+            if (checked := watch.ended(least_steps)) is not None:
                 self._bandwidth.check(self._check_room([checked]), None)
 
     def _by_rank(self, name: str, rows: Block) -> list[Block]:
-        """Split the rows of a table by rank, and add their numbers there as a column ``row``."""
+        """Split the rows of a table by rank, with columns for their numbers there, and for what explains them: nothing."""
         first, ranks = self._counted[name], len(self._stands_in)
         self._counted[name] += len(rows["rank"])
-        rows = {**rows, "row": np.arange(first, self._counted[name])}
+        rows = {**rows, "row": np.arange(first, self._counted[name]), "is_explained": np.zeros_like(rows["rank"])}
         order = np.argsort(rows["rank"], kind="stable")
         ends = np.searchsorted(rows["rank"][order], np.arange(ranks + 1))
         return [rows] if ranks == 1 else [pick(rows, mine) for mine in np.split(order, ends)[1:-1]]
@@ -334,11 +331,10 @@ class Watch:
         every = self._check_room([watch.rest(complete=is_ok) for watch in self._ranks.values()])
         for facts in every:
             check_addresses(facts, trace, self._ran[facts.rank].allocator, self._budget_bytes)
-        met = meetings(self._job, self._stands_in, every)
-        if met is not None:
+        if (met := meetings(self._job, self._stands_in, every)) is not None:
             check_meetings(self._hardware, met, complete=is_ok, contended=self._switches.hbm_contention)
-        if met is not None and is_ok:
-            check_peers(met, every, self._stands_in)
+            if is_ok:
+                check_peers(met, every, self._stands_in)
         self._bandwidth.check(every, met)
         found = {rank: watch.look.found() for rank, watch in self._ranks.items()}
         return merged([found[rank] for rank in self._stands_in])
