@@ -301,7 +301,7 @@ class Watch:
                 self._bandwidth.check(self._check_room([checked]), None)
 
     def _by_rank(self, name: str, rows: Block) -> list[Block]:
-        """Split the rows of a table by rank, with columns for their numbers there, and for what explains them: nothing."""
+        """Split the rows of a table by rank, each with its number there, and as explained by nothing yet."""
         first, ranks = self._counted[name], len(self._stands_in)
         self._counted[name] += len(rows["rank"])
         rows = {**rows, "row": np.arange(first, self._counted[name]), "is_explained": np.zeros_like(rows["rank"])}
