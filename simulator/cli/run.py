@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -74,11 +74,13 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
 
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else PIPE_WIDTH
-    cards = [f"{name}: {line(card)}" for name, card in results.card.items()]
-    yield "\n".join(fill(text, width, subsequent_indent="  ") if is_terminal else text for text in cards)
+
+    def folded(texts: Iterable[str], indent: str = "") -> str:
+        return "\n".join(fill(text, width, subsequent_indent=indent) if is_terminal else text for text in texts)
+
+    yield folded((f"{name}: {line(card)}" for name, card in results.card.items()), "  ")
     yield plain(list(results.values()), width)
-    said = [text for text in results.sentences if text not in results.told]
-    yield "\n".join(fill(text, width) if is_terminal else text for text in said)
+    yield folded(text for text in results.sentences if text not in results.told)
     if results.largest is not None:
         yield str(results.largest.view.sections[0])
     if out is not None:
@@ -95,7 +97,7 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
     if results.expectations:
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
     if results.told:
-        yield "\n".join(fill(text, width) if is_terminal else text for text in results.told)
+        yield folded(results.told)
 
 
 @common.command("Serve requests that come and leave, and tell latencies.", "scenario", "policy", "set", "out")

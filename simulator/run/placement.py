@@ -48,9 +48,10 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
 
 
 def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> Graph:
-    """The graph in which an output whose home is another tier lasts: with room there, where each step ends with it.
+    """Return the graph with every output persistent that has its home in another tier than the compute tier.
 
-    An output without a home may end a step in any tier, and is gone then; in the compute tier it stays until then.
+    Such an output has room in its home from the start, and each step ends with it there. An output without a home may
+    end a step in any tier and is then gone; one at home in the compute tier stays until the step ends.
 
     Parameters
     ----------
@@ -92,7 +93,7 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
         for tensor in one.inputs:
             taken[home[tensor]] += one.tensors[tensor].size_bytes
     again = list(repeated([(job.graphs[graph], homes[graph]) for graph in job.graph_of], hardware))
-    found: list[list[int | float]] = [[tier.usable_bytes for tier in hardware.tiers.values()] for _ in job.graphs]
+    shared: list[list[int | float]] = [[tier.usable_bytes for tier in hardware.tiers.values()] for _ in job.graphs]
     for number, tier in enumerate(hardware.tiers.values()):
         place = together(job.ranks, hardware)[tier.scope]
         spare: Counter[int] = Counter()
@@ -102,17 +103,17 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
             mine = job.graph_of[start : start + place]
             left = tier.usable_bytes - sum(at_home[graph][number] for graph in mine) + spare[start // place]
             for graph in set(mine):
-                found[graph][number] = min(found[graph][number], at_home[graph][number] + left // len(mine))
-    return [tuple(one) for one in found]
+                shared[graph][number] = min(shared[graph][number], at_home[graph][number] + left // len(mine))
+    return [tuple(rooms) for rooms in shared]
 
 
 def together(ranks: int, hardware: Hardware) -> dict[str, int]:
-    """How many ranks share one instance of what each device, each node, or the supernode has."""
+    """Return how many ranks share one instance of what there is once in each device, each node, or the supernode."""
     return {"device": 1, "node": min(ranks, hardware.topology.devices_per_node), "supernode": ranks}
 
 
 def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
-    """For each bus with links that several ranks share, how many use an instance of it.
+    """Return, for each bus with links that several ranks share, how many ranks share one instance of it.
 
     Parameters
     ----------
@@ -124,12 +125,12 @@ def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
 
 
 _GROUPS = (2, 4, 8)
-"""Into how many groups ranks are divided at most: more win little, and each is simulated."""
+"""Numbers of groups that are tried: more groups win little, and each is simulated."""
 _LEAST_STEPS = 3
 
 
 def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int, ...]:
-    """Into how many groups ranks may be divided that begin one after another: alike on all that they share.
+    """Return into how many groups ranks may be divided that begin one after another, alike on all that they share.
 
     Parameters
     ----------
@@ -141,8 +142,8 @@ def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int,
     Returns
     -------
     tuple of int
-        None if ranks share no link, do not all run the same, or meet: who meets in each step waits for the last. None
-        either in a run of less than three steps, which has none during which all are at work but the first.
+        Empty if ranks share no link, do not all run the same, or meet: ranks that meet in each step wait for the last
+        one. Also empty in a run of less than three steps: no step that counts has all ranks at work.
     """
     graph = job.graphs[0]
     if not shared or len(job.graphs) > 1 or graph.meets or graph.steps < _LEAST_STEPS:
