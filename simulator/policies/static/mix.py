@@ -14,10 +14,11 @@ the best limit is where the two meet, which bisection finds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 
-from simulator.graph import Graph, Op, Tensor
+from simulator.graph import Op
 from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import COMPUTE, DETACH, Actions, Plan
 from simulator.policies import recompute
@@ -58,8 +59,8 @@ class Rewritten:
 
     def translated(self, plan: Plan) -> Plan:
         """Return a plan for the rewritten graph as one for the original graph, action for action."""
-        actions, fixed = Actions(), plan.fixed
-        for kind, a, b, c in fixed.codes() if fixed is not None else ():
+        actions = Actions()
+        for kind, a, b, c in plan.fixed or ():
             actions.append(kind, self.op_of[a] if kind == COMPUTE else self.tensor_of[a], b, c)
         originals = max(self.tensor_of, default=-1) + 1
         return replace(plan, actions=actions, home=plan.home[:originals])
@@ -68,6 +69,8 @@ class Rewritten:
 def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
     """Turn a plan that runs ops again into a problem of its own.
 
+    An op that reads dynamically reads all candidates there.
+
     Parameters
     ----------
     problem
@@ -75,24 +78,39 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
     repeated
         A fixed plan without copies.
     """
-    writer, graph = _WriteOut(problem.graph), problem.graph
-    for kind, a, b, _ in repeated.fixed.codes() if repeated.fixed is not None else ():
-        if kind == COMPUTE:
-            writer.run(a)
-        elif kind == DETACH and b == problem.compute_tier:
-            writer.lost.add(a)
-    outputs = tuple([writer.now[t] for t in graph.outputs])
-    written = replace(graph, tensors=tuple(writer.tensors), ops=tuple(writer.ops), outputs=outputs)
+    graph, runs, makes, freed = problem.graph, Counter[int](), Counter[int](), set[int]()
+    tensors, tensor_of, op_of, ops = list(graph.tensors), list(range(len(graph.tensors))), list[int](), list[Op]()
+    now = list(tensor_of)  # by original tensor, the one that holds its value
+    for kind, a, b, _ in repeated.fixed or ():
+        if kind == DETACH and b == problem.compute_tier:
+            freed.add(a)
+        if kind != COMPUTE:
+            continue
+        op, reads = graph.ops[a], tuple([now[t] for t in graph.ops[a].reads])
+        for tensor in freed.intersection(op.writes):
+            freed.remove(tensor)
+            about = graph.tensors[tensor]
+            if not about.persistent:
+                makes[tensor] += 1
+                now[tensor] = len(tensors)
+                tensor_of.append(tensor)
+                tensors.append(replace(about, name=f"{about.name}#{makes[tensor] + 1}"))
+        runs[a] += 1
+        name = f"{op.name}#{runs[a]}" if runs[a] > 1 else op.name
+        ops.append(replace(op, name=name, reads=reads, writes=tuple([now[t] for t in op.writes]), late=None))
+        op_of.append(a)
+    outputs = tuple([now[t] for t in graph.outputs])
+    written = replace(graph, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
     new = replace(
         problem,
         graph=written,
-        homes=tuple([problem.homes[t] for t in writer.tensor_of]),
-        durations_ns=[problem.durations_ns[op] for op in writer.op_of],
+        homes=tuple([problem.homes[t] for t in tensor_of]),
+        durations_ns=[problem.durations_ns[op] for op in op_of],
         lifetimes=Lifetimes(written),
-        trial=lambda _, plan: problem.replay(found.translated(plan)),
+        trial=lambda _, plan: problem.replay(rewritten.translated(plan)),
     )
-    found = Rewritten(new, tuple(writer.op_of), tuple(writer.tensor_of))
-    return found
+    rewritten = Rewritten(new, tuple(op_of), tuple(tensor_of))
+    return rewritten
 
 
 def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewritten]:
@@ -134,44 +152,3 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
         if all(one.problem.graph != other.problem.graph for other in different):
             different.append(one)
     return [*different[1:], first]
-
-
-class _WriteOut:
-    """Writes runs of ops as ops; `now` is the tensor that holds each original tensor's value, `lost` is given up."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self.tensors: list[Tensor] = list(graph.tensors)
-        self.tensor_of = list(range(len(graph.tensors)))
-        self.now = list(self.tensor_of)
-        self.ops: list[Op] = []
-        self.op_of: list[int] = []
-        self.lost: set[int] = set()
-        self._made = [1] * len(graph.tensors)
-        self._runs = [0] * len(graph.ops)
-
-    def run(self, op: int) -> None:
-        """Add one run of an op; if it reads dynamically, it reads all candidates."""
-        what = self._graph.ops[op]
-        what = replace(what, late=None) if what.late else what
-        reads = tuple([self.now[t] for t in what.reads])
-        for tensor in self.lost.intersection(what.writes):
-            self._make_again(tensor)
-        writes = tuple([self.now[t] for t in what.writes])
-        self._runs[op] += 1
-        if self._runs[op] > 1:
-            what = replace(what, name=f"{what.name}#{self._runs[op]}", reads=reads, writes=writes)
-        elif reads != what.reads or writes != what.writes:
-            what = replace(what, reads=reads, writes=writes)
-        self.ops.append(what)
-        self.op_of.append(op)
-
-    def _make_again(self, tensor: int) -> None:
-        self.lost.remove(tensor)
-        about = self._graph.tensors[tensor]
-        if about.persistent:
-            return
-        self._made[tensor] += 1
-        self.now[tensor] = len(self.tensors)
-        self.tensor_of.append(tensor)
-        self.tensors.append(replace(about, name=f"{about.name}#{self._made[tensor]}"))

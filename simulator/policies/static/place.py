@@ -18,7 +18,7 @@ use, the next use first. Room is what live bytes leave as issued: in the run a c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush, heapreplace
 from operator import add
@@ -55,58 +55,37 @@ def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmen
     homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
     below = held(problem, gaps)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
-    inserter = _Inserter(problem, homes)
-    nodes = [one for trip, gap in enumerate(gaps) for one in inserter.nodes(trip, gap)]
+    homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if problem.starts_with[t])
+    stored = {tensor: NOWHERE for tensor, home in homed if home not in (FREE, problem.compute_tier)}
+    walls, nodes = _walls(problem), list[CacheOp]()
+    for trip, gap in enumerate(gaps):
+        nodes += _cache_ops(problem, gap, trip, walls[gap.after + 1], stored)
     nodes.sort(key=issue_order)
     return Augmented(problem, homes, gaps, tuple(nodes))
 
 
-class _Inserter:
-    """Makes the cache operators, gap by gap in the order of their last uses."""
-
-    def __init__(self, problem: Problem, homes: Mapping[int, int]) -> None:
-        self._problem, self._ops = problem, len(problem.graph.ops)
-        self._fence = problem.fences
-        self._wall = _walls(problem)
-        self._stored: dict[int, int] = {}
-        for tensor, home in enumerate(problem.homes):
-            if problem.starts_with[tensor] and homes.get(tensor, home) not in (FREE, problem.compute_tier):
-                self._stored[tensor] = NOWHERE
-
-    def nodes(self, trip: int, gap: Idle) -> list[CacheOp]:
-        """Cache operators of one gap."""
-        tensor, away, point = gap.tensor, gap.away, gap.after + 1
-        problem, here, size_bytes, found = self._problem, self._problem.compute_tier, gap.size_bytes, []
-        leaves = not gap.wraps or problem.graph.tensors[tensor].persistent
-        is_needed = gap.wraps or gap.returns or gap.before == self._ops
-        last = min(self._wall[point], self._ops if gap.wraps else gap.before)
-        if leaves and is_needed and self._is_dirty(gap):
-            writer, alone_ns = self._last_write(gap), problem.copy_ns(tensor, here, away)
-            first = max(writer + 1, self._fence[min(point, self._ops)])
-            where = (tensor, here, away, size_bytes, alone_ns)
-            found.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
-        if leaves:
-            where = (tensor, here, NOWHERE, size_bytes, 0)
-            found.append(CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point))
-        if gap.returns:
-            first = max(0 if gap.wraps else point, self._fence[gap.before])
-            where = (tensor, away, here, size_bytes, gap.in_ns)
-            found.append(CacheOp(PREFETCH, trip, *where, NOWHERE, gap.before, first, gap.before, gap.before))
-        return found
-
-    def _is_dirty(self, gap: Idle) -> bool:
-        """Whether the gap needs a store because no valid copy is away; from now on there is one."""
-        version = self._last_write(gap)
-        if self._stored.get(gap.tensor, NOWHERE - 1) == version:
-            return False
-        self._stored[gap.tensor] = version
-        return True
-
-    def _last_write(self, gap: Idle) -> int:
-        """The last op before the gap that wrote the tensor, or `NOWHERE`."""
-        writes = self._problem.lifetimes.writes[gap.tensor]
-        after = bisect_right(writes, gap.after)
-        return writes[after - 1] if after else NOWHERE
+def _cache_ops(problem: Problem, gap: Idle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
+    """The cache operators of one gap; `stored` notes by tensor the op that wrote what is valid away, or `NOWHERE`."""
+    tensor, here, point, ops, nodes = gap.tensor, problem.compute_tier, gap.after + 1, len(problem.graph.ops), []
+    leaves = not gap.wraps or problem.graph.tensors[tensor].persistent
+    last = min(wall, ops if gap.wraps else gap.before)
+    writes = problem.lifetimes.writes[tensor]
+    written = bisect_right(writes, gap.after)
+    writer = writes[written - 1] if written else NOWHERE
+    is_needed = gap.wraps or gap.returns or gap.before == ops
+    if leaves and is_needed and (tensor not in stored or stored[tensor] != writer):
+        stored[tensor] = writer
+        first = max(writer + 1, problem.fences[min(point, ops)])
+        where = (tensor, here, gap.away, gap.size_bytes, problem.copy_ns(tensor, here, gap.away))
+        nodes.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
+    if leaves:
+        where = (tensor, here, NOWHERE, gap.size_bytes, 0)
+        nodes.append(CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point))
+    if gap.returns:
+        first = max(0 if gap.wraps else point, problem.fences[gap.before])
+        where = (tensor, gap.away, here, gap.size_bytes, gap.in_ns)
+        nodes.append(CacheOp(PREFETCH, trip, *where, NOWHERE, gap.before, first, gap.before, gap.before))
+    return nodes
 
 
 def _walls(problem: Problem) -> list[int]:
