@@ -56,8 +56,6 @@ class Eviction:
 
     def use(self, tensors: Iterable[int]) -> list[int]:
         """Note that the running op uses some tensors; return those that are absent, or never leave."""
-        if self._rank is _oldest_producer:  # which a use does not change
-            return [tensor for tensor in tensors if tensor not in self._ranks]
         ranks, touch, others = self._ranks, self._ranks.move_to_end if self._rank is None else self.touch, []
         for tensor in tensors:
             if tensor in ranks:

@@ -131,7 +131,7 @@ def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager
         heapreplace(channel, point if eager else -max(begin_ns, gates[point]))
         below.move(one, point)
     for one, wanted in points.items():
-        point = below.earliest(one, wanted, one.before) if below.passes(one) else wanted
+        point = below.earliest(one, wanted, one.before)
         lead_ns = max(0, starts[one.before] - gates[point])
         residency_ns = round(ALPHA * lead_ns * one.size_bytes / problem.budget_bytes)
         stall_ns = max(0, one.alone_ns - lead_ns)

@@ -65,12 +65,10 @@ class Room:
         self._problem, self._end = problem, len(problem.graph.ops)
         self._last: set[tuple[int, int]] = set()
         everything = sum(problem.sizes)
-        self._profiles = {t: self._homes(t) for t in problem.neighbours if problem.capacities[t] < everything}
-
-    def _homes(self, tier: int) -> Profile:
-        sizes, homes = self._problem.sizes, self._problem.homes
-        held = sum(s for t, s in enumerate(sizes) if homes[t] == tier and self._problem.starts_with[t])
-        return Profile(np.full(self._end + 1, held, np.int64))
+        self._profiles = dict[int, Profile]()
+        for tier in (tier for tier in problem.neighbours if problem.capacities[tier] < everything):
+            there = (t for t, home in enumerate(problem.homes) if home == tier and problem.starts_with[t])
+            self._profiles[tier] = Profile(np.full(self._end + 1, sum(problem.sizes[t] for t in there), np.int64))
 
     @property
     def is_scarce(self) -> bool:
@@ -126,11 +124,6 @@ class Room:
             yield 0, self._end
         else:
             yield min(gap.after for gap in run) + 1, max(gap.before for gap in run)
-
-    def passes(self, one: CacheOp) -> bool:
-        """Whether a copy passes a scarce tier on its way."""
-        passed = self._problem.path(one.source, one.target)[1:-1] if self.is_scarce else ()
-        return any(tier in self._profiles for tier in passed)
 
     def earliest(self, one: CacheOp, point: int, latest: int) -> int:
         """The first point, no earlier than a wanted one, at which a copy fits into the tiers on its way.
