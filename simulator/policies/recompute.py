@@ -274,8 +274,11 @@ class Walk:
     def _rank(self, tensor: int, next_use: int) -> Rank | None:
         """Rank of the tensor in the queue; None if it cannot be recomputed."""
         dies, resident = self._dies, self._writer.resident
-        there = lambda t: t != tensor and resident(t) and dies[t] >= next_use  # noqa: E731
-        ops = self._remaker.chain((tensor,), next_use, there, LONGEST_CHAIN)
+
+        def will_be_there(other: int) -> bool:
+            return other != tensor and resident(other) and dies[other] >= next_use
+
+        ops = self._remaker.chain((tensor,), next_use, will_be_there, LONGEST_CHAIN)
         return None if ops is None else self._rank_of(tensor, next_use, ops)
 
     def _rank_of(self, tensor: int, next_use: int, ops: tuple[int, ...]) -> Rank:

@@ -18,6 +18,7 @@ use, the next use first. Room is what live bytes leave as issued: in the run a c
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush, heapreplace
@@ -118,17 +119,20 @@ def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager
         point = below.earliest(one, wanted, one.position)
         below.move(one, point)
         placed[one] = one._replace(position=point)
-    live, points, channels = Profile(selection.live_bytes), dict[CacheOp, int](), dict[int, list[int]]()
+    live, points = Profile(selection.live_bytes), dict[CacheOp, int]()
+    last_points, free_until = Counter[int](), dict[int, list[int]]()
     prefetches = (one for one in augmented.cache_ops if one.role is PREFETCH)
     for one in sorted(prefetches, key=lambda one: (one.before, one.tensor), reverse=not eager):
         hop = _hop(problem, one)
-        # Of an eager channel, where it took the last copy; else until when it is free, negative for the heap.
-        channel = channels.setdefault(problem.queues[hop], [0] if eager else [-FOREVER] * problem.links[hop].servers)
-        begin_ns = min(starts[one.before], -channel[0]) - one.alone_ns
-        wanted = channel[0] if eager else bisect_right(gates, begin_ns) - 1
+        queue = problem.queues[hop]
+        # Until when each channel is free, laid out backwards; negative, so that the heap finds the latest.
+        channels = free_until.setdefault(queue, [-FOREVER] * problem.links[hop].servers)
+        begin_ns = min(starts[one.before], -channels[0]) - one.alone_ns
+        wanted = last_points[queue] if eager else bisect_right(gates, begin_ns) - 1
         wanted = min(max(wanted, one.first), one.before)
         point = points[one] = live.put(wanted, one.before, one.size_bytes, problem.budget_bytes)
-        heapreplace(channel, point if eager else -max(begin_ns, gates[point]))
+        last_points[queue] = point
+        heapreplace(channels, -max(begin_ns, gates[point]))
         below.move(one, point)
     for one, wanted in points.items():
         point = below.earliest(one, wanted, one.before)
