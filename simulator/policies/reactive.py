@@ -110,23 +110,18 @@ def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> 
     in_view = [min(op + ahead + 1, bisect_right(fences, op, 0, ops)) for op in range(ops)] if ahead else ()
     for step in range(view.steps):
         base, seen = step * ops, 0
-        for op, (compute, uses, changes) in enumerate(zip(computes, sets.uses, sets.changes, strict=True)):
-            if awaited:
-                eviction.use(chain.from_iterable(awaited.values()))
+        for op, (compute, uses) in enumerate(zip(computes, sets.uses, strict=True)):
+            eviction.use(chain.from_iterable(awaited.values()))
             eviction.now = base + op
             others = eviction.use(uses)
-            if unused:
-                unused.difference_update(uses)
-            if others or changes:
-                _admit(sets, cache, op, [tensor for tensor in others if tensor not in here])
+            unused.difference_update(uses)
+            _admit(sets, cache, op, [tensor for tensor in others if tensor not in here])
             if in_view and in_view[op] > (seen := max(seen, op + 1)):
                 _look_ahead(sets, cache, op, base, range(seen, in_view[op]))
                 seen = in_view[op]
             codes.append(compute)
-            if changes:
-                _conclude(sets, cache, op)
-            if awaited:
-                unused.difference_update(awaited.pop(op, ()))
+            _conclude(sets, cache, op)
+            unused.difference_update(awaited.pop(op, ()))
             if op in revealed:
                 codes.append((SYNC, sets.dynamic.signal(op), 0, 0))
                 yield from cache.reveal(revealed[op], view)

@@ -162,8 +162,6 @@ class WorkingSets:
         With what they read for certain, if dynamic reads are handled apart.
     reads, uses
         By op: tensors that are read, or used, less what is there for good; quick to look into, and in order.
-    changes
-        By op: whether it has a workspace, writes something of that, or something is dead after it.
     pinned
         Tensors that never leave.
     homes
@@ -187,10 +185,6 @@ class WorkingSets:
         here = frozenset(t for t in self.pinned if graph.tensors[t].persistent and problem.starts_with[t])
         self.reads = [dict.fromkeys(t for t in op.reads if t not in here) for op in self.ops]
         self.uses = [tuple(dict.fromkeys(t for t in (*op.reads, *op.writes) if t not in here)) for op in self.ops]
-        self.changes = [
-            bool(op.workspace_bytes or dead) or not here.issuperset(op.writes)
-            for op, dead in zip(self.ops, problem.lifetimes.dead_after, strict=True)
-        ]
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
         persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and t not in self.pinned]
         self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes(persistent))
