@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
 
@@ -323,14 +323,7 @@ class Problem:
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
         """Time of a copy that has all links of its path for itself [ns]."""
-        return self._path_ns(self.sizes[tensor], source, target)
-
-    @cached_property
-    def _path_ns(self) -> Callable[[int, int, int], int]:
-        def path_ns(size_bytes: int, source: int, target: int) -> int:
-            return sum(transfer_ns(size_bytes, self.links[hop]) for hop in pairwise(self.path(source, target)))
-
-        return cache(path_ns)
+        return sum(transfer_ns(self.sizes[tensor], self.links[hop]) for hop in pairwise(self.path(source, target)))
 
     @cached_property
     def queues(self) -> dict[tuple[int, int], int]:
