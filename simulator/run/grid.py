@@ -15,6 +15,7 @@ from typing import Any
 
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
+from simulator.catalog.settings import fields
 from simulator.catalog.shelf import told_at
 from simulator.catalog.text import scalar
 from simulator.errors import insist
@@ -231,6 +232,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     study = _of_grid(named_study, grid, loaded.scenario)
     where = f"study {study.name}" if named_study is not None else loaded.place("grid")
     axes, shown, points = _varied(study, where, at_most)
+    _check_apart(axes, loaded, where)
     base, rows_asked = loaded.asking_nothing(), policies or study.policies or None
     measured = _measured(base, study, rows_asked, axes, points, with_bounds=bounds)
     if cache is False or isinstance(rows_asked, Mapping):
@@ -334,6 +336,24 @@ def _varied(study: StudyDocument, where: str, at_most: int) -> tuple[tuple[Axis,
     return every, shown, points
 
 
+def _check_apart(axes: Sequence[Axis], loaded: Loaded, where: str) -> None:
+    """Refuse two axes that vary one field: of two values for it the second would win, unseen."""
+    varied: dict[tuple[str, ...], str] = {}
+    for one in axes:
+        with told_at(one.where):
+            found = [
+                (document, *path)
+                for document, keys in one.keys.items()
+                for key in keys
+                for path, _ in fields(getattr(loaded, document), key)
+            ]
+        for path in found:
+            other = next((name for known, name in varied.items() if known[: len(path)] == path[: len(known)]), None)
+            both = f"{'.'.join(path[path[0] == 'hardware' :])} on {other} and on {one.name}"
+            insist(other is None, where, "each field varies on one axis", both, "leave one of them out")
+        varied |= dict.fromkeys(found, one.name)
+
+
 def _probes(points: Sequence[Point]) -> list[Point]:
     """Choose points with the least and the largest number on each axis, and with each value that is no number."""
     found: dict[Point, None] = {}
@@ -362,5 +382,6 @@ def points_in(path: Path) -> int:
     named_study, loaded = catalog.studied(path)
     study = _of_grid(named_study, None, loaded.scenario)
     axes, _, points = _varied(study, f"study {study.name}", MOST_VALUES)
+    _check_apart(axes, loaded, f"study {study.name}")
     Study(loaded.asking_nothing(), Cells(), axes, points, probes=_probes(points)).check()
     return len(points)

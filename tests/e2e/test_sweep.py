@@ -114,6 +114,10 @@ def test_what_cannot_run_in_a_cell_is_a_row_with_its_reason(hosim, tmp_path):
     ("asked", "told"),
     [
         ([f"{BANDWIDTHS}=1..200 GB/s:200", "workload.steps=1..100:100"], "at most 10,000 cells are run"),
+        (
+            [f"{BANDWIDTHS}=8..16 GB/s:2", "links.d2h.b*=8..16 GB/s:2"],
+            "found links.d2h.bandwidth on links.*.bandwidth and on links.d2h.b*",
+        ),
         (["links.*.bandwith=1 GB/s"], "did you mean 'bandwidth'"),
         (["workload.banana=1,2"], "a change names a field of the workload"),
         ([], "a sweep varies something, found nothing"),
