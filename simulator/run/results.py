@@ -383,9 +383,7 @@ def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
         As for `Results.write`, and the labels of all rows.
     """
     with files.replaced(Path(out)) as folder:
-        # Once the folder is there: matplotlib, when imported, may make one of its own, which it fails to remove where
-        # nothing may be written.
-        from simulator.report.html import Pages  # noqa: PLC0415 - draws pictures, which takes time to import
+        from simulator.report.html import Pages  # noqa: PLC0415 - makes a folder, too, in vain where none may be
 
         yield Pages(folder, labels, _write_tables)
 
