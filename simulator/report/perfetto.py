@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -86,29 +86,26 @@ def _meta(what: str, pid: int, tid: int, **args: object) -> Event:
 
 def _slices(view: Row) -> Iterator[Event]:
     """The threads of a rank, and the slices in them: its steps, its spans and its waits."""
-    spans, waits = lines(view, "spans"), lines(view, "waits")
-    ends, tracks, channels = dict[int, int](), set[str](), set[str]()
+    spans, waits, ends = lines(view, "spans"), lines(view, "waits"), dict[int, int]()
     for span in spans:
         span["cat"] = span["phase"] or span["kind"]
-        is_compute, track = span["kind"] == "compute", span["track"]
-        span["lane"] = track if is_compute else f"{track} #{span['channel']}"
-        (tracks if is_compute else channels).add(span["lane"])
-        if is_compute and (track == "stream 0" or not view.graph.meets):
+        span["lane"] = span["track"] if span["kind"] == "compute" else f"{span['track']} #{span['channel']}"
+        if span["kind"] == "compute" and (span["track"] == "stream 0" or not view.graph.meets):
             ends[span["step"]] = max(span["end_ns"], ends.get(span["step"], 0))
     for wait in waits:
-        wait["lane"], wait["cat"] = f"stalls of stream {wait['stream']}", "stall"
+        wait["lane"], wait["cat"] = f"stream {wait['stream']} stalls", "stall"
         wait["name"] = f"{wait['cause']} at {wait['on']}" if wait["on"] else wait["cause"]
-    streams = sorted(tracks | {f"stream {wait['stream']}" for wait in waits})
-    own = (name for stream in streams for name in (stream, f"stalls of {stream}"))
-    threads = {lane: tid for tid, lane in enumerate(("steps", *own, *sorted(channels)), _FIRST)}
-    for lane, tid in threads.items():
-        yield _meta("thread_name", view.rank, tid, name=lane)
-        yield _meta("thread_sort_index", view.rank, tid, sort_index=tid)
     steps = [
         {"lane": "steps", "name": f"step {step}", "cat": "step", "step": step, "start_ns": start, "end_ns": ends[step]}
         for step, start in zip(sorted(ends), (0, *sorted(ends.values())), strict=False)
     ]
-    for args in chain(steps, spans, waits):
+    slices = [*steps, *spans, *waits]
+    lanes = sorted({one["lane"] for one in slices}, key=lambda lane: ("#" in lane, lane))
+    threads = {lane: tid for tid, lane in enumerate(lanes, _FIRST)}
+    for lane, tid in threads.items():
+        yield _meta("thread_name", view.rank, tid, name=lane)
+        yield _meta("thread_sort_index", view.rank, tid, sort_index=tid)
+    for args in slices:
         about = {"ph": "X", "pid": view.rank, "tid": threads[args.pop("lane")], "name": args.pop("name")}
         start, end = args.pop("start_ns"), args.pop("end_ns")
         about |= {"cat": args.pop("cat"), "ts": start / 1000, "dur": (end - start) / 1000}

@@ -19,7 +19,7 @@ from simulator.policies import static
 from simulator.policies.decide import decided
 from simulator.policies.problem import Problem
 from simulator.policies.static.explanation import Explanation, explained
-from simulator.report import decisions, files, layout_text
+from simulator.report import card, decisions, files
 from simulator.report.files import folder_names
 from simulator.report.rows import percent
 from simulator.report.sentences import crowded
@@ -216,8 +216,8 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     """
     found, job = _built(workload)
     if as_json:
-        return dumps(layout_text.data(job, layouts(found), found.dtypes.element_bytes), indent=2)
-    return layout_text.told(job, found, layouts(found))
+        return dumps(card.layout_data(job, layouts(found), found.dtypes.element_bytes), indent=2)
+    return card.layout_told(job, found, layouts(found))
 
 
 def _built(workload: str | Path) -> tuple[Workload, Job]:

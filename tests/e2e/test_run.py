@@ -100,7 +100,7 @@ def test_tables_say_the_same_as_the_summary(folder):
 def test_perfetto_trace_is_one_thread_per_track_without_overlap(folder):
     events = _events(folder)
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    assert set(names.values()) == {"steps", "stream 0", "stalls of stream 0", "d2h #0", "h2d #0"}
+    assert set(names.values()) == {"steps", "stream 0", "stream 0 stalls", "d2h #0", "h2d #0"}
     slices = sorted((e["tid"], e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X")
     assert {tid for tid, *_ in slices} <= set(names)
     for (tid, _, end), (next_tid, start, _) in pairwise(slices):

@@ -193,7 +193,7 @@ def test_a_trace_has_a_process_for_each_rank_and_one_for_what_they_share(whole):
         8: "shared in node 0, id",
     }
     threads = threads_of(events)
-    assert {"steps", "stream 0", "stalls of stream 0", "stream 1", "h2d #0"} <= set(threads.values())
+    assert {"steps", "stream 0", "stream 0 stalls", "stream 1", "h2d #0"} <= set(threads.values())
     slices = defaultdict(list)
     for e in events:
         if e["ph"] == "X":
