@@ -23,12 +23,12 @@ _ENDS = "from", "to"
 
 
 def is_bound(row: Row) -> bool:
-    """Whether a row tells what no plan beats."""
+    """Whether a row is a bound that no plan beats, not a policy."""
     return row["policy"] in BOUNDS
 
 
 def frontier_view(rows: Rows, tried: Rows, question: Largest, tier: str, capped: Sequence[str], title: str) -> View:
-    """Show how far each row goes.
+    """Show the answer of each row: the least or largest value with which it does what was asked.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def frontier_view(rows: Rows, tried: Rows, question: Largest, tier: str, capped:
         return (question.written(row[question.column]) or ("none" if end or "next" in row else ABSENT)) + end
 
     def at(row: Row) -> str:
-        return row.get("limit_at") or _longer(row.get("next_slowdown"), question)
+        return row.get("limit_at") or _slowdown(row.get("next_slowdown"), question)
 
     columns = figures(rows, ("policy",))
     if question.slowdown:
@@ -58,19 +58,19 @@ def frontier_view(rows: Rows, tried: Rows, question: Largest, tier: str, capped:
     columns.append(Column.texts(f"{question.direction} {question.field}", map(value, rows), left=False))
     columns += figures(rows, ("step_ns",))
     if any(row.get("slowdown") for row in rows):
-        columns.append(Column.texts("slowdown", (_longer(row.get("slowdown"), question) for row in rows), left=False))
-    columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_paid(rows)))
+        columns.append(Column.texts("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False))
+    columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_cost_columns(rows)))
     columns.append(Column.texts("limited by", (row.get("limit") or ABSENT for row in rows)))
     columns.append(Column.texts("at", map(at, rows)))
     first, last = map(question.written, (question.values[0], question.values[-1]))
     tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
     premise = f"{tries} that does not: what fits is taken to fit with {less}, too{question.assurance}."
-    told = [*(_limit(row, question) for row in rows), *capped, premise]
+    told = [*(_reached(row, question) for row in rows), *capped, premise]
     return View(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
 
 
 def _steps_over(tried: Rows, question: Largest) -> Panel:
-    """Steps over what was searched."""
+    """Make a panel of the step over the field that was searched."""
     size = _GB if question.unit in ("B", "B/s") else 1
     ran = (row for row in tried if present(row.get("step_ns")))
     drawn = sorted(({**row, "at": row[question.field] / size} for row in ran), key=lambda row: row["at"])
@@ -79,7 +79,7 @@ def _steps_over(tried: Rows, question: Largest) -> Panel:
 
 
 def free_told(row: Row, question: Largest, what: str) -> str:
-    """Say with which amount a row is free: it neither stalls nor runs ops again.
+    """Say with how much bandwidth, or capacity, a row is free: it neither stalls nor recomputes.
 
     Parameters
     ----------
@@ -90,24 +90,24 @@ def free_told(row: Row, question: Largest, what: str) -> str:
     """
     who, value = row["policy"], row[question.column]
     if value is None:
-        why = f": with {question.written(row['next'])} {_lack(row, question)}" if "next" in row else ""
+        why = f": with {question.written(row['next'])} {_obstacle(row, question)}" if "next" in row else ""
         return f"No {what} that was tried makes {who} free{why}."
     start = question.read("start")
     has = f"; now it has {question.written(start)}" if question.unit != "x" else ""
     verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
-    beyond = f" (with {question.written(row['next'])} {_lack(row, question)})" if "next" in row else " or less"
+    beyond = f" (with {question.written(row['next'])} {_obstacle(row, question)})" if "next" in row else " or less"
     return f"{who} {verb} with {question.path} {question.written(value)}{beyond}{has}."
 
 
-def _longer(slowdown: float | None, question: Largest) -> str:
-    """Write how many times as long a step is, with as many digits as tell it from what was asked for."""
+def _slowdown(slowdown: float | None, question: Largest) -> str:
+    """Write a slowdown with enough digits to tell it from the limits that were asked for."""
     if slowdown is None or all(limit == round(limit, 2) for limit in question.limits):
         return ratio(slowdown)
     return f"{slowdown:.4f}x"
 
 
-def _limit(row: Row, question: Largest) -> str:
-    """Say how far a row goes, what that costs, and what is in the way of the next value."""
+def _reached(row: Row, question: Largest) -> str:
+    """Say with which value a row does what was asked, how slow it is there, and why the next value does not do."""
     value, who = question.written(row[question.column]), row["policy"]
     if "tried" not in row:
         return f"{who} was not searched: {row['notes']}."
@@ -119,19 +119,19 @@ def _limit(row: Row, question: Largest) -> str:
             return f"{who}: no plan {does} with {('more', 'less')[question.sign < 0]} than {question.field} {value}."
         return f"{who}: nothing rules out that a plan {does} with {question.field} {value}, where the search ended."
     told = f"{who} {does} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
-    told += f", with a step of {_longer(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
+    told += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
         told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
     if "next" not in row:
         do = "raise at_most" if question.sign > 0 else "lower at_least"
         return f"{told}, the {question.direction} that was tried; {do} to go on."
-    return f"{told}: with {question.written(row['next'])} {_lack(row, question)}."
+    return f"{told}: with {question.written(row['next'])} {_obstacle(row, question)}."
 
 
-def _lack(row: Row, question: Largest) -> str:
-    """Say what is in the way."""
+def _obstacle(row: Row, question: Largest) -> str:
+    """Say why a row does not do what was asked with the next value."""
     if row["limit"] == "step" and "limit_at" not in row:
-        return f"a step takes {_longer(row['next_slowdown'], question)} {question.over}"
+        return f"a step takes {_slowdown(row['next_slowdown'], question)} {question.over}"
     if "limit_at" not in row:
         return f"its plan is {row['limit']}"
     if "limit_demand_bytes" not in row:
@@ -141,7 +141,7 @@ def _lack(row: Row, question: Largest) -> str:
 
 
 def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: str, tier: str, title: str) -> View:
-    """Show what a peak, or a cost, is paid for with, row by row.
+    """Show the trade-off of each row: its peak, or its cost, against its step.
 
     Parameters
     ----------
@@ -159,11 +159,11 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
     is_peak, own = column == f"peak_{tier}_bytes", {who: found for (who,), found in by(rows, "policy").items()}
     name = f"peak of {tier}" if is_peak else figure_of(column).head
     least = [found[0] for found in own.values()]
-    paid = [one for one in _paid(least) if one != column]
+    paid = [one for one in _cost_columns(least) if one != column]
     costs: dict[float, dict[str, float | None]] = {price: {} for price in PRICES}
     for price, amounts in costs.items():
         for who, found in own.items():
-            amounts[who] = floors[who][price] if who in floors else _cost(found, price, column)
+            amounts[who] = floors[who][price] if who in floors else _least_within(found, price, column)
     columns = [
         *figures(least, {"policy": "policy", column: f"least {'peak' if is_peak else name}", "step_ns": "step there"}),
         Column.texts("vs compute", (ratio(row["slowdown"]) for row in least), left=False),
@@ -180,17 +180,17 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
         "times compute."
     )
     bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again."
-    told = [*_prices(costs, name, column), *_dearer(own, name, paid), premise + (bounds if floors else "")]
+    told = [*_prices(costs, name, column), *_costs_at_ends(own, name, paid), premise + (bounds if floors else "")]
     return View(title, [Section(columns=columns)], told, [panel])
 
 
-def _cost(rows: Rows, price: float, column: str) -> float | None:
-    """The least amount whose step is short enough; None if none is."""
+def _least_within(rows: Rows, price: float, column: str) -> float | None:
+    """Return the least amount whose step is within a slowdown; None if no step is."""
     return min((row[column] for row in rows if row["slowdown"] <= price), default=None)
 
 
 def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column: str) -> Iterator[str]:
-    """Say for each price who has the lowest amount, and what no plan goes below."""
+    """Say for each slowdown which rows have the lowest amount, and the bound below which no plan goes."""
     for price, amounts in costs.items():
         bounds = [f"{who}, {shown(column, amounts[who])}" for who in BOUNDS if amounts.get(who) is not None]
         beside = f" (no plan goes below its {listed(bounds)})" if bounds else ""
@@ -203,8 +203,8 @@ def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column
         yield f"Within {price:g}x compute, {told}{beside}."
 
 
-def _dearer(own: Mapping[str, Rows], name: str, paid: Sequence[str]) -> Iterator[str]:
-    """Say what each row costs with its least amount, and with its shortest step."""
+def _costs_at_ends(own: Mapping[str, Rows], name: str, paid: Sequence[str]) -> Iterator[str]:
+    """Say what each row costs at its least amount, and at its shortest step."""
     for who, found in own.items():
         for column in paid[:1]:
             if len(found) > 1 and present(found[0].get(column)):
@@ -213,14 +213,14 @@ def _dearer(own: Mapping[str, Rows], name: str, paid: Sequence[str]) -> Iterator
                 yield f"{costs} with its least {name}, and of {most} with its shortest step."
 
 
-def _paid(rows: Rows) -> list[str]:
-    """Columns of the money and the energy of rows, for each token where tokens are known."""
+def _cost_columns(rows: Rows) -> list[str]:
+    """Name the columns of money and energy that rows have: per token where tokens are known."""
     kinds = ("usd_per_million_tokens", "step_usd"), ("energy_per_token_j", "energy_j")
     return [one for kind in kinds for one in occurring(rows, kind)[:1]]
 
 
 def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Largest, title: str) -> View:
-    """Show which of two rows is faster where.
+    """Show over which ranges of a field which of two rows is faster.
 
     Parameters
     ----------
@@ -248,12 +248,12 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Larg
 
 
 def _steps(name: str, row: Row) -> str:
-    """Write the steps of a row at the ends of a range."""
+    """Write the step of a row at both ends of a range."""
     return " to ".join(dict.fromkeys(quantity(row.get(f"{end}_{name}_ns"), "ns") for end in _ENDS))
 
 
 def _faster(row: Row, names: Sequence[str]) -> str:
-    """Say which row is faster in a range."""
+    """Say which of two rows is faster in a range."""
     if row["faster"] in names:
         return f"{row['faster']} is faster"
     return "both take as long" if row["faster"] == "tie" else "neither runs"
@@ -267,7 +267,7 @@ _LONG = 10
 
 
 def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequence[str], title: str) -> View:
-    """Show on which figures steps hang.
+    """Show how sensitive steps are to each figure of the machine.
 
     Parameters
     ----------
@@ -291,18 +291,18 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
 
 
 def _effect(row: Row) -> str:
-    """By how much the step changes with 10 % more of a figure."""
+    """Write by how much the step changes with 10 % more of a figure."""
     return signed(0.1 * row["elasticity"])
 
 
 def _short(value: object) -> object:
-    """A value as the document states it, or, of one that was made, as people do."""
+    """Write a value as its document states it, unless that is long."""
     unit = unit_of(value)
     return human(parse(value, unit), unit) if unit and len(str(value)) > _LONG else value
 
 
 def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:
-    """Say for each policy what its step hangs on most."""
+    """Say for each policy to which figure its step is most sensitive."""
     for policy, step_ns in usual.items():
         strong = [row for row in rows if row["policy"] == policy and abs(row["elasticity"]) >= _LEAST]
         told = f"{policy} takes {quantity(step_ns, 'ns')}"
@@ -313,7 +313,7 @@ def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:
 
 
 def _assumed(rows: Rows) -> Iterator[str]:
-    """Say on how many figures without a source the answer hangs, those that matter most first."""
+    """Say to how many assumed and fitted figures the answer is sensitive, the most influential first."""
     strong = sorted((row for row in rows if abs(row["elasticity"]) >= _LEAST), key=lambda row: -abs(row["elasticity"]))
     for origin in ("assumed", "fitted"):
         found = [*dict.fromkeys(row["figure"] for row in strong if row["origin"] == origin)]

@@ -30,7 +30,7 @@ _MOST_RANKS = 8
 
 
 def model_card(workload: Workload | None, job: Job | None) -> Card:
-    """Say what runs: parameters in all and for a token, weights, KV cache and arithmetic of a token, ops and tensors.
+    """Describe what runs: parameters (all, and active per token), weights, KV cache, FLOPs per token, ops, tensors.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
 
 
 def _cache(model: DecoderModel, kv_bytes: int) -> str:
-    """What a token takes in all layers, and for how long in those that see a window."""
+    """Write the KV cache of a token over all layers, and which layers keep only a window."""
     every, near = human(model.kv_elements * kv_bytes, "B"), Counter[int]()
     for (part, _), layers in model.kinds.items():
         near[part.window or 0] += layers
@@ -79,7 +79,7 @@ def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:
 
 
 def _arithmetic(job: Job, tokens: int | None) -> Card:
-    """Arithmetic of all ranks (`Graph.arithmetic`), for each token where tokens are known."""
+    """Write the arithmetic of all ranks (`Graph.arithmetic`), per token where tokens are known."""
     flops = sum(times * sum(job.graphs[one].arithmetic.values()) for one, times in Counter(job.graph_of).items())
     if not flops:
         return {}
@@ -88,7 +88,7 @@ def _arithmetic(job: Job, tokens: int | None) -> Card:
 
 
 def machine_card(hardware: Hardware) -> Card:
-    """Say where it runs: peaks of arithmetic, the room and the rate of each tier, and what a device costs, if stated.
+    """Describe the machine: peak arithmetic, capacity and bandwidth of each tier, and what a device costs, if stated.
 
     Parameters
     ----------
@@ -111,12 +111,12 @@ def machine_card(hardware: Hardware) -> Card:
 
 
 def line(card: Card) -> str:
-    """A card in one line."""
+    """Write a card in one line."""
     return "; ".join(f"{name} {much}" for name, much in card.items())
 
 
 def amount(number: int) -> str:
-    """Write how many there are for people, with three digits: ``8.03 billion``."""
+    """Write a count for people, with three digits: ``8.03 billion``."""
     for name, size in (("trillion", 10**12), ("billion", 10**9), ("million", 10**6)):
         if number >= 0.9995 * size:
             return f"{number / size:#.3g}".removesuffix(".") + f" {name}"
@@ -147,7 +147,7 @@ class Holding(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """Collectives of a program that are alike, in one step."""
+    """Collectives of a program that share phase, kind, group and size, in one step."""
 
     label: str
     phase: str
@@ -157,8 +157,8 @@ class Exchange(NamedTuple):
     size_bytes: int
 
 
-def layout_told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
-    """Tell a job in tables.
+def layout_text(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
+    """Write the layout of a job as tables: what ranks hold, how weights are cut, what ranks communicate.
 
     Parameters
     ----------
@@ -187,22 +187,22 @@ def layout_told(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> 
 
 
 def _sizes(kinds: Counter[str]) -> dict[str, int]:
-    """Bytes of each kind of tensor, and of all."""
+    """Return the bytes of each kind of tensor, and of all, by column."""
     return {**{f"{kind}_bytes": kinds[kind] for kind in map(str, TensorKind)}, "in_all_bytes": kinds.total()}
 
 
 def _used(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Columns of rows, but sizes that are 0 in all of them."""
+    """Name the columns of rows, without sizes that are 0 in every row."""
     return [column for column in rows[0] if not column.endswith("_bytes") or any(row[column] for row in rows)]
 
 
 def layout_data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> dict[str, Any]:
-    """The same as plain data: sizes in bytes, all ranks by number, all members.
+    """Return the layout of a job as plain data: sizes in bytes, all ranks by number, all members of groups.
 
     Parameters
     ----------
     job, weights
-        As for `layout_told`.
+        As for `layout_text`.
     element_bytes
         Size of an element of a weight [B].
     """
@@ -230,7 +230,7 @@ def layout_data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> 
 
 
 def holding(job: Job, number: int) -> Holding:
-    """What each rank of a graph holds."""
+    """Count what each rank of a program holds, all step and at its peak."""
     graph = job.graphs[number]
     kept = Counter[str]()
     for tensor in graph.tensors:
@@ -246,7 +246,7 @@ def holding(job: Job, number: int) -> Holding:
 
 
 def exchanges(job: Job) -> Iterator[Exchange]:
-    """What the ranks of each graph do together in a step, in the order of its first time."""
+    """Count the collectives of each program in a step, in the order in which they first come."""
     for number, graph in enumerate(job.graphs):
         ranks, groups = set(job.ranks_of(number)), {group.name: group for group in graph.groups}
         met = ((op.phase, what) for op in graph.ops if (what := op.collective) is not None)
@@ -258,7 +258,7 @@ def exchanges(job: Job) -> Iterator[Exchange]:
 
 
 def _parts(workload: Workload) -> str:
-    """How ranks share the model: its axes, of which neighbours differ in the last one first, and ZeRO's stage."""
+    """Write the axes of the mesh, the one of neighbouring ranks last, and the stage of ZeRO."""
     parallel, pools = workload.parallel, workload.pools
     axes = [f"{name} {getattr(parallel, name)}" for name in parallel.axis_names if name != "expert"]
     axes = axes if parallel.ranks == "all" else []
@@ -268,7 +268,7 @@ def _parts(workload: Workload) -> str:
 
 
 def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[dict[str, Any]]:
-    """How weights are cut, a line for those that differ in their numbers alone."""
+    """Return a row for each pattern of weights (names that differ only in numbers), its shape and its cut."""
 
     def alike(weight: Weight) -> tuple[str, str, str]:
         cut = ", ".join("+".join(axes) or "-" for axes in weight.layout.tensor_map)
@@ -283,13 +283,13 @@ def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[dict[str, A
 
 
 def _holders(weight: Weight) -> int:
-    """How many ranks hold the same: a block of the model is in one stage."""
+    """Count the ranks that hold the same shard; a block of the model is in one stage."""
     mesh, cut = weight.layout.mesh, (*weight.layout.cut, "pipeline")
     return mesh.size([axis for axis in mesh.axis_names if axis not in cut])
 
 
 def _exchanged(one: Exchange) -> dict[str, Any]:
-    """A line of the table of what is communicated."""
+    """Return the row of a collective for the table."""
     members, arrow = one.group.members, one.kind in PAIRED
     shown = [f"{a} > {b}" if arrow else numbers((a, *rest, b)) for a, *rest, b in members[:_MOST_MEMBERS]]
     meets = " | ".join(shown) + (f" | ... ({len(members)})" if len(members) > _MOST_MEMBERS else "")
@@ -299,7 +299,7 @@ def _exchanged(one: Exchange) -> dict[str, Any]:
 
 
 def numbers(ranks: Sequence[int]) -> str:
-    """Write numbers of ranks: ``0-3`` for a run, ``0,2,4``, or the first ones and how many there are."""
+    """Write ranks: ``0-3`` if they are consecutive, ``0,2,4``, or the first ones and how many there are."""
     if len(ranks) > 1 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     if len(ranks) <= _MOST_RANKS:

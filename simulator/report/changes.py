@@ -22,7 +22,7 @@ SCHEMA = "hosim-diff/1"
 
 
 class Change(NamedTuple):
-    """A figure of a row, before and after.
+    """A figure of a row in the old and in the new result.
 
     Attributes
     ----------
@@ -45,24 +45,24 @@ class Change(NamedTuple):
 
     @property
     def difference(self) -> int | None:
-        """By how much it is more; None if one of the two is none."""
+        """The new value less the old one; None if either is missing."""
         return None if self.old is None or self.new is None else self.new - self.old
 
     @property
     def share(self) -> float | None:
-        """The difference as a share; None if there is none."""
+        """The difference relative to `of`; None if there is none."""
         return None if self.difference is None or not self.of else self.difference / self.of
 
     @property
     def moved(self) -> bool:
-        """Whether it is another one, by more than what is accepted."""
+        """Whether it changed by more than the tolerance."""
         if self.difference is None or self.share is None:
             return self.old != self.new
         return abs(self.difference) > self.tolerance * abs(self.of or 0)
 
     @property
     def name(self) -> str:
-        """What it is called: ``wait capacity at hbm``, ``peak ddr``."""
+        """Its name for people: ``wait capacity at hbm``, ``peak ddr``."""
         head = figure_of(self.column).head
         head = f"wait {head}" if self.column.startswith("wait_") else head
         return f"{head} at {self.on}" if self.on else head
@@ -81,7 +81,7 @@ class Change(NamedTuple):
 
 
 class RowChange(NamedTuple):
-    """A row before and after.
+    """A row in the old and in the new result.
 
     Attributes
     ----------
@@ -109,13 +109,13 @@ class RowChange(NamedTuple):
 
     @property
     def moved(self) -> bool:
-        """Whether anything of it is another one, by more than what is accepted."""
+        """Whether its status, or any figure by more than the tolerance, changed."""
         changes = (self.step, *self.figures, *self.terms)
         return self.status[0] != self.status[1] or any(change.moved for change in changes)
 
     @property
     def worse(self) -> bool:
-        """Whether it no longer runs to its end, is gone, takes longer, or peaks higher, by more than is accepted."""
+        """Whether it no longer runs or is gone, or takes longer or peaks higher by more than the tolerance."""
         if self.status[0] == "ok" != self.status[1] or self.status[1] is None:
             return True
         grown = (change for change in (self.step, *self.figures) if figure_of(change.column).worse == "more")
@@ -131,7 +131,7 @@ class RowChange(NamedTuple):
 
 
 class Turned(NamedTuple):
-    """An expectation of which it changed whether it holds: what is expected, and whether it did and does."""
+    """An expectation whose verdict changed: what is expected, whether it held, and whether it holds now."""
 
     asks: str
     held: bool
@@ -186,7 +186,7 @@ class Diff:
 
     @property
     def view(self) -> View:
-        """The table of all rows, and of each row that moved what its step is spent on; what was run, and verdicts."""
+        """The table of all rows, a table of each row that changed, and what differs in inputs and verdicts."""
         moved = [row for row in self.rows if row.moved]
         sections = [Section(columns=_table(self.rows))] if moved else []
         sections += [Section(row.label, _details(row)) for row in moved if row.terms]
@@ -279,7 +279,7 @@ def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Sa
 
 
 def _inputs(old: Said, new: Said) -> Iterator[tuple[str, str, str]]:
-    """What differs in what was run: what it is, before and after."""
+    """Iterate over inputs and settings that differ between two runs: the name, and both values."""
     was, now = ({one["kind"]: one for one in said.get("inputs", ())} for said in (old, new))
     for kind in dict.fromkeys((*was, *now)):
         before, after = (files.get(kind, {"name": "none", "sha256": ""}) for files in (was, now))
@@ -309,7 +309,7 @@ def _table(rows: Sequence[RowChange]) -> list[Column]:
 
 
 def _sides(changed: Sequence[Change], what: str = "") -> list[Column]:
-    """Both values of figures, and their differences."""
+    """Make the columns of old and new values, and of their differences."""
     columns = [
         Column(f"{side} {what}".rstrip(), tuple(shown(one.column, getattr(one, side)) for one in changed))
         for side in ("old", "new")
@@ -326,7 +326,7 @@ def _status(row: RowChange) -> str:
 
 
 def _cause(row: RowChange) -> str:
-    """What moved most: of what the step is spent on, else of the figures; or why it does not run to its end."""
+    """Name the largest change in what the step is spent on, or in the figures; or say why the row does not run."""
     if row.status[0] != row.status[1]:
         short = next((one.new for one in row.figures if one.column == "short_bytes" and one.new), None)
         return f"short by {shown('short_bytes', short)} at {row.why}" if short else row.why
@@ -335,7 +335,7 @@ def _cause(row: RowChange) -> str:
 
 
 def _details(row: RowChange) -> list[Column]:
-    """The step, all of what it is spent on that moved, and the figures that moved."""
+    """Make the table of one row: the step, and each term and figure that changed."""
     changed = [row.step, *(one for one in (*row.terms, *row.figures) if one.old != one.new)]
     marks = ("" if one.moved else "accepted" for one in changed)
     return [Column.texts("", (one.name for one in changed)), *_sides(changed), Column.texts("", marks)]

@@ -29,7 +29,7 @@ MOST_LINES = 12
 
 
 def decisions(explanation: Explanation) -> list[Line]:
-    """Make a table of the decisions, one line a gap, with every term of its score."""
+    """Return a row for each idle interval of a tensor: what was decided, and every term of its score."""
     problem, ops = explanation.problem, explanation.problem.graph.ops
     lines = []
     for choice in explanation.choices:
@@ -48,7 +48,7 @@ def decisions(explanation: Explanation) -> list[Line]:
 
 
 def cache_ops(explanation: Explanation) -> list[Line]:
-    """Make a table of the cache operators in the order of issue, with their windows and costs."""
+    """Return a row for each cache operator in the order of issue, with its window and its costs."""
     augmented, problem, lines = explanation.candidate.augmented, explanation.problem, []
     for one in augmented.cache_ops:
         line: Line = {"role": str(one.role), "trip": one.trip, "tensor": problem.graph.tensors[one.tensor].name}
@@ -62,7 +62,7 @@ def cache_ops(explanation: Explanation) -> list[Line]:
 
 
 def slots(explanation: Explanation) -> list[Line]:
-    """Make a table of the links by slot of the step, with what is wanted of each and what it does."""
+    """Return a row for each link and slot of the step: how long it is wanted, and how long it is busy."""
     return [slot._asdict() | {"oversubscribed": int(slot.is_oversubscribed)} for slot in explanation.slots]
 
 
@@ -85,8 +85,8 @@ _COSTS = ("alone_ns", "stall_ns", "residency_ns", "waited_ns")
 """What a cache operator costs."""
 
 
-def told(explanation: Explanation) -> str:
-    """Tell the whole plan: its decisions, its cache operators, and the links, each as a table."""
+def plan_text(explanation: Explanation) -> str:
+    """Write the whole plan as tables: decisions, cache operators and links."""
     parts = []
     for decision, found in grouped(decisions(explanation), itemgetter("decision")).items():
         gaps = [gap | {"copies_ns": gap["out_ns"] + gap["in_ns"], "to": gap["tier"]} for gap in found]
@@ -110,14 +110,14 @@ def told(explanation: Explanation) -> str:
 
 
 def _use(link: str, slots: Sequence[Line]) -> Line:
-    """What is wanted of a link, and what it does, as shares of what it can serve in all its slots."""
+    """Return how much a link is wanted and busy, as shares of what it can serve."""
     served_ns = sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in slots)
     shares = {f"{use}_fraction": sum(slot[f"{use}_ns"] for slot in slots) / served_ns for use in ("wanted", "busy")}
     return {"link": link, **shares, "slots_oversubscribed": sum(slot["oversubscribed"] for slot in slots)}
 
 
 def _alike(lines: Sequence[Line], same: Sequence[str], summed: Sequence[str]) -> list[Line]:
-    """Sum up lines whose tensors differ in their numbers alone, and that agree in some columns; the largest first."""
+    """Sum up rows whose tensors' names differ only in numbers, and that agree in some columns; the largest first."""
     alike = grouped(lines, lambda line: (re.sub(r"\d+", "*", line["tensor"]), *(line[column] for column in same)))
     rows = []
     for (pattern, *values), own in alike.items():
@@ -131,8 +131,8 @@ def _cut(head: str, rows: Sequence[Line], columns: Sequence[str]) -> str:
     return f"{head}\n{aligned(figures(rows[:MOST_LINES], columns), 2)}{more}"
 
 
-def tensor_told(explanation: Explanation, name: str) -> str:
-    """Tell one tensor in full: each gap with the terms of its score, each cache operator with its costs.
+def tensor_text(explanation: Explanation, name: str) -> str:
+    """Write all about one tensor: each idle interval with the terms of its score, each cache operator with its costs.
 
     Parameters
     ----------

@@ -80,7 +80,7 @@ Given = Axes | Sequence[Axes] | None
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw as matplotlib ships it, whatever a user's file or session says; `with` this, or as a decorator.
+    """Draw with matplotlib's defaults, whatever the user's settings are; a context manager and a decorator.
 
     A character that the font lacks is drawn as an empty box, without a warning.
     """
@@ -91,7 +91,7 @@ def styled() -> Iterator[None]:
 
 
 class _Layout(ConstrainedLayoutEngine):
-    """Matplotlib's constrained layout, its places rounded.
+    """Matplotlib's constrained layout, with rounded positions.
 
     The last digit its solver gives depends on where objects lie in memory, and the name of a clip path in an SVG on it.
     """
@@ -105,7 +105,7 @@ class _Layout(ConstrainedLayoutEngine):
 
 
 class Picture(Figure):
-    """A matplotlib figure of hosim's own, with its legend above all axes.
+    """A matplotlib figure with its legend above all axes.
 
     Parameters
     ----------
@@ -133,19 +133,19 @@ class Picture(Figure):
 
 
 class NotebookAxes(Axes):
-    """Axes of a picture, which a notebook shows whole."""
+    """Axes that show their whole picture in a notebook."""
 
     def _repr_png_(self) -> bytes:
         return picture(self).png()
 
 
 def picture(ax: Axes) -> Picture:
-    """The picture that axes of hosim's own are of."""
+    """Return the picture that hosim's own axes belong to."""
     return cast("Picture", ax.figure)
 
 
 def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **how: Any) -> list[Axes]:
-    """Choose where to draw: into the axes that are given, or into all axes of a picture of its own.
+    """Return the axes to draw into: those that are given, or all of a new picture.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **ho
 
 
 def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> None:
-    """Write above a picture, or above axes of others, what is shown, and what colours (or lines, by style) mean."""
+    """Write the title and the legend above a picture, or above the user's own axes."""
     handles = [
         Patch(color=look, label=text) if isinstance(look, str) else Line2D([], [], label=text, **look)
         for text, look in marks.items()
@@ -178,7 +178,7 @@ def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> 
 
 
 def settle(ax: Axes) -> None:
-    """Place everything, in a picture for good, so that axes know their pixels: their labels are known by now."""
+    """Run the layout, and in a picture freeze it, so that the pixels of axes are known; call it when labels are set."""
     figure = ax.figure.canvas.figure
     figure.draw_without_rendering()
     if isinstance(figure, Picture):
@@ -186,7 +186,7 @@ def settle(ax: Axes) -> None:
 
 
 def label(ax: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Write a title and what the axes show, with two of the four sides, faintly, and small numbers."""
+    """Label axes with a title and what they show; only the left and lower spines are drawn."""
     ax.set_title(title, loc="left", **TEXT)
     ax.set_xlabel(x, **TEXT)
     ax.set_ylabel(y, **TEXT)
@@ -203,7 +203,7 @@ def name_lanes(ax: Axes, names: Sequence[str]) -> None:
 
 
 def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """How each curve looks: wider than those drawn after it, so that it shows at a tie."""
+    """Choose the style of each curve: wider than those drawn after it, so that it still shows where they tie."""
     wider, styles = min(_WIDER, (_WIDEST - _THIN) / max(1, len(labels) - 1)), {}
     for number, text in enumerate(labels):
         width = _THIN + wider * (len(labels) - 1 - number)
@@ -213,12 +213,12 @@ def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
-    """Where the pixels of a time axis begin, and where the last ends [ns]; `size` is how many ns its unit has."""
+    """Return the edges of the pixels of a time axis [ns]; `size` is how many ns its unit has."""
     return np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
 
 
 def steps(ax: Axes, heights: NDArray[np.float64], edges: NDArray[np.float64], **look: Any) -> StepPatch:
-    """Draw a height from edge to edge, as `Axes.stairs`, but into given limits: to look for them takes much longer."""
+    """Draw a step curve as `Axes.stairs` does, but without updating limits, which takes much longer."""
     drawn = StepPatch(heights, edges, **{"fill": False} | look)
     ax.add_artist(drawn)
     return drawn
@@ -258,7 +258,7 @@ def bars(
 
 
 def _spent(edges: NDArray[np.float64], start: Ints, end: Ints) -> NDArray[np.float64]:
-    """How long each pixel is covered [ns]; twice where two lie over each other."""
+    """Return how long each pixel is covered by bars [ns]; overlapping bars count twice."""
     since, before = edges - edges[0], np.zeros_like(edges)
     for moments, sign in ((start, 1), (end, -1)):
         ordered = np.sort(moments.clip(edges[0], edges[-1]) - edges[0])

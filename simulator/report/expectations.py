@@ -31,7 +31,7 @@ Summaries = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an expectation holds.
+    """An expectation, what came out, and whether it holds.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Verdict:
 
     @property
     def is_broken(self) -> bool:
-        """Whether it fails, and is not known to."""
+        """Whether it fails unexpectedly."""
         return not self.holds and not self.missed
 
     @property
@@ -108,7 +108,7 @@ def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "")
 
 
 def untested(claim: Claim) -> list[Verdict]:
-    """List the printed figures of a claim for which no row can be run.
+    """Return verdicts on the printed figures of a claim that no row can test.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
 
 
 def _error(one: Expectation, value: object) -> float | None:
-    """How far a value is from what is printed, as a share of that; None if one of them is no number."""
+    """Return the relative error of a value to the printed figure; None if either is no number."""
     ends = [_number(end) for end in one.ends("printed")]
     nearest = min(max(_number(value), ends[0]), ends[-1]) if ends else math.nan
     share = _number(value) / nearest - 1 if nearest and math.isfinite(nearest) else None
@@ -156,7 +156,7 @@ def _error(one: Expectation, value: object) -> float | None:
 
 
 def _value(one: Expectation, rows: Summaries) -> object:
-    """What the expectation is about; None if the row, or the one it is divided by, has no such value."""
+    """Return the value that an expectation is about; None if a row has no such value."""
     value = _summed(one, rows[one.row])
     if one.over is None:
         return value
@@ -170,7 +170,7 @@ def _summed(one: Expectation, row: Mapping[str, Any]) -> object:
 
 
 def asks(one: Expectation) -> str:
-    """Say what is expected, in words that do not change with what comes out: by them two runs are compared."""
+    """Say what is expected, in words that do not depend on the outcome: two runs are matched by them."""
     faster = [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
     limits = " and ".join([*(text for text, _ in _limits(one)), *faster])
     over = "" if one.over is None else f" over {one.over}"
@@ -178,7 +178,7 @@ def asks(one: Expectation) -> str:
 
 
 def _limits(one: Expectation, value: object = None) -> list[tuple[str, bool]]:
-    """What must hold of the value by itself, for people, and whether it does."""
+    """Return each limit on the value, in words, and whether the value keeps it."""
     found, number = list[tuple[str, bool]](), _number(value)
     ends = [_number(end) for end in one.ends("printed")] if one.is_close_to_printed else []
     if one.equals is not None:
@@ -198,7 +198,7 @@ def _limits(one: Expectation, value: object = None) -> list[tuple[str, bool]]:
 
 
 def _said_range(one: Expectation) -> str:
-    """Write what is printed as it is printed."""
+    """Write a printed figure as its source prints it."""
     if not isinstance(one.printed, tuple):
         return one.printed if isinstance(one.printed, str) else f"{one.printed:g}"
     low, high = (end if isinstance(end, str) else f"{end:g}" for end in one.printed)
@@ -206,7 +206,7 @@ def _said_range(one: Expectation) -> str:
 
 
 def _said(one: Expectation, value: object) -> str:
-    """Write a value for people; of a ratio as its printed figure is written, ``2.7x`` or ``-26 %``."""
+    """Write a value for people; a ratio in the form of its printed figure, ``2.7x`` or ``-26 %``."""
     if one.over is None or not present(value) or isinstance(value, str):
         return _shown(one.columns[0], value)
     printed = one.printed[0] if isinstance(one.printed, tuple) else one.printed
@@ -220,7 +220,7 @@ def _shown(column: str, value: object) -> str:
 
 
 def _number(value: object) -> float:
-    """The value if it is a number, else NaN, which no comparison accepts."""
+    """Return the value if it is a number, else NaN, which fails every comparison."""
     return value if isinstance(value, int | float) else math.nan
 
 
@@ -268,7 +268,7 @@ def condition(text: str, hardware: Hardware) -> Expectation:
 
 
 def named(text: str, columns: Sequence[str]) -> str:
-    """Find one of some columns by its name or its heading, with dots or blanks in it: ``peak.hbm``.
+    """Find a column by its name or its heading, with dots or blanks: ``peak.hbm``.
 
     Raises
     ------
@@ -304,7 +304,7 @@ def unmet(
 
 
 class Check(NamedTuple):
-    """A test for those who read JUnit.
+    """A test case of JUnit.
 
     Attributes
     ----------
@@ -323,7 +323,7 @@ class Check(NamedTuple):
 
 
 def check(verdict: Verdict) -> Check:
-    """Make a test of a verdict.
+    """Make a test case of a verdict.
 
     Parameters
     ----------
@@ -338,7 +338,7 @@ def check(verdict: Verdict) -> Check:
 
 
 def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
-    """Write tests as JUnit XML, which GitHub, GitLab and Jenkins show as tests; times are 0, none is of this machine.
+    """Write test cases as JUnit XML, which GitHub, GitLab and Jenkins read; all durations are 0.
 
     Parameters
     ----------

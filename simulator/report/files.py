@@ -71,7 +71,7 @@ def check_target(out: Path) -> None:
 
 
 def _strange(folder: Path) -> list[str]:
-    """What hosim did not write into a folder."""
+    """Return the names of files in a folder that hosim did not write."""
     try:
         summary = orjson.loads((folder / "summary.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):
@@ -86,7 +86,7 @@ def _contents(folder: Path) -> set[str]:
 
 @contextmanager
 def replaced(out: Path) -> Iterator[Path]:
-    """Give a folder to fill; when that is done it takes the place of `out`, and if it fails nothing is left.
+    """Yield a folder to fill; it replaces `out` when the block ends, and is removed if the block fails.
 
     If others put something into `out` meanwhile, all that was there is kept beside it, and told.
 
@@ -135,7 +135,7 @@ _SPARE = 4
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Hold a folder for the time; an OSError if another process does, or it is not there any more.
+    """Lock a folder; raise an OSError if another process holds it, or it is gone.
 
     It is held by as many open files as removing it takes, so that it can be removed when no more may be opened.
     """
@@ -150,7 +150,7 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _clear(out: Path) -> None:
-    """Settle what runs left beside `out` that were killed."""
+    """Clean up what killed runs left beside `out`."""
     for left in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
         with suppress(OSError), _held(left):
             _settle(left, out)
@@ -158,7 +158,7 @@ def _clear(out: Path) -> None:
 
 
 def _settle(own: Path, out: Path) -> None:
-    """Remove a run's own folder, but of the earlier `out` in it what is missed now, or holds what others put there."""
+    """Remove a run's own folder; put the earlier `out` back if that is missing, or keep it if others wrote into it."""
     old = own / _OLD
     if os.path.lexists(old) and not os.path.lexists(out):
         old.rename(out)
@@ -186,7 +186,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what a result is: its rows, each with every column, and more.
+    """Return what ``summary.json`` has: rows, each with every column, and more.
 
     Parameters
     ----------
@@ -200,12 +200,12 @@ def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[
 
 
 def dumped(said: Mapping[str, Any]) -> bytes:
-    """Write what is said as JSON, indented, with a line's end."""
+    """Write data as indented JSON that ends with a newline."""
     return orjson.dumps(said, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write lines that all have the same columns as a table; None is an empty cell."""
+    """Write rows with the same columns as CSV; None is an empty cell."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, lines[0] if lines else (), lineterminator="\n")
         writer.writeheader()
@@ -231,7 +231,7 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
 
 
 def check_file(option: str, file: Path) -> None:
-    """Refuse a file that cannot be written; its folders are made if need be, an earlier one is replaced.
+    """Raise an error if a file cannot be written.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def check_file(option: str, file: Path) -> None:
 
 
 def check_beside(where: str, path: Path, must: str, do: str) -> None:
-    """Refuse a place if nothing can be made in its folder, or in the nearest one above it that exists.
+    """Raise an error if nothing can be created in a path's folder, or in the nearest existing one above it.
 
     The system is asked by making a file there that has no name: permissions alone do not tell, and nothing can be left.
 
@@ -281,7 +281,7 @@ def check_beside(where: str, path: Path, must: str, do: str) -> None:
 
 
 def folder_names(labels: Sequence[str]) -> dict[str, str]:
-    """Choose a folder name for each row: its label, plain, with a number where it is taken.
+    """Choose a folder name for each row: its label without special characters, numbered where names collide.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ class _Provenance(TypedDict, total=False):
 
 
 class _Said(TypedDict):
-    """Of what is read, these keys have these types; there may be others."""
+    """The keys of a summary that are read; there may be others."""
 
     rows: list[dict[Line, int | float | Line | None]]
     expectations: list[_Verdict]
@@ -345,7 +345,7 @@ class _Said(TypedDict):
 
 
 def read_summary(result: Path) -> dict[str, Any]:
-    """Read what a run said of itself.
+    """Read and check the ``summary.json`` of a run.
 
     Parameters
     ----------
@@ -384,7 +384,7 @@ def read_summary(result: Path) -> dict[str, Any]:
 
 
 def spent(row: Said, said: Said) -> Iterator[tuple[tuple[str, str], int]]:
-    """On what the step of a row of a result was spent [ns], by column and place: they sum to the step."""
+    """Iterate over what the step of a row was spent on [ns], by column and place; the parts sum to the step."""
     for column in ("compute_ns", "recompute_ns", "drain_ns"):
         yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
     for stall in said["stalls"].get(row.get("policy"), ()):

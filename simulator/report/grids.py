@@ -14,7 +14,7 @@ from simulator.metrics import figure_of
 from simulator.report.rows import listed, percent, present, quantity, ratio, shown
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures, occurring
-from simulator.report.uncertain import Summed, distributions, sections, told
+from simulator.report.uncertain import Summed, comparisons, distributions, quantile_tables
 from simulator.report.views import ALL, Map, Panel, Section, Varied, View, by, did_not_run, point
 from simulator.trace import CAUSES
 
@@ -25,7 +25,7 @@ LINES = 64
 
 
 def needs(axes: Sequence[Varied], hardware: Hardware) -> list[str]:
-    """Columns of rows that are shown."""
+    """Name the columns of rows that a view needs."""
     figures = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
     return [*(one.name for one in axes), *figures, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
 
@@ -58,15 +58,15 @@ def grid_view(
     fixed, peak = [axis for axis in axes if not axis.is_drawn], f"peak_{hardware.compute_tier}_bytes"
     if len(fixed) < len(axes):
         lines = [line for cell in cells for line in cell.quantiles]
-        tables, sentences = sections(cells, fixed), [*told(cells, fixed)]
+        tables, sentences = quantile_tables(cells, fixed), [*comparisons(cells, fixed)]
         drawn, band = {"one step": "median_step_ns"}, tuple(f"{end}_step_ns" for end in ("p05", "p95"))
     else:
         lines = [{"policy": ALL, **row} for row in rows]
         ran = [row for row in rows if row["status"] == "ok"]
         steps = ("status", "step_ns", "slowdown_vs_fastest", "stall_ns")
         held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
-        tables = [Section(columns=[*_places(lines, axes), *figures(lines, (*steps, *held))])]
-        sentences = [*_told(ran, axes), *_unmoved(ran, axes, hardware, budget_bytes)]
+        tables = [Section(columns=[*_point_columns(lines, axes), *figures(lines, (*steps, *held))])]
+        sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
     if len(lines) > LINES:
@@ -83,7 +83,7 @@ def grid_view(
 
 
 def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_bytes: float, title: str) -> View:
-    """Show a curve.
+    """Show the points of a scaling curve.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     used = occurring(rows, limits)
     of_ranks = ("collective_ns", "masked_fraction") if over_ranks else ("gap_fraction", "bound_kind")
     shares = ("status", "step_ns", "compute_ns", "stall_ns", *occurring(rows, WAITS), *of_ranks, "tokens_per_s")
-    columns, x = [*_places(rows, axes), *figures(rows, shares)], axes[0].name
+    columns, x = [*_point_columns(rows, axes), *figures(rows, shares)], axes[0].name
     panels = [Panel("one step", x, "ns", rows, x, "step_ns")]
     if over_ranks:
         shown = (percent(row.get("efficiency")) for row in rows)
@@ -115,15 +115,15 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
         panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))
     tables, ran = [Section(columns=columns)], [row for row in rows if row["status"] == "ok"]
     if ran and used:
-        tables.append(Section(columns=[*_places(ran, axes), *figures(ran, used)]))
+        tables.append(Section(columns=[*_point_columns(ran, axes), *figures(ran, used)]))
     for column in used:
         room = f", room {quantity(limits[column], 'B')}" if limits[column] < math.inf else ""
         panels.append(Panel(f"{figure_of(column).head}{room}", x, "B", rows, x, column, limit=limits[column]))
-    return View(title, tables, [*did_not_run(rows, axes), *_gained(ran, axes)], panels)
+    return View(title, tables, [*did_not_run(rows, axes), *_throughput(ran, axes)], panels)
 
 
-def _gained(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
-    """Say for each policy what comes out at its first and its last point, and what it waits for there."""
+def _throughput(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
+    """Say for each policy its throughput and its stalls at the first and the last point."""
     for (policy,), own in by((row for row in ran if present(row.get("tokens_per_s"))), "policy").items():
         ends = own if len(own) == 1 else (own[0], own[-1])
         much = [f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s at {point(row, axes)}" for row in ends]
@@ -133,18 +133,18 @@ def _gained(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
         yield f"{policy} makes {listed(much)}; it waits for {listed(waits)} of a step{most}."
 
 
-def _places(rows: Rows, axes: Sequence[Varied]) -> list[Column]:
+def _point_columns(rows: Rows, axes: Sequence[Varied]) -> list[Column]:
     return [*figures(rows, ("policy",)), *(axis.column(rows) for axis in axes)]
 
 
 def _waits_most(rows: Rows) -> str:
-    """What computes wait for most; empty if for nothing."""
+    """Name what computes wait for most; empty if they never wait."""
     most_ns, cause = max((sum(row.get(f"wait_{cause}_ns") or 0 for row in rows), cause) for cause in CAUSES)
     return WAITED_FOR[cause] if most_ns else ""
 
 
-def _told(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
-    """Say for each policy where its step is shortest and longest, and from where on it stays the same."""
+def _extremes(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
+    """Say for each policy where its step is shortest and longest, and in how many cells it never stalls."""
     for (policy,), own in by(ran, "policy").items():
         first, last = (pick(own, key=lambda row: row["step_ns"]) for pick in (min, max))
         at = [point(row, axes) for row in (first, last)]
@@ -159,8 +159,8 @@ def _told(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
             yield f"{policy} never stalls in {len(free):,} of {len(own):,} cells, the first at {point(free[0], axes)}."
 
 
-def _unmoved(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes: int | None) -> Iterator[str]:
-    """Say over which range an axis changes no step of a policy, and what binds instead."""
+def _flat(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes: int | None) -> Iterator[str]:
+    """Say over which range an axis changes no step of a policy, and what limits the step instead."""
     for axis in axes:
         numbers = sorted(value for value in axis.values if isinstance(value, int | float))
         others = [one.name for one in axes if one is not axis]
@@ -170,17 +170,17 @@ def _unmoved(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes
             steps: dict[Any, dict[Any, int]] = {}
             for row in own:
                 steps.setdefault(row[axis.name], {})[tuple(row[name] for name in others)] = row["step_ns"]
-            for low, high in _level(numbers, steps):
+            for low, high in _flat_ranges(numbers, steps):
                 inside = [row for row in own if row[axis.name] in numbers and low <= row[axis.name] <= high]
-                caps = _caps(axis.name, low, hardware, budget_bytes) if has_caps else []
+                caps = _narrower(axis.name, low, hardware, budget_bytes) if has_caps else []
                 ends = (axis.written({axis.name: end}) for end in (low, high))
-                said.setdefault((" to ".join(ends), _why(caps, inside)), []).append(str(policy))
+                said.setdefault((" to ".join(ends), _what_limits(caps, inside)), []).append(str(policy))
         for (where, why), policies in said.items():
             yield f"{axis.name} changes no step of {listed(policies)} from {where}: {why}."
 
 
-def _level(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    """Ends of ranges of values with the same steps, in all cells of what varies besides."""
+def _flat_ranges(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    """Find ranges of neighbouring values with the same steps in all cells of the other axes."""
     ranges: list[list[Any]] = []
     for before, value in pairwise([None, *numbers]):
         if value in steps and steps[value] == steps.get(before):
@@ -190,8 +190,8 @@ def _level(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple[Any, 
     return [(found[0], found[-1]) for found in ranges if len(found) > 1]
 
 
-def _caps(name: str, low: float, hardware: Hardware, budget_bytes: int | None) -> list[str]:
-    """What of a machine is no wider than an axis at the low end of a range, and caps it."""
+def _narrower(name: str, low: float, hardware: Hardware, budget_bytes: int | None) -> list[str]:
+    """Name the buses, links or budgets that are no wider than an axis at the low end of a range."""
     links = [link for link in hardware.links if fnmatchcase(f"links.{link}.bandwidth", name)]
     rates = {
         f"the bus {bus}": cap.bandwidth_bytes_per_s for bus, cap in hardware.buses.items() if {*links} & {*cap.links}
@@ -204,8 +204,8 @@ def _caps(name: str, low: float, hardware: Hardware, budget_bytes: int | None) -
     return found
 
 
-def _why(caps: Sequence[str], inside: Rows) -> str:
-    """What binds in a range: what caps the axis, or what computes wait for there."""
+def _what_limits(caps: Sequence[str], inside: Rows) -> str:
+    """Say what limits steps in a range: what caps the axis, or what computes wait for there."""
     if caps:
         return f"{listed(caps)} {'is' if len(caps) == 1 else 'are'} no wider"
     cause = _waits_most(inside)
@@ -213,7 +213,7 @@ def _why(caps: Sequence[str], inside: Rows) -> str:
 
 
 def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:
-    """A map for each policy, and for each cell of the axes with the fewest values, beside the two with most."""
+    """Make a map over the two longest axes for each policy and each cell of the other axes."""
     ran = [line for line in lines if present(line.get(height))]
     best = min((line[height] for line in ran), default=1)
     left, up = sorted(sorted(axes, key=lambda axis: -len(axis.values))[:2], key=axes.index)

@@ -25,8 +25,8 @@ _MOST_BYTES, _BAR_BYTES = 4_500_000, 30
 """A page shall stay below 5 MB; bars and changes of memory took 24.6 to 26.7 bytes each where they were counted."""
 
 
-def _spoken(row: Row) -> str:
-    """What one who cannot see the picture of the table is told of a row."""
+def _alternative_text(row: Row) -> str:
+    """Write the alternative text of a row in the picture of the table."""
     parts = row.spent.items() if row.is_ok else ()
     return ", ".join(f"{what} {quantity(ns, 'ns')}" for what, ns in parts) or str(row.summary["status"])
 
@@ -39,7 +39,7 @@ def _command(scenario: Scenario, changed: Mapping[str, Any], rows: Sequence[str]
 
 
 def _section(row: Row, most: int) -> dict[str, Any]:
-    """What the page shows of one row, zoomed into up to so many bars; of ranks the stalls and peaks of the slowest."""
+    """Return what the page shows of a row, with a timeline of at most so many bars; of ranks the slowest."""
     told, ranks = row, chosen(row, _MOST_RANKS)
     if row.trace is not None and row.is_job:
         told = of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
@@ -123,7 +123,7 @@ class Pages:
             tables=folded(rows, PIPE_WIDTH),
             statuses=[str(row.summary["status"]) for row in rows],
             comparison=drawn,
-            spoken=[(row.label, _spoken(row)) for row in rows],
+            spoken=[(row.label, _alternative_text(row)) for row in rows],
             recomputes=any(row.recompute_ns for row in rows),
             sections=[_section(row, most) for row in rows],
             command=_command(scenario, said["provenance"]["set"], [row.label for row in rows]),

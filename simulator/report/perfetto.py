@@ -85,7 +85,7 @@ def _meta(what: str, pid: int, tid: int, **args: object) -> Event:
 
 
 def _slices(view: Row) -> Iterator[Event]:
-    """The threads of a rank, and the slices in them: its steps, its spans and its waits."""
+    """Iterate over the threads of a rank and their slices: steps, spans and waits."""
     spans, waits, ends = lines(view, "spans"), lines(view, "waits"), dict[int, int]()
     for span in spans:
         span["cat"] = span["phase"] or span["kind"]
@@ -113,7 +113,7 @@ def _slices(view: Row) -> Iterator[Event]:
 
 
 def _shared(row: Row) -> Iterator[Event]:
-    """What ranks share: the memory of tiers and the load of buses, in processes behind those of the ranks."""
+    """Iterate over counters of what ranks share, tiers and buses, in processes of their own."""
     if row.trace is None:
         return
     known: dict[str, int] = {}
@@ -142,7 +142,7 @@ def _memory(usage: Usage, pid: int) -> Iterator[Event]:
 
 
 def _counter(name: str, pid: int, times: Ints, held: Ints, unit: str = "B") -> Iterator[Event]:
-    """One counter, an event for each instant at which it changes; viewers write the unit behind its name."""
+    """Iterate over the changes of a counter; viewers write the unit behind its name."""
     last = np.flatnonzero(lasts(times))
     changes = last[np.diff(held[last], prepend=held[last[:1]] - 1) != 0]
     for time, value in zip(times[changes].tolist(), held[changes].tolist(), strict=True):

@@ -45,7 +45,7 @@ _LABELS = 8
 
 @styled()
 def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
-    """Draw the rows beside each other: compute, stalls by cause and the bound; and the peak of each memory in use.
+    """Compare rows: what each step is spent on, its lower bound, and the peak of each memory in use.
 
     Parameters
     ----------
@@ -58,7 +58,9 @@ def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
         Axes for the steps, and for memories; default: those of a picture.
     """
     machine = rows[0].hardware
-    used = [tier for tier in machine.tiers if tier == machine.compute_tier or any(_held(row, tier) for row in rows)]
+    used = [
+        tier for tier in machine.tiers if tier == machine.compute_tier or any(_peak_bytes(row, tier) for row in rows)
+    ]
     widths, height_in = [_STEP_WIDTH, *[1] * len(used)], _AXIS_IN + _ROW_IN * len(rows)
     steps, *memories = drawing.places(given, height_in, (1, len(widths)), sharey=True, width_ratios=widths)
     shorten = partial(textwrap.wrap, width=30, max_lines=2, placeholder=" …")
@@ -72,25 +74,25 @@ def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
     return steps
 
 
-def _write(ax: Axes, texts: Sequence[str]) -> None:
-    """Write a text for each row, in a column behind the panel, where no bar and no limit is."""
+def _write_beside(ax: Axes, texts: Sequence[str]) -> None:
+    """Write a text for each row to the right of the panel, clear of bars and limits."""
     for y, text in enumerate(texts):
         ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), va="center", **drawing.TEXT | {"fontsize": 8})
 
 
 def _tick(ax: Axes, y: int, at: float, look: Mapping[str, Any]) -> None:
-    """Draw a line through the lane of a row."""
+    """Draw a vertical line through the lane of a row."""
     ax.plot([at, at], [y - 0.48, y + 0.48], **look)
 
 
 def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
-    """What each step is spent on, its bound, how long it is and how much of that is stalled; or why there is none."""
+    """Draw what each step is spent on and its bound; write its length and its stall, or why there is no step."""
     running = [row for row in rows if row.is_ok]
     unit, size = units(max((row.summary["step_ns"] for row in running), default=0))
     label(ax, x=f"one step [{unit}]" if running else "one step")
     if not running:
         ax.set_xticks([])
-    texts = [_lack(row) for row in rows]
+    texts = [_no_step(row) for row in rows]
     kinds = [held_to(rows, row) for row in running if present(row.summary.get("bound_ns"))]
     bounds: dict[str, dict[str, Any]] = {}
     for kind, line in zip(dict.fromkeys(kinds), cycle(_BOUNDS), strict=False):
@@ -108,12 +110,12 @@ def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
         step, stall = row.summary["step_ns"], row.summary.get("stall_ns") or 0
         texts[y] = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
     ax.set_xlim(left=0)
-    _write(ax, texts)
+    _write_beside(ax, texts)
     return marks | bounds
 
 
 def _stacked(rows: Sequence[Row]) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
-    """What any row spends its step on, and from where to where it lies in each, one behind the other [ns]."""
+    """Stack what rows spend their steps on: yield its name, and where it starts and ends in each row [ns]."""
     parts, end = [row.spent if row.is_ok else {} for row in rows], np.zeros(len(rows))
     for what in SPENT:
         start, end = end, end + [part.get(what, 0) for part in parts]
@@ -121,24 +123,24 @@ def _stacked(rows: Sequence[Row]) -> Iterator[tuple[str, NDArray[np.float64], ND
             yield what, start, end
 
 
-def _lack(row: Row) -> str:
-    """Why a row has no step."""
+def _no_step(row: Row) -> str:
+    """Say why a row has no step."""
     short = f", short by {quantity(row.shortfall.gap_bytes, 'B')}" if row.shortfall else ""
     return f"{row.summary['status']}{short}"
 
 
-def _held(row: Row, tier: str) -> int:
-    """What a row holds in a memory at most [B], or would have to if it cannot fit."""
+def _peak_bytes(row: Row, tier: str) -> int:
+    """Return the peak of a row in a memory [B], or what it would need if it does not fit."""
     if row.shortfall is not None:
         return row.shortfall.demand_bytes if row.shortfall.tier == tier else 0
     return int(row.summary.get(f"peak_{tier}_bytes") or 0) if row.is_ok else 0
 
 
 def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
-    """The peaks of a memory, and its limit where that is near or exceeded."""
+    """Draw the peaks of a memory, and its limit where that is near or exceeded."""
     is_budgeted = tier == rows[0].hardware.compute_tier
     limits = [row.budget_bytes if is_budgeted else row.hardware.tiers[tier].usable_bytes for row in rows]
-    held, marks = [_held(row, tier) for row in rows], dict[str, Any]()
+    held, marks = [_peak_bytes(row, tier) for row in rows], dict[str, Any]()
     unit, size = units(max(held), "B")
     for y, (row, most, limit) in enumerate(zip(rows, held, limits, strict=True)):
         if most:
@@ -151,13 +153,13 @@ def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
     label(ax, f"{'budget' if is_budgeted else 'capacity'} {room}" if room else "", f"peak of {tier} [{unit}]")
     ax.set_xlim(left=0)
     ax.xaxis.set_major_locator(MaxNLocator(3))
-    _write(ax, [quantity(most, "B") if most or row.is_ok else "" for row, most in zip(rows, held, strict=True)])
+    _write_beside(ax, [quantity(most, "B") if most or row.is_ok else "" for row, most in zip(rows, held, strict=True)])
     return marks
 
 
 @styled()
 def by_rank(row: Row, given: Given = None) -> Axes:
-    """Draw where each rank's step goes: compute, recompute, and waits by cause, rank beside rank.
+    """Draw what the step of each rank is spent on: compute, recompute, and waits by cause.
 
     Parameters
     ----------
@@ -186,7 +188,7 @@ def by_rank(row: Row, given: Given = None) -> Axes:
 
 @styled()
 def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
-    """Draw panels beside and below each other; curves that tie lie on each other, the lower one wider.
+    """Draw a grid of panels with curves.
 
     Parameters
     ----------
@@ -210,7 +212,7 @@ def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
 
 
 def _beside(given: Given, number: int, height_in: float) -> list[Axes]:
-    """So many axes beside and below each other, each so high [in], unless there are some."""
+    """Return a grid of so many axes, each of a height [in], unless axes are given."""
     lines = max(1, -(-number // _BESIDE))
     places = drawing.places(given, height_in * lines, (lines, min(_BESIDE, max(1, number))))
     for ax in places[number:]:
@@ -246,7 +248,7 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _places(ax: Axes, values: Sequence[Any], scale: str) -> dict[Any, float]:
-    """Where each value stands: numbers on their axis, logarithmic if they are far apart, anything else side by side."""
+    """Place values on an axis: numbers by value, on a logarithmic axis if they are far apart; all else side by side."""
     if scale:
         if scale == "log" and max(values, default=0) > _FAR * min(values, default=0) > 0:
             ax.set_xscale("log", subs=(2, 5))
@@ -273,7 +275,7 @@ between two, a contour would only say that they differ."""
 
 @styled()
 def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
-    """Draw maps beside and below each other, all in the same colours; what did not run is grey.
+    """Draw a grid of heat maps with one colour scale; cells that did not run are grey.
 
     Parameters
     ----------

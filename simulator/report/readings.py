@@ -22,7 +22,7 @@ KINDS = tuple(kind.value for kind in TensorKind)
 
 
 def by_place(row: Row) -> list[dict[str, str | int]]:
-    """Sum up what the times of a row waited for in the measured step, by cause and place; of several ranks the slowest.
+    """Sum up the waits of the measured step by cause and place; of several ranks those of the slowest.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
 
 
 def lines(row: Row, table: str) -> list[dict[str, Any]]:
-    """The lines of a table of what one rank did, each by column (`simulator.metrics.Frames`); none without a trace."""
+    """Return the rows of a table of `simulator.metrics.Frames` as dictionaries; none without a trace."""
     if row.trace is None:
         return []
     columns = Frames(row.graph, row.hardware, row.trace).columns(table)
@@ -59,7 +59,7 @@ def lines(row: Row, table: str) -> list[dict[str, Any]]:
 
 
 def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
-    """Name the longest stalls of the measured step; of a rank that meets others, of its stream 0.
+    """Return the longest stalls of the measured step; of a rank that meets others, those of its stream 0.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
 
 
 class Usage(NamedTuple):
-    """What lies in one instance of a tier over time.
+    """The use of one instance of a tier over time.
 
     Attributes
     ----------
@@ -117,13 +117,13 @@ class Usage(NamedTuple):
 
 
 def tensor_kinds(graph: Graph, tensor: Ints) -> Ints:
-    """Position in `KINDS` of each tensor id; negative ids are workspaces."""
+    """Return the position in `KINDS` of each tensor id; negative ids are workspaces."""
     known = np.array([KINDS.index(t.kind.value) for t in graph.tensors] or [0], dtype=np.int64)
     return np.where(tensor < 0, KINDS.index(TensorKind.WORKSPACE), known[np.maximum(tensor, 0)])
 
 
 def usages(row: Row) -> Iterator[Usage]:
-    """Fold a trace into the use of every tier that anything ever lies in; of several ranks of those that they share.
+    """Compute the use over time of each tier that holds anything; of a job, of the tiers that its ranks share.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def usages(row: Row) -> Iterator[Usage]:
 
 
 class Space(NamedTuple):
-    """What an allocator keeps of the compute tier, and could give out, over time.
+    """What an allocator has reserved of the compute tier, and its largest hole, over time.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ class Space(NamedTuple):
 
 
 def space(row: Row) -> Space | None:
-    """Fold the trace of one rank into what its allocator kept; None if places have no addresses.
+    """Compute what the allocator of a rank reserved over time; None if places have no addresses.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ ABSENT = "-"
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of the table: one policy, and what came of it; or what one of its ranks did.
+    """A row of the table: a policy and its outcome; or one rank of it.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Row:
 
     @property
     def recompute_ns(self) -> int:
-        """Time in which ops run again [ns]."""
+        """Time spent on recompute [ns]."""
         return int(self.summary.get("recompute_ns") or 0)
 
     @property
@@ -92,13 +92,13 @@ class Row:
 
     @property
     def causes(self) -> dict[str, int]:
-        """Causes of the stall and their time [ns], the largest first, without those that are 0."""
+        """Stall by root cause [ns], the longest first, without zeros."""
         found = {cause: int(self.summary.get(f"wait_{cause}_ns") or 0) for cause in CAUSES}
         return {cause: found[cause] for cause in sorted(found, key=lambda cause: -found[cause]) if found[cause]}
 
     @property
     def spent(self) -> dict[str, int]:
-        """What a step is spent on, in words, and how long [ns], the largest stall first; without what is 0."""
+        """What a step is spent on [ns]: compute, recompute, stalls (the longest first) and the drain, without zeros."""
         parts = {"compute": int(self.summary["compute_ns"]), "recompute": self.recompute_ns}
         parts |= {f"stall: {cause}": ns for cause, ns in self.causes.items()}
         parts[DRAINED] = int(self.summary.get("drain_ns") or 0)
@@ -155,7 +155,7 @@ OF_FIXED = ", fixed plans"
 
 
 def percent(fraction: object) -> str:
-    """Write a share in per cent, or `ABSENT`; less than everything is never ``100 %``, and ``0 %`` is below 0.05 %."""
+    """Write a share in per cent, or `ABSENT`; only 1 is ``100 %``, and ``0 %`` is below 0.05 %."""
     if not present(fraction):
         return ABSENT
     value = 100 * float(fraction)  # type: ignore[arg-type]
@@ -180,12 +180,12 @@ def ratio(value: object) -> str:
 
 
 def shown(column: str, value: object) -> str:
-    """Write the value of a column of a summary as its figure's unit has it, or `ABSENT`."""
+    """Write the value of a column in the unit of its figure, or `ABSENT`."""
     return written(value, figure_of(column).unit)
 
 
 def written(value: Any, unit: Unit) -> str:
-    """Write a value of a unit, or `ABSENT`; a text is as it is."""
+    """Write a value in a unit, or `ABSENT`; text stays as it is."""
     if not present(value) or not isinstance(value, int | float):
         return str(value) if present(value) else ABSENT
     if unit in ("share", "times"):
@@ -216,7 +216,7 @@ def by_step(rows: Iterable[R]) -> list[R]:
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Put together what has the same key, in the order of the first ones."""
+    """Group items by a key, in the order in which keys first come."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -224,7 +224,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Write names as a list for people: a, b and c."""
+    """Join names as in a sentence: a, b and c."""
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
@@ -233,7 +233,7 @@ _WHATEVER_HOMES = ("compute", "critical path")
 
 
 def held_to(rows: Sequence[Row], row: Row) -> str:
-    """Name the bound of a row by the plans that it holds for, such as ``lower bound for this placement``.
+    """Name the bound of a row by the plans that it covers, such as ``lower bound for this placement``.
 
     Where others recompute and it does not, it is of plans that do not, either.
 
@@ -249,7 +249,7 @@ def held_to(rows: Sequence[Row], row: Row) -> str:
 
 
 def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
-    """Show ranks of a row, each as a row of its own; a row of one rank is its own.
+    """Make a row of each of some ranks; a row of one rank is returned as it is.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
 
 
 def chosen(row: Row, most: int) -> list[int]:
-    """Choose at most so many ranks to show: the first of each program, the slowest, and those of the lowest numbers."""
+    """Choose at most so many ranks to show: the first of each program, the slowest, then by number."""
     if row.trace is None:
         return []
     firsts = (row.job.ranks_of(number)[0] for number in range(len(row.job.graphs)))
@@ -278,7 +278,7 @@ def chosen(row: Row, most: int) -> list[int]:
 
 
 def omitted(row: Row, shown: Sequence[int]) -> str:
-    """Say that only some ranks are shown, and how many were folded; empty if all are shown."""
+    """Say how many ranks are shown and how many were folded; empty if all are shown."""
     folded = row.job.ranks - len(row.simulated)
     others = f"; {folded:,} do exactly what the one does that stands for them" if folded else ""
     text = f"{len(shown):,} of {counted(row.job.ranks, 'rank')} are shown{others}"

@@ -48,7 +48,7 @@ _AT = {"capacity": " in ", "transfer": " over "}
 
 
 def sentences(rows: Sequence[Row]) -> list[str]:
-    """Say what a person would say about the rows.
+    """Say what matters about the rows of a run.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 
 def _not_running(rows: Sequence[Row]) -> str:
     parts, unfit = list[str](), [row for row in rows if row.shortfall is not None]
-    for why, own in grouped(unfit, _lack).items():
+    for why, own in grouped(unfit, _shortfall).items():
         parts.append(f"{listed([row.label for row in own])} {'do' if own[1:] else 'does'} {why}")
     if unfit and len(unfit) == len(rows):
         least = min((row.shortfall for row in unfit if row.shortfall), key=lambda short: short.gap_bytes)
@@ -81,8 +81,8 @@ def _not_running(rows: Sequence[Row]) -> str:
     return "; ".join(parts)
 
 
-def _lack(row: Row) -> str:
-    """What a row lacks that does not fit."""
+def _shortfall(row: Row) -> str:
+    """Say why a row does not fit."""
     short = row.shortfall
     if short is None:
         return ""
@@ -103,7 +103,7 @@ def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
 
 
 def _slower(running: Sequence[Row]) -> str:
-    """What slower rows lose: the fastest of each policy that is compared, and the slowest of all."""
+    """Say what slower rows lose: the fastest of each compared policy, and the slowest of all."""
     slower = [row for row in running if row.summary["step_ns"] > running[0].summary["step_ns"] * _TIE]
     firsts = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
     told, behind = [row for row in slower if row in firsts or row is slower[-1]], list[str]()
@@ -115,7 +115,7 @@ def _slower(running: Sequence[Row]) -> str:
 
 
 def _spends(row: Row, *, is_whole: bool = False) -> str:
-    """What a row spends on recompute and waits for most, with the places behind most of that; and what it overlaps."""
+    """Say how long a row recomputes, what it waits for most and where; if it is whole, how much copying it overlaps."""
     parts = [f"spends {quantity(row.recompute_ns, 'ns')} on recompute"] if row.recompute_ns else []
     overlapped = row.summary.get("hidden_fraction")
     if is_whole and present(overlapped):
@@ -129,7 +129,7 @@ def _spends(row: Row, *, is_whole: bool = False) -> str:
 
 
 def _unbounded(rows: Sequence[Row]) -> str:
-    """Rows of which no bound is known, because their plans reorder ops."""
+    """Name rows without a known bound, because their plans reorder ops."""
     found = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
     whose = "their plans run" if found[1:] else "its plan runs"
     text = f"no bound is known of {listed(found)}: {whose} ops in another order, or on other streams, than the program"
@@ -141,7 +141,7 @@ _NEVER_COPY = {"resident", "recompute"}
 
 
 def _needless(running: Sequence[Row]) -> str:
-    """Why policies that could have moved data moved none: because all of it fits."""
+    """Say that policies which could move data moved none, because all of it fits."""
     able = [row for row in running if row.policy not in _NEVER_COPY and not row.recompute_ns]
     found = [row for row in able if not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)]
     if not found:
@@ -153,7 +153,7 @@ def _needless(running: Sequence[Row]) -> str:
 
 
 def _of_ranks(row: Row) -> str:
-    """How the ranks of a row fare, if there are several."""
+    """Say how busy the ranks of a job are."""
     found = row.summary
     if not found.get("ranks"):
         return ""
@@ -164,7 +164,7 @@ def _of_ranks(row: Row) -> str:
 
 
 def _unsettled(row: Row) -> str:
-    """That ranks which meet differ in their steps, so that shares of all ranks are not those of a long run."""
+    """Warn that ranks which meet still differ in their steps, so that their shares are not those of a long run."""
     least, step = row.summary.get("least_step_ns") or math.inf, row.summary["step_ns"]
     steps = row.job.graph(row.summary["slowest_rank"]).steps if math.isfinite(least) else 1
     if step <= least * _TIE or steps == 1:
@@ -175,7 +175,7 @@ def _unsettled(row: Row) -> str:
 
 
 def crowded(rows: Sequence[Row]) -> list[str]:
-    """Say under which rows transfers take longer than alone, over the link where they do most; nothing if nowhere.
+    """Say under which rows transfers are slowed by sharing, on the link where that is worst.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def crowded(rows: Sequence[Row]) -> list[str]:
 
 
 def pointer(points: Mapping[str, Sequence[object]]) -> list[str]:
-    """Tell who sees one step where the curve is: no sentence if the scenario lists no points.
+    """Point to `hosim scaling` if the scenario lists points of a curve.
 
     Parameters
     ----------

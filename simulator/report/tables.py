@@ -67,7 +67,7 @@ class Column:
 
 
 def aligned(columns: Sequence[Column], indent: int = 0) -> str:
-    """Write a table as aligned text; without any heading it has no line of them, and an empty column is left out.
+    """Write a table as aligned text, without empty columns, and without a heading line if no column has one.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def markdown(columns: Sequence[Column]) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """A text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", escape(text, quote=False))
 
 
@@ -108,12 +108,12 @@ def figures(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[C
 
 
 def occurring(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[str]:
-    """Those of the columns in which some row has a number that is not 0."""
+    """Return the columns in which some row has a number other than 0."""
     return [column for column in columns if any(summary.get(column) for summary in summaries)]
 
 
 def sections(rows: Sequence[Row]) -> list[list[Column]]:
-    """Return the table of a run: how long a step takes, and how much it does in it; what holds it up.
+    """Make the table of a run in sections: the step and throughput; waits; peaks and traffic; costs.
 
     What it waits for, and what memories hold and links move, comes after that.
 
@@ -138,7 +138,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
 
 
 def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:
-    """Cut the table of a run into parts that fit the width, each with the row names.
+    """Split the table of a run into parts that fit the width, each with the row names.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def plain(rows: Sequence[Row], width: int = PIPE_WIDTH) -> str:
 
 
 def rank_columns(ranks: Sequence[Row]) -> list[Column]:
-    """Return a table of ranks: what each runs, how long its step takes, what it waits for, and what it holds.
+    """Make a table of ranks: program, step, waits, shares and peak.
 
     Parameters
     ----------

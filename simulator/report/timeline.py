@@ -44,7 +44,7 @@ _COLUMNS = 1000
 
 
 class Lane(NamedTuple):
-    """A lane: its name, the rank that it is of, and from where to where which bars lie in it."""
+    """A lane: its name, its rank, and its bands, each with its extent and its bars."""
 
     name: str
     view: Row
@@ -52,12 +52,12 @@ class Lane(NamedTuple):
 
 
 def kind_name(number: int) -> str:
-    """What a kind of tensors is called in pictures."""
+    """Return the name of a kind of tensor in pictures."""
     return KINDS[number].replace("_", " ")
 
 
 def _looks(row: Row) -> dict[str, str]:
-    """All that a bar can mean, and its colour."""
+    """Return the colour of everything that a bar can show."""
     ops = [op for graph in row.job.graphs for op in graph.ops]
     looks = {op.phase or "compute": drawing.PHASE.get(op.phase, drawing.COMPUTE) for op in ops if op.collective is None}
     looks |= {"recompute": drawing.RECOMPUTE} | {f"stall: {cause}": drawing.CAUSE[cause] for cause in CAUSES}
@@ -67,7 +67,7 @@ def _looks(row: Row) -> dict[str, str]:
 
 
 def _acts(row: Row, looks: Sequence[str]) -> Block:
-    """All that a rank did, as bars: when [ns], which of the looks it has, in which lane, and which step it ends.
+    """Return all spans and waits of a rank as bars: times [ns], look, lane, and whether the bar ends a step.
 
     ``item`` is the op of a compute or of a wait, or the tensor of a copy; ``lacks`` the tensor that a wait is for.
     """
@@ -105,13 +105,13 @@ def _lane(hardware: Hardware, number: int) -> str:
 
 
 def _of_one(row: Row, acts: Block) -> list[Lane]:
-    """A lane for each stream and each channel of a link that was used."""
+    """Make a lane for each stream and each channel of a link that was used."""
     lanes = [(number, pick(acts, acts["lane"] == number)) for number in np.unique(acts["lane"]).tolist() or [0]]
     return [Lane(_lane(row.hardware, number), row, [((-0.4, 0.4), bars)]) for number, bars in lanes]
 
 
 def _of_rank(view: Row, acts: Block, looks: Sequence[str]) -> Lane:
-    """One lane: compute with the stalls of its stream above, collectives and copies in thin bands below."""
+    """Make the lane of a rank: compute with its stalls above, collectives and copies in thin bands below."""
     meets = np.array([look.startswith("collective: ") for look in looks])[acts["look"]]
     is_copy = acts["lane"] >= COPIES
     computes = ~is_copy & ~meets & ((acts["lane"] == 0) | ~acts["is_wait"])
@@ -141,7 +141,7 @@ class Scene(NamedTuple):
 
 
 def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
-    """Say what a timeline shows.
+    """Collect what a timeline shows.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None
 
 
 def _title(row: Row) -> str:
-    """The row, how long its step takes and stalls, and what ran where."""
+    """Write the title: the row, its step and its stall, and what ran where."""
     where = f"({row.job.name} on {row.hardware.name})"
     if not row.is_ok:
         return f"{row.label}: {row.summary['status']} {where}"
@@ -223,7 +223,7 @@ def _title(row: Row) -> str:
 
 
 def _memory(row: Row, ax: Axes, usage: Usage, edges: NDArray[np.float64], size: int) -> Mapping[str, Mapping[str, Any]]:
-    """Draw the most that lies in a tier within each column, by tensor kind, its limit, and what its allocator keeps.
+    """Draw a tier: its use by tensor kind, its limit, and what its allocator reserved.
 
     Returns what lines are drawn, with their looks.
     """
@@ -259,7 +259,7 @@ def _memory(row: Row, ax: Axes, usage: Usage, edges: NDArray[np.float64], size: 
 
 
 def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:
-    """Choose for each column the change after which something that lasts from change to change is highest in it.
+    """Choose for each column the change after which a step curve is highest in it.
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:
 
 
 def zoomable(row: Row, most: int) -> dict[str, Any] | None:
-    """Write what `timeline` draws as numbers; None if there are too many.
+    """Return what `timeline` draws as numbers for a page; None if there are too many.
 
     Parameters
     ----------
@@ -316,7 +316,7 @@ def zoomable(row: Row, most: int) -> dict[str, Any] | None:
 
 
 def _bars(graph: Graph, bars: Block, names: dict[str, int]) -> dict[str, list[int]]:
-    """The bars of a band by start; names that are new are added."""
+    """Return the bars of a band in the order of their starts; add new names to `names`."""
     order = np.argsort(bars["start_ns"], kind="stable")
     start, end, look, item, lacks, lane, is_wait = (
         bars[column][order] for column in ("start_ns", "end_ns", "look", "item", "lacks", "lane", "is_wait")
@@ -332,7 +332,7 @@ def _bars(graph: Graph, bars: Block, names: dict[str, int]) -> dict[str, list[in
 
 
 def _changes(shown: Scene, usage: Usage) -> dict[str, Any]:
-    """What lies in a tier, from change to change within the window."""
+    """Return the use of a tier within the window as changes."""
     at = np.flatnonzero(lasts(usage.time_ns))
     at = at[max(0, np.searchsorted(usage.time_ns[at], shown.first, "right") - 1) :]
     held, looks = usage.kind_bytes[usage.kinds][:, at], [*shown.looks]

@@ -14,7 +14,7 @@ from simulator.report.views import Panel, Section, Varied, View, by, point
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-SURE = 0.95
+CONFIDENCE = 0.95
 """Share of studies whose interval holds the true value, if draws are independent."""
 
 
@@ -25,7 +25,7 @@ _TOLD = {"p05": "5 %", "median": "median", "p95": "95 %"}
 
 
 def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:
-    """Sum up the draws of each policy under each perturbation, or at each cell.
+    """Compute quantiles over the draws of each policy, under each perturbation or at each cell.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -
     return rows
 
 
-def sure(steps: Sequence[float], share: float) -> tuple[float | None, ...]:
-    """Between which steps a quantile lies with `SURE`: order statistics, so whatever the distribution of steps.
+def quantile_interval(steps: Sequence[float], share: float) -> tuple[float | None, ...]:
+    """Compute the confidence interval of a quantile from order statistics, for any distribution of steps.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def sure(steps: Sequence[float], share: float) -> tuple[float | None, ...]:
     """
     from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
 
-    found: Any = stats.quantile_test(steps, q=0, p=share).confidence_interval(SURE)
+    found: Any = stats.quantile_test(steps, q=0, p=share).confidence_interval(CONFIDENCE)
     return tuple(None if math.isnan(end) else float(end) for end in (found.low, found.high))
 
 
@@ -86,8 +86,8 @@ class Beats(NamedTuple):
     times, draws
         In how many draws, of how many; one that does not run is slower than one that does, and a tie is no win.
     low, high
-        Between which the probability lies with `SURE`, by Wilson's score interval (E. B. Wilson, Probable Inference,
-        JASA 22, 1927), as ``scipy.stats.binomtest`` gives it.
+        Interval of the probability at `CONFIDENCE`: Wilson's score interval (E. B. Wilson, Probable Inference, JASA 22,
+        1927), as ``scipy.stats.binomtest`` computes it.
     """
 
     policy: str
@@ -115,7 +115,7 @@ def beats(steps: Mapping[str, Sequence[float]], policy: str, other: str) -> Beat
 
     own = steps[policy]
     times = sum(one < two for one, two in zip(own, steps[other], strict=True))
-    low, high = stats.binomtest(times, len(own)).proportion_ci(SURE, "wilson")
+    low, high = stats.binomtest(times, len(own)).proportion_ci(CONFIDENCE, "wilson")
     return Beats(policy, other, times, len(own), float(low), float(high))
 
 
@@ -128,7 +128,7 @@ class Summed(NamedTuple):
         The values of what varies.
     quantiles
         A row for each policy, see `quantiles`, and of each but the worst with ends of an interval, ``<name>_low_ns``
-        and ``<name>_high_ns``: see `sure`.
+        and ``<name>_high_ns``: see `quantile_interval`.
     fastest
         The policy with the least median.
     beats
@@ -142,7 +142,7 @@ class Summed(NamedTuple):
 
 
 def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
-    """Sum up draws.
+    """Compute quantiles, their intervals and pairwise comparisons of policies at each cell.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
         }
         lines = quantiles([{**row, "step_ns": row["step_ns"] if row["status"] == "ok" else None} for row in own], keys)
         for line, (name, end) in product(lines, product(_TOLD, (0, 1))):
-            edge = sure(steps[line["policy"]], QUANTILES[name])[end]
+            edge = quantile_interval(steps[line["policy"]], QUANTILES[name])[end]
             line[f"{name}_{('low', 'high')[end]}_ns"] = None if edge == math.inf else edge
         fastest = min(lines, key=lambda line: line["median_step_ns"] or math.inf)["policy"]
         pairs = [beats(steps, *pair) for pair in permutations(steps, 2)]
@@ -168,8 +168,8 @@ def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
     return found
 
 
-def sections(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Section]:
-    """The tables: quantiles, and how often each policy beats each other one.
+def quantile_tables(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Section]:
+    """Make the tables: quantiles, and how often each policy beats each other one.
 
     Parameters
     ----------
@@ -194,15 +194,15 @@ def sections(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Section]:
 
 
 def _step(name: str, line: Row) -> str:
-    """Write a quantile with its interval; an end that is not known is absent."""
+    """Write a quantile with its interval; an unknown end is absent."""
     if line[f"{name}_step_ns"] is None:
         return str(line["failed"])
     step, low, high = (quantity(line[f"{name}_{what}_ns"], "ns") for what in ("step", "low", "high"))
     return f"{step} ({low} to {high})"
 
 
-def told(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str]:
-    """Say how likely the policy with the least median is the faster one; parameters as of `sections`."""
+def comparisons(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str]:
+    """Say how likely the policy with the least median is the faster one; parameters as of `quantile_tables`."""
     for cell in cells:
         line = next(one for one in cell.quantiles if one["policy"] == cell.fastest)
         if line["median_step_ns"] is None:
@@ -212,14 +212,14 @@ def told(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str]:
         faster = f", and is faster than {'; than '.join(others)} of {line['draws']:,} draws" if others else ""
         yield f"{at}{cell.fastest} has the least median, {quantity(line['median_step_ns'], 'ns')}{faster}."
     yield (
-        f"In brackets are intervals that hold with {100 * SURE:.0f} %, as if draws were independent: of quantiles by "
+        f"In brackets are {100 * CONFIDENCE:.0f} % confidence intervals, as if draws were independent: of quantiles by "
         "order statistics, of shares of draws by Wilson's score. An end is absent where there are too few draws to say."
         " What does not run counts as slower than all that does."
     )
 
 
 def distributions(rows: Rows) -> Panel:
-    """Curves of the share of draws with at most such a step, a policy each.
+    """Make a panel of the cumulative distribution of steps of each policy.
 
     Parameters
     ----------
@@ -242,7 +242,7 @@ NOMINAL, INSPECTION, SEQUENCE = "nominal", "inspection", "longer sequence"
 
 
 def robust_view(rows: Rows, policies: Sequence[str]) -> View:
-    """Show quantiles.
+    """Show a fixed plan and a runtime under each perturbation: quantiles of their steps, and who is faster where.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def robust_view(rows: Rows, policies: Sequence[str]) -> View:
 
 
 def _level(row: Row) -> str:
-    """Write a level: a share, or of an inspection its time."""
+    """Write a level: a share, or the time of an inspection."""
     if row["perturbation"] == NOMINAL:
         return ABSENT
     return quantity(round(row["level"]), "ns") if row["perturbation"] == INSPECTION else f"{100 * row['level']:g} %"
@@ -293,7 +293,7 @@ def _range(row: Row) -> str:
 
 
 def _faster(lines: Rows) -> str:
-    """Whose median is the least: a policy, or ``tie``, or ``neither`` if none runs."""
+    """Name the policy with the least median, or ``tie``, or ``neither`` if none runs."""
     steps = {row["policy"]: row["median_step_ns"] for row in lines if row["median_step_ns"] is not None}
     fastest = [policy for policy, step in steps.items() if step == min(steps.values())]
     return fastest[0] if len(fastest) == 1 else "tie" if fastest else "neither"

@@ -126,7 +126,7 @@ class View(NamedTuple):
     maps: Sequence[Map] = ()
 
     def page(self, picture: bytes | None, **more: Any) -> str:
-        """Write it as HTML that needs no network: what there is to say, the picture, the tables and their notes.
+        """Render it as a self-contained HTML page: sentences, picture, tables and notes.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class View(NamedTuple):
 
 
 def rendered(template: str, **shown: Any) -> str:
-    """Write a page from a template of this folder, with what it shows."""
+    """Render a template of this folder."""
     import jinja2  # noqa: PLC0415 - text needs none of it
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -157,7 +157,7 @@ def rendered(template: str, **shown: Any) -> str:
 
 
 def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Put rows together that agree in some columns, in the order of their first ones."""
+    """Group rows by the values of some columns, in the order in which they first come."""
     return grouped(rows, lambda row: tuple(row[key] for key in keys))
 
 
@@ -183,7 +183,7 @@ class Varied(NamedTuple):
 
     @property
     def scaled(self) -> tuple[dict[Any, Any], str]:
-        """Its values as numbers of a handy unit, and its name with that."""
+        """Its values in a readable unit, and its name with that unit."""
         if self.unit is None:
             return {value: value for value in self.values}, self.name
         unit, size = units(max(self.values), self.unit)
@@ -195,12 +195,12 @@ class Varied(NamedTuple):
         return written(value, "count") if self.unit is None else quantity(value, self.unit)
 
     def column(self, rows: Iterable[Row]) -> Column:
-        """The values of rows as a column of a table."""
+        """Make a column of its values in some rows."""
         return Column.texts(self.name, map(self.written, rows), left=False)
 
 
 def point(row: Row, axes: Iterable[Varied]) -> str:
-    """Say where a row is: ``batch 8, sequence 4,096``."""
+    """Write the point of a row: ``batch 8, sequence 4,096``."""
     return ", ".join(f"{axis.name} {axis.written(row)}" for axis in axes)
 
 

@@ -64,8 +64,8 @@ class Planned:
             rule = "a tensor is told by a policy that gives its reasons"
             insist(self.explanations, "--tensor", rule, repr(self.result.label), "plan with 'static'")
             having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
-            return decisions.tensor_told(next(having, self.explanations[0]), tensor)
-        told = [decisions.told(explanation) for explanation in self.explanations]
+            return decisions.tensor_text(next(having, self.explanations[0]), tensor)
+        told = [decisions.plan_text(explanation) for explanation in self.explanations]
         if len(told) > 1:
             told = [f"{task.said}\n\n{text}" for task, text in zip(self.result.case.tasks, told, strict=True)]
         return "\n\n".join((self._head(), *(told or ["Only 'static' says why its plan is as it is."])))
@@ -217,7 +217,7 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     found, job = _built(workload)
     if as_json:
         return dumps(card.layout_data(job, layouts(found), found.dtypes.element_bytes), indent=2)
-    return card.layout_told(job, found, layouts(found))
+    return card.layout_text(job, found, layouts(found))
 
 
 def _built(workload: str | Path) -> tuple[Workload, Job]:

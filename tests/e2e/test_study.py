@@ -18,7 +18,7 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
-from simulator.report.uncertain import beats, sure
+from simulator.report.uncertain import beats, quantile_interval
 from simulator.run import grid, kept
 from simulator.run.case import prepare
 from simulator.run.conditions import drawn, jittered
@@ -204,9 +204,9 @@ def test_plans_that_are_made_once_are_replayed_unchanged(study, scenario):
 
 def test_the_interval_of_a_median_is_of_order_statistics():
     steps = list(range(100, 120))
-    assert sure(steps, 0.5) == (105, 114)  # the 6th and the 15th of 20: Conover's table
-    assert sure([1, 2, 3], 0.5) == (None, None)
-    assert sure([*range(15), *[math.inf] * 5], 0.5) == (5, 14)
+    assert quantile_interval(steps, 0.5) == (105, 114)  # the 6th and the 15th of 20: Conover's table
+    assert quantile_interval([1, 2, 3], 0.5) == (None, None)
+    assert quantile_interval([*range(15), *[math.inf] * 5], 0.5) == (5, 14)
 
 
 def test_how_often_one_beats_another_has_wilsons_interval():

@@ -295,16 +295,16 @@ def test_what_is_no_wider_than_an_axis_that_changes_no_step_is_named(hosim, scen
 
 def test_ranges_are_of_neighbours_whose_steps_are_the_same_in_all_cells():
     steps = {1: {"a": 5, "b": 5}, 2: {"a": 5, "b": 5}, 3: {"a": 4, "b": 5}, 4: {"a": 4, "b": 5}, 5: {"a": 4, "b": 5}}
-    assert grids._level([1, 2, 3, 4, 5], steps) == [(1, 2), (3, 5)]
+    assert grids._flat_ranges([1, 2, 3, 4, 5], steps) == [(1, 2), (3, 5)]
     del steps[4]
-    assert grids._level([1, 2, 3, 4, 5], steps) == [(1, 2)]
+    assert grids._flat_ranges([1, 2, 3, 4, 5], steps) == [(1, 2)]
 
 
 def test_without_a_cap_it_is_told_what_computes_wait_for():
     rows = [{"wait_capacity_ns": 2, "wait_transfer_ns": 1}, {"wait_transfer_ns": 2}]
-    assert grids._why([], rows) == "computes wait most for transfers there"
-    assert grids._why([], [{"wait_host_ns": 0}]) == "no compute waits there"
-    assert grids._why(["a", "b"], rows) == "a and b are no wider"
+    assert grids._what_limits([], rows) == "computes wait most for transfers there"
+    assert grids._what_limits([], [{"wait_host_ns": 0}]) == "no compute waits there"
+    assert grids._what_limits(["a", "b"], rows) == "a and b are no wider"
 
 
 def strict(scenario, **more):

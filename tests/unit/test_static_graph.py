@@ -203,7 +203,7 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
     assert [choice.score.total for choice in moved] == sorted((c.score.total for c in moved), reverse=True)
     further = next(choice for choice in moved if choice.gap.away == 2)
     assert further.reason == "without it the budget is exceeded; ddr has no room or no time for it"
-    assert "hbm to ssd: alone 20 ns" in decisions.tensor_told(found, p.graph.tensors[further.gap.tensor].name)
+    assert "hbm to ssd: alone 20 ns" in decisions.tensor_text(found, p.graph.tensors[further.gap.tensor].name)
     decisions.write(found, tmp_path)
     rows = csv.DictReader((tmp_path / "decisions.csv").read_text().splitlines())
     names = {p.graph.tensors[t].name: ("", "ddr", "ssd")[tier] for t, tier in went.items()}
@@ -270,7 +270,7 @@ def test_every_gap_is_explained_and_one_tensor_is_told_in_full():
     assert len(found.choices) == len(analysis.candidates) + len(analysis.forced)
     moved = {choice.gap.tensor for choice in found.decided(Decision.MOVE)}
     assert moved == {one.tensor for one in found.candidate.augmented.cache_ops}
-    told = decisions.tensor_told(found, "a0")
+    told = decisions.tensor_text(found, "a0")
     assert "idle from f1 to b0" in told
     assert "score" in told
     assert "prefetch before" in told
@@ -303,5 +303,5 @@ def test_a_window_begins_behind_a_barrier():
     g = graph("u 10 persistent", "a: ->, 10 ns", "b: u ->, 10 ns")
     g = replace(g, ops=(replace(g.ops[0], barrier=True), g.ops[1]))
     p = problem(g, homes={"u": DDR})
-    text = decisions.tensor_told(explained(p, Options()), "u")
+    text = decisions.tensor_text(explained(p, Options()), "u")
     assert "window before b ... before b" in text
