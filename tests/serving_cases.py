@@ -6,7 +6,7 @@ from pathlib import Path
 
 from simulator.builders import Kept
 from simulator.reach import Reach
-from simulator.serving.asked import Rooms
+from simulator.serving.blocks import Rooms
 from simulator.serving.story import Story, serve_row
 from simulator.trace import CAUSES
 from simulator.workload import Request, Requests

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from simulator import catalog
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator import catalog, formats
 from simulator.catalog import Loaded
 from simulator.errors import insist
 from simulator.report.card import line
@@ -16,12 +20,12 @@ from simulator.report.expectations import Verdict, verdicts
 from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.scenario import Scenario
 from simulator.serving import latencies
-from simulator.serving.asked import Rooms, arriving, asked_of, rooms
+from simulator.serving.blocks import Rooms, asked_of, rooms
 from simulator.serving.replays import Replays, rows_of
 from simulator.serving.scheduler import Served
 from simulator.serving.story import Story, serve_row, summary
 from simulator.units import nearest
-from simulator.workload import Arriving
+from simulator.workload import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +73,7 @@ def serve(
 ) -> Serving:
     """Serve requests that come and leave.
 
-    Iterations that are alike are replayed once: see `simulator.serving.classes`.
+    Iterations that are alike are replayed once: see `simulator.serving.replays`.
 
     Parameters
     ----------
@@ -139,3 +143,65 @@ def read_served(
         found = "faster_than" if is_known else repr(one.column)
         insist(is_known and one.faster_than is None, where, rule, found, nearest(one.column, columns))
     return rows_of(loaded, policies), come, room
+
+
+def arriving(loaded: Loaded, progress: Callable[[str, int, int], None]) -> Arriving:
+    """The requests of a scenario, in the order in which they come.
+
+    Parameters
+    ----------
+    loaded
+        With a workload of requests.
+    progress
+        Called now and then while a file is read.
+
+    Raises
+    ------
+    ConfigError
+        If the file of requests is wrong, or too long.
+    """
+    asked = asked_of(loaded)
+    if "requests" in loaded.paths:
+        path = loaded.paths["requests"]
+        return formats.read_requests(path, asked.count, lambda lines: progress(f"line {lines:,} of {path.name}", 0, 0))
+    return Arriving(drawn(asked, loaded.scenario.seed))
+
+
+def drawn(asked: Requests, seed: int) -> list[Request]:
+    """Draw requests.
+
+    What is drawn of one kind does not depend on the parameters of the others: a longer prompt changes no arrival.
+
+    Parameters
+    ----------
+    asked
+        How many, when, how long, and what they share.
+    seed
+        What the draws begin with.
+    """
+    number = asked.count or 0
+    times = _arrivals(asked.arrivals or Arrivals(interval_ns=0), number, seed)
+    prompts, outputs = (
+        _lengths(about or Lengths(mean=1), number, (seed, kind))
+        for kind, about in ((1, asked.prompt), (2, asked.output))
+    )
+    about = asked.prefixes or Prefixes(number=1, tokens=1)
+    shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
+    points = np.random.default_rng((seed, 3)).random(number)
+    chosen = np.searchsorted(np.cumsum(shares) / shares.sum(), points, side="right")
+    prefixes, tokens = np.minimum(chosen, about.number - 1).tolist(), about.tokens if asked.prefixes else 0
+    rows = zip(times, prompts, outputs, prefixes, strict=True)
+    return [Request(at, prompt, output, prefix, min(tokens, prompt)) for at, prompt, output, prefix in rows]
+
+
+def _arrivals(about: Arrivals, number: int, seed: int) -> list[int]:
+    if about.process == "even":
+        return [i * about.interval_ns for i in range(number)]
+    gaps = np.random.default_rng((seed, 0)).standard_exponential(number) * about.interval_ns
+    return [round(at) for at in np.cumsum(gaps)]
+
+
+def _lengths(about: Lengths, number: int, seed: tuple[int, int]) -> list[int]:
+    sigma = math.sqrt(math.log1p(about.spread**2))
+    normal = np.random.default_rng(seed).standard_normal(number)
+    return [max(1, round(about.mean * math.exp(sigma * z - sigma**2 / 2))) for z in normal]

@@ -6,6 +6,8 @@ the blocks of all sequences that run. What they leave is cached there, if that t
 used first to go when room is needed; then it is stored in the next tier down, unless that has it already, where it may
 make the least recently used one go further down. From the last tier blocks are dropped. A block that is copied in stays
 where it was as well, so that it need not be stored again.
+
+How much room there is for them follows from the scenario, and from what the largest iteration holds besides.
 """
 
 from __future__ import annotations
@@ -13,6 +15,17 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from simulator.builders import Iteration, Kept, decoder_of, further, iteration, kept
+from simulator.catalog import Loaded
+from simulator.errors import ConfigError, insist
+from simulator.graph import Graph
+from simulator.lifetime import live_bytes
+from simulator.plan import FREE
+from simulator.reach import Reach
+from simulator.run.placement import home_ids
+from simulator.units import human
+from simulator.workload import Request, Requests
 
 
 class Block(NamedTuple):
@@ -152,3 +165,132 @@ class Tiers:
         self._make_room(target, self.sizes[block.group])
         self._cache(block, target)
         self.stores[self.names[source], self.names[target], block.group] += 1
+
+
+def seen_numbers(reach: Reach, cached: int, size: int) -> Sequence[int]:
+    """Which blocks of so many tokens the token behind the cached ones sees in layers of a reach."""
+    sinks, near = reach.near(cached)
+    return list(dict.fromkeys([*range(-(-sinks // size)), *range(near // size, -(-cached // size))]))
+
+
+def held_numbers(reach: Reach, cached: int, request: Request, asked: Requests) -> Sequence[int]:
+    """Which blocks a sequence holds in layers of a reach, once so many of its tokens are cached.
+
+    With a window that is what the next token sees, and room for the most that is added at a time, wherever in a block
+    that begins. As the sequence goes on, it never becomes more.
+    """
+    size, total = asked.block, -(-(request.prompt + request.output) // asked.block)
+    if reach.block or reach.window is None:
+        return range(1 if reach.block else total)
+    sinks, first = -(-reach.sinks // size), reach.near(cached)[1] // size
+    ahead = min(asked.max_tokens, max(1, request.prompt - cached))
+    stop = min(total, max(sinks, first) + 1 - (1 - reach.window - ahead) // size)
+    return list(dict.fromkeys([*range(min(sinks, stop)), *range(first, stop)]))
+
+
+# how much room there is
+
+
+def asked_of(loaded: Loaded) -> Requests:
+    """What the workload of a scenario says of requests.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of requests.
+    """
+    if loaded.workload.requests is None:
+        rule, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
+        raise ConfigError(loaded.place("workload"), rule, f"phase {loaded.workload.phase}", do)
+    return loaded.workload.requests
+
+
+class Rooms(NamedTuple):
+    """Where KV blocks lie.
+
+    Attributes
+    ----------
+    names, room_bytes
+        The compute tier, and those below that keep blocks; and what each has room for [B].
+    keeps
+        Whether the compute tier keeps what sequences leave.
+    groups
+        What layers keep of a sequence.
+    """
+
+    names: tuple[str, ...]
+    room_bytes: tuple[float, ...]
+    keeps: bool
+    groups: tuple[Kept, ...]
+
+    def sizes(self, block: int) -> list[int]:
+        """What a block of so many tokens takes, of each group [B]."""
+        return [group.block_bytes(block) for group in self.groups]
+
+
+def groups_of(loaded: Loaded) -> tuple[Kept, ...]:
+    """What the layers of the model keep of a sequence."""
+    return kept(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
+
+
+def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
+    """Count the room for blocks in each tier that keeps some.
+
+    In the compute tier that is what the scenario says, or else what the budget leaves beside the weights and all that
+    the largest iteration holds at once; in others what it says, or else all that weights do not take there.
+
+    Parameters
+    ----------
+    loaded, requests
+        The scenario, and the requests.
+
+    Raises
+    ------
+    ConfigError
+        If there is less room than the scenario says, or the compute tier cannot hold the longest request.
+    """
+    asked, groups = asked_of(loaded), groups_of(loaded)
+    here, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
+    names = (here, *(tier for tier in kept_in if tier != here))
+    if here in kept_in and next(iter(kept_in)) != here:
+        rule, do = "tiers that keep blocks are named from the compute tier down", f"name {here} first"
+        raise ConfigError(loaded.place("kv_tiers", here), rule, f"{here} after {next(iter(kept_in))}", do)
+    decoding, many = min(asked.max_sequences, len(requests)), max(one.prompt for one in requests)
+    near = ((1, 1, 1),) * len(further(decoder_of(loaded.workload)))
+    fullest = Iteration(decoding, 1, asked.max_tokens - decoding, many, many, decoding, near)
+    graph = iteration(loaded.workload, fullest, 0)
+    found = Rooms(
+        names, tuple(_room_bytes(loaded, graph, tier) for tier in names), here in kept_in or not kept_in, groups
+    )
+    number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
+    taken = [len(held_numbers(group.reach, 0, longest, asked)) for group in groups]
+    needed = sum(size * blocks for size, blocks in zip(found.sizes(asked.block), taken, strict=True))
+    rule = f"each request fits in the compute tier ({here}, {human(found.room_bytes[0], 'B')} for KV blocks)"
+    told = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {human(needed, 'B')}"
+    do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
+    insist(needed <= found.room_bytes[0], f"workload {loaded.workload.name}, requests", rule, told, do)
+    return found
+
+
+def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
+    """What a tier has room for."""
+    (homes,) = home_ids(loaded, [graph])
+    names, here = loaded.hardware.tier_names, loaded.hardware.compute_tier
+    lasting = Counter[str]()
+    for home, tensor in zip(homes, graph.tensors, strict=True):
+        lasting["free" if home == FREE else names[home]] += tensor.size_bytes if tensor.persistent else 0
+    left, stated = loaded.hardware.tiers[tier].usable_bytes - lasting[tier], loaded.scenario.kv_tiers.get(tier)
+    if tier == here:
+        budget = loaded.scenario.budget_bytes
+        left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
+        left -= int(live_bytes(graph).max()) - lasting.total()
+        rule = "with weights at home elsewhere, the room for KV blocks in the compute tier is said"
+        is_said = stated is not None or lasting.total() == lasting[here]
+        insist(is_said, loaded.place("kv_tiers", tier), rule, "none", "add it")
+    left = max(0.0, left)
+    if stated is None:
+        return left
+    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(left, 'B')})"
+    do = "lower it, or raise the capacity"
+    insist(stated <= left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
+    return stated

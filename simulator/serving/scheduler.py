@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from simulator.builders import Iteration, Kept
 from simulator.reach import Reach, Span
-from simulator.serving.blocks import Block, Tiers
+from simulator.serving.blocks import Block, Tiers, held_numbers, seen_numbers
 from simulator.workload import Request, Requests
 
 
@@ -110,27 +110,6 @@ class Work(NamedTuple):
         context = len(self.parts) if reach.block else sum(reach.cached(one.cached) for one in self.decoding)
         cached = sum(reach.cached(one.cached) for one, _ in self.parts)
         return context, cached, sum(reach.pairs(Span(one.cached, new)) for one, new in self.parts)
-
-
-def seen_numbers(reach: Reach, cached: int, size: int) -> Sequence[int]:
-    """Which blocks of so many tokens the token behind the cached ones sees in layers of a reach."""
-    sinks, near = reach.near(cached)
-    return list(dict.fromkeys([*range(-(-sinks // size)), *range(near // size, -(-cached // size))]))
-
-
-def held_numbers(reach: Reach, cached: int, request: Request, asked: Requests) -> Sequence[int]:
-    """Which blocks a sequence holds in layers of a reach, once so many of its tokens are cached.
-
-    With a window that is what the next token sees, and room for the most that is added at a time, wherever in a block
-    that begins. As the sequence goes on, it never becomes more.
-    """
-    size, total = asked.block, -(-(request.prompt + request.output) // asked.block)
-    if reach.block or reach.window is None:
-        return range(1 if reach.block else total)
-    sinks, first = -(-reach.sinks // size), reach.near(cached)[1] // size
-    ahead = min(asked.max_tokens, max(1, request.prompt - cached))
-    stop = min(total, max(sinks, first) + 1 - (1 - reach.window - ahead) // size)
-    return list(dict.fromkeys([*range(min(sinks, stop)), *range(first, stop)]))
 
 
 class Scheduler:

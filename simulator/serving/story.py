@@ -11,8 +11,7 @@ from simulator.catalog import Loaded
 from simulator.metrics import achieved
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
-from simulator.serving.asked import Rooms
-from simulator.serving.blocks import Tiers
+from simulator.serving.blocks import Rooms, Tiers
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Scheduler, Served
 from simulator.trace import CAUSES

@@ -13,8 +13,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.builders import Iteration, iteration
 from simulator.cost import durations_ns
-from simulator.serving.classes import PARTS
-from simulator.serving.replays import Replays
+from simulator.serving.replays import PARTS, Replays
 
 BLOCK, TOKEN_BYTES, OPS = 8, 2 * 2 * 2 * 16 * 2, 40
 FIGURES = [f"{name}_p{percent}_ns" for name, percent in product(("ttft", "tpot", "e2e"), (50, 90, 99))]
@@ -56,8 +55,7 @@ def test_what_ops_take_is_known_from_the_numbers(both, work):
     replays, _ = both["static", "inf"]
     loaded = replays._loaded
     taken = sum(durations_ns(iteration(loaded.workload, work, 256_000), loaded.hardware))
-    replays._classes.of(work, 1)
-    assert replays._classes._shapes[replays._classes.kind(work)].ops_ns(work) == pytest.approx(taken, abs=OPS)
+    assert replays.shape(work).ops_ns(work) == pytest.approx(taken, abs=OPS)
 
 
 @given(works())

@@ -6,7 +6,7 @@ import pytest
 
 from simulator.errors import ConfigError
 from simulator.formats import read_requests
-from simulator.serving.asked import drawn
+from simulator.serving import drawn
 from simulator.serving.story import quantile
 from simulator.workload import Requests
 
