@@ -90,7 +90,7 @@ def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
 
 
 def instances(scope: str, on_node: int, stands_in: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """By rank the instance of what has this scope, and for how many ranks of that the rows of the rank count.
+    """By rank, the instance of something with this scope, and how many ranks there the rows of the rank count for.
 
     Ranks are folded only where every instance that is left out is like one that is there.
 
@@ -109,7 +109,7 @@ def instances(scope: str, on_node: int, stands_in: Sequence[int]) -> tuple[NDArr
 
 
 def packer(columns: tuple[str, ...]) -> Callable[..., bytes]:
-    """Make a function that turns the values of a row into bytes: what is packed at once needs no object for a number.
+    """Make a function that packs the values of a row into bytes, so that no number stays an object.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def packer(columns: tuple[str, ...]) -> Callable[..., bytes]:
 
 
 class Table:
-    """Rows that were written in blocks of columns.
+    """Rows of a trace, kept in blocks of columns.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class Table:
         return rows
 
     def pull(self, chosen: NDArray[np.bool_]) -> Block:
-        """Take rows out, those that are flagged."""
+        """Take the flagged rows out."""
         rows = self._joined()
         self._blocks = [rows[~chosen]] if not chosen.all() else []
         return {name: rows[chosen, i] for i, name in enumerate(self.columns)}
@@ -165,7 +165,7 @@ class Table:
         return np.concatenate(self._blocks) if self._blocks else np.empty((0, len(self.columns)), np.int64)
 
     def by_rank(self, ranks: int) -> list[Table]:
-        """Sort the rows by rank, each in the order that it has; in its own table every rank is number 0."""
+        """Split the rows by rank, in their order; in its own table every rank is number 0."""
         at, joined = self.columns.index("rank"), self._joined()
         rows = joined[np.argsort(joined[:, at], kind="stable")]
         ends = np.searchsorted(rows[:, at], np.arange(1, ranks))

@@ -162,7 +162,7 @@ class Limits:
 
     @cached_property
     def step(self) -> Callable[[int | float], Bound]:
-        """What no step takes less than within a budget [B]: the largest of all bounds, see the module's proof."""
+        """The shortest step that any plan can have within a budget [B]: the largest bound, see the module's proof."""
         return cache(self._step)
 
     def _step(self, budget_bytes: int | float) -> Bound:

@@ -35,7 +35,7 @@ _FINEST = 64
 
 
 class Need(NamedTuple):
-    """What any plan needs of a tier at once.
+    """Room in a tier that every plan needs at once.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ def infeasible(
     *,
     may_repeat: bool = False,
 ) -> Shortfall | None:
-    """Say what no plan can do, if there is such a thing.
+    """Say what makes every plan infeasible, if anything does.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class Fit:
         return tuple(sorted([*sizes, *workspace], key=lambda item: -item[1])[:_LARGEST])
 
     def full(self, need: Need, worst: int) -> str:
-        """Say from which op on there is no room, and what came last of all that stays until most is needed."""
+        """Say from which op on there is no room, and which of the tensors that stay until the peak came last."""
         lifetimes, ops = self.demand.lifetimes, self.graph.ops
         first = int((self.by_op[need.counts_idle] > need.capacity_bytes).argmax())
         stay = [t for t, dies in enumerate(lifetimes.dies) if dies >= worst and 0 < lifetimes.born[t] <= first]
@@ -193,7 +193,7 @@ class Fit:
         return least, {names[self.below[0]]: int(self.usable[self.below[0]] + gap)}
 
     def freed(self) -> Iterator[str]:
-        """The fewest kinds of tensors, largest first, whose homes in the tiers that are short must not stay there."""
+        """The fewest kinds of tensors, largest first, whose homes must leave the tiers that are short."""
         names, tensors, by_kind = self.hardware.tier_names, self.graph.tensors, Counter[str]()
         tiers = sorted({need.tier for need in self.short})
         there = [t for tier in tiers for t in self.at_home[tier]]

@@ -61,7 +61,7 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True)
 class Timing:
-    """What no plan changes about when the ops of a graph run.
+    """When the ops of a graph can run, whatever the plan.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ class Timing:
 
     @classmethod
     def alone(cls, precedence: Precedence, durations_ns: Sequence[int], *, may_repeat: bool = False) -> Timing:
-        """Find that of one rank whose collectives never wait for others.
+        """The timing of one rank whose collectives never wait for others.
 
         Parameters
         ----------
@@ -238,7 +238,7 @@ class Team:
 
     @cached_property
     def first_alike(self) -> tuple[int, ...]:
-        """For each rank the lowest one that it is alike to."""
+        """For each rank, the lowest rank that is like it."""
         kinds = self.job.graph_of
         while True:
             finer = self._told_apart(kinds)
@@ -247,7 +247,7 @@ class Team:
             kinds = finer
 
     def _told_apart(self, kind: Sequence[int]) -> tuple[int, ...]:
-        """For each rank the first that nothing tells from it, if these are the kinds so far."""
+        """For each rank, the first that cannot be told from it, given the kinds so far."""
         on_node = self.hardware.topology.devices_per_node
         beside = [tuple(sorted(kind[node : node + on_node])) for node in range(0, len(kind), on_node)]
 
@@ -333,7 +333,7 @@ class Team:
 
 
 def _either(one: Timing, other: Timing) -> Timing:
-    """What holds of the ranks of both; the path is the longer one."""
+    """What holds of the ranks of both timings; the path is the longer one."""
     times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (one, other))
     durations, heads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
     return Timing(one.precedence, durations, heads, tails, max(one.path_ns, other.path_ns))

@@ -44,7 +44,7 @@ from simulator.hardware import Hardware
 
 
 def time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
-    """Time that so many bytes need at a bandwidth at least [ns]."""
+    """The least time that so many bytes need at a bandwidth [ns]."""
     if bandwidth_bytes_per_s in {0, math.inf}:
         return 0  # where no link leads, `infeasible` knows more
     return ceil_div(size_bytes * NS_PER_S, int(bandwidth_bytes_per_s))
@@ -136,7 +136,7 @@ class Bottleneck(NamedTuple):
     times: int = 1
 
     def ns(self, in_bytes: int, out_bytes: int) -> int:
-        """Time that it needs for what comes in and goes out at least [ns]."""
+        """The least time that it needs for what comes in and goes out [ns]."""
         if self.into == self.out_of:
             return ceil_div(time_ns(self.times * (in_bytes + out_bytes), self.into), self.channels)
         alone = time_ns(self.times * in_bytes, self.into), time_ns(self.times * out_bytes, self.out_of)
@@ -182,7 +182,7 @@ def bottlenecks(
 
 
 def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ()) -> int | float:
-    """What these links carry together at most [B/s].
+    """The most that these links carry together [B/s].
 
     Parameters
     ----------

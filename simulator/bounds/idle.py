@@ -65,11 +65,11 @@ class Stretches(NamedTuple):
         return sums
 
     def where(self, mask: Bools) -> Stretches:
-        """Only some of them."""
+        """The stretches that are flagged."""
         return Stretches(*(column[mask] for column in self))
 
     def kept(self, precedence: Precedence) -> Bools:
-        """Those whose value has to be kept somewhere, because no op can make it again."""
+        """Flag the stretches whose value must be kept somewhere, because no op can make it again."""
         repeatable = np.array([*(op.repeatable for op in precedence.graph.ops), False])
         return ~repeatable[self.maker]
 
@@ -183,7 +183,7 @@ class Demand:
                 yield tensor, size, after, first, last, due, made, maker
 
     def _telling(self, tensor: int, uses: Sequence[int]) -> tuple[int, ...]:
-        """Uses without those beside the line of which the next one says more: the tensor is needed through them."""
+        """Leave out uses beside the line through which the tensor is needed anyway: the next use says more."""
         precedence, graph, kept = self.precedence, self.precedence.graph, list[int]()
         is_needed = tensor in self.lifetimes.stays
         for use in reversed(uses):

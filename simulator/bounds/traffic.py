@@ -59,7 +59,7 @@ class Traffic:
         self._pinned_bytes, self._kept = _kept(timing, demand)
 
     def terms(self, budget_bytes: int | float) -> dict[str, int]:
-        """What these copies take on each bus, link and queue within a budget [B], with what comes after them [ns]."""
+        """The time of these copies on each bus, link and queue within a budget [B], with what comes after them [ns]."""
         hardware, links = self.hardware, self.hardware.links
         demand, crossing = self.demand, list[Crossing]()
         for cut, *idle in zip(demand.cuts, demand.read_in, demand.made_in, strict=True):
@@ -87,7 +87,7 @@ class Traffic:
         return {term: ns + self._rest_ns if ns else 0 for term, ns in terms.items()}
 
     def exchange_ns(self, budget_bytes: int | float) -> int:
-        """What persistent tensors take that have no room together within a budget [B]; 0 if they have [ns]."""
+        """The time of copies of persistent tensors that have no room together in a budget [B]; 0 if they have [ns]."""
         cut = self.demand.cuts[0]
         into, out_of = (rate_of(names, self.hardware) for names in (cut.into, cut.out_of))
         held_bytes, longest_ns = self._pinned_bytes, 0
@@ -118,7 +118,7 @@ class Traffic:
         return whole + back + (out_bytes if cut.out_of and names.issuperset(cut.out_of) else 0)
 
     def _moves_over(self, names: set[str]) -> list[Move]:
-        """What has no way that leaves out these links."""
+        """The moves that have no way around these links."""
         number = self.hardware.tier_names.index
         rest = [link for name, link in self.hardware.links.items() if name not in names]
         ways = [(number(link.source), number(link.target)) for link in rest]

@@ -68,7 +68,7 @@ _ENDLESS = 1 << 62
 
 
 class Windows:
-    """What is known of the windows of a graph, whatever the budget.
+    """The windows of a graph, as far as they do not depend on the budget.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class _Sweep:
         return best[0], self._told(*best[1:])
 
     def _known(self, end: int) -> _Edge:
-        """From the point before, or as `critical_path` has it."""
+        """The path from the point before, or the one that `critical_path` knows."""
         op = self._points[end]
         head = _Edge(self._timing.heads_ns[op])
         if not end:
@@ -203,7 +203,7 @@ class _Sweep:
         return max(head, _Edge(self._ends_ns[end - 1] + between, end - 1))
 
     def _from_start(self, end: int) -> _Edge:
-        """What has come from the start of the step, or has left since."""
+        """The path along what has come in, or left, since the start of the step."""
         best = _Edge(-1)
         for one in self._bottlenecks:
             entered = self._entered[one.cut][end] if one.into else 0

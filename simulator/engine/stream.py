@@ -22,7 +22,7 @@ NEVER = -(1 << 60)
 
 
 class Count:
-    """How many computes of a stream have started, or have ended, and who waits for how many.
+    """How many computes of a stream have started (or have ended), and who waits for which number.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ class Count:
         self.waiters: dict[int, list[Callable[[], None]]] = {}
 
     def wait(self, number: int, look_again: Callable[[], None]) -> None:
-        """Call back when so many are reached."""
+        """Call back when this number is reached."""
         self.waiters.setdefault(number, []).append(look_again)
 
     def call(self) -> None:
-        """Call those who waited for so many."""
+        """Call those who waited for the number now reached."""
         for look_again in self.waiters.pop(self.reached):
             look_again()
 
@@ -74,7 +74,7 @@ def is_waiting(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
 
 @dataclass(slots=True)
 class Compute:
-    """A compute with the counts of what must have happened before it starts.
+    """A compute, and the counts that must be reached before it starts.
 
     Attributes
     ----------
@@ -180,7 +180,7 @@ class Stream:
         self._lacked: list[tuple[int, int, int, bool]] | None = None
 
     def look_again(self) -> None:
-        """Have the head tried in the present round."""
+        """Have the head tried in this round."""
         if self.queue:
             self._rounds.consider(self, self.queue[0][0])
 
@@ -192,11 +192,11 @@ class Stream:
 
     @property
     def is_issued(self) -> bool:
-        """Whether there is a head that has been issued: a host that is ahead queues a compute before that."""
+        """Whether the head has been issued by now: a host that is ahead of the clock queues computes early."""
         return bool(self.queue) and self.queue[0][3] <= self._clock.now
 
     def end_after(self, delay_ns: int) -> None:
-        """Let the running compute end after so long."""
+        """Let the running compute end after this delay."""
         self._clock.at(self._clock.now + delay_ns, self._span)
 
     def _finish(self, event: simpy.Event) -> None:
@@ -225,7 +225,7 @@ class Stream:
             rounds.restless.append(self.waiting)
 
     def _run_undisturbed(self) -> None:
-        """Run computes from the queue as long as each only takes time and nothing else happens before its end.
+        """Run computes from the queue while each only takes time and nothing else happens before it ends.
 
         An event for each would take 1.4 times as long where a step is all computes (`tests/bench`, case ``compute``).
         """
@@ -286,7 +286,7 @@ class Stream:
         return None if awaited is None else awaited[0].stream
 
     def room_bytes(self) -> int:
-        """What the head takes in the compute tier: what it writes and has no place yet, and its workspace [B]."""
+        """The room that the head takes in the compute tier: new places for what it writes, and its workspace [B]."""
         (_, op, compute, _, _), held, sizes = self.queue[0], self._held, self.columns.size_bytes
         return self.columns.workspace_bytes[op] + sum([sizes[t] for t in compute.writes if not held[t]])
 
@@ -344,7 +344,7 @@ class Stream:
         return True
 
     def _leave_places(self, op: int, compute: Compute) -> None:
-        """The compute is over: what it wrote is valid here and stale elsewhere."""
+        """Give up the workspace of a compute that is over; what it wrote is valid here and stale elsewhere."""
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self.places.note(self.columns.compute_tier, -1 - op, -workspace_bytes)
             self._tier.release(workspace_bytes, self._workspaces - op)

@@ -62,7 +62,7 @@ class Machine:
         self.stored_once: Counter[tuple[int, int, int]] = Counter()
 
     def store_once(self, programs: Sequence[Program]) -> None:
-        """Find what is stored once for several ranks; of those that are folded, the one simulated has it for all."""
+        """Find what is stored once for several ranks; a rank that stands for folded ones stores it for all."""
         on_node = self.hardware.topology.devices_per_node
         scopes = [tier.scope for tier in self.hardware.tiers.values()]
         folded: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
@@ -83,7 +83,7 @@ class Machine:
         return columns
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What ranks share; made when the first of them asks for it."""
+        """Something that ranks share; made when the first of them asks for it."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -99,7 +99,7 @@ class Machine:
         return resource, self._counts.get((scope, rank), 1)
 
     def _watch(self, bus: str, scope: str, rank: int) -> Callable[[int, int], None] | None:
-        """Write down what goes over the rank's instance of a bus, if ranks share it."""
+        """What records the rate of the rank's instance of a bus, if ranks share it."""
         if scope == "device" or not self.has_ranks:
             return None
         number, instance = [*self.hardware.buses].index(bus), max(0, self._member(scope, rank))
@@ -152,7 +152,7 @@ class Machine:
         return self._use("bandwidth", "", tier.scope, rank, bandwidth)
 
     def communicator(self, call: Call, ranks: Members) -> Communicator:
-        """Some ranks that meet at a call."""
+        """The communicator of the ranks that meet at a call."""
         members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
 
         def path(fabric: str, rank: int) -> Path | None:

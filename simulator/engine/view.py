@@ -21,7 +21,7 @@ from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code, PlacesAsIssu
 
 
 class Issued(Counter):
-    """A counter that also follows the places; read-only for the plan.
+    """A counter that also follows the places as issued: the `View` of a reactive plan.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class Issued(Counter):
         self._issued = PlacesAsIssued(columns.home, len(places.tiers), columns.compute_tier)
 
     def decided(self, codes: Iterator[Code], costs: HostCosts, rows: bytearray) -> Iterator[Counted]:
-        """Count what the plan issues, as it is asked for, each with its price.
+        """Count what a reactive plan issues, as the host asks for it, each action with its price.
 
         Parameters
         ----------
@@ -99,7 +99,7 @@ class Issued(Counter):
         return unmet(self._latest(self._last_use, tensor), 0) is None
 
     def chosen(self, op: int) -> tuple[int, ...]:
-        """What the next issue of an op reads of its candidates; known once the op that reveals it has ended."""
+        """The candidates that the next issue of an op reads; known once the op that reveals it has ended."""
         dynamic = self._revealing(op, DynamicReads.is_revealed)
         chosen = dynamic.draws.chosen(op, dynamic.step_of(op))
         self._owed_ns += len(chosen) * self._select_ns
@@ -145,7 +145,7 @@ class Issued(Counter):
             self._check_reads(op, must, self._dynamic.possible[op], do)
 
     def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
-        """Check and note what no earlier compute has seen to."""
+        """Check that these reads are valid, and note the writes, before the compute is counted."""
         if reads:
             self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
         self._issued.write(writes)

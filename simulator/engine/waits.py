@@ -57,7 +57,7 @@ class Waiting:
         self._parts: list[tuple[int, int, Reason]] = []
 
     def look(self) -> None:
-        """Walk to the cause of the present wait, if there is one, and split the wait if the cause has changed."""
+        """Find the cause of the present wait, if there is one; split the wait where the cause has changed."""
         if self._stream.running is None:
             reason = self._walk()
             if reason != self._reason:
@@ -183,7 +183,7 @@ class Explainer:
         return sentences, peers
 
     def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
-        """Tell a sentence and the rest if it is new; a chain that comes back to one is a cycle."""
+        """Tell a sentence, and the rest, unless it was told before: a chain that comes back to one is a cycle."""
         if sentence not in self._told:
             self._told.add(sentence)
             yield sentence
@@ -203,7 +203,7 @@ class Explainer:
         return f"{self._op(running)} waits for rank {meeting.peer} to come to the collective of group {group!r}"
 
     def _compute(self, stream: Stream) -> Iterator[str]:
-        """Why the head cannot start; nothing if that is for a compute of another stream, which tells on its own."""
+        """Why the head cannot start; nothing if it waits for a compute of another stream, which tells for itself."""
         what, lacked = self._op(stream.queue[0]), stream.lacks()
         if stream.behind():
             return

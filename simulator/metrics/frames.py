@@ -145,7 +145,7 @@ class Frames:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def _joined(self, make: Callable[[Graph, Hardware, Trace], Columns], keys: tuple[str, ...]) -> Columns:
-        """Join the tables of all ranks that were simulated, ordered by some columns, the last of them first."""
+        """Join the tables of all simulated ranks, ordered by these columns, of which the last counts most."""
         parts = []
         for rank, (alone, by) in enumerate(zip(self.trace.by_rank(), self.trace.stands_in, strict=True)):
             if by == rank:
@@ -158,7 +158,7 @@ class Frames:
         return {name: [values[i] for i in order] for name, values in joined.items()}
 
     def memory(self) -> pd.DataFrame:
-        """Make a table of what each tier holds, one line a change, in the order of the changes.
+        """Make a table of what each tier holds, with a line for each change, in order.
 
         Returns
         -------
@@ -284,7 +284,7 @@ def op_name(graph: Graph, op: int, run: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What lies in a tier at the moment when most does.
+    """What lies in a tier when it is fullest.
 
     Attributes
     ----------

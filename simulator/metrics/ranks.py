@@ -73,7 +73,7 @@ def summarise(
 
 
 def _in_step_with(job: Job, rank: int) -> list[int]:
-    """Ranks that this one meets, directly or over others, and that run as many steps; itself among them."""
+    """Ranks that this one meets, directly or through others, and that run as many steps; itself included."""
     met = set[tuple[int, ...]]()
     for graph in job.graphs:
         used = {op.collective.group for op in graph.ops if op.collective is not None}
@@ -83,7 +83,7 @@ def _in_step_with(job: Job, rank: int) -> list[int]:
 
 
 def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:
-    """By link, how many times as long as alone its transfers took; None if there were none.
+    """By link, how many times as long its transfers took as they would alone; None if there were none.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ _SHARES = ("masked_ns", "masked_fraction", "utilisation", "bubble_fraction")
 
 
 def _shares(rows: Sequence[dict[str, Any]], total_ns: int) -> dict[str, float | None]:
-    """What of collectives lies under compute, and what of so much time [ns] is compute, and waits for peers."""
+    """The share of collectives under compute; and the shares of compute and of waits for peers in a total time [ns]."""
     columns = ("masked_ns", "collective_ns", "compute_ns", "wait_peer_ns")
     masked, collective, compute, peer = (sum(row[column] for row in rows) for column in columns)
     return {

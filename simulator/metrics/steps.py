@@ -94,7 +94,7 @@ class IssuedActions:
 
 
 def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: IssuedActions | None) -> bool:
-    """Whether a rank first ran all ops of a step in program order, each on its stream: what no plan can beat is so.
+    """Whether a rank first ran all ops of each step in program order, each on its stream, as the bounds assume.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> boo
 
 
 def _issued(graph: Graph, hardware: Hardware, trace: Trace) -> IssuedActions:
-    """What follows the steps of the one rank of a trace, before it has taken what was issued."""
+    """What finds the steps of a trace of one rank, once it has taken what was issued."""
     here = hardware.tier_names.index(hardware.compute_tier)
     return IssuedActions(graph, _homes(graph, trace), here, trace.laps[0])
 
@@ -173,7 +173,7 @@ def numbered(starts: Sequence[int], trace: Trace) -> tuple[Block, Block]:
 
 
 def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Block]:
-    """Say of spans and waits of which step, and of which run of their op in it, they are (see `numbered`).
+    """Number the step of each span and wait, and the run of its op in that step (see `numbered`).
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ class Peaks:
 
 
 class Ran:
-    """A run of one rank, as far as its row needs it.
+    """What the row of one rank needs to know of its run.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ class Ran:
         self._keep(spans, waits)
 
     def _keep(self, spans: Block, waits: Block) -> None:
-        """Keep what is of the last step, and what ended no earlier than where the stream is that is furthest behind."""
+        """Keep what belongs to the last step, and what ended after the point that the slowest stream has come to."""
         last, starts = self._graph.steps - 1, self.issued.starts
         first_issue = starts[last] if len(starts) > last else np.iinfo(np.int64).max
         since = min((int(self._ends[stream, :last].max(initial=0)) for stream in self._streams), default=0)

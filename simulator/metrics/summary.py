@@ -91,7 +91,7 @@ def achieved(
 
 
 def per_second(step_ns: int | None, **handled: int | None) -> dict[str, float | None]:
-    """Say how much of each is handled in a second: ``tokens`` in a step as ``tokens_per_s``; None of what is unknown.
+    """Say how much is handled in a second: ``tokens`` of a step as ``tokens_per_s``; None for what is unknown.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def _measured(graph: Graph, ran: Ran) -> Window:
 
 
 def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
-    """The last step that ended while all ranks were at work, but the first one; the last if there is none."""
+    """The last step, after the first, that ended while all ranks were at work; the last of all if there is none."""
     at_work = len(ends_ns) if until_ns is None else int(np.searchsorted(ends_ns, until_ns, "right"))
     return (at_work if at_work > 1 else len(ends_ns)) - 1
 
