@@ -58,32 +58,20 @@ class Search:
     def __init__(
         self, loaded: Loaded, question: Largest, policies: Policies | None, given: Given, *, is_bounded: bool = True
     ) -> None:
-        where = partial(catalog.asked_at, loaded, question.key, given)
-        over, known = question.over, [*(row.row for row in loaded.scenario.policies), COMPUTE, *POLICIES]
-        known += [FASTEST] if isinstance(question, Frontier) else []
-        must = "steps are held against those of a row, or against compute"
-        do = nearest(over, tuple(dict.fromkeys(known)))
-        insist(over in known, where("over"), must, repr(over), do)
-        self.question, self._policies, self._where, path = question, policies, where, question.path
+        self.question, self._policies, self.grows = question, policies, isinstance(question, Frontier)
+        self._where = partial(catalog.asked_at, loaded, question.key, given)
+        self._check_over(loaded)
         self._documents = loaded.asking_nothing()
-        rows = [
-            one.model_copy(update={"set_": {key: one.set_[key] for key in one.set_ if not _overlap(path, key)}})
-            for one in loaded.scenario.policies
-        ]
-        changes: dict[str, Any] = {"policies": tuple(rows)}
-        if question.field == f"peak.{loaded.hardware.compute_tier}":
-            changes["budget_bytes"] = None  # the capacity is what limits
-        self.base = replace(self._documents, scenario=self._documents.scenario.model_copy(update=changes))
-        self.axis = Axis(question.field, tuple(path.split(" + ")), where("field"), question.unit)
-        with told_at(where("such_that")):
+        self.base = _freed(self._documents, question)
+        self.axis = Axis(question.field, tuple(question.path.split(" + ")), self._where("field"), question.unit)
+        with told_at(self._where("such_that")):
             texts = question.such_that if isinstance(question, Frontier) else ()
             self._asked = [condition(text, loaded.hardware) for text in texts]
-        self.grows = isinstance(question, Frontier)
         of_bounds, asked = metrics.columns(loaded.hardware, ("bound",)), (one.columns for one in self._asked)
         self._cells = Cells(with_bounds=not self.grows or any(name in of_bounds for names in asked for name in names))
         self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._beside)
         case = self.built(self.first)
-        self._has_ratio = over != FASTEST or any(one.over == OTHER for one in self._asked)
+        self._has_ratio = question.over != FASTEST or any(one.over == OTHER for one in self._asked)
         if self.grows and self._has_ratio:
             self._other(None)  # refuses before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
@@ -95,6 +83,14 @@ class Search:
         kinds = sorted({case.may_repeat(label) for label in plain})
         self.bounds = {BOUNDS[kind]: {"may_repeat": kind, "in_turn": in_turn} for kind in kinds}
         self.rows |= {name: partial(self.bounded, name) for name in self.bounds}
+
+    def _check_over(self, loaded: Loaded) -> None:
+        """Refuse to hold steps against a row that there is none of."""
+        over, known = self.question.over, [*(row.row for row in loaded.scenario.policies), COMPUTE, *POLICIES]
+        known += [FASTEST] if self.grows else []
+        must = "steps are held against those of a row, or against compute"
+        do = nearest(over, tuple(dict.fromkeys(known)))
+        insist(over in known, self._where("over"), must, repr(over), do)
 
     @cached_property
     def first(self) -> int | float:
@@ -238,6 +234,18 @@ class Search:
             is_failed = limit["status"] == "failed"
             lacks = {"limit": "failed", "limit_at": limit["notes"]} if is_failed else {"limit": "step"}
         return found | {"next": limit[question.field], "next_slowdown": limit.get("slowdown"), **lacks}
+
+
+def _freed(loaded: Loaded, question: Largest) -> Loaded:
+    """Return the documents without what would fix the field: what rows set of it, and a budget below the capacity."""
+    path, scenario = question.path, loaded.scenario
+    rows = [
+        row.model_copy(update={"set_": {key: row.set_[key] for key in row.set_ if not _overlap(path, key)}})
+        for row in scenario.policies
+    ]
+    is_of_peak = question.field == f"peak.{loaded.hardware.compute_tier}"
+    changes = {"policies": tuple(rows), "budget_bytes": None if is_of_peak else scenario.budget_bytes}
+    return replace(loaded, scenario=scenario.model_copy(update=changes))
 
 
 def _lacking(short: Shortfall) -> Row:
