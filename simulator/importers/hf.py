@@ -104,7 +104,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     wanted = min(_USUAL_SEQUENCE, limit) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
-    model = model_of(config, wanted if phase != "requests" else None)
+    model = model_of(config)
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: number for axis, number in axes.items() if number != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
@@ -156,7 +156,7 @@ def _like(inner: dict[str, Any], where: str) -> Iterator[str]:
     for name, family in FAMILIES.items():
         config = Config(inner, replace(family, defaults={}), where)
         with suppress(ConfigError):
-            has_experts = model_of(config, None)["feed_forward"]["kind"] == "experts"
+            has_experts = model_of(config)["feed_forward"]["kind"] == "experts"
             if has_experts == family.experts and _unread(config).keys() <= {*_OF_BOTH, "max_position_embeddings"}:
                 yield name
 

@@ -85,15 +85,15 @@ class Config:
         return list(found[:length])
 
 
-def model_of(c: Config, sequence: int | None) -> dict[str, Any]:
-    """The dimensions of the model; windows that `sequence` tokens never fill are left out."""
+def model_of(c: Config) -> dict[str, Any]:
+    """The dimensions of the model."""
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
     model["tied_embeddings"] = c.flag("tie_word_embeddings")
     if c.family.norms != "before":
         model["norms"] = c.family.norms
-    parts = {"attention": _attentions(c, layers, hidden, sequence), "feed_forward": _feed_forwards(c, layers)}
+    parts = {"attention": _attentions(c, layers, hidden), "feed_forward": _feed_forwards(c, layers)}
     others: list[dict[str, Any]] = []
     for part, (kinds, of_layer) in parts.items():
         usual = max({*of_layer}, key=lambda i: (kinds[i]["kind"] == "experts", of_layer.count(i), -i))
@@ -126,19 +126,15 @@ Kinds = tuple[list[dict[str, Any]], list[int]]
 """The kinds of a part, and for each layer which of them it has."""
 
 
-def _attentions(c: Config, layers: int, hidden: int, sequence: int | None) -> Kinds:
+def _attentions(c: Config, layers: int, hidden: int) -> Kinds:
     full = _latent(c) if c.family.latent else _grouped(c, hidden)
     types, kinds = _types(c, layers), [full]
     window = c.get(c.family.window) if c.family.local != "none" or {*_NEAR} & {*types} else None
     if window and {*_NEAR} & {*types}:
         window = c.count(c.family.window, path="model.attention.window")
-        if sequence is not None and window > sequence:
-            c.origins.pop("model.attention.window")
-            c.derived.append(f"No token of {sequence:,} leaves the window of {window:,} ({c.family.window}): left out.")
-        else:
-            if "chunked_attention" in types:
-                c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
-            kinds.append(full | {"window": window})
+        if "chunked_attention" in types:
+            c.derived.append(f"Chunks of {window:,} tokens that attend among themselves count as windows.")
+        kinds.append(full | {"window": window})
     near = len(kinds) - 1
     if "linear_attention" in types:
         insist(c.family.linear, f"{c.where}, layer_types", "linear attention is that of MiniMax", "another one")

@@ -66,7 +66,7 @@ class Tiers:
     held_bytes
         What the sequences that run have [B].
     stores
-        (source, target, group) -> how many blocks were stored since this was last cleared.
+        ((source, target), group) -> how many blocks were stored since this was last cleared.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Tiers:
         self._held: dict[Block, int] = {}
         self._cached: list[OrderedDict[Block, None]] = [OrderedDict() for _ in names]
         self.held_bytes, self._cached_bytes = 0, [0 for _ in names]
-        self.stores: Counter[tuple[str, str, int]] = Counter()
+        self.stores: Counter[tuple[tuple[str, str], int]] = Counter()
 
     def used(self, tier: int) -> int:
         """How many blocks lie in a tier."""
@@ -164,7 +164,7 @@ class Tiers:
             return
         self._make_room(target, self.sizes[block.group])
         self._cache(block, target)
-        self.stores[self.names[source], self.names[target], block.group] += 1
+        self.stores[(self.names[source], self.names[target]), block.group] += 1
 
 
 def seen_numbers(reach: Reach, cached: int, size: int) -> Sequence[int]:

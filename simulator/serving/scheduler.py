@@ -21,12 +21,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from simulator.builders import Iteration, Kept
 from simulator.reach import Reach, Span
 from simulator.serving.blocks import Block, Tiers, held_numbers, seen_numbers
 from simulator.workload import Request, Requests
+
+Way = TypeVar("Way", str, tuple[str, str])
+"""From which tier blocks are copied in; or from which to which they are stored."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,17 +85,11 @@ class Work(NamedTuple):
     decoding: Sequence[Served] = ()
     parts: Sequence[tuple[Served, int]] = ()
     loads: Mapping[tuple[str, int], int] = {}
-    stores: Mapping[tuple[str, str, int], int] = {}
+    stores: Mapping[tuple[tuple[str, str], int], int] = {}
 
     def iteration(self, block: int, groups: int = 1, further: Sequence[Reach] = ()) -> Iteration:
         """What that is to a builder, for blocks of so many tokens, groups of layers, and reaches."""
         ends = sum(one.cached + new == one.request.prompt for one, new in self.parts)
-        loads: dict[str, list[int]] = {}
-        stores: dict[tuple[str, str], list[int]] = {}
-        for (tier, group), number in self.loads.items():
-            loads.setdefault(tier, [0] * groups)[group] = number * block
-        for (source, target, group), number in self.stores.items():
-            stores.setdefault((source, target), [0] * groups)[group] = number * block
         return Iteration(
             decoding=len(self.decoding),
             context=sum(one.cached for one in self.decoding),
@@ -101,8 +98,8 @@ class Work(NamedTuple):
             pairs=sum(new * one.cached + new * (new + 1) // 2 for one, new in self.parts),
             answers=len(self.decoding) + ends,
             near=tuple(map(self._near, further)),
-            loads=tuple((tier, tuple(tokens)) for tier, tokens in sorted(loads.items())),
-            stores=tuple((way, tuple(tokens)) for way, tokens in sorted(stores.items())),
+            loads=_tokens(self.loads, groups, block),
+            stores=_tokens(self.stores, groups, block),
         )
 
     def _near(self, reach: Reach) -> tuple[int, int, int]:
@@ -110,6 +107,12 @@ class Work(NamedTuple):
         context = len(self.parts) if reach.block else sum(reach.cached(one.cached) for one in self.decoding)
         cached = sum(reach.cached(one.cached) for one, _ in self.parts)
         return context, cached, sum(reach.pairs(Span(one.cached, new)) for one, new in self.parts)
+
+
+def _tokens(moved: Mapping[tuple[Way, int], int], groups: int, block: int) -> tuple[tuple[Way, tuple[int, ...]], ...]:
+    """By way, how many tokens of each group of layers take it, from blocks of so many tokens."""
+    ways = sorted({way for way, _ in moved})
+    return tuple((way, tuple(block * moved.get((way, group), 0) for group in range(groups))) for way in ways)
 
 
 class Scheduler:
@@ -148,7 +151,7 @@ class Scheduler:
             left -= new
         stores, self.tiers.stores = self.tiers.stores, Counter()
         sizes, here = self.tiers.sizes, self.tiers.names[0]
-        leaving = sum(sizes[group] * number for (source, _, group), number in stores.items() if source == here)
+        leaving = sum(sizes[group] * number for ((source, _), group), number in stores.items() if source == here)
         if leaving + sum(sizes[group] * number for (_, group), number in loads.items()) > self.tiers.rooms[0]:
             return [Work(stores=stores), Work(decoding, parts, loads)]
         return [Work(decoding, parts, loads, stores)] if decoding or parts or stores else []
