@@ -236,9 +236,9 @@ class Counter:
             unseen += self._dynamic.needed(op, self._streams[stream], number)
         if not (unseen or unwritten or after or columns.workspace_bytes[op] or (self._dynamic and op in self._dynamic)):
             return self._free[stream]
-        return self._see_to(op, stream, unseen, unwritten, after)
+        return self._make_compute(op, stream, unseen, unwritten, after)
 
-    def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
+    def _make_compute(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
         """Make a compute that waits for these reads and takes these writes itself, because no earlier compute has."""
         fence, moves, per_lap, turns = self._fence, self._moves, self._places.moves_per_lap, []
         for tensor in reads:

@@ -93,8 +93,9 @@ Watchers = list[Account]
 class Clock(simpy.Environment):
     """A simpy environment whose time is whole nanoseconds.
 
-    `now` is an attribute, not a property, and `at` takes an event that is used again and again, which `Rounds.run`
-    steps to without a call: together worth a sixth of a run (`tests/bench`, case ``decode``).
+    `now` is an attribute, not a property, and `at` puts an event that is used again and again into simpy's own queue
+    (`_queue`, `_eid`), which `Rounds.run` steps through without a call. By simpy's public `schedule`, `peek` and `step`
+    a run is a fifth slower (`tests/bench/engine.py`, cases ``decode`` and ``compute``).
 
     Attributes
     ----------

@@ -144,12 +144,12 @@ class Issued(Counter):
             do = "copy all in first, or sync what the op writes that reveals it"
             self._check_reads(op, must, self._dynamic.possible[op], do)
 
-    def _see_to(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
+    def _make_compute(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
         """Check that these reads are valid, and note the writes, before the compute is counted."""
         if reads:
             self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
         self._issued.write(writes)
-        return super()._see_to(op, stream, reads, writes, after)
+        return super()._make_compute(op, stream, reads, writes, after)
 
     def _check_reads(self, op: int, must: str, tensors: Sequence[int], do: str) -> None:
         missing = self._issued.missing(tensors)
