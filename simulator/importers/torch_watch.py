@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from functools import cache
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -66,10 +67,9 @@ def is_of_scaler(error: BaseException) -> bool:
 
 
 def is_compiled(step: Any) -> bool:
-    """Whether a module, a part of it, or a function was given to ``torch.compile``."""
-    if not isinstance(step, torch.nn.Module):
-        return hasattr(step, "_torchdynamo_orig_callable") and not getattr(step, "_torchdynamo_disable", False)
-    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in step.modules())
+    """Whether a module, or a part of it, was given to ``torch.compile``; a copy of it does not tell."""
+    parts = step.modules() if isinstance(step, torch.nn.Module) else ()
+    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts)
 
 
 def is_module(value: object) -> bool:
@@ -105,11 +105,20 @@ class Watch:
             optimizers.register_optimizer_step_pre_hook(self._enter_update),
             optimizers.register_optimizer_step_post_hook(self._leave_update),
         ]
+        # What was compiled asks the stance (it is to run eager) for its callback each time that it is called.
+        compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
+        if asked := getattr(compiler, "_callback_from_stance", None):
+            compiler._callback_from_stance = partial(self._note_compiled, asked)
+            self._hooks.append(SimpleNamespace(remove=partial(setattr, compiler, "_callback_from_stance", asked)))
         return self
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
+
+    def _note_compiled(self, asked: Callable[[Any], Any], callback: Any) -> Any:
+        self.compiled |= callback not in (None, False)
+        return asked(callback)
 
     def _enter_module(self, module: torch.nn.Module, _inputs: object) -> None:
         if id(module) not in self._paths:
@@ -132,7 +141,6 @@ class Watch:
         must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
         insist(real is None, f"{own}.{real}", must, "a parameter with memory", do)
         self._roots.append((prefix, module))
-        self.compiled |= is_compiled(module)
         for name, part in module.named_modules():
             self._paths.setdefault(id(part), prefix + name if name else f"{prefix[:-1] or own}")
 

@@ -137,6 +137,7 @@ def graphs(draw: st.DrawFn) -> Graph:
                     "dtype": text,
                     "phase": st.sampled_from(PHASES),
                     "barrier": st.booleans(),
+                    "stream": st.integers(0, 31),
                 },
             )
         )

@@ -98,6 +98,7 @@ BROKEN = {
     "negative work": (lambda b: b.op("f", flops=-1), "flops is a whole number"),
     "no traffic at all": (lambda b: b.op("f", read_bytes=None), "read_bytes is a whole number"),
     "a negative duration": (lambda b: b.op("f", duration_ns=-1), "duration_ns is a whole number"),
+    "too high a stream": (lambda b: b.op("f", stream=32), "its stream is from 0 to 31, found 32"),
     "an unknown tensor": (lambda b: b.op("f", ["ww"]), "op 'f': tensors are named that the graph has, found 'ww'"),
     "a write to a shared tensor": (write_shared, "no op writes a shared tensor, found one among its writes"),
 }

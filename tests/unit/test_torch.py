@@ -224,7 +224,9 @@ def test_clipping_is_the_optimizers(foreach):
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, as it imports its compiler, and of a compiled part beside hooks
-@pytest.mark.parametrize("what", ["module", "part", "in place", "part in place", "step", "nothing", "disabled"])
+@pytest.mark.parametrize(
+    "what", ["module", "part", "in place", "part in place", "step", "inner", "nothing", "disabled"]
+)
 def test_what_is_compiled_is_captured_as_eager_and_told(what):
     def step(x):
         model(x).mean().backward()
@@ -235,10 +237,16 @@ def test_what_is_compiled_is_captured_as_eager_and_told(what):
         model[0] = torch.compile(model[0])
     for one in {"in place": [model], "part in place": [model[2]]}.get(what, ()):
         one.compile()
-    if what in ("step", "disabled"):
+    if what in ("step", "inner", "disabled"):
         with hosim.torch.fake():
             model, x = small(), torch.randn(16, 32)
-        given, options = {"step": torch.compile, "disabled": torch._dynamo.disable}[what](step), {}
+        double = torch.compile(lambda x: x * 2)
+        steps = {
+            "step": torch.compile(step),
+            "inner": lambda x: step(double(x)),
+            "disabled": torch._dynamo.disable(step),
+        }
+        given, options = steps[what], {}
     else:
         given, options = torch.compile(model) if what == "module" else model, {"loss": mean}
     found = hosim.torch.capture(given, x, **options)
