@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from simulator.report import drawing
@@ -247,30 +247,24 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     label(ax, panel.title, panel.axis, f"[{unit}]" if unit else "")
 
 
-def _places(ax: Axes, values: Sequence[Any], scale: str) -> dict[Any, float]:
+def _places(ax: Axes, values: Sequence[Any], dense: str) -> dict[Any, float]:
     """Place values on an axis: numbers by value, on a logarithmic axis if they are far apart; all else side by side."""
-    if scale:
-        if scale == "log" and max(values, default=0) > _FAR * min(values, default=0) > 0:
-            ax.set_xscale("log", subs=(2, 5))
-            ax.xaxis.set_minor_formatter(StrMethodFormatter("{x:g}"))
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        return {value: float(value) for value in values}
     are_numbers = all(isinstance(value, int | float) for value in values)
     places = {value: float(value if are_numbers else number) for number, value in enumerate(values)}
-    if max(places.values(), default=0) > _FAR * min(places.values(), default=0) > 0:
+    if dense != "linear" and max(places.values(), default=0) > _FAR * min(places.values(), default=0) > 0:
         ax.set_xscale("log", base=2)
-    if len(places) <= _LABELS:
-        ax.xaxis.set_major_locator(FixedLocator(list(places.values())))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_xticklabels([written(value, "count") for value in places])
+    ax.xaxis.set_major_formatter("{x:g}")
+    if len(places) <= _LABELS and not dense:
+        ax.minorticks_off()
+        ax.set_xticks(list(places.values()), [written(value, "count") for value in places])
     return places
 
 
 _CONTOURS = (1.01, 1.1, 1.5, 2, 4)
 """How many times as high as the best a height is on a contour."""
-_MAP_IN, _EMPTY, _FEWEST = 3.4, "#e4e4e4", 2
-"""Height of a line of maps, the colour of cells in which nothing ran, and values of an axis that have no contours:
-between two, a contour would only say that they differ."""
+_MAP_IN, _EMPTY, _TICKS, _FEWEST = 3.4, "#e4e4e4", 5, 2
+"""Height of a line of maps, the colour of cells in which nothing ran, ticks of the colour bar, and values of an axis
+that have no contours: between two, a contour would only say that they differ."""
 
 
 @styled()
@@ -291,11 +285,12 @@ def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
     unit, size = units(max(every, default=1), "ns")
     norm = LogNorm(min(every) / size, max(every) / size) if len(set(every)) > 1 else None
     images = [_draw_map(ax, one, size, norm) for ax, one in zip(places, drawn, strict=False)]
-    plain, lines = StrMethodFormatter("{x:g}"), {"color": drawing.INK, "linewidth": 0.8}
-    bar = places[0].figure.colorbar(images[0], ax=places, format=plain, label=f"step [{unit}]")
-    bar.ax.yaxis.set_minor_formatter(plain)
-    if norm is not None and max(every) > _FAR * min(every):  # labels of all ticks would lie on each other
-        bar.ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    bar = places[0].figure.colorbar(images[0], ax=places, label=f"step [{unit}]")
+    if norm is not None:
+        ticks = np.geomspace(min(every) / size, max(every) / size, _TICKS)
+        bar.minorticks_off()
+        bar.set_ticks(ticks.tolist(), labels=[f"{tick:.3g}" for tick in ticks.tolist()])
+    lines = {"color": drawing.INK, "linewidth": 0.8}
     head(places[0], title, {"does not run": _EMPTY, "so many times as long as the shortest step": lines})
     return places[0]
 

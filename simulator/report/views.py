@@ -41,7 +41,7 @@ class Panel(NamedTuple):
     limit
         A height that is drawn if it is near.
     dense
-        Of many points, which have no marks: the scale of the axis, ``log`` if they are far apart on it.
+        Of many points, which have no marks: the scale of the axis, ``log`` if they are far apart on it, or ``linear``.
     """
 
     title: str
