@@ -26,8 +26,8 @@ LINES = 64
 
 def needs(axes: Sequence[Varied], hardware: Hardware) -> list[str]:
     """Name the columns of rows that a view needs."""
-    figures = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
-    return [*(one.name for one in axes), *figures, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
+    shown = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
+    return [*(axis.name for axis in axes), *shown, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
 
 
 def grid_view(
@@ -108,8 +108,8 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     columns, x = [*_point_columns(rows, axes), *figures(rows, shares)], axes[0].name
     panels = [Panel("one step", x, "ns", rows, x, "step_ns")]
     if over_ranks:
-        shown = (percent(row.get("efficiency")) for row in rows)
-        columns.append(Column.texts("efficiency", shown, left=False))
+        efficiency = (percent(row.get("efficiency")) for row in rows)
+        columns.append(Column.texts("efficiency", efficiency, left=False))
         panels.append(Panel("efficiency against the first point [%]", x, "", rows, x, "efficiency", scale=100))
     else:
         panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))

@@ -13,6 +13,7 @@ import orjson
 
 from simulator.report.rows import grouped, listed, percent, quantity, units, written
 from simulator.report.tables import PIPE_WIDTH, Column, aligned
+from simulator.units import counted
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -208,7 +209,9 @@ def did_not_run(rows: Iterable[Row], axes: Sequence[Varied]) -> Iterator[str]:
     """Say for each policy at which points it does not run, and why a point failed or was refused."""
     lacking = [{"policy": ALL, **row} for row in rows if row["status"] != "ok"]
     for (policy, status), own in by(lacking, "policy", "status").items():
-        where = f"at {listed([point(row, axes) for row in own])}" if len(own) <= _LISTED else f"at {len(own):,} points"
+        places = dict.fromkeys(point(row, axes) for row in own)  # draws of one place cannot be told apart
+        is_listed = axes and len(own) == len(places) <= _LISTED
+        where = f"at {listed([*places]) if is_listed else counted(len(own), 'point')}"
         is_plain = status in _STATUS and status != "refused" and policy != ALL
         why = "" if is_plain else "; ".join(dict.fromkeys(str(row["notes"]) for row in own if row.get("notes")))
         says = "nothing runs" if policy == ALL else f"{policy} {_STATUS.get(status, 'fails')}"

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from simulator.report.grids import scaling_view
 from simulator.report.pictures import curves
 from simulator.report.sentences import pointer
+from simulator.report.views import Varied, did_not_run
 from simulator.scenario import Scenario
 from simulator.trace import CAUSES
 from simulator.workload import Workload
@@ -167,6 +168,17 @@ def test_where_something_fails_and_why_is_said():
     assert sentences(rows)[0] == "static does not fit at batch 1 and batch 4."
     rows[1] = missing(ran[1], "static", "failed") | {"notes": "here: a must, found b; do c"}
     assert sentences(rows)[1] == "static fails at batch 2: here: a must, found b; do c."
+
+
+def test_draws_that_do_not_run_are_counted_as_they_have_no_place():
+    lost = [{"policy": "static", "status": "blocked", "draw": number} for number in range(3)]
+    assert list(did_not_run(lost, [])) == ["static is blocked at 3 points."]
+    assert list(did_not_run([row | {"batch": 4} for row in lost], [Varied("batch")])) == [
+        "static is blocked at 3 points."
+    ]
+    assert list(did_not_run([row | {"batch": row["draw"]} for row in lost], [Varied("batch")])) == [
+        "static is blocked at batch 0, batch 1 and batch 2."
+    ]
 
 
 def test_curves_that_tie_all_show():
