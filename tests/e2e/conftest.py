@@ -25,6 +25,12 @@ def own_cache(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def one_core(monkeypatch):
+    """A sweep runs in the process of its test, unless that asks for workers: each of them imports all anew."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+
+
+@pytest.fixture(autouse=True)
 def commands_plan_quickly(quick_plans):
     """Commands do the same with any plan. Modules that compare with pages override this, for the whole search."""
 

@@ -91,6 +91,7 @@ def test_the_scaling_curve_is_what_hosim_scaling_prints():
     assert f"{scaling(name, policies=[row])}\n" == shown
 
 
+@pytest.mark.slow
 def test_the_limits_of_the_guide_are_what_hosim_limits_prints():
     ((name, row, shown),) = re.findall(
         r"<!-- output of: hosim limits (\S+) --policy (\S+) -->\n```text\n(.*?)```", PAGES, re.DOTALL
@@ -101,7 +102,10 @@ def test_the_limits_of_the_guide_are_what_hosim_limits_prints():
 _SWEPT = re.findall(r"<!-- output of: (hosim sweep [^\n]+) -->\n```text\n(.*?)```", PAGES, re.DOTALL)
 
 
-@pytest.mark.parametrize(("line", "shown"), _SWEPT, ids=[line for line, _ in _SWEPT])
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [pytest.param(*one, id=one[0], marks=[pytest.mark.slow] * ("uncertain" in one[0])) for one in _SWEPT],
+)
 def test_the_grids_of_the_guide_are_what_hosim_sweep_prints(hosim, tmp_path, line, shown):
     assert shown == hosim(*shlex.split(line)[1:], "--cache", tmp_path).out
 
