@@ -36,12 +36,10 @@ class Writer:
         self.problem, self.policy = problem, policy
         self.homes = problem.resolved_homes(chosen_homes)
         self.steps = Actions()
-        self._streams = problem.streams
         self._here, self._width = problem.compute_tier, len(problem.tiers)
         self._places = PlacesAsIssued(self.homes, self._width, self._here)
         self._state = self._places.state
         self._ops = problem.graph.ops
-        self._dead_after, self._sizes = problem.lifetimes.dead_after, problem.sizes
         self._live = [0] * self._width
         self.peak_bytes = [0] * self._width
         self._peak_at = [0] * self._width
@@ -73,9 +71,9 @@ class Writer:
                 self._hold(tensor, here)
             self._places.write((tensor,))
         self._note_peak(here, what.workspace_bytes)
-        self.steps.append(COMPUTE, op, self._streams[op])
+        self.steps.append(COMPUTE, op, self.problem.streams[op])
         self._last_op = op
-        for tensor in () if again else self._dead_after[op]:
+        for tensor in () if again else self.problem.lifetimes.dead_after[op]:
             self.release(tensor)
 
     def fetch(self, tensor: int) -> None:
@@ -127,7 +125,7 @@ class Writer:
         """Free one place."""
         if must := self._places.detach(tensor, tier):
             self._refuse(f"detach from {self.problem.tiers[tier]!r}", must, tensor)
-        self._live[tier] -= self._sizes[tensor]
+        self._live[tier] -= self.problem.sizes[tensor]
         self.steps.append(DETACH, tensor, tier)
 
     def copy(self, tensor: int, source: int, target: int) -> None:
@@ -203,15 +201,12 @@ class Writer:
         tiers = self.problem.away(tensor)
         if not tiers:
             self._refuse("store", "what is stored may leave the compute tier", tensor)
-        size = self.problem.sizes[tensor]
-        for tier in tiers:
-            fits = self._live[tier] + size <= self.problem.capacities[tier]
-            if fits or self.place(tensor, tier) != ABSENT:
-                return tier
-        return tiers[0]
+        left = [capacity - live for capacity, live in zip(self.problem.capacities, self._live, strict=True)]
+        fits = (t for t in tiers if self.problem.sizes[tensor] <= left[t] or self.place(tensor, t) != ABSENT)
+        return next(fits, tiers[0])
 
     def _hold(self, tensor: int, tier: int) -> None:
-        self._live[tier] += self._sizes[tensor]
+        self._live[tier] += self.problem.sizes[tensor]
         self._note_peak(tier, 0)
 
     def _note_peak(self, tier: int, extra_bytes: int) -> None:
