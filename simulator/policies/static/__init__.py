@@ -220,7 +220,7 @@ class Validator:
         """What the plan says about itself."""
         if selection.gaps:
             moved = sum(gap.size_bytes for gap in selection.gaps)
-            return f"{counted(len(selection.gaps), 'gap')} spent away, {human(moved, 'B')} in all"
+            return f"{counted(len(selection.gaps), 'idle interval')} spent away, {human(moved, 'B')} in all"
         most, budget = int(selection.live_bytes.max(initial=0)), self._problem.budget_bytes
         return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 
