@@ -183,7 +183,7 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
             continue
         unit = f" [{own[0]['unit']}]" if own[0]["unit"] else ""
         axis, drawn = f"{parameter}{unit}, difference from what is printed; dots: holds", sorted(own, key=_by_value)
-        panels.append(Panel(scenario, axis, "%", drawn, "value", "error", of="claim", scale=100))
+        panels.append(Panel(scenario, axis, "%", drawn, "value", "error", of="claim"))
     return View("What claims depend on", sections, [_MEANT], panels)
 
 

@@ -110,7 +110,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     if over_ranks:
         efficiency = (percent(row.get("efficiency")) for row in rows)
         columns.append(Column.texts("efficiency", efficiency, left=False))
-        panels.append(Panel("efficiency against the first point [%]", x, "", rows, x, "efficiency", scale=100))
+        panels.append(Panel("efficiency against the first point", x, "%", rows, x, "efficiency"))
     else:
         panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))
     tables, ran = [Section(columns=columns)], [row for row in rows if row["status"] == "ok"]

@@ -222,19 +222,21 @@ def _beside(given: Given, number: int, height_in: float) -> list[Axes]:
 
 def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     rows = [row for row in panel.rows if present(row.get(panel.y))]
-    heights = [float(row[key]) * panel.scale for row in rows for key in (panel.y, *panel.band) if present(row.get(key))]
+    heights = [float(row[key]) for row in rows for key in (panel.y, *panel.band) if present(row.get(key))]
     most = max(heights, default=1)
     limit = panel.limit if 0 < panel.limit <= _NEAR * most else 0
-    unit, size = units(max(most, limit), panel.unit) if panel.unit in ("ns", "B") else (panel.unit, 1)
+    unit, size = panel.unit, 0.01 if panel.unit == "%" else 1.0
+    if unit in ("ns", "B"):
+        unit, size = units(max(most, limit), unit)
     places = _places(ax, list(dict.fromkeys(row[panel.x] for row in rows)), panel.dense)
     for (name,), own in by(rows, panel.of).items():
         style = styles[str(name)] | ({"marker": ""} if panel.dense else {})
         for key in (panel.y, *panel.band):
             there = [row for row in own if present(row.get(key))]
             look = style if key == panel.y else {"color": style["color"], "linewidth": 0.8, "linestyle": ":"}
-            ax.plot([places[row[panel.x]] for row in there], [row[key] * panel.scale / size for row in there], **look)
+            ax.plot([places[row[panel.x]] for row in there], [row[key] / size for row in there], **look)
         held = [row for row in own if row.get("holds")]
-        dots = [places[row[panel.x]] for row in held], [row[panel.y] * panel.scale / size for row in held]
+        dots = [places[row[panel.x]] for row in held], [row[panel.y] / size for row in held]
         ax.plot(*dots, color=style["color"], linestyle="", marker="o", markersize=9)
     if limit:
         ax.axhline(limit / size, **LIMIT)

@@ -233,9 +233,7 @@ def distributions(rows: Rows) -> Panel:
         ordered = sorted(row["step_ns"] / size for row in own)
         for at, step in enumerate(ordered, 1):
             placed += [{"policy": key[0], "step": step, "share": (at - up) / draws[key]} for up in (1, 0)]
-    return Panel(
-        "draws with at most such a step", f"step [{unit}]", "%", placed, "step", "share", scale=100, dense="log"
-    )
+    return Panel("draws with at most such a step", f"step [{unit}]", "%", placed, "step", "share", dense="log")
 
 
 NOMINAL, INSPECTION, SEQUENCE = "nominal", "inspection", "longer sequence"

@@ -31,12 +31,10 @@ class Panel(NamedTuple):
     Attributes
     ----------
     title, axis, unit
-        What is drawn, over what, in which unit: ``ns``, ``B``, ``%``, or none.
+        What is drawn, over what, in which unit: ``ns``, ``B``, ``%`` (of shares), or none.
     rows, x, y, of
         The points, and their columns: value on the axis, height, and the name of the curve. Points without a height are
         left out; those that hold (``holds``) have a large dot.
-    scale
-        What heights are multiplied by.
     band
         Columns of the ends of a band around each curve, which thin lines show.
     limit
@@ -52,7 +50,6 @@ class Panel(NamedTuple):
     x: str
     y: str
     of: str = "policy"
-    scale: float = 1
     band: tuple[str, ...] = ()
     limit: float = math.inf
     dense: Literal["", "linear", "log"] = ""

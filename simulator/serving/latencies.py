@@ -150,7 +150,7 @@ def _panels(stories: Sequence[Story]) -> list[Panel]:
         known = ((one.policy, (row[f"{name}_ns"] for row in one.requests)) for one in stories)
         times = {policy: sorted(filter(present, own)) for policy, own in known}
         points = [
-            {"policy": policy, "within_ms": (quantile(own, share) or 0) / _NS_PER_MS, "share": float(share)}
+            {"policy": policy, "within_ms": (quantile(own, share) or 0) / _NS_PER_MS, "share": share / 100}
             for policy, own in times.items()
             for share in (range(1, 101) if own else ())
         ]

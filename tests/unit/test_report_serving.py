@@ -110,7 +110,7 @@ def test_rows_are_compared_by_the_mean():
 def test_the_curves_are_shares_by_time_and_the_queue_the_batch_and_the_cache():
     story, _ = told([Request(0, 10, 2), Request(0, 30, 2)], (100.0,), max_tokens=16)
     first, further, *over_time = panels = view("toy", [row()], [story]).panels
-    assert first.rows[-1]["share"] == 100
+    assert first.rows[-1]["share"] == 1
     assert max(row["within_ms"] for row in first.rows) == max(one["ttft_ns"] for one in story.requests) / 1e6
     assert max(row["within_ms"] for row in further.rows) == max(one["tpot_ns"] for one in story.requests) / 1e6
     assert [panel.y for panel in over_time] == ["waiting", "decoding", "used_hbm_blocks"]
