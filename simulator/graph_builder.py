@@ -10,7 +10,7 @@ from typing import Unpack
 from typing_extensions import TypedDict
 
 from simulator.document import MOST_RANKS, flaw
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import (
     ALGORITHMS,
     LARGEST,
@@ -250,27 +250,24 @@ class GraphBuilder:
         self.line = 0
         if found := flaw(self._name):
             raise ConfigError(self._where, "a graph has a name", found, "rename it")
-        if not self._ops:
-            raise ConfigError(self._where, "a graph has at least one op", "none", "add an op")
+        insist(bool(self._ops), self._where, "a graph has at least one op", "none", "add an op")
         if self._early:
             t, (op, self.line) = next(iter(self._early.items()))
             must = "what an op reads is written by an earlier op, persistent, or of kind input"
             do = "put the ops in program order, add the op that writes it, or mark the tensor persistent"
             raise self._error("op", op, must, repr(self._tensors[t].name), do)
         ids = self._ids("", outputs)
-        for t in ids:
-            if t not in self._there:
-                must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
-                raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
+        for t in filterfalse(self._there.__contains__, ids):
+            must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
+            raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
         groups = tuple(self._rank_groups.values())
         graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, groups=groups)
         graph = graph.repeated(steps, self._where)
         sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
         times = steps * sum(op.duration_ns or 0 for op in self._ops)
         for what, total in (("sizes", sizes), ("durations of all steps", times)):
-            if total > LARGEST:
-                must = f"the {what} add up to at most 2**62"
-                raise ConfigError(self._where, must, str(total), "correct the largest ones")
+            must, do = f"the {what} add up to at most 2**62", "correct the largest ones"
+            insist(total <= LARGEST, self._where, must, str(total), do)
         return graph
 
     def _error(self, what: str, name: object, must: str, found: str, do: str) -> ConfigError:

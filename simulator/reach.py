@@ -44,16 +44,6 @@ class Span(NamedTuple):
         return until(self.length) - until(self.cached)
 
 
-def pairs(span: Span, most: int | None = None) -> int:
-    """How often one of the new tokens sees a token, of which each sees at most so many: those before it, and itself."""
-
-    def until(tokens: int) -> int:
-        near = tokens if most is None else min(tokens, most)
-        return near * (near + 1) // 2 + (tokens - near) * near
-
-    return span.sum(until)
-
-
 Counted = Literal["compressed", "selected", "made", "makes"]
 """Of sparse attention: ``compressed`` tokens; tokens of ``selected`` blocks; compressed ones that new tokens complete,
 each once (``made``); and 1 for each sequence that has such (``makes``)."""
@@ -111,9 +101,14 @@ class Reach(NamedTuple):
             made = span.sum(self.sparse.compress.number)
             return made if self.counted == "made" else min(1, made)
         if not self.block:
-            return pairs(span, None if self.window is None else self.window + self.sinks)
+            return span.sum(self.seen)
         whole, left = divmod(span.new, self.block)
-        return whole * pairs(Span(0, self.block)) + pairs(Span(0, left))
+        return whole * self.seen(self.block) + self.seen(left)
+
+    def seen(self, tokens: int) -> int:
+        """How many tokens each of so many tokens sees, itself among them, added up from the first one on."""
+        near = tokens if self.window is None else min(tokens, self.window + self.sinks)
+        return near * (near + 1) // 2 + (tokens - near) * near
 
     def near(self, cached: int) -> tuple[int, int]:
         """Some new token sees the cached ones before the first of these numbers, and from the second on."""

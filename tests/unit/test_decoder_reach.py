@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator.builders.cache import Store
-from simulator.reach import Span, pairs
+from simulator.reach import Reach, Span
 from simulator.workload import Compress, Select
 
 SPANS = st.builds(Span, st.integers(0, 200), st.integers(1, 60))
@@ -17,7 +17,7 @@ def ends(span: Span) -> range:
 
 @given(SPANS, st.none() | st.integers(1, 90))
 def test_pairs_within_reach(span: Span, most: int | None) -> None:
-    assert pairs(span, most) == sum(min(t, most or t) for t in ends(span))
+    assert Reach(most).pairs(span) == sum(min(t, most or t) for t in ends(span))
 
 
 @given(SPANS, st.integers(1, 8), st.integers(1, 6))
@@ -45,7 +45,7 @@ def test_a_decoded_token_reads_as_much_as_the_paper_prints(context: int, printed
     """NSA, arXiv 2502.11089, table 4: compressed, selected and near tokens; 2 fewer are complete."""
     span = Span(context - 1, 1)
     read = Compress(block=32, stride=16).number(context) + span.sum(Select(block=64, top=16).seen)
-    assert read + pairs(span, 512) == pytest.approx(printed, rel=0.001)
+    assert read + Reach(512).pairs(span) == pytest.approx(printed, rel=0.001)
 
 
 def test_a_store_finds_the_tensors_of_a_range() -> None:
