@@ -21,14 +21,14 @@ from simulator.workload import Attention, Linear, Mla, Sparse
 
 
 class Span(NamedTuple):
-    """The tokens of each sequence that run together.
+    """The tokens of one sequence that run now, behind those that are cached.
 
     Attributes
     ----------
     cached
-        How many were there before.
+        How many tokens are cached.
     new
-        How many run now; the last of `length` ones.
+        How many run now.
     """
 
     cached: int
@@ -36,30 +36,30 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many tokens a sequence has afterwards."""
+        """How many tokens the sequence has once these have run."""
         return self.cached + self.new
 
     def sum(self, until: Callable[[int], int]) -> int:
-        """Sum over the new tokens, of which `until` says the sum from the first token of the sequence on."""
+        """Add something up over the new tokens; `until(n)` is the sum over the first n tokens of the sequence."""
         return until(self.length) - until(self.cached)
 
 
 Counted = Literal["compressed", "selected", "made", "makes"]
-"""Of sparse attention: ``compressed`` tokens; tokens of ``selected`` blocks; compressed ones that new tokens complete,
-each once (``made``); and 1 for each sequence that has such (``makes``)."""
+"""What is counted of native sparse attention: ``compressed`` tokens that are seen; tokens of ``selected`` blocks that
+are seen; compressed tokens that new ones complete (``made``); and sequences in which some are completed (``makes``)."""
 
 
 class Reach(NamedTuple):
-    """Which tokens of its sequence a token sees; what a layer keeps of a sequence is what the next one will see.
+    """Which tokens of its sequence a token sees. A layer keeps in its cache what the next token will see.
 
     Attributes
     ----------
     window, sinks
-        So many before, itself among them, and so many of the first ones; default: all.
+        The token sees the last `window` tokens, itself among them, and the first `sinks` ones; default: all.
     block
-        Of linear attention: tokens that see one another pair by pair. What it keeps is a state, whatever the length.
+        In linear attention, tokens that see one another pair by pair. The layer keeps a state in place of tokens.
     sparse, counted
-        Of sparse attention: what is counted in place of tokens.
+        In native sparse attention, its blocks, and what the methods count in place of tokens.
     """
 
     window: int | None = None
@@ -75,7 +75,7 @@ class Reach(NamedTuple):
 
     @classmethod
     def all_of(cls, part: Attention) -> tuple[Reach, ...]:
-        """That; in what reach tokens are chosen from what is cached; and what is counted of sparse attention."""
+        """All that the cost of a layer depends on: what it keeps, what an indexer chooses, and the views of NSA."""
         if part.sparse:
             counted = (cls(sparse=part.sparse, counted=what) for what in get_args(Counted))
             return (cls.of(part), cls(part.sparse.window), *counted)
@@ -83,9 +83,9 @@ class Reach(NamedTuple):
         return (cls.of(part), cls(indexer.top)) if indexer else (cls.of(part),)
 
     def cached(self, cached: int) -> int:
-        """How many of so many cached tokens some new one sees; 1 if a state of them is read.
+        """How many of the cached tokens the new ones see; a state that is read counts as 1.
 
-        Of sparse attention, how many compressed tokens there are; or else what is counted of the next token.
+        In native sparse attention, how many compressed tokens there are, or what is counted of the next token alone.
         """
         if self.sparse:
             return self.sparse.compress.number(cached) if self.counted == "compressed" else self.pairs(Span(cached, 1))
@@ -94,7 +94,7 @@ class Reach(NamedTuple):
         return cached if self.window is None else min(cached, self.window + self.sinks - 1)
 
     def pairs(self, span: Span) -> int:
-        """How often one of the new tokens sees a token; or what is counted of sparse attention."""
+        """How many pairs there are of a new token and a token that it sees; or what is counted of sparse attention."""
         if self.sparse and self.counted in ("compressed", "selected"):
             return span.sum(self.sparse.compress.seen if self.counted == "compressed" else self.sparse.select.seen)
         if self.sparse:
@@ -106,12 +106,12 @@ class Reach(NamedTuple):
         return whole * self.seen(self.block) + self.seen(left)
 
     def seen(self, tokens: int) -> int:
-        """How many tokens each of so many tokens sees, itself among them, added up from the first one on."""
+        """How many tokens each of the first `tokens` tokens sees, itself among them, added up."""
         near = tokens if self.window is None else min(tokens, self.window + self.sinks)
         return near * (near + 1) // 2 + (tokens - near) * near
 
     def near(self, cached: int) -> tuple[int, int]:
-        """Some new token sees the cached ones before the first of these numbers, and from the second on."""
+        """The cached tokens that new ones see: those before the first of these numbers, and from the second on."""
         if self.window is None:
             return cached, cached
         return min(self.sinks, cached), max(0, cached + 1 - self.window)

@@ -213,7 +213,7 @@ def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
 
 
 def _parts(t: Tape, x: str, caches: str) -> list[str]:
-    """What each view sees of keys, values or latents: all, or a part of each row, whose gradients are put together."""
+    """Keys, values or latents as each view sees them: whole rows, or a third of each, with one gradient in the end."""
     if caches == "shared":
         return [x] * 3
     parts = [t.named(x, name, t.spread[x].width // 3) for name in ("compressed", "selected", "near")]
@@ -231,7 +231,7 @@ def _parts(t: Tape, x: str, caches: str) -> list[str]:
 
 
 def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
-    """Make each block of keys and of values, or of latents, into one."""
+    """Compress each block of keys and of values, or of latents, into one."""
     sequence, here = t.workload.sequence, t.cut(t.layout(seen[0]).tensor_map[1])
     weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
     held, rows = [t.held[one.name] for one in weights], (t.rows[0] // sequence * about.number(sequence),)
@@ -253,7 +253,7 @@ def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
 
 
 def _selected(t: Tape, about: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
-    """The blocks that score best by the compressed keys, if there are more than are selected."""
+    """Select blocks by the scores of the compressed keys; none if the sequence has no more than are selected."""
     part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
     if sequence <= about.select.top * about.select.block:
         return ()

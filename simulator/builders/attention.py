@@ -304,7 +304,7 @@ def _mixed(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
 
 
 def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
-    """Make each block that is complete now into one token."""
+    """Compress each block of tokens that is complete now into one token."""
     about, weights = part.compress, [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
     if not made:
         return

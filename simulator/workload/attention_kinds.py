@@ -29,7 +29,7 @@ class Compress(Part):
         return max(0, (tokens - self.block) // self.stride + 1)
 
     def seen(self, tokens: int) -> int:
-        """How many compressed tokens each of so many tokens sees, added up from the first token of a sequence on."""
+        """How many compressed tokens each of the first `tokens` tokens of a sequence sees, added up."""
         whole, left = divmod(max(0, tokens - self.block + 1), self.stride)
         return self.stride * whole * (whole + 1) // 2 + left * (whole + 1)
 
@@ -63,7 +63,7 @@ class Select(Part):
         return self.top - self.first - self.last
 
     def seen(self, tokens: int) -> int:
-        """How many tokens of its selected blocks each of so many tokens sees, added up from the first one on."""
+        """How many tokens of its selected blocks each of the first `tokens` tokens of a sequence sees, added up."""
         most = self.top * self.block
         full = min(tokens, most)
         whole, left = divmod(tokens - full, self.block)

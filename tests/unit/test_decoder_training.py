@@ -206,6 +206,8 @@ def models(draw: st.DrawFn) -> Workload:
         widths = {key: draw(small) for key in ("kv_lora_rank", "qk_nope", "qk_rope", "v_head")}
         attention = {"kind": "mla", "heads": heads, **widths}
         attention |= {"q_lora_rank": draw(small)} if draw(st.booleans()) else {}
+    if draw(st.booleans()):
+        attention |= {"sparse": SPARSE | {"caches": draw(st.sampled_from(["shared", "own"])), "window": draw(small)}}
     fed = {"kind": "dense", "width": draw(small)}
     if draw(st.booleans()):
         fed = {"kind": "experts", "routed": 4, "top_k": draw(st.integers(1, 4)), "width": draw(small)}
