@@ -113,7 +113,7 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     Parameters
     ----------
     workload
-        With a model of the family decoder, and requests.
+        With a model, and requests.
     work
         What runs together.
     room_bytes
@@ -129,17 +129,17 @@ def lone(workload: Workload) -> Iteration:
 
 
 def decoder_of(workload: Workload) -> DecoderModel:
-    """The model whose requests are served.
+    """The model of a workload, as a decoder's parts.
 
     Raises
     ------
     ConfigError
-        If it is of another family.
+        If it has none.
     """
-    if not isinstance(workload.model, DecoderModel):
+    if workload.model is None:
         where = f"workload {workload.name}"
-        raise ConfigError(where, "requests are served by a decoder", "another model", "choose a decoder")
-    return workload.model
+        raise ConfigError(where, "requests are served by a model", "a graph", "choose a workload with a model")
+    return workload.model.decoder
 
 
 def _check_size(workload: Workload, model: Model) -> None:

@@ -30,7 +30,7 @@ from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
 from simulator.units import FieldError, require
-from simulator.workload import Arriving, DecoderModel, Dtypes, Request, Requests, Workload
+from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
 from simulator.workload.requests import MOST
 
 _MOST_TOKENS, _MOST_MS, _SEED = 10_000_000, 10**12, 0
@@ -142,9 +142,8 @@ def _served(path: Path, name: str, block: int) -> Workload:
     """The workload: the model of another one, and the requests beside it."""
     base = catalog.read_workload(name)
     model, stem = base.model, named(path.name.partition(".")[0])
-    must, do = "requests are served by a decoder", "name a workload of the family decoder, such as llama31_8b_chat"
-    if not isinstance(model, DecoderModel):
-        raise ConfigError(f"--model {name}", must, "another model", do)
+    must, do = "requests are served by a model", "name a workload with a model, such as llama31_8b_chat"
+    insist(model, f"--model {name}", must, "a graph", do)
     requests = Requests(file=".csv", block=block)
     origins = {
         table: {key: why for key, why in getattr(base, table).items() if key.partition(".")[0] in ("model", "dtypes")}

@@ -11,7 +11,7 @@ from simulator.builders import Iteration, further, iteration
 from simulator.cost import durations_ns
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Served, Work
-from simulator.workload import Request, Workload
+from simulator.workload import LlamaModel, Request, Workload
 
 DENSE = {"kind": "dense", "width": 128}
 EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 32}
@@ -43,7 +43,7 @@ def works(workload, decoding=(), reading=()):
     """Sequences that add a token to so many, and parts of prompts (cached and new tokens), as a scheduler has them."""
     adding = [Served(0, Request(0, cached, 2), cached=cached) for cached in decoding]
     parts = [(Served(0, Request(0, cached + new, 2), cached=cached), new) for cached, new in reading]
-    return Work(adding, parts).iteration(8, further=further(workload.model))
+    return Work(adding, parts).iteration(8, further=further(workload.model.decoder))
 
 
 def counted(graph):
@@ -79,6 +79,15 @@ def test_the_second_half_of_a_prompt_is_counted_as_a_chunk(attention):
     half = counted(iteration(model, works(model, reading=[(32, 32)]), 256_000))
     assert len(whole) > 2 * 10
     assert {name: half[name] for name in whole} == whole
+
+
+def test_a_flat_llama_is_served_as_the_same_in_parts():
+    """As the family llama has it, and as a decoder."""
+    flat = LlamaModel(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, vocabulary=128)
+    both = [served(DENSE).model_copy(update={"model": model}) for model in (flat, flat.decoder)]
+    made = [iteration(one, works(one, decoding=[40, 5], reading=[(24, 8)]), 256_000) for one in both]
+    assert made[0] == made[1]
+    assert Workload.model_validate(both[0].model_dump(by_alias=True, exclude_unset=True)).model == flat
 
 
 def test_latents_become_keys_and_values_a_piece_at_a_time():
