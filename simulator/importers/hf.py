@@ -6,6 +6,7 @@ nothing that is counted, or told as dropped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -236,6 +237,7 @@ def _dropped(c: Config) -> dict[str, int]:
     return {key: often for key, often in found.items() if key not in mtp} | told | beside
 
 
+_ROUTED = re.compile(r"(?<!shared_)experts")
 _METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
 # Inputs that share a scale -> the format in four bits.
 _GROUPS = {128: "int4", 32: "int4_of_32"}
@@ -296,17 +298,27 @@ def _weights(said: dict[str, Any], where: str) -> tuple[dict[str, str], list[str
 
 
 def _compressed(said: dict[str, Any], alone: str, where: str) -> tuple[dict[str, str], list[str]]:
-    """Of the first group of ``config_groups``."""
-    groups = said.get("config_groups")
-    first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    about = first.get("weights") if isinstance(first, dict) else None
-    if not isinstance(about, dict):
-        raise ConfigError(f"{where}, config_groups", "a group says how weights are kept", repr(groups), "correct it")
+    """Of ``config_groups``: of several, those whose targets are the routed experts are for these."""
+    groups, found, told = said.get("config_groups"), dict[str, str](), list[str]()
+    each = list(groups.values()) if isinstance(groups, dict) else []
+    for one in each or [None]:
+        about = one.get("weights") if isinstance(one, dict) else None
+        if not isinstance(one, dict) or not isinstance(about, dict):
+            must, do = "a group says how weights are kept", "correct it"
+            raise ConfigError(f"{where}, config_groups", must, repr(groups), do)
+        of = "experts" if len(each) > 1 and _ROUTED.search(str(one.get("targets"))) else alone
+        kept, why = _group(about, of, where)
+        told += [] if found.keys() & kept.keys() else why
+        found = kept | found
+    return found, told
+
+
+def _group(about: dict[str, Any], of: str, where: str) -> tuple[dict[str, str], list[str]]:
     bits, group = about.get("num_bits"), about.get("group_size")
     if about.get("type") != "float":
-        return _integers(bits, group, alone, where)
+        return _integers(bits, group, of, where)
     insist(bits in (4, 8), f"{where}, num_bits", "floats are kept in 4 or 8 bits", repr(bits))
-    return {alone: "fp8" if bits == 8 else "nvfp4" if group == 16 else "mxfp4"}, []
+    return {of: "fp8" if bits == 8 else "nvfp4" if group == 16 else "mxfp4"}, []
 
 
 def _integers(bits: Any, group: Any, alone: str, where: str) -> tuple[dict[str, str], list[str]]:

@@ -234,15 +234,17 @@ def _write(recording: Recording, program: Sequence[Ran], ops: Sequence[Event]) -
         else:
             loose.append(one.op)
     recording.ops = [event for op in ops for event in (*before[id(op)], op)] + loose
+    made, device = dict[Storage, int](), next(number for name, number in numbers.items() if name != _HOST)
+    for op in recording.ops:  # what launched nothing takes no time, on the stream where what it reads was made
+        if "stream" not in op.more:
+            op.more |= {"duration_ns": 0, "stream": next((made[one] for one in op.reads if one in made), device)}
+        made |= dict.fromkeys(op.writes, op.more["stream"])
     if len(numbers) == 1:
         recording.ops.pop()
     else:  # each step begins on all streams once the one before has ended
-        began, begins_with = (
-            recording.storage(0, persistent=True),
-            {e.more.get("stream", 0): e for e in recording.ops[::-1]},
-        )
+        began = recording.storage(0, persistent=True)
         recording.ops[-1].writes[began] = None
-        for event in begins_with.values():
+        for event in {event.more["stream"]: event for event in recording.ops[::-1]}.values():
             event.reads[began] = None
     position = {id(event): number for number, event in enumerate(recording.ops)}
     signals = dict[int, Storage]()

@@ -318,6 +318,19 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
         {"quant_method": "compressed-tensors", "config_groups": GROUP, "ignore": ["re:.*self_attn.*", "lm_head"]},
         {"experts": "int4_of_32"},
     ),
+    "groups": (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {
+                "a": {
+                    "targets": ["re:.*self_attn.*", "re:.*shared_experts.*"],
+                    "weights": {"num_bits": 8, "type": "int"},
+                },
+                "b": {"targets": ["re:.*mlp.experts.*"], "weights": {"num_bits": 4, "type": "int", "group_size": 128}},
+            },
+        },
+        {"weights": "fp8", "experts": "int4"},
+    ),
     "floats": (
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 8, "type": "float"}}}},
         {"weights": "fp8"},

@@ -193,6 +193,15 @@ def test_kinetos_times_are_those_of_what_an_op_launched(tmp_path):
     assert "Kernels belong to ops by the ids of record functions." in found.derived
 
 
+def test_an_op_that_launched_nothing_takes_no_time_and_holds_up_no_other_stream(tmp_path):
+    profile = profiled()
+    profile.events = [one for one in profile.events if one.get("args", {}).get("stream") != 8]
+    found = read(tmp_path, training(), kineto=saved(tmp_path / "kineto.json", profile.document))
+    ops = [op for op in found.graph.ops if op.name.endswith(("mm", "add_"))]
+    assert [(op.stream, op.duration_ns) for op in ops] == [(0, 15_000), (0, 20_000), (0, 0), (0, 8_000)]
+    assert replayed(found.graph)[0] == found.recorded_ns == 70_000
+
+
 def test_without_ids_the_median_of_the_runs_of_the_same_names_is_taken(tmp_path):
     profile = recorded.Profile()
     for start, took in ((0, 5), (1000, 9), (2000, 7)):
