@@ -322,18 +322,15 @@ def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
             senders = parallel.tensor if parallel.expert > parallel.data else 1
             experts["choices of a rank's tokens"] = workload.batch * workload.sequence * part.top_k // senders
         for axis, lengths in (("tensor", whole | tokens), ("expert", experts)):
-            _check_axis(axis, getattr(parallel, axis), lengths, where)
+            parts, most = getattr(parallel, axis), gcd(*lengths.values())
+            for name, length in lengths.items():
+                must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"
+                do = would_divide(f"parallel.{axis}", most, parts)
+                insist(length % parts == 0, f"{where}, parallel.{axis}", must, found, do)
     must, found = "a model with tied embeddings has one stage", f"{parallel.pipeline} stages"
     do = "set pipeline to 1, or tied_embeddings to false"
     insist(not model.tied_embeddings or parallel.pipeline == 1, f"{where}, parallel.pipeline", must, found, do)
     stage_layers(parallel, model.layers, where)
-
-
-def _check_axis(axis: str, parts: int, lengths: dict[str, int], where: str) -> None:
-    for name, length in lengths.items():
-        do = would_divide(f"parallel.{axis}", gcd(*lengths.values()), parts)
-        must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"
-        insist(length % parts == 0, f"{where}, parallel.{axis}", must, found, do)
 
 
 def stage_layers(parallel: Parallel, layers: int, where: str) -> tuple[int, ...]:
