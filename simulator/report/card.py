@@ -104,6 +104,8 @@ def machine_card(hardware: Hardware) -> Card:
         card[name] = human(tier.capacity_bytes, "B") + ("" if rate is None else f", {human(rate, 'B/s')}")
         if tier.endurance_bytes is not None:
             card[name] += f", endures {human(tier.endurance_bytes, 'B')}"
+        if tier.price_nusd_per_gb_month:  # 0 is what a device's price has in it
+            card[name] += f", {exact(tier.price_nusd_per_gb_month, 'nUSD/GB/month')}"
     costs = ((hardware.compute.power_mw, "mW"), (hardware.compute.price_uusd_per_h, "uUSD/h"))
     if stated := [exact(cost, unit) for cost, unit in costs if cost is not None]:
         card["a device"] = ", ".join(stated)

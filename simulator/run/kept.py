@@ -134,7 +134,10 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
         If the file cannot be written, another process writes it, or pyarrow is not installed.
     """
     rows = path.with_name(path.name + ".csv") if path.suffix == PARQUET else path
-    said, do = f"all rows so far, in {rows},", "make room, or name another file; what was measured is kept"
+    said, do = (
+        f"all rows so far, in {rows},",
+        "make room, or name another file; what the cache has is not measured again",
+    )
     if path.suffix == PARQUET:
         _arrow(path)
     try:
