@@ -223,10 +223,10 @@ def _write(recording: Recording, program: Sequence[Ran], ops: Sequence[Event]) -
     program[-1].stream = next(iter(numbers))
     before, loose, waits = {id(op): list[Event]() for op in ops}, list[Event](), list[tuple[Event, Event]]()
     for one in program:
-        one.op.more |= {"duration_ns": one.took_ns, "stream": numbers[one.stream]}
-        begins = one.op
+        begins, stream = one.op, numbers[one.stream]
+        one.op.more |= {"duration_ns": one.took_ns, "stream": stream}
         if one.idle_ns:
-            begins = Event("idle", more={"repeatable": False, **one.op.more, "duration_ns": one.idle_ns})
+            begins = Event("idle", more={"duration_ns": one.idle_ns, "stream": stream, "repeatable": False})
             loose.append(begins)
         waits += [(source.op, begins) for source in one.after]
         if id(one.op) in before:

@@ -227,6 +227,7 @@ def test_without_a_device_ops_take_the_times_of_the_hosts_operators(tmp_path):
     mm, relu, back = ("aten::mm", 30_000), ("aten::relu", 7_000), ("aten::mm", 9_000)
     assert times == [mm, ("idle", 15_000), relu, ("idle", 3_000), back]
     assert "Nothing ran on a device: ops take the times of the host's operators." in found.derived
+    assert found.graph.arithmetic == read(tmp_path, training()).graph.arithmetic  # nothing is done in idle time
 
 
 def test_collectives_with_times_meet_nobody(tmp_path):
