@@ -79,7 +79,7 @@ class Mesh:
         return tuple(sorted((ranks[place], ranks[place + by]) for ranks, places in rows for place in places))
 
 
-class Change(NamedTuple):
+class LayoutChange(NamedTuple):
     """One step from a layout to another.
 
     Attributes
@@ -172,7 +172,7 @@ class Layout:
         """How many elements of a tensor a rank holds."""
         return prod(self.local_shape(shape, where))
 
-    def changes(self, target: Layout) -> list[Change]:
+    def changes(self, target: Layout) -> list[LayoutChange]:
         """Find the steps to another layout of the same tensor: least bytes first, gathering last.
 
         Parameters
@@ -188,7 +188,7 @@ class Layout:
         if not set(target.partial) <= set(self.partial):
             must = "what a layout becomes is summed up"
             raise ConfigError("layout", must, f"partial along {', '.join(target.partial)}", "leave partial out")
-        found: list[Change] = []
+        found: list[LayoutChange] = []
         at, before = self, ""
         while at != target:
             change = _next(at, target)
@@ -236,25 +236,25 @@ class Weight(NamedTuple):
     is_trained: bool = True
 
 
-def _next(at: Layout, target: Layout) -> Change:
+def _next(at: Layout, target: Layout) -> LayoutChange:
     """The next step: what makes the tensor smaller, then what keeps its size, then what makes it larger."""
     for dimension, axis in _wanted(at, target):
         if axis in at.partial:
             less = replace(at, partial=tuple(a for a in at.partial if a != axis))
-            return Change(CollectiveKind.REDUCE_SCATTER, (axis,), _cut_more(less, dimension, axis))
+            return LayoutChange(CollectiveKind.REDUCE_SCATTER, (axis,), _cut_more(less, dimension, axis))
         if axis not in at.cut:
-            return Change(None, (axis,), _cut_more(at, dimension, axis))
+            return LayoutChange(None, (axis,), _cut_more(at, dimension, axis))
         source = next(d for d, axes in enumerate(at.tensor_map) if axis in axes)
         if at.tensor_map[source][-1] == axis:
             less = at.moved(source, at.tensor_map[source][:-1])
-            return Change(CollectiveKind.ALL_TO_ALL, (axis,), _cut_more(less, dimension, axis))
+            return LayoutChange(CollectiveKind.ALL_TO_ALL, (axis,), _cut_more(less, dimension, axis))
     summed = tuple(axis for axis in at.partial if axis not in (*target.partial, *target.cut))
     if summed:
         less = replace(at, partial=tuple(axis for axis in at.partial if axis not in summed))
-        return Change(CollectiveKind.ALL_REDUCE, summed, less)
+        return LayoutChange(CollectiveKind.ALL_REDUCE, summed, less)
     dimension = next(d for d, axes in enumerate(at.tensor_map) if axes != target.tensor_map[d][: len(axes)])
     axes = at.tensor_map[dimension]
-    return Change(CollectiveKind.ALL_GATHER, axes[-1:], at.moved(dimension, axes[:-1]))
+    return LayoutChange(CollectiveKind.ALL_GATHER, axes[-1:], at.moved(dimension, axes[:-1]))
 
 
 def _wanted(at: Layout, target: Layout) -> Iterator[tuple[int, str]]:

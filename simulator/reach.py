@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, get_args
 from simulator.workload import Attention, Linear, Mla, Sparse
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """The tokens of one sequence that run now, behind those that are cached.
 
     Attributes
@@ -88,12 +88,16 @@ class Reach(NamedTuple):
         In native sparse attention, how many compressed tokens there are, or what is counted of the next token alone.
         """
         if self.sparse:
-            return self.sparse.compress.number(cached) if self.counted == "compressed" else self.pairs(Span(cached, 1))
+            return (
+                self.sparse.compress.number(cached)
+                if self.counted == "compressed"
+                else self.pairs(TokenSpan(cached, 1))
+            )
         if self.block:
             return min(1, cached)
         return cached if self.window is None else min(cached, self.window + self.sinks - 1)
 
-    def pairs(self, span: Span) -> int:
+    def pairs(self, span: TokenSpan) -> int:
         """How many pairs there are of a new token and a token that it sees; or what is counted of sparse attention."""
         if self.sparse and self.counted in ("compressed", "selected"):
             return span.sum(self.sparse.compress.seen if self.counted == "compressed" else self.sparse.select.seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulator.builders import Kept
+from simulator.builders import CachedLayers
 from simulator.reach import Reach
 from simulator.serving.blocks import Rooms
 from simulator.serving.story import Story, serve_row
@@ -124,7 +124,7 @@ def told(
     block: int = 4,
     max_sequences: int = 8,
     max_tokens: int = 64,
-    groups: tuple[Kept, ...] = (Kept(Reach(), 1),),
+    groups: tuple[CachedLayers, ...] = (CachedLayers(Reach(), 1),),
 ) -> tuple[Story, Told]:
     """Serve requests by iterations that take a time told by hand."""
     asked = Requests(file="x.csv", block=block, max_sequences=max_sequences, max_tokens=max_tokens)

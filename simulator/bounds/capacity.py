@@ -88,7 +88,7 @@ def infeasible(
         The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
         None if nothing speaks against it.
     """
-    fit = Fit(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
+    fit = GraphNeeds(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     if not fit.short:
         return None
     worst = max(fit.short, key=lambda need: need.gap_bytes)
@@ -101,7 +101,7 @@ def infeasible(
 
 
 @dataclass(eq=False)
-class Fit:
+class GraphNeeds:
     """The needs of one graph on one machine.
 
     Parameters

@@ -116,10 +116,10 @@ class Timing:
             total = ends[-1] if ends else 0
             heads = [end - took for end, took in zip(ends, durations_ns, strict=True)]
             return cls(precedence, durations_ns, heads, [total - end for end in ends], total)
-        return Network([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
+        return RankNetwork([(precedence, durations_ns)], {}, may_repeat=may_repeat).timing(0)
 
 
-class Network:
+class RankNetwork:
     """The ops of all kinds of ranks that meet, in the measured step and the one before.
 
     Parameters
@@ -284,7 +284,7 @@ class Team:
         graph_of, leads, timings = self.job.graph_of, sorted(set(self.first_alike)), dict[int, Timing]()
         kinds = [(self.precedences[graph_of[lead]], self._times_ns(lead)) for lead in leads]
         meets = any(graph.meets for graph in self.job.graphs)
-        network = Network(kinds, self._meetings(leads), may_repeat=may_repeat) if meets else None
+        network = RankNetwork(kinds, self._meetings(leads), may_repeat=may_repeat) if meets else None
         for position, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
             timing = network.timing(position) if network else Timing.alone(*kind, may_repeat=may_repeat)
             timings[graph_of[lead]] = _either(timings.get(graph_of[lead], timing), timing)

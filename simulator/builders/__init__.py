@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from simulator.builders import inference, stage
+from simulator.builders.inference import CachedLayers as CachedLayers
 from simulator.builders.inference import Iteration as Iteration
-from simulator.builders.inference import Kept as Kept
 from simulator.builders.inference import further as further
 from simulator.builders.inference import kept as kept
 from simulator.builders.weights import lay, size_bytes

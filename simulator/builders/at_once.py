@@ -40,7 +40,7 @@ from typing import NamedTuple
 from simulator.builders.attention import drawn, finished, indexed, latents, projected, sink_logits
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import TENSOR
-from simulator.reach import Reach, Span
+from simulator.reach import Reach, TokenSpan
 from simulator.workload import Compress, Gqa, Indexer, Linear, Mla, Sparse
 
 
@@ -76,7 +76,7 @@ def at_once(t: Tape, x: str) -> str:
     """Attend to a whole sequence without a cache, each rank with its heads; with gradients in training."""
     part, sequence = t.layer.attention, t.workload.sequence
     if isinstance(part, Linear):
-        pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(Span(0, sequence)))
+        pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(TokenSpan(0, sequence)))
         return finished(t, _core(t, Heads(drawn(t, x), [], part.key_and_value, pairs)), x)
     most = min(sequence, (part.window or sequence) + part.sinks)
     pairs = most * (2 * sequence - most)
@@ -206,7 +206,7 @@ def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
 
     mixed = [
         view("compressed", made, about.compress.seen(sequence)),
-        view("window", near, Reach(about.window).pairs(Span(0, sequence))),
+        view("window", near, Reach(about.window).pairs(TokenSpan(0, sequence))),
         view("selected", selected, about.select.seen(sequence), blocks),
     ]
     return t.vector("attn.mix", [*mixed, gates])

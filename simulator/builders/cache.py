@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from simulator.builders.tape import Tape
 from simulator.builders.weights import numbered
-from simulator.reach import Reach, Span
+from simulator.reach import Reach, TokenSpan
 from simulator.workload import KvBlocks, Linear
 
 
@@ -88,7 +88,7 @@ class Cache:
         The tokens of each sequence, and where they and the compressed ones are.
     """
 
-    span: Span
+    span: TokenSpan
     store: Store
     compressed: Store
 
@@ -102,7 +102,7 @@ class Cache:
         self.at_once, self.longest = self.seen, 0
 
 
-class Room:
+class CacheRoom:
     """The KV cache of all layers.
 
     Parameters
@@ -125,7 +125,7 @@ class Room:
         self.stores: dict[str, tuple[Store, Store]] = {}
         self.come: list[str] = []
 
-    def cache(self, span: Span, layer: str) -> Cache:
+    def cache(self, span: TokenSpan, layer: str) -> Cache:
         """What the tokens of a span find of a layer, which becomes the current one."""
         self.tape.block = layer
         block, batch = self.work.kv.block if self.work.kv else None, self.batch
@@ -141,7 +141,7 @@ class Room:
         cache.added, cache.before = store.of(span.cached, span.length), [cache.state] if span.cached else []
         return cache
 
-    def read(self, span: Span, layer: str) -> Cache:
+    def read(self, span: TokenSpan, layer: str) -> Cache:
         """Add what a chunk of the prompts caches."""
         self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], there=0)
         return self.cache(span, layer)
@@ -149,18 +149,18 @@ class Room:
     def decode(self, layer: str) -> None:
         """Add what is cached before a step, and what the step caches."""
         there = self.work.sequence
-        spans = [(f"{layer}/kv", Span(0, there)), (f"{layer}/kv.tail", Span(there, self.work.new_tokens))]
+        spans = [(f"{layer}/kv", TokenSpan(0, there)), (f"{layer}/kv.tail", TokenSpan(there, self.work.new_tokens))]
         self._add(layer, spans, there)
 
     def kept(self, layer: str) -> list[str]:
         """What the next token after the prompts needs of a layer."""
-        cache = self.cache(Span(self.work.sequence, 1), layer)
+        cache = self.cache(TokenSpan(self.work.sequence, 1), layer)
         state = [cache.state] if isinstance(self.tape.attention, Linear) else []
         return [*cache.held, *cache.compressed.of(0, self.work.sequence), *state]
 
-    def _add(self, layer: str, spans: list[tuple[str, Span]], there: int) -> None:
+    def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], there: int) -> None:
         """Add the tensors of spans of tokens, of which so many are there before the step; without blocks, one each."""
-        cache, work, about = self.cache(Span(there, 1), layer), self.work, self.tape.attention.sparse
+        cache, work, about = self.cache(TokenSpan(there, 1), layer), self.work, self.tape.attention.sparse
         for name, span in spans:
             before, after = ((about.compress.number(n) if about else 0) for n in (span.cached, span.length))
             if after > before:

@@ -40,19 +40,19 @@ from typing import NamedTuple
 
 from simulator.builders.at_once import at_once
 from simulator.builders.attention import attend, attended, drawn, finished
-from simulator.builders.cache import Cache, Room, Store
+from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, starts
 from simulator.builders.weights import Laid, blocks, numbered
 from simulator.graph import CollectiveKind, Graph, Job
-from simulator.reach import Reach, Span
+from simulator.reach import Reach, TokenSpan
 from simulator.workload import Attention, DecoderModel, Linear, Pools
 
 
 def build(laid: Laid) -> Job:
     """Build the graph of prefill or of decode, for one rank or for all that share each layer."""
     t, work = Tape(laid), laid.workload
-    t.phase, room, layers = work.phase, Room(t), blocks(t.model.layers)
+    t.phase, room, layers = work.phase, CacheRoom(t), blocks(t.model.layers)
     if t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, starts("c", len(spans)), strict=True):
@@ -75,18 +75,18 @@ def _through(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
     return x
 
 
-def _answers(t: Tape, starts: list[str], find: Callable[[Span, str], Cache], tokens: list[str]) -> list[str]:
+def _answers(t: Tape, starts: list[str], find: Callable[[TokenSpan, str], Cache], tokens: list[str]) -> list[str]:
     """Add tokens to sequences one after another, the first behind these; return the last ones."""
     for number, t.micro in enumerate(starts):
-        span = Span(t.workload.sequence + number, 1)
+        span = TokenSpan(t.workload.sequence + number, 1)
         tokens = [answer(t, _through(t, embed(t, tokens), partial(find, span)))]
     return tokens
 
 
-def chunks(sequence: int, chunk: int | None) -> list[Span]:
+def chunks(sequence: int, chunk: int | None) -> list[TokenSpan]:
     """The chunks of a prompt, in order; the last one may be shorter."""
     size = chunk or sequence
-    return [Span(start, min(size, sequence - start)) for start in range(0, sequence, size)]
+    return [TokenSpan(start, min(size, sequence - start)) for start in range(0, sequence, size)]
 
 
 def build_pools(laid: Laid, pools: Pools) -> Job:
@@ -127,7 +127,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
 def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
     """One decode rank."""
     t.phase, (rows,), prompts, length = "decode", t.rows, t.workload.batch, t.workload.sequence
-    room, layers = Room(t, rows), blocks(t.model.layers)
+    room, layers = CacheRoom(t, rows), blocks(t.model.layers)
 
     def receive(group: str, name: str, size_bytes: int, kind: str) -> str:
         t.graph.tensor(t.name(name), size_bytes, kind)
@@ -146,7 +146,7 @@ def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
     return t.graph.build(steps=t.workload.steps)
 
 
-class Kept(NamedTuple):
+class CachedLayers(NamedTuple):
     """What layers with the same reach keep in the KV cache.
 
     Attributes
@@ -169,12 +169,12 @@ class Kept(NamedTuple):
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
-def kept(model: DecoderModel, kv_bytes: int) -> tuple[Kept, ...]:
+def kept(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
     """What a sequence keeps in the layers of a model, of which an element of the KV cache has so many bytes."""
     found = Counter[Reach]()
     for (part, _), layers in model.kinds.items():
         found[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
-    return tuple(map(Kept, found.keys(), found.values()))
+    return tuple(map(CachedLayers, found.keys(), found.values()))
 
 
 def _kept_bytes(part: Attention, kv_bytes: int) -> int:
@@ -273,7 +273,7 @@ def cache_name(part: Attention) -> str:
     return "state" if isinstance(part, Linear) else "kv"
 
 
-_ENDLESS = Span(0, 1 << 62)
+_ENDLESS = TokenSpan(0, 1 << 62)
 """Stands for sequences of any length, whose tokens lie in the same tensors."""
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Unpack
 from simulator.builders.weights import BATCH, TENSOR, Laid, size_bytes
 from simulator.graph import Collective, CollectiveKind, Late
 from simulator.graph_builder import GraphBuilder, OpFields
-from simulator.layout import Axes, Change, Layout, Weight
+from simulator.layout import Axes, Layout, LayoutChange, Weight
 from simulator.workload import Attention, Layer
 
 MADE = {
@@ -276,7 +276,7 @@ class Sheet:
             self._changed[key], self.spread[made] = made, self.spread[made]._replace(origin=self.spread[x].origin or x)
         return self._changed[key]
 
-    def _change(self, x: str, change: Change) -> str:
+    def _change(self, x: str, change: LayoutChange) -> str:
         spread, module = self.spread[x]._replace(layout=change.layout), x.rpartition("/")[2]
         if change.kind is CollectiveKind.ALL_REDUCE:
             made, self.spread[x] = x, spread

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from simulator.catalog.settings import Change, apply, multiplied
+from simulator.catalog.settings import FieldChange, apply, multiplied
 from simulator.catalog.shelf import Entry, dump, told_at
 from simulator.catalog.text import scalar
 from simulator.document import Fit
@@ -152,15 +152,15 @@ def check_budget(loaded: Loaded, where: str) -> None:
         raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
-def outside(changes: Mapping[str, Any]) -> dict[str, Change]:
+def outside(changes: Mapping[str, Any]) -> dict[str, FieldChange]:
     """Changes that are asked for from outside, which need no origin: dotted path -> value, as text or typed."""
     return {
-        key: Change(scalar(value) if isinstance(value, str) else value, f"set, {key}", "assumed", OUTSIDE)
+        key: FieldChange(scalar(value) if isinstance(value, str) else value, f"set, {key}", "assumed", OUTSIDE)
         for key, value in changes.items()
     }
 
 
-def recorded(scenario: Scenario, changes: Mapping[str, Change]) -> Scenario:
+def recorded(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
     """The scenario with changes of the machine among its ``set`` keys; what was cited or fitted there no longer is."""
     if not changes:
         return scenario
@@ -173,13 +173,13 @@ def recorded(scenario: Scenario, changes: Mapping[str, Change]) -> Scenario:
     return scenario.model_copy(update=tables)
 
 
-def own_change(loaded: Loaded, key: str, value: Any, *place: str) -> Change:
+def own_change(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
     """A change that the scenario, or a row of it, asks for, with the origin that the scenario gives."""
     table, entry = loaded.scenario.entry_of(key) or ("assumed", "set by the scenario")
     origin: Any = entry.model_dump() if isinstance(entry, Fit) else entry
     if isinstance(entry, tuple):
         origin = [citation.model_dump(exclude_unset=True) for citation in entry]
-    return Change(value, loaded.place(*place), table, origin)
+    return FieldChange(value, loaded.place(*place), table, origin)
 
 
 _DOCUMENTS = ("hardware", "workload", "scenario")
@@ -256,10 +256,10 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     ConfigError
         If a path names no field, or a document is not valid with a value.
     """
-    changes: dict[str, dict[str, Change]] = {document: {} for document in _DOCUMENTS}
+    changes: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
     for axis, value in point.items():
         if not axis.is_factor:
-            change = Change(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
+            change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
             for document, keys in axis.keys.items():
                 changes[document] |= dict.fromkeys(keys, change)
     machine = apply(loaded.unscaled or loaded.hardware, changes["hardware"])
@@ -283,7 +283,7 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     return found
 
 
-def _factors(machine: Hardware, axis: Axis, value: float) -> dict[str, Change]:
+def _factors(machine: Hardware, axis: Axis, value: float) -> dict[str, FieldChange]:
     """The figures that an axis names, times a value."""
     with told_at(axis.place(value)):
         figures = outside(multiplied(machine, dict.fromkeys(axis.fields, value)))

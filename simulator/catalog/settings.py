@@ -62,7 +62,7 @@ def factor(text: str) -> tuple[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FieldChange:
     """A field that gets another value.
 
     Attributes
@@ -81,7 +81,7 @@ class Change:
     entry: Any
 
 
-def apply(document: Changed, changes: Mapping[str, Change]) -> Changed:
+def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
     """Change a machine or a workload, and read it again as a whole.
 
     Parameters
@@ -201,7 +201,7 @@ def _entries(node: Any) -> dict[str, Any]:
     return node if isinstance(node, dict) else {}
 
 
-def _put(data: dict[str, Any], path: Keys, change: Change) -> None:
+def _put(data: dict[str, Any], path: Keys, change: FieldChange) -> None:
     """Give a field its new value and origin, in place of what was said of it and below it; none leaves it out."""
     node: Any = data
     for part in path[:-1]:

@@ -19,7 +19,7 @@ from simulator.errors import ConfigError
 from simulator.report.expectations import Check, Verdict, check, untested, verdicts
 from simulator.report.rows import ABSENT, grouped, listed, percent
 from simulator.report.tables import Column
-from simulator.report.views import Section, View, by
+from simulator.report.views import Section, SweepView, by
 from simulator.run import run_case
 from simulator.run.case import prepare
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
@@ -79,7 +79,7 @@ class Judged(NamedTuple):
         return bool(self.verdict.printed) or self.verdict.headline or self.verdict.is_broken
 
 
-def claims_view(judged: Sequence[Judged], changed: str = "") -> View:
+def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
     """Show verdicts: a line for each printed figure, and for what else stands for a headline, or fails.
 
     Parameters
@@ -91,7 +91,7 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> View:
     """
     title, rows = "Printed figures, recomputed", [one.row for one in judged if one.is_shown]
     if not rows:
-        return View(title, (), [f"No figure is printed; {counted(len(judged), 'expectation')}, which all hold."])
+        return SweepView(title, (), [f"No figure is printed; {counted(len(judged), 'expectation')}, which all hold."])
     heads = ("claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted")
     numbers = {"printed", "obtained", "difference", "tolerance"}
     sections = [
@@ -111,7 +111,7 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> View:
         head: [("", line) for line in lines] for head, lines in told.items()
     }
     notes = [Section(head, notes=lines) for head, lines in noted.items() if lines]
-    return View(title, [*sections, *notes], sentences(judged, changed))
+    return SweepView(title, [*sections, *notes], sentences(judged, changed))
 
 
 _WORST_FIRST = ("BROKEN", "missed", "fitted", "by construction", "guarded", "holds", "shown")

@@ -27,7 +27,7 @@ from simulator.report.rows import ABSENT, listed, percent, present
 from simulator.report.tables import Column
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
-from simulator.report.views import Section, View, by
+from simulator.report.views import Section, SweepView, by
 from simulator.run.sweep import Point, Progress, Rows, Study, Sweep, sweep
 from simulator.scenario import Claim
 from simulator.units import counted, nearest
@@ -98,7 +98,7 @@ def enumerate_choices(
         told.append(f"{name}: 0 of {counted(listed_by[name], 'setting')} may have the peaks that select.")
     if unbuilt:
         told.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
-    return Sweep("choices", loaded, rows, View("Claims over all choices", sections, told), {"points": points})
+    return Sweep("choices", loaded, rows, SweepView("Claims over all choices", sections, told), {"points": points})
 
 
 def _claim(loaded: Loaded) -> Claim:

@@ -16,7 +16,7 @@ from simulator.claims import Judged, judged, read
 from simulator.errors import ConfigError
 from simulator.report.rows import listed, present, signed
 from simulator.report.tables import Column
-from simulator.report.views import Panel, Section, View, by
+from simulator.report.views import Panel, Section, SweepView, by
 from simulator.report.views import Row as ShownRow
 from simulator.report.views import Rows as ShownRows
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
@@ -156,7 +156,7 @@ def dependences(points: ShownRows) -> list[dict[str, Any]]:
     return rows
 
 
-def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
+def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
     """Show dependences.
 
     Parameters
@@ -184,7 +184,7 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> View:
         unit = f" [{own[0]['unit']}]" if own[0]["unit"] else ""
         axis, drawn = f"{parameter}{unit}, difference from what is printed; dots: holds", sorted(own, key=_by_value)
         panels.append(Panel(scenario, axis, "%", drawn, "value", "error", of="claim"))
-    return View("What claims depend on", sections, [_MEANT], panels)
+    return SweepView("What claims depend on", sections, [_MEANT], panels)
 
 
 def _by_value(row: ShownRow) -> Any:

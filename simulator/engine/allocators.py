@@ -91,7 +91,7 @@ class Holes:
         return self._by_end.get(self.size, self.size)
 
 
-class Space:
+class AddressSpace:
     """Gives places their addresses; base of all allocators.
 
     Attributes
@@ -158,7 +158,7 @@ class Space:
         return NO_HOLES
 
 
-class BestFit(Space):
+class BestFit(AddressSpace):
     """The whole tier is one pool (see `Holes`); what lies beyond the last place is not reserved.
 
     Compaction moves all places down, in the order of their addresses, until they touch.
@@ -210,7 +210,7 @@ class BestFit(Space):
         return self._holes.largest
 
 
-class Ranges(Space):
+class Ranges(AddressSpace):
     """Each place has a range that was chosen before the run; it is free once the place before it there has left.
 
     Parameters
@@ -260,7 +260,7 @@ class Ranges(Space):
         return self._layout.span_bytes
 
 
-class Pools(Space):
+class CachedSegments(AddressSpace):
     """Blocks of cached segments, by the rules of `simulator.hardware.device.Caching`.
 
     The smallest cached block that suffices is given out, split if enough is left; where there is none, a segment is got

@@ -15,7 +15,7 @@ from math import isfinite
 
 import simpy
 
-from simulator.engine.allocators import BestFit, Pools, Ranges, Space
+from simulator.engine.allocators import AddressSpace, BestFit, CachedSegments, Ranges
 from simulator.engine.event_loop import Gate, Recurring, Wanted
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import AddressedTier, TierInstance
@@ -32,7 +32,7 @@ _ENDLESS = 1 << 62
 """Size of an address space without a limit [B]."""
 
 
-def space_for(program: Program, tier: TierInstance, figures: Allocator) -> Space:
+def space_for(program: Program, tier: TierInstance, figures: Allocator) -> AddressSpace:
     """Make the address space of a rank's compute tier, by the allocator of its program.
 
     Raises
@@ -44,7 +44,7 @@ def space_for(program: Program, tier: TierInstance, figures: Allocator) -> Space
     """
     if program.allocator != "fixed":
         capacity = int(min(tier.capacity, _ENDLESS))
-        return Pools(capacity, figures) if program.allocator == "caching" else BestFit(capacity)
+        return CachedSegments(capacity, figures) if program.allocator == "caching" else BestFit(capacity)
     if program.plan.fixed is None:
         must, do = "offsets are fixed for a plan that is made before the run", "let the row name another allocator"
         raise ScopeError(f"plan {program.plan.name!r}", must, "one that decides while it runs", do)
@@ -146,7 +146,7 @@ def _computes(stream: Stream) -> bool:
     return stream.running is not None and not stream.columns.is_collective[stream.running[1]]
 
 
-def pages(space: Space, allocator: Allocator) -> int:
+def pages(space: AddressSpace, allocator: Allocator) -> int:
     """How many pages a compaction counts: of all places, or of those that would move."""
     moves = allocator.compaction is not None and allocator.compaction.pages == "moved"
     size = space.movable_bytes if moves else sum(size for _, size in space.places.values())

@@ -30,10 +30,10 @@ from itertools import chain, repeat
 from typing import Any
 
 from simulator.draws import Draws
-from simulator.engine.link import Copy, LinkQueue
+from simulator.engine.link import LinkQueue, QueuedCopy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
-from simulator.engine.stream import NEVER, Compute, Stream, Waits, unmet
+from simulator.engine.stream import NEVER, QueuedCompute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.graph import Graph
 from simulator.plan import Code
@@ -101,7 +101,7 @@ class DynamicReads:
         self._issued[op] += 1
         return (*self.draws.chosen(op, self._issued[op] - 1), *self._others[op])
 
-    def time(self, op: int, compute: Compute) -> None:
+    def time(self, op: int, compute: QueuedCompute) -> None:
         """Give the compute just counted, of an op with dynamic reads, the time of what it reads."""
         issued = self._issued[op]
         compute.duration_ns = self._durations[op][issued - 1]
@@ -128,7 +128,7 @@ class DynamicReads:
 Routes = list[list[LinkQueue | None]]
 """By source and target tier: the rank's link between them."""
 
-Action = Compute | Copy | Exclusive
+Action = QueuedCompute | QueuedCopy | Exclusive
 Counted = tuple[int, int, Any, int]
 """An action's kind, its op or tensor, what it waits for (by its kind), and what the host pays for it [ns]."""
 
@@ -158,7 +158,7 @@ class Counter:
             dynamic,
         )
         self._ends = [stream.ended for stream in streams]
-        self._free = [Compute(stream, is_free=True) for stream in streams]
+        self._free = [QueuedCompute(stream, is_free=True) for stream in streams]
         self._reads = columns.reads if dynamic is None else dynamic.certain
         self._number = 0
         self._computes = [0] * len(streams)
@@ -216,7 +216,7 @@ class Counter:
         for seen in (*self._seen, self._sole):
             seen.clear()
 
-    def _compute(self, op: int, stream: int, _: int) -> Compute:
+    def _compute(self, op: int, stream: int, _: int) -> QueuedCompute:
         if not 0 <= stream < len(self._streams):
             must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
             raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
@@ -238,7 +238,9 @@ class Counter:
             return self._free[stream]
         return self._make_compute(op, stream, unseen, unwritten, after)
 
-    def _make_compute(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
+    def _make_compute(
+        self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits
+    ) -> QueuedCompute:
         """Make a compute that waits for these reads and takes these writes itself, because no earlier compute has."""
         fence, moves, per_lap, turns = self._fence, self._moves, self._places.moves_per_lap, []
         for tensor in reads:
@@ -249,7 +251,7 @@ class Counter:
                 turns.append((tensor, moves[tensor]))
             if tensor in self._valid:
                 self._valid[tensor] = {self._columns.compute_tier}
-        compute = Compute(self._streams[stream], turns, reads, writes, after)
+        compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
         if self._takes_room(op, writes):
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
@@ -289,7 +291,7 @@ class Counter:
         by_stream = zip(self._ends, last, strict=True)
         return tuple([(end, numbers[tensor]) for end, numbers in by_stream if numbers[tensor] > NEVER])
 
-    def _copy(self, tensor: int, source: int, target: int) -> Copy:
+    def _copy(self, tensor: int, source: int, target: int) -> QueuedCopy:
         link = self._routes[source][target]
         if link is None:
             names = [tier.name for tier in self._places.tiers]
@@ -305,7 +307,7 @@ class Counter:
         if target == self._columns.compute_tier:
             self._held.add(tensor)
             gate += self._line(self._gate)
-        return Copy(link, tensor, self._fence[tensor], gate, writers)
+        return QueuedCopy(link, tensor, self._fence[tensor], gate, writers)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
         moves, users = self._moves[tensor], self._latest(self._last_use, tensor)

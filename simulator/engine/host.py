@@ -16,7 +16,7 @@ _STEPS_PER_CHECKPOINT = 1024
 """Actions between checkpoints, or a few more."""
 
 
-class Host:
+class HostThread:
     """The runtime of one rank.
 
     It has a time of its own, which what it pays moves on. Its decisions do not depend on what the device does in the

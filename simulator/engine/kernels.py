@@ -17,7 +17,7 @@ from simulator.cost.collectives import phases
 from simulator.cost.service import Phase, fabric_rate_cap, phase_work, stages
 from simulator.engine.event_loop import Clock, Recurring, Watchers
 from simulator.engine.sharing import Network, Path
-from simulator.engine.stream import Compute, Stream
+from simulator.engine.stream import QueuedCompute, Stream
 from simulator.graph import Collective, Graph
 from simulator.hardware import Hardware
 from simulator.trace import CAUSES
@@ -127,7 +127,7 @@ class Communicator:
             self._go_on()
 
 
-Kernel = Callable[[Stream, int, Compute], None]
+Kernel = Callable[[Stream, int, QueuedCompute], None]
 """Begins a kernel now, and sooner or later the stream's span."""
 
 
@@ -142,7 +142,7 @@ def with_meetings(meets: Mapping[int, tuple[Communicator, Collective]], other: K
         What begins the other kernels; None: they take their time alone.
     """
 
-    def begin(stream: Stream, op: int, compute: Compute) -> None:
+    def begin(stream: Stream, op: int, compute: QueuedCompute) -> None:
         if op in meets:
             communicator, collective = meets[op]
             communicator.arrive(stream, collective)
@@ -171,7 +171,7 @@ class ContendedKernels:
         sizes = [tensor.size_bytes for tensor in graph.tensors]
         self._sides = [roofline(expected_op(op, sizes), hardware) for op in graph.ops]
 
-    def begin(self, stream: Stream, op: int, compute: Compute) -> None:
+    def begin(self, stream: Stream, op: int, compute: QueuedCompute) -> None:
         """Begin a kernel now; its launch takes no bandwidth."""
         (least_ns, work), clock = self._sides[op], stream.places.rounds.clock
         if work and compute.duration_ns >= 0:

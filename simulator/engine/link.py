@@ -23,7 +23,7 @@ from simulator.plan import COPY
 
 
 @dataclass(slots=True)
-class Copy:
+class QueuedCopy:
     """A copy with the counts of what must have happened before it starts.
 
     Attributes
@@ -68,7 +68,7 @@ class Channel(Recurring):
     @property
     def size_bytes(self) -> int:
         """What is under way [B]."""
-        copy: Copy = self.transfer[1]
+        copy: QueuedCopy = self.transfer[1]
         return self.link.places.size_bytes[copy.tensor]
 
 
@@ -172,11 +172,11 @@ class LinkQueue:
         if not is_waiting(copy.gate, lap, self.look_again):
             self._rounds.consider(copy.link, key)
 
-    def is_gated(self, copy: Copy, lap: int) -> bool:
+    def is_gated(self, copy: QueuedCopy, lap: int) -> bool:
         """Whether the copy still waits for the last compute issued before it, or for one that takes room before it."""
         return unmet(copy.gate, lap) is not None
 
-    def lacks_tensor(self, copy: Copy, lap: int) -> bool:
+    def lacks_tensor(self, copy: QueuedCopy, lap: int) -> bool:
         """Whether the source is not valid yet, or an earlier detach or write of the tensor has not ended."""
         places, tensor = self.places, copy.tensor
         if not places.valid[self.source][tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from typing import Any
 
-from simulator.engine.allocators import Space
+from simulator.engine.allocators import AddressSpace
 from simulator.engine.event_loop import Rounds, Taker, Wanted
 from simulator.engine.recorder import Recorder
 from simulator.errors import CapacityError, Shortfall
@@ -119,7 +119,7 @@ class AddressedTier(TierInstance):
         Begins a compaction for places that fit and find no hole; None if the framework cannot.
     """
 
-    space: Space
+    space: AddressSpace
     ask: Callable[[Wanted], None] | None = None
 
     def __init__(

@@ -14,7 +14,7 @@ from simulator import garbage
 from simulator.engine import folding
 from simulator.engine.compaction import Compactor
 from simulator.engine.dependencies import Counted, Counter, Routes
-from simulator.engine.host import Host
+from simulator.engine.host import HostThread
 from simulator.engine.kernels import ContendedKernels, with_meetings
 from simulator.engine.link import LinkQueue, Shared
 from simulator.engine.places import AddressedTier, Places
@@ -152,7 +152,7 @@ class Rank:
         self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
         self._share_queues()
         self._compact()
-        self._host = Host(self._places, self._streams, self._laps(), hardware.host.queue_depth, checkpoint)
+        self._host = HostThread(self._places, self._streams, self._laps(), hardware.host.queue_depth, checkpoint)
         launches = not callable(plan.actions) or plan.static_parts
         self._host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
         self._host.looks = callable(plan.actions) and plan.looks

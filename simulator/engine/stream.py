@@ -73,7 +73,7 @@ def is_waiting(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
 
 
 @dataclass(slots=True)
-class Compute:
+class QueuedCompute:
     """A compute, and the counts that must be reached before it starts.
 
     Attributes
@@ -107,7 +107,7 @@ class Compute:
     chosen_bytes: int = 0
 
 
-Queued = tuple[int, int, Compute, int, int]
+Queued = tuple[int, int, QueuedCompute, int, int]
 """A compute that was issued: key, op, what it waits for, time of issue [ns], lap."""
 
 
@@ -163,7 +163,7 @@ class Stream:
 
     def __init__(self, number: int, places: Places, columns: Columns, recorder: Recorder) -> None:
         self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
-        self.kernel: Callable[[Stream, int, Compute], None] | None = None
+        self.kernel: Callable[[Stream, int, QueuedCompute], None] | None = None
         self.meeting: Met | None = None
         self.gate = Gate()
         self.queue: deque[Queued] = deque()
@@ -322,7 +322,7 @@ class Stream:
         if started.reached in started.waiters:
             started.call()
 
-    def _may_start(self, key: int, op: int, compute: Compute, lap: int) -> bool:
+    def _may_start(self, key: int, op: int, compute: QueuedCompute, lap: int) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
         if compute.after and is_waiting(compute.after, lap, self.look_again):
             return False
@@ -343,7 +343,7 @@ class Stream:
             self.columns.duration_ns[op] = compute.duration_ns
         return True
 
-    def _leave_places(self, op: int, compute: Compute) -> None:
+    def _leave_places(self, op: int, compute: QueuedCompute) -> None:
         """Give up the workspace of a compute that is over; what it wrote is valid here and stale elsewhere."""
         if workspace_bytes := self.columns.workspace_bytes[op]:
             self.places.note(self.columns.compute_tier, -1 - op, -workspace_bytes)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from simulator.engine.dependencies import Counted, Counter, DynamicReads, Exclusive, Routes
-from simulator.engine.link import Copy
+from simulator.engine.link import QueuedCopy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.recorder import code_row
-from simulator.engine.stream import Compute, Stream, Waits, unmet
+from simulator.engine.stream import QueuedCompute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code, PlacesAsIssued
@@ -144,7 +144,9 @@ class Issued(Counter):
             do = "copy all in first, or sync what the op writes that reveals it"
             self._check_reads(op, must, self._dynamic.possible[op], do)
 
-    def _make_compute(self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits) -> Compute:
+    def _make_compute(
+        self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits
+    ) -> QueuedCompute:
         """Check that these reads are valid, and note the writes, before the compute is counted."""
         if reads:
             self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
@@ -156,7 +158,7 @@ class Issued(Counter):
         if missing is not None:
             self._refuse(f"compute {self._graph.ops[op].name}", must, missing, do)
 
-    def _copy(self, tensor: int, source: int, target: int) -> Copy:
+    def _copy(self, tensor: int, source: int, target: int) -> QueuedCopy:
         if must := self._issued.copy(tensor, source, target):
             self._refuse("copy", must, tensor, "drop this copy, or copy from where it is valid")
         return super()._copy(tensor, source, target)

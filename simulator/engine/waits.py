@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from simulator.engine.event_loop import ISSUE_MASK, Watchers
-from simulator.engine.host import Host
+from simulator.engine.host import HostThread
 from simulator.engine.link import LinkQueue
 from simulator.engine.places import Places, Transfer
 from simulator.engine.stream import Queued, Stream
@@ -50,7 +50,7 @@ class Waiting:
         Whether the stream waits.
     """
 
-    def __init__(self, stream: Stream, host: Host, rows: bytearray) -> None:
+    def __init__(self, stream: Stream, host: HostThread, rows: bytearray) -> None:
         self._stream, self._host, self._rows = stream, host, rows
         self.is_open, self._since = False, 0
         self._reason: Reason | None = None
@@ -164,7 +164,7 @@ class Explainer:
         self._graph, self._places, self._streams, self._links = graph, places, streams, links
         self._told: set[str] = set()
 
-    def sentences(self, host: Host) -> tuple[list[str], list[str]]:
+    def sentences(self, host: HostThread) -> tuple[list[str], list[str]]:
         """Tell the chain of waits: what the rank lacks itself, and for which ranks it waits.
 
         Nothing if the host has issued everything and all of it has ended.

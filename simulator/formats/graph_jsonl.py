@@ -73,7 +73,7 @@ from simulator.units import counted
 SCHEMA = "hosim-graph/1"
 
 
-class _Header(Record, total=False):
+class _GraphHeader(Record, total=False):
     schema: Required[str]
     name: str
     steps: Whole
@@ -136,7 +136,7 @@ def read(path: Path) -> Graph:
     ConfigError
         If a line or the graph breaks a rule; the message names the line.
     """
-    lines = jsonl.read(path, SCHEMA, _Header, {"op": _Op, "tensor": _Tensor, "group": _Group})
+    lines = jsonl.read(path, SCHEMA, _GraphHeader, {"op": _Op, "tensor": _Tensor, "group": _Group})
     header = next(lines)
     builder = GraphBuilder(header.record.get("name", path.name.split(".")[0]), str(path))
     counts = {"tensors": 0, "ops": 0}

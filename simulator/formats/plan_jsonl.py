@@ -57,7 +57,7 @@ from simulator.units import FieldError, counted, require, suggestion
 SCHEMA = "hosim-plan/1"
 
 
-class _Header(Record, total=False):
+class _PlanHeader(Record, total=False):
     schema: Required[str]
     policy: document.Line
     tiers: Names
@@ -158,7 +158,7 @@ def _id(sort: str, known: dict[str, int], name: str) -> int:
 
 def _lines(path: Path) -> Iterator[jsonl.Line]:
     """The lines of a plan, header first: homes, one for a tensor, before actions, and as many as are counted."""
-    lines = jsonl.read(path, SCHEMA, _Header, _LINES)
+    lines = jsonl.read(path, SCHEMA, _PlanHeader, _LINES)
     yield (header := next(lines))
     tiers, homes, actions = dict.fromkeys(header.record.get("tiers", ()), 0), set(), 0
     for line in lines:

@@ -82,7 +82,7 @@ class _Access(_Record):
     size_bytes: _Size
 
 
-class _Op(_Record):
+class _TracedOp(_Record):
     id: _Id
     name: str
     duration_ms: float = Field(ge=0, le=LARGEST / 1e6, allow_inf_nan=False)
@@ -111,7 +111,7 @@ class _Trace(_Record):
     source: dict[str, Any] = {}
     memory_limit_bytes: int | None = None
     storages: tuple[_Storage, ...]
-    ops: tuple[_Op, ...]
+    ops: tuple[_TracedOp, ...]
     schedule: _Schedule = _Schedule()
 
 

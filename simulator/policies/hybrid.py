@@ -29,7 +29,7 @@ from simulator.policies import reactive, static
 from simulator.policies.decide import Best, tune
 from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
-from simulator.policies.working_sets import DynamicReads, WorkingSets
+from simulator.policies.working_sets import DynamicReaders, WorkingSets
 from simulator.units import Bytes, human, require
 
 
@@ -81,7 +81,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     """
     if not problem.graph.has_late:
         return static.plan(problem, static.Options())
-    dynamic = DynamicReads(problem)
+    dynamic = DynamicReaders(problem)
     dynamic.check("hybrid")
     _check_apart(dynamic)
     is_divided = bool(dynamic.free) or _left_bytes(dynamic) < max(dynamic.awaited_bytes)
@@ -95,7 +95,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     return best.chosen()
 
 
-def _compiled(dynamic: DynamicReads, options: Options) -> Plan:
+def _compiled(dynamic: DynamicReaders, options: Options) -> Plan:
     """The fastest plan with a static part."""
     orders = reactive.ON_DEMAND if options.evict == "best" else (options.evict,)
     divided = cache(partial(_divided, dynamic, options))
@@ -103,14 +103,14 @@ def _compiled(dynamic: DynamicReads, options: Options) -> Plan:
     return tune(dynamic.problem, rows, lambda here, order: _make(options, order, *divided(here)))
 
 
-def _undivided(dynamic: DynamicReads, options: Options) -> Plan:
+def _undivided(dynamic: DynamicReaders, options: Options) -> Plan:
     """The runtime that decides about everything while it runs."""
     made = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
     note = "nothing is compiled: room that is not divided is worth more here"
     return replace(made, policy="hybrid", notes=(note, *made.notes))
 
 
-def _divisions(dynamic: DynamicReads, options: Options) -> tuple[frozenset[int], ...]:
+def _divisions(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int], ...]:
     """Sets of candidates that may live in the compute tier: all if they fit, else the likeliest for several rooms.
 
     Some are the likeliest that have room beside a cache of what comes and goes, and beside a static part of which
@@ -127,7 +127,7 @@ def _divisions(dynamic: DynamicReads, options: Options) -> tuple[frozenset[int],
     return tuple(dict.fromkeys(dynamic.hottest(room - cache_bytes, dynamic.free) for room in rooms))
 
 
-def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> tuple[DynamicReads, Plan, int]:
+def _divided(dynamic: DynamicReaders, options: Options, here: frozenset[int]) -> tuple[DynamicReaders, Plan, int]:
     """Compile the static part with some candidates in the compute tier; return the other reads, the plan, their cache.
 
     Raises
@@ -149,7 +149,7 @@ def _divided(dynamic: DynamicReads, options: Options, here: frozenset[int]) -> t
     return dynamic, replace(planned, notes=tuple(notes)), cache_bytes
 
 
-def _check_apart(dynamic: DynamicReads) -> None:
+def _check_apart(dynamic: DynamicReaders) -> None:
     """Refuse a tensor that is read dynamically and for certain: static part and cache would both move it."""
     graph = dynamic.problem.graph
     for op in graph.certain.ops:
@@ -158,7 +158,7 @@ def _check_apart(dynamic: DynamicReads) -> None:
             raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", "use reactive with late: on_demand")
 
 
-def _check_links(dynamic: DynamicReads) -> None:
+def _check_links(dynamic: DynamicReaders) -> None:
     """Refuse a candidate that would have to come in through another tier, where the cache has no room."""
     problem = dynamic.problem
     for tensor in dynamic.candidates:
@@ -169,7 +169,7 @@ def _check_links(dynamic: DynamicReads) -> None:
             raise ScopeError("policy 'hybrid'", must, found, do)
 
 
-def _cache_bytes(dynamic: DynamicReads, asked: int | None) -> int:
+def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:
     """Size of the cache [B]: the option, or what the static part leaves, but never less than one op may choose."""
     problem, least = dynamic.problem, max(dynamic.awaited_bytes)
     if asked is not None and asked < least:
@@ -180,7 +180,7 @@ def _cache_bytes(dynamic: DynamicReads, asked: int | None) -> int:
     return max(least, _left_bytes(dynamic)) if asked is None else asked
 
 
-def _left_bytes(dynamic: DynamicReads) -> int:
+def _left_bytes(dynamic: DynamicReaders) -> int:
     """Room left for the cache if the static part moves nothing [B]; negative if that does not fit."""
     problem, certain = dynamic.problem, dynamic.problem.graph.certain
     live = live_bytes(certain, Lifetimes(certain))
@@ -188,7 +188,7 @@ def _left_bytes(dynamic: DynamicReads) -> int:
     return int(min(problem.budget_bytes - (int(live.max()) - away), away))
 
 
-def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, cache_bytes: int) -> Plan:
+def _make(options: Options, order: str, dynamic: DynamicReaders, planned: Plan, cache_bytes: int) -> Plan:
     """Put a cache beside the static part if some candidates live away."""
     if not dynamic.candidates:
         return planned
@@ -217,7 +217,7 @@ def _make(options: Options, order: str, dynamic: DynamicReads, planned: Plan, ca
 
 
 def _batches(
-    dynamic: DynamicReads, ends: list[int], options: Options, cache: RuntimeCache, view: View
+    dynamic: DynamicReaders, ends: list[int], options: Options, cache: RuntimeCache, view: View
 ) -> Iterator[list[Code]]:
     """Issue the static part piece by piece; after each op that reveals dynamic reads, fetch what they chose."""
     revealed, order = dynamic.revealed, sorted(dynamic.revealed)
@@ -238,7 +238,7 @@ def _batches(
 
 
 def _fetch_ahead(
-    dynamic: DynamicReads, options: Options, cache: RuntimeCache, view: View, op: int, coming: int
+    dynamic: DynamicReaders, options: Options, cache: RuntimeCache, view: View, op: int, coming: int
 ) -> None:
     """Fetch ahead, as far as there is room, for the ops whose dynamic reads are revealed next."""
     fences, prefetch, wanted = dynamic.problem.fences, options.prefetch, dict[int, None]()
@@ -256,7 +256,7 @@ def _fetch_ahead(
             cache.fetch(tensor)
 
 
-def _parts(dynamic: DynamicReads, steps: Actions) -> tuple[tuple[Actions, ...], list[int]]:
+def _parts(dynamic: DynamicReaders, steps: Actions) -> tuple[tuple[Actions, ...], list[int]]:
     """Cut the static part after each op that reveals or reads dynamically; return the pieces, and these ops, then -1.
 
     What is revealed is synced.
@@ -272,7 +272,7 @@ def _parts(dynamic: DynamicReads, steps: Actions) -> tuple[tuple[Actions, ...], 
     return tuple(parts), [*ends, -1]
 
 
-def _in_passing(dynamic: DynamicReads, options: Options) -> int:
+def _in_passing(dynamic: DynamicReaders, options: Options) -> int:
     """Room for what passes through the cache [B]: revealed reads that wait for their op, and what is fetched ahead."""
     awaited, sizes = max(dynamic.awaited_bytes), dynamic.problem.sizes
     if options.prefetch == "next_layer_all":

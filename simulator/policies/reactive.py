@@ -21,7 +21,7 @@ from simulator.plan import COMPUTE, SYNC, Code, Plan, View
 from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
 from simulator.policies.runtime_cache import Eviction, RuntimeCache
-from simulator.policies.working_sets import DynamicReads, WorkingSets
+from simulator.policies.working_sets import DynamicReaders, WorkingSets
 
 EVICT = ("lru", "fifo", "furthest")
 ON_DEMAND = ("lru", "lfu", "hot")
@@ -75,7 +75,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If what is pinned and the working set of some op exceed the budget together.
     """
-    dynamic = DynamicReads(problem, on_demand=options.late == "on_demand")
+    dynamic = DynamicReaders(problem, on_demand=options.late == "on_demand")
     dynamic.check("reactive")
     sets = WorkingSets(problem, dynamic)
     evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)

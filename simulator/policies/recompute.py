@@ -98,14 +98,14 @@ class Walker:
         self.problem = problem
         self.remaker = Remaker(problem.graph, problem.lifetimes)
         self._least_bytes = least_peak_bytes(problem, self.remaker)
-        self._walks: dict[tuple[int | float, float, bool], Walk] = {}
+        self._walks: dict[tuple[int | float, float, bool], RecomputePass] = {}
 
     def keeping(self, limit_bytes: int | float) -> tuple[bool, ...]:
         """Whether to try a second pass that keeps what helps: if something is recomputed in passing several times."""
         again = self.walk(limit_bytes, TIME_WEIGHTS[0]).made_in_passing.values()
         return (False, True) if any(len(ops) > 1 for ops in again) else (False,)
 
-    def walk(self, limit_bytes: int | float, weight: float, keeps: bool = False) -> Walk:
+    def walk(self, limit_bytes: int | float, weight: float, keeps: bool = False) -> RecomputePass:
         """Free tensors until the step keeps to a limit, as far as that is possible.
 
         Parameters
@@ -120,7 +120,7 @@ class Walker:
         key = max(limit_bytes, self._least_bytes), weight, keeps
         if key not in self._walks:
             kept = self.walk(limit_bytes, weight).made_in_passing if keeps else {}
-            self._walks[key] = Walk(self, weight, key[0], kept)
+            self._walks[key] = RecomputePass(self, weight, key[0], kept)
         return self._walks[key]
 
 
@@ -141,7 +141,7 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
     return live.peak(0, live.length - 1)
 
 
-class Walk:
+class RecomputePass:
     """One pass over the step in issue order.
 
     Parameters

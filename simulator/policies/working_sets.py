@@ -18,7 +18,7 @@ from simulator.policies.problem import Problem
 
 
 @dataclass(frozen=True)
-class DynamicReads:
+class DynamicReaders:
     """The dynamic reads of a problem.
 
     Attributes
@@ -60,7 +60,7 @@ class DynamicReads:
         """Those candidates whose home is free."""
         return frozenset(t for t in self.candidates if self.problem.homes[t] == FREE)
 
-    def settled(self, here: Collection[int]) -> DynamicReads:
+    def settled(self, here: Collection[int]) -> DynamicReaders:
         """Fix the homes of candidates: the compute tier for those in `here`, a tier away for other free ones.
 
         Away is the nearest tier with room from which a link leads into the compute tier, for the likeliest first.
@@ -70,7 +70,7 @@ class DynamicReads:
         full = next(iter(left or problem.neighbours), NOWHERE)
         homes = dict.fromkeys(here, tier) | assigned(problem, self.likeliest(self.free - {*here}), left, full)
         settled = (homes.get(t, home) for t, home in enumerate(problem.homes))
-        return DynamicReads(replace(problem, homes=tuple(settled)))
+        return DynamicReaders(replace(problem, homes=tuple(settled)))
 
     def most_bytes(self, op: int) -> int:
         """The most bytes that an op may choose of candidates that may move."""
@@ -177,7 +177,7 @@ class WorkingSets:
         If some op cannot run within the budget whatever is evicted.
     """
 
-    def __init__(self, problem: Problem, dynamic: DynamicReads) -> None:
+    def __init__(self, problem: Problem, dynamic: DynamicReaders) -> None:
         self.problem, self.dynamic = problem, dynamic
         graph = problem.graph
         self.ops = graph.certain.ops if dynamic.readers else graph.ops

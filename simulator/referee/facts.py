@@ -20,7 +20,7 @@ from simulator.columns import NONE, Bools, Ints, busy, firsts, lasts
 from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
-from simulator.referee.op_columns import Program
+from simulator.referee.op_columns import ProgramColumns
 from simulator.trace import CAUSES, ISSUED, Block
 
 Stretches = tuple[Ints, Ints, Ints]
@@ -49,7 +49,7 @@ class Earlier:
     rows: dict[str, Ints] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, program: Program) -> Earlier:
+    def of(cls, program: ProgramColumns) -> Earlier:
         """What is known before the first action."""
         valid = np.full(len(program.sizes) * program.tiers, NONE)
         valid[program.valid_homes] = 0
@@ -126,7 +126,7 @@ class Facts:
 
     def __init__(
         self,
-        program: Program,
+        program: ProgramColumns,
         part: Mapping[str, Block],
         earlier: Earlier,
         rank: int,

@@ -11,7 +11,7 @@ import numpy as np
 from simulator.columns import NONE, Ints, firsts, lasts
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC
 from simulator.referee.facts import Facts
-from simulator.referee.op_columns import Program
+from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import Held
 from simulator.units import human
 
@@ -71,7 +71,7 @@ class Look:
         What the rank runs.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: ProgramColumns) -> None:
         self._program, self._moved = program, Counter[str]()
         self._mortal = ~program.persistent
         self._mortal[list(program.graph.outputs)] = False

@@ -51,7 +51,7 @@ def _keys(tensors: Sequence[tuple[int, ...]], n: int) -> Ints:
     return np.repeat(np.arange(len(tensors)), counts) * n + flat
 
 
-class Program:
+class ProgramColumns:
     """What ranks ran, laid out once for all of them.
 
     Parameters
@@ -109,7 +109,7 @@ class Program:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
             self.streams = np.unique(self._lap["b"][self._lap["kind"] == COMPUTE]).tolist()
 
-    def with_draws(self, draws: Draws | None) -> Program:
+    def with_draws(self, draws: Draws | None) -> ProgramColumns:
         """The same program, where it is known what dynamic reads choose."""
         if draws is None:
             return self

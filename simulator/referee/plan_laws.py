@@ -60,7 +60,7 @@ def check_plan(
     for where, must, found, do in _faults(graph, hardware, plan):
         raise PlanError(f"plan {plan.name!r}{where}", must, found, do)
     if plan.fixed is not None:
-        walk = Walk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None)
+        walk = PlanWalk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None)
         walk.take(plan.fixed.codes())
         walk.finish(graph.steps // plan.repeats)
 
@@ -160,7 +160,7 @@ class Values:
         return f"{self._graph.tensors[tensor].name!r} {values[maker]}, not {values[due]}"
 
 
-class Walk:
+class PlanWalk:
     """One walk over the actions of a plan.
 
     Parameters

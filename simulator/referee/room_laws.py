@@ -16,12 +16,12 @@ from simulator.graph import Job, Tensor
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
 from simulator.referee.facts import Facts, broken, covered, hold
-from simulator.referee.start_laws import NEVER_NS, Requests
+from simulator.referee.start_laws import NEVER_NS, RoomRequests
 from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, Block, Trace, instances, pick, tuples
 
 
-class Room:
+class TierRoom:
     """Checks, as places are taken and freed, that each tier instance holds between nothing and its capacity.
 
     A rank that stands for others counts on its instance of a shared tier for as many of them as are there. Who is first
@@ -77,7 +77,7 @@ class Room:
         self._changes.append(np.stack((instance, time, stored)))
         self._rows, self._now_ns = self._rows + len(time), int(before[-1])
 
-    def wait(self, rank: int, requests: Requests) -> None:
+    def wait(self, rank: int, requests: RoomRequests) -> None:
         """Note the actions of a rank that only room kept from starting."""
         where = self._instance[requests.tier, rank]
         self._waiting.append(np.stack((where, np.full(len(where), rank), *requests[1:])))

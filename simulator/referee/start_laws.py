@@ -23,7 +23,7 @@ NEVER_NS = np.iinfo(np.int64).max
 """The start of what never started, and an end that is still to come [ns]."""
 
 
-class Requests(NamedTuple):
+class RoomRequests(NamedTuple):
     """Actions of one rank that only room kept from starting, as columns.
 
     Attributes
@@ -193,7 +193,7 @@ _RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
 """What lets an action start, and by issue when (position of the clock), or `NONE` if nothing keeps it."""
 
 
-def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses: bool) -> tuple[Requests, Ints]:
+def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses: bool) -> tuple[RoomRequests, Ints]:
     """Check that no action starts before it may, and that one which takes no room starts as soon as it may.
 
     Parameters
@@ -293,7 +293,7 @@ def _line(facts: Facts, taken: Ints) -> Ints:
     return np.where(np.where(facts.kind == COMPUTE, taken > 0, is_copy_in), latest, NONE)
 
 
-def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> Requests:
+def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:
     """Check that what takes no room starts as soon as all else lets it, and find the actions that room kept waiting.
 
     Of a run that was blocked, what was issued behind a collective that never began is not looked at: nobody noted
@@ -315,7 +315,9 @@ def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -
     facts.check_steps(steps, taken[steps] > 0, "what could start has started", could, ("starts at ns", starts))
     start_ns = np.where(started, facts.times(start[steps]), NEVER_NS)
     tier = np.where(is_copy, facts.c[steps], here)
-    return Requests(tier, taken[steps], facts.times(since[steps]), start_ns, is_copy.astype(int), facts.first + steps)
+    return RoomRequests(
+        tier, taken[steps], facts.times(since[steps]), start_ns, is_copy.astype(int), facts.first + steps
+    )
 
 
 def _first_unrun(facts: Facts) -> Ints:

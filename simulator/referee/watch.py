@@ -20,13 +20,13 @@ from simulator.hardware import Hardware
 from simulator.plan import DETACH, SYNC, Plan
 from simulator.referee.facts import Earlier, Facts, broken
 from simulator.referee.findings import Findings, Look, merged
-from simulator.referee.op_columns import Program
+from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import check_places, check_workspace
-from simulator.referee.plan_laws import Walk
-from simulator.referee.room_laws import Room, check_addresses, check_stored_once, stored_once
+from simulator.referee.plan_laws import PlanWalk
+from simulator.referee.room_laws import TierRoom, check_addresses, check_stored_once, stored_once
 from simulator.referee.start_laws import (
     NEVER_NS,
-    Requests,
+    RoomRequests,
     check_all_ran,
     check_durations,
     check_issued,
@@ -148,13 +148,13 @@ class RankWatch:
         Notices what is no breach.
     """
 
-    def __init__(self, program: Program, drawn: Drawn, rank: int, switches: Switches) -> None:
+    def __init__(self, program: ProgramColumns, drawn: Drawn, rank: int, switches: Switches) -> None:
         self.look, self._earlier = Look(program), Earlier.of(program)
         self._program, self._rank, self._switches, self._wanted = program, rank, switches, 0
         self._waiting, self._is_noted = {name: Table(columns) for name, columns in _PART.items()}, False
         self._has_addresses, self._walk = drawn.allocator != "ideal", None
         if drawn.plan.fixed is None:
-            self._walk = Walk(program.graph, program.hardware, drawn.plan, drawn.pinned, drawn.draws)
+            self._walk = PlanWalk(program.graph, program.hardware, drawn.plan, drawn.pinned, drawn.draws)
         self._refused: PlanError | None = None
 
     def take(self, happened: Mapping[str, Block]) -> None:
@@ -163,7 +163,7 @@ class RankWatch:
             table.add(happened[name])
         self._is_noted = self._is_noted or len(happened["issued"]["kind"]) > 0
 
-    def ended(self, least_steps: int) -> tuple[Facts, Requests] | None:
+    def ended(self, least_steps: int) -> tuple[Facts, RoomRequests] | None:
         """Check all actions that have ended, and all before them, as one part, if there are at least so many."""
         spans = self._waiting["spans"]
         if len(spans) < max(self._wanted, least_steps):
@@ -175,7 +175,7 @@ class RankWatch:
         self._wanted = 2 * len(spans)
         return checked
 
-    def rest(self, *, complete: bool) -> tuple[Facts, Requests]:
+    def rest(self, *, complete: bool) -> tuple[Facts, RoomRequests]:
         """Check all that is left, as the last part."""
         return self._check(self._codes(self._program.planned_steps or 0), complete=complete, is_last=True)
 
@@ -197,7 +197,7 @@ class RankWatch:
         has_ended[detaches] = (turns(place) < frees[place]) | (self._program.sizes[place // tiers] == 0)
         return int(np.argmin(np.append(has_ended, False)))
 
-    def _check(self, issued: Block, *, complete: bool, is_last: bool) -> tuple[Facts, Requests]:
+    def _check(self, issued: Block, *, complete: bool, is_last: bool) -> tuple[Facts, RoomRequests]:
         """Check a part against one law after another; return it, and the actions that only room kept waiting."""
         count, waiting = len(issued["kind"]), self._waiting
         last = NEVER_NS if is_last else self._earlier.steps + count
@@ -262,15 +262,15 @@ class Watch:
         self._job, self._hardware, self._ran, self._budget_bytes = job, hardware, ran, budget_bytes
         self._switches, self._stands_in = switches or Switches(), stands_in
         self._spare = stored_once(job, hardware, [one.plan for one in ran])
-        self._room = Room(hardware, stands_in, budget_bytes, self._spare)
+        self._room = TierRoom(hardware, stands_in, budget_bytes, self._spare)
         self._bandwidth = Bandwidth(hardware, stands_in, self._switches)
         self._counted = Counter[str]()
         self._ranks: dict[int, RankWatch] = {}
-        programs: dict[tuple[int, int], Program] = {}
+        programs: dict[tuple[int, int], ProgramColumns] = {}
         for rank in sorted(set(stands_in)):
             drawn, key = ran[rank], (job.graph_of[rank], id(ran[rank].plan))
             if key not in programs:
-                programs[key] = Program(job.graph(rank), hardware, drawn.plan)
+                programs[key] = ProgramColumns(job.graph(rank), hardware, drawn.plan)
             program = programs[key].with_draws(drawn.draws)
             self._ranks[rank] = RankWatch(program, drawn, rank, self._switches)
 
@@ -309,7 +309,7 @@ class Watch:
         ends = np.searchsorted(rows["rank"][order], np.arange(ranks + 1))
         return [rows] if ranks == 1 else [pick(rows, mine) for mine in np.split(order, ends)[1:-1]]
 
-    def _check_room(self, checked: Sequence[tuple[Facts, Requests]]) -> list[Facts]:
+    def _check_room(self, checked: Sequence[tuple[Facts, RoomRequests]]) -> list[Facts]:
         """Check the lines for room as far as these parts of all ranks are known."""
         for facts, requests in checked:
             self._room.wait(facts.rank, requests)

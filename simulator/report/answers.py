@@ -8,7 +8,7 @@ from typing import Any
 from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown, signed
 from simulator.report.tables import Column, figures, occurring
-from simulator.report.views import Panel, Section, View, by
+from simulator.report.views import Panel, Section, SweepView, by
 from simulator.scenario import Largest
 from simulator.units import counted, human, parse, unit_of
 
@@ -27,7 +27,9 @@ def is_bound(row: Row) -> bool:
     return row["policy"] in BOUNDS
 
 
-def frontier_view(rows: Rows, tried: Rows, question: Largest, tier: str, capped: Sequence[str], title: str) -> View:
+def frontier_view(
+    rows: Rows, tried: Rows, question: Largest, tier: str, capped: Sequence[str], title: str
+) -> SweepView:
     """Show the answer of each row: the least or largest value with which it does what was asked.
 
     Parameters
@@ -66,7 +68,7 @@ def frontier_view(rows: Rows, tried: Rows, question: Largest, tier: str, capped:
     tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
     premise = f"{tries} that does not: what fits is taken to fit with {less}, too{question.assurance}."
     told = [*(_reached(row, question) for row in rows), *capped, premise]
-    return View(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
+    return SweepView(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
 
 
 def _steps_over(tried: Rows, question: Largest) -> Panel:
@@ -140,7 +142,7 @@ def _obstacle(row: Row, question: Largest) -> str:
     return f"{row['limit']} is short by {short} at {row['limit_at']}"
 
 
-def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: str, tier: str, title: str) -> View:
+def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: str, tier: str, title: str) -> SweepView:
     """Show the trade-off of each row: its peak, or its cost, against its step.
 
     Parameters
@@ -181,7 +183,7 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
     )
     bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again."
     told = [*_prices(costs, name, column), *_costs_at_ends(own, name, paid), premise + (bounds if floors else "")]
-    return View(title, [Section(columns=columns)], told, [panel])
+    return SweepView(title, [Section(columns=columns)], told, [panel])
 
 
 def _least_within(rows: Rows, price: float, column: str) -> float | None:
@@ -219,7 +221,7 @@ def _cost_columns(rows: Rows) -> list[str]:
     return [one for kind in kinds for one in occurring(rows, kind)[:1]]
 
 
-def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Largest, title: str) -> View:
+def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Largest, title: str) -> SweepView:
     """Show over which ranges of a field which of two rows is faster.
 
     Parameters
@@ -244,7 +246,7 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Larg
         told = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
     tries = f"Tried were {len(tried) // 2} {question.size} from {low} to {high}"
     premise = f"{tries}; between two with the same answer there may be more turns."
-    return View(title, [Section(columns=columns)], [told, premise], [_steps_over(tried, question)])
+    return SweepView(title, [Section(columns=columns)], [told, premise], [_steps_over(tried, question)])
 
 
 def _steps(name: str, row: Row) -> str:
@@ -266,7 +268,7 @@ _LONG = 10
 """Letters of an amount such as ``752 TFLOP/s``, or fewer, are all read."""
 
 
-def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequence[str], title: str) -> View:
+def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequence[str], title: str) -> SweepView:
     """Show how sensitive steps are to each figure of the machine.
 
     Parameters
@@ -287,7 +289,7 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
     idle = [f"{premise}; those not listed change no step."] if usual else []
     told = [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)]
-    return View(title, [Section(columns=columns)], told)
+    return SweepView(title, [Section(columns=columns)], told)
 
 
 def _effect(row: Row) -> str:

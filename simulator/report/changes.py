@@ -14,14 +14,14 @@ from simulator.metrics import figure_of
 from simulator.report.files import Said, dumped, read_summary, spent
 from simulator.report.rows import ABSENT, percent, shown, signed
 from simulator.report.tables import Column, in_markdown, markdown
-from simulator.report.views import Section, View
+from simulator.report.views import Section, SweepView
 from simulator.units import counted, in_yaml
 
 SCHEMA = "hosim-diff/1"
 """The schema of what is written as JSON."""
 
 
-class Change(NamedTuple):
+class FigureChange(NamedTuple):
     """A figure of a row in the old and in the new result.
 
     Attributes
@@ -103,9 +103,9 @@ class RowChange(NamedTuple):
     label: str
     status: tuple[str | None, str | None]
     why: str
-    step: Change
-    figures: tuple[Change, ...]
-    terms: tuple[Change, ...]
+    step: FigureChange
+    figures: tuple[FigureChange, ...]
+    terms: tuple[FigureChange, ...]
 
     @property
     def moved(self) -> bool:
@@ -185,14 +185,14 @@ class Diff:
         return str(self.view)
 
     @property
-    def view(self) -> View:
+    def view(self) -> SweepView:
         """The table of all rows, a table of each row that changed, and what differs in inputs and verdicts."""
         moved = [row for row in self.rows if row.moved]
         sections = [Section(columns=_table(self.rows))] if moved else []
         sections += [Section(row.label, _details(row)) for row in moved if row.terms]
         inputs = [f"{what}: {old} -> {new}" for what, old, new in self.inputs]
         turned = [f"expectation {'holds again' if one.holds else 'fails now'}: {one.asks}" for one in self.verdicts]
-        return View(f"{self.old} and {self.new}", sections, [self.conclusion, *inputs, *turned])
+        return SweepView(f"{self.old} and {self.new}", sections, [self.conclusion, *inputs, *turned])
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
@@ -266,13 +266,17 @@ def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Sa
     status, step = (old.get("status"), new.get("status")), old.get("step_ns")
     compared = [column for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared]
     was, now = (dict(spent(row, one)) for row, one in zip((old, new), said, strict=True))
-    terms = [Change(*key, was.get(key, 0), now.get(key, 0), step, tolerance) for key in dict.fromkeys((*was, *now))]
-    figures = [Change(column, "", old.get(column), new.get(column), old.get(column), tolerance) for column in compared]
+    terms = [
+        FigureChange(*key, was.get(key, 0), now.get(key, 0), step, tolerance) for key in dict.fromkeys((*was, *now))
+    ]
+    figures = [
+        FigureChange(column, "", old.get(column), new.get(column), old.get(column), tolerance) for column in compared
+    ]
     return RowChange(
         label,
         status,
         "" if status[0] == status[1] or status[1] == "ok" else new.get("short_at") or new.get("notes") or "",
-        Change("step_ns", "", step, new.get("step_ns"), step, tolerance),
+        FigureChange("step_ns", "", step, new.get("step_ns"), step, tolerance),
         tuple(figures),
         tuple(sorted(terms, key=lambda one: -abs(one.difference or 0))) if status == ("ok", "ok") else (),
     )
@@ -308,7 +312,7 @@ def _table(rows: Sequence[RowChange]) -> list[Column]:
     ]
 
 
-def _sides(changed: Sequence[Change], what: str = "") -> list[Column]:
+def _sides(changed: Sequence[FigureChange], what: str = "") -> list[Column]:
     """Make the columns of old and new values, and of their differences."""
     columns = [
         Column(f"{side} {what}".rstrip(), tuple(shown(one.column, getattr(one, side)) for one in changed))

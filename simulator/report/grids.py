@@ -15,7 +15,7 @@ from simulator.report.rows import listed, percent, present, quantity, ratio, sho
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures, occurring
 from simulator.report.uncertain import Summed, comparisons, distributions, quantile_tables
-from simulator.report.views import ALL, Map, Panel, Section, Varied, View, by, did_not_run, point
+from simulator.report.views import ALL, Map, Panel, Section, SweepView, Varied, by, did_not_run, point
 from simulator.trace import CAUSES
 
 Row = Mapping[str, Any]
@@ -37,7 +37,7 @@ def grid_view(
     title: str,
     budget_bytes: int | None = None,
     cells: Sequence[Summed] = (),
-) -> View:
+) -> SweepView:
     """Show the cells of a grid.
 
     Parameters
@@ -73,16 +73,16 @@ def grid_view(
         tables = []
         sentences.append(f"{len(lines):,} rows are not printed; the folder of --out DIR has them, with a picture.")
     if not fixed:
-        return View(title, tables, sentences, [distributions(rows)])
+        return SweepView(title, tables, sentences, [distributions(rows)])
     if len(fixed) > 1:
-        return View(title, tables, sentences, maps=list(_maps(lines, fixed, drawn["one step"])))
+        return SweepView(title, tables, sentences, maps=list(_maps(lines, fixed, drawn["one step"])))
     places, name = fixed[0].scaled
     placed = [{**line, name: places[line[fixed[0].name]]} for line in lines]
     panels = [Panel(head, name, figure_of(y).unit, placed, name, y, band=band) for head, y in drawn.items()]
-    return View(title, tables, sentences, panels)
+    return SweepView(title, tables, sentences, panels)
 
 
-def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_bytes: float, title: str) -> View:
+def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_bytes: float, title: str) -> SweepView:
     """Show the points of a scaling curve.
 
     Parameters
@@ -119,7 +119,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     for column in used:
         room = f", room {quantity(limits[column], 'B')}" if limits[column] < math.inf else ""
         panels.append(Panel(f"{figure_of(column).head}{room}", x, "B", rows, x, column, limit=limits[column]))
-    return View(title, tables, [*did_not_run(rows, axes), *_throughput(ran, axes)], panels)
+    return SweepView(title, tables, [*did_not_run(rows, axes), *_throughput(ran, axes)], panels)
 
 
 def _throughput(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from simulator.report.readings import largest, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
 from simulator.report.tables import PIPE_WIDTH, folded, rank_columns
 from simulator.report.timeline import timeline, zoomable
-from simulator.report.views import View, rendered
+from simulator.report.views import SweepView, rendered
 from simulator.scenario import Scenario
 
 _MOST_RANKS = 16
@@ -96,7 +96,7 @@ class Pages:
         scenario: Scenario,
         said: Mapping[str, Any],
         rows: Sequence[Row],
-        parts: Sequence[tuple[View, bytes | None]] = (),
+        parts: Sequence[tuple[SweepView, bytes | None]] = (),
     ) -> None:
         """Write the report of all rows, once each is written, and the picture of their table.
 

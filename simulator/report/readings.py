@@ -151,7 +151,7 @@ def usages(row: Row) -> Iterator[Usage]:
         yield Usage(name, tier.scope, key % instances.ranks, limit, allowed, time_ns, held)
 
 
-class Space(NamedTuple):
+class ReservedSpace(NamedTuple):
     """What an allocator has reserved of the compute tier, and its largest hole, over time.
 
     Attributes
@@ -171,7 +171,7 @@ class Space(NamedTuple):
     compactions_ns: tuple[tuple[int, int], ...]
 
 
-def space(row: Row) -> Space | None:
+def space(row: Row) -> ReservedSpace | None:
     """Compute what the allocator of a rank reserved over time; None if places have no addresses.
 
     Parameters
@@ -185,4 +185,4 @@ def space(row: Row) -> Space | None:
     remaps = pick(events, events["is_remap"] == 1)
     ends = zip(remaps["asked_ns"].tolist(), remaps["end_ns"].tolist(), strict=True)
     holes = kept["largest_hole_bytes"]
-    return Space(kept["time_ns"], kept["reserved_bytes"], holes, NO_HOLES not in holes, tuple(ends))
+    return ReservedSpace(kept["time_ns"], kept["reserved_bytes"], holes, NO_HOLES not in holes, tuple(ends))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from simulator.report.rows import ABSENT, grouped, listed, quantity, ratio, units
 from simulator.report.tables import Column, figures
-from simulator.report.views import Panel, Section, Varied, View, by, point
+from simulator.report.views import Panel, Section, SweepView, Varied, by, point
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
@@ -239,7 +239,7 @@ def distributions(rows: Rows) -> Panel:
 NOMINAL, INSPECTION, SEQUENCE = "nominal", "inspection", "longer sequence"
 
 
-def robust_view(rows: Rows, policies: Sequence[str]) -> View:
+def robust_view(rows: Rows, policies: Sequence[str]) -> SweepView:
     """Show a fixed plan and a runtime under each perturbation: quantiles of their steps, and who is faster where.
 
     Parameters
@@ -271,7 +271,7 @@ def robust_view(rows: Rows, policies: Sequence[str]) -> View:
         where = [f"{who} at {listed([_level(lines[0]) for lines in levels])}" for who, levels in faster.items()]
         told.append(f"Faster under {kind}: {'; '.join(where)}.")
     title = f"one plan of {policies[0]!r} under other conditions, beside {policies[1]!r}"
-    return View(title, [Section(columns=columns)], told, panels)
+    return SweepView(title, [Section(columns=columns)], told, panels)
 
 
 def _level(row: Row) -> str:

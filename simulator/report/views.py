@@ -104,7 +104,7 @@ class Section(NamedTuple):
         return "\n".join(filter(None, (self.head, aligned(self.columns) if self.columns else "", *notes)))
 
 
-class View(NamedTuple):
+class SweepView(NamedTuple):
     """All that is shown of a sweep.
 
     Attributes

@@ -28,7 +28,7 @@ from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, named, names_in, prepare
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
-from simulator.run.kept import SUFFIXES, Kept, appended, code_key, key_of, usual_folder
+from simulator.run.kept import SUFFIXES, KeptRows, appended, code_key, key_of, usual_folder
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
 from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
@@ -245,7 +245,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     workers = workers or os.cpu_count() or 1
     pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else worked
     with ExitStack() as using:
-        kept = using.enter_context(closing(Kept(folder))) if measured.key else None
+        kept = using.enter_context(closing(KeptRows(folder))) if measured.key else None
         append = using.enter_context(appended(file, head)) if file else None
         for own in streamed([measured], workers, pace, kept, does):
             if append is not None:

@@ -50,7 +50,7 @@ def key_of(*parts: Any) -> bytes:
     return sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).digest()
 
 
-class Kept:
+class KeptRows:
     """The rows of a folder.
 
     Parameters

@@ -23,7 +23,7 @@ from simulator.report.files import plan_names
 from simulator.report.rows import Row, listed
 from simulator.report.sentences import pointer, sentences
 from simulator.report.tables import PIPE_WIDTH, folded
-from simulator.report.views import Section, View
+from simulator.report.views import Section, SweepView
 from simulator.run.case import Case
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Progress, Sweep, frame, silent
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from simulator.report.html import Pages
 
 
-def shown(title: str, rows: Sequence[Row], said: Sequence[str]) -> View:
+def shown(title: str, rows: Sequence[Row], said: Sequence[str]) -> SweepView:
     """Show rows as notebooks do: what there is to say, and the table.
 
     Parameters
@@ -45,7 +45,7 @@ def shown(title: str, rows: Sequence[Row], said: Sequence[str]) -> View:
     title, rows, said
         What ran, its rows, and sentences about them.
     """
-    return View(title, [Section(columns=columns) for columns in folded(rows, PIPE_WIDTH)], said)
+    return SweepView(title, [Section(columns=columns) for columns in folded(rows, PIPE_WIDTH)], said)
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:

@@ -229,7 +229,7 @@ def figures_of(loaded: Loaded) -> dict[str, Any]:
 JITTER, LINKS = "jitter", "slower links"
 
 
-class Kind(NamedTuple):
+class PerturbationKind(NamedTuple):
     """A kind of perturbation: its key in `Conditions`, levels where none are given, the most that a level is."""
 
     key: str
@@ -238,10 +238,10 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    JITTER: Kind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1),
-    LINKS: Kind("slower_links", (0.1, 0.2, 0.3, 0.5), 0.99),
-    INSPECTION: Kind("inspect", (100, 500, 1000, 2000, 5000), 1e9),
-    SEQUENCE: Kind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 99),
+    JITTER: PerturbationKind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1),
+    LINKS: PerturbationKind("slower_links", (0.1, 0.2, 0.3, 0.5), 0.99),
+    INSPECTION: PerturbationKind("inspect", (100, 500, 1000, 2000, 5000), 1e9),
+    SEQUENCE: PerturbationKind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 99),
 }
 DRAWS = 20
 """Draws of jitter at each level where no number is given."""

@@ -25,8 +25,8 @@ from simulator.report import files
 from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Verdict
 from simulator.report.files import dumped
-from simulator.report.views import View
-from simulator.run.kept import Kept
+from simulator.report.views import SweepView
+from simulator.run.kept import KeptRows
 from simulator.run.provenance import provenance
 from simulator.units import human
 
@@ -168,7 +168,7 @@ def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None 
 
 
 def streamed(
-    studies: Sequence[Study], workers: int, pace: Pace, kept: Kept | None = None, does: Does = worked
+    studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None = None, does: Does = worked
 ) -> Iterator[Rows]:
     """Measure all points of some studies, and give the rows of each as soon as all before it are there.
 
@@ -228,7 +228,7 @@ def _searched(studies: Sequence[Study], measuring: _Measuring) -> Iterator[Rows]
 class _Measuring:
     """Measures points, and keeps their rows."""
 
-    def __init__(self, studies: Sequence[Study], workers: int, pace: Pace, kept: Kept | None, does: Does) -> None:
+    def __init__(self, studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None, does: Does) -> None:
         self._studies, self._workers, self._pace, self._kept, self._does = studies, workers, pace, kept, does
 
     def _key(self, number: int, point: Point) -> bytes | None:
@@ -305,7 +305,7 @@ class Sweep:
     name: str
     loaded: Sequence[Loaded] = field(repr=False)
     rows: Sequence[Row] = field(repr=False)
-    view: View = field(repr=False)
+    view: SweepView = field(repr=False)
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict, repr=False)
     more: Mapping[str, Any] = field(default_factory=dict, repr=False)
     points: Path | None = field(default=None, repr=False)

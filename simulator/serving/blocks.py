@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simulator.builders import Iteration, Kept, decoder_of, further, iteration, kept
+from simulator.builders import CachedLayers, Iteration, decoder_of, further, iteration, kept
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError, insist
 from simulator.graph import Graph
@@ -221,14 +221,14 @@ class Rooms(NamedTuple):
     names: tuple[str, ...]
     room_bytes: tuple[float, ...]
     keeps: bool
-    groups: tuple[Kept, ...]
+    groups: tuple[CachedLayers, ...]
 
     def sizes(self, block: int) -> list[int]:
         """What a block of so many tokens takes, of each group [B]."""
         return [group.block_bytes(block) for group in self.groups]
 
 
-def groups_of(loaded: Loaded) -> tuple[Kept, ...]:
+def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
     """What the layers of the model keep of a sequence."""
     return kept(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
 

@@ -9,7 +9,7 @@ from typing import Any
 from simulator.metrics.figures import LATENCIES
 from simulator.report.rows import listed, percent, present, quantity, shown
 from simulator.report.tables import Column, figures, occurring
-from simulator.report.views import Panel, Section, View
+from simulator.report.views import Panel, Section, SweepView
 from simulator.serving.story import PERCENTS, Story, quantile
 from simulator.trace import CAUSES
 from simulator.units import counted
@@ -26,7 +26,7 @@ _TOLD = (50, 90, 99)
 _NS_PER_S, _NS_PER_MS = 10**9, 10**6
 
 
-def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
+def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
     """Show latency; what was found and moved; how long prompts are read by what was found, and queues.
 
     Parameters
@@ -53,7 +53,7 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> View:
         [*figures(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
     ]
     (name,) = figures(rows, ("policy",))
-    return View(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
+    return SweepView(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
 
 
 def _between(rows: Rows, start: str, end: str) -> list[str]:

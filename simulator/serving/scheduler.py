@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from simulator.builders import Iteration, Kept
-from simulator.reach import Reach, Span
+from simulator.builders import CachedLayers, Iteration
+from simulator.reach import Reach, TokenSpan
 from simulator.serving.blocks import Block, Tiers, held_numbers, seen_numbers
 from simulator.workload import Request, Requests
 
@@ -106,7 +106,7 @@ class Work(NamedTuple):
         """What `Iteration.near` says of a reach."""
         context = len(self.parts) if reach.block else sum(reach.cached(one.cached) for one in self.decoding)
         cached = sum(reach.cached(one.cached) for one, _ in self.parts)
-        return context, cached, sum(reach.pairs(Span(one.cached, new)) for one, new in self.parts)
+        return context, cached, sum(reach.pairs(TokenSpan(one.cached, new)) for one, new in self.parts)
 
 
 def _tokens(moved: Mapping[tuple[Way, int], int], groups: int, block: int) -> tuple[tuple[Way, tuple[int, ...]], ...]:
@@ -128,7 +128,9 @@ class Scheduler:
         What layers keep of a sequence.
     """
 
-    def __init__(self, tiers: Tiers, asked: Requests, groups: Sequence[Kept] = (Kept(Reach(), 1),)) -> None:
+    def __init__(
+        self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers] = (CachedLayers(Reach(), 1),)
+    ) -> None:
         self.tiers, self._asked = tiers, asked
         self._groups = [(number, group.reach) for number, group in enumerate(groups)]
         self._windows = [one for one in self._groups if one[1].window is not None]

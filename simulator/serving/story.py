@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulator.builders import Iteration, Kept
+from simulator.builders import CachedLayers, Iteration
 from simulator.catalog import Loaded
 from simulator.metrics import achieved
 from simulator.metrics.figures import LATENCIES
@@ -232,7 +232,7 @@ def _throughput(story: Story, slo: Slo | None) -> dict[str, Any]:
     return rates | {"goodput_fraction": None if met is None else _ratio(met, len(story.served))}
 
 
-def _hits(story: Story, groups: Sequence[Kept]) -> dict[str, Any]:
+def _hits(story: Story, groups: Sequence[CachedLayers]) -> dict[str, Any]:
     """What of prompts was found where, and how long they took by how much was."""
     admitted = [one for one in story.served if one.admitted_ns is not None]
     prompts = sum(one.request.prompt for one in admitted)

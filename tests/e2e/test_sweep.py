@@ -211,7 +211,7 @@ def test_a_cache_that_cannot_be_read_is_one_message(hosim, scenario, tmp_path):
 
 
 def test_a_row_that_is_spoilt_in_a_cache_is_one_message(tmp_path):
-    rows = kept.Kept(tmp_path)
+    rows = kept.KeptRows(tmp_path)
     rows.put(b"key", [{"policy": "static"}])
     assert rows.get(b"key") == [{"policy": "static"}]
     with sqlite3.connect(tmp_path / "rows.sqlite") as base:
@@ -228,14 +228,14 @@ def test_a_cache_of_another_form_is_refused(tmp_path):
         base.execute("PRAGMA user_version = 7")
     base.close()
     with pytest.raises(ConfigError, match="rows are kept in form 1, found form 7"):
-        kept.Kept(tmp_path / "later")
+        kept.KeptRows(tmp_path / "later")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="all may be written by the superuser")
 def test_a_folder_that_cannot_be_made_is_one_message(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(ConfigError, match="can be kept"):
-        kept.Kept(tmp_path / "new")
+        kept.KeptRows(tmp_path / "new")
 
 
 # what is written

@@ -11,7 +11,7 @@ from serving_cases import BOX, DRAWN, told, write
 
 import simulator as hosim
 from simulator import catalog
-from simulator.builders import Iteration, Kept
+from simulator.builders import CachedLayers, Iteration
 from simulator.reach import Reach
 from simulator.serving.blocks import held_numbers
 from simulator.serving.replays import Replays
@@ -54,7 +54,7 @@ def test_every_token_is_computed_or_found_once_and_times_ascend(requests, rooms,
 
 
 GROUPS = st.lists(
-    st.tuples(st.none() | st.integers(1, 24), st.integers(0, 6)).map(lambda reach: Kept(Reach(*reach), 1)),
+    st.tuples(st.none() | st.integers(1, 24), st.integers(0, 6)).map(lambda reach: CachedLayers(Reach(*reach), 1)),
     min_size=1,
     max_size=3,
     unique=True,

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from serving_cases import told
 
-from simulator.builders import Iteration, Kept
+from simulator.builders import CachedLayers, Iteration
 from simulator.reach import Reach
 from simulator.workload import Request
 
@@ -127,7 +127,7 @@ def test_a_crowd_that_comes_at_once_is_served():
 
 NEAR = Reach(8)
 """A window of two blocks."""
-ALL, WINDOW, STATE = Kept(Reach(), 1), Kept(NEAR, 1), Kept(Reach(block=4), 5)
+ALL, WINDOW, STATE = CachedLayers(Reach(), 1), CachedLayers(NEAR, 1), CachedLayers(Reach(block=4), 5)
 
 
 def test_a_sequence_leaves_the_blocks_that_its_window_has_passed():
@@ -170,7 +170,7 @@ def test_a_prefix_is_found_where_all_that_the_next_token_sees_is_there(window, f
     """
     come = [Request(0, 13, 1, 0, 12), Request(900, 13, 1, 1, 4), Request(2000, 13, 1, 0, 12)]
     plain, _ = told(come, (6,))
-    both, _ = told(come, (12,), groups=(ALL, Kept(Reach(window), 1)))
+    both, _ = told(come, (12,), groups=(ALL, CachedLayers(Reach(window), 1)))
     assert (plain.served[2].hit, both.served[2].hit) == ([8], [found])
 
 

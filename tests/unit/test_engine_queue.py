@@ -2,19 +2,19 @@
 
 from rank_stories import cluster, perform, team
 
-from simulator.engine.host import Host
+from simulator.engine.host import HostThread
 
 
 def test_a_full_queue_over_three_streams_is_looked_at_in_proportion_to_the_ops(monkeypatch):
     """Each look that comes too early asks for one other; looks that were overtaken ask for none."""
-    looks, wait, rounds = [], Host._wait_for_starts, 60
+    looks, wait, rounds = [], HostThread._wait_for_starts, 60
 
     def counted(host, excess):
         looks.append(excess)
         assert len(looks) <= 2 * 3 * rounds
         wait(host, excess)
 
-    monkeypatch.setattr(Host, "_wait_for_starts", counted)
+    monkeypatch.setattr(HostThread, "_wait_for_starts", counted)
     host = {"queue_depth": 16, "fixed": {"launch": "0 ns", "step": "0 ns"}}
     groups = {"one": ((0, 1),), "two": ((0, 1),)}
     ops = []

@@ -38,7 +38,7 @@ from simulator.hardware import asked_bytes_per_s
 from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.decide import Best
-from simulator.policies.optimal.program import Program
+from simulator.policies.optimal.program import ScheduleModel
 from simulator.policies.problem import Problem
 from simulator.units import human
 
@@ -122,7 +122,7 @@ def optimum(problem: Problem, time_limit_s: float) -> Optimum:
     launch_ns = problem.hardware.host.fixed.launch_ns if problem.graph.steps == 1 else 0
     before_ns = launch_ns if problem.graph.steps == 1 else -problem.durations_ns[-1]
     least_ns = launch_ns + problem.bound_ns
-    program = Program(problem, best.step_ns - before_ns, max(0, least_ns - before_ns))
+    program = ScheduleModel(problem, best.step_ns - before_ns, max(0, least_ns - before_ns))
     for refine in (program.compute_first, None):
         verdict = program.solve(until - time.monotonic())
         least_ns = max(least_ns, verdict.least_ns + before_ns)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, BoundedLinearExpression, CpSolver, IntVar, LinearExpr
 
 
-class Copy(NamedTuple):
+class CopyInterval(NamedTuple):
     """A copy that may be made.
 
     Attributes
@@ -81,12 +81,12 @@ class IdleInterval(NamedTuple):
     before: int
     away: BoolVarT
     version: int
-    out: Copy | None
+    out: CopyInterval | None
     left: LinearExpr
-    back: Copy | None
+    back: CopyInterval | None
 
 
-class Verdict(NamedTuple):
+class SolverResult(NamedTuple):
     """What the solver says.
 
     Attributes
@@ -124,7 +124,7 @@ def window(problem: Problem) -> Problem:
     return replace(problem, graph=seen, durations_ns=durations_ns, lifetimes=Lifetimes(seen))
 
 
-class Program:
+class ScheduleModel:
     """The variables and constraints of one step.
 
     Parameters
@@ -165,7 +165,7 @@ class Program:
         self._zero, self._always = self.model.new_constant(0), self.model.new_constant(1)
         self.end = self.model.new_int_var(least_ns, self._horizon_ns, "end")
         self.starts = [self._time() for _ in self._durations]
-        self.outs: dict[tuple[int, int], Copy] = {}
+        self.outs: dict[tuple[int, int], CopyInterval] = {}
         self.idle: list[IdleInterval] = []
         self.homes: dict[int, BoolVarT] = {}
         self._dead: list[tuple[int, int]] = []
@@ -234,17 +234,17 @@ class Program:
             model.add(left >= out.end).only_enforce_if(out.made, away)
         if before < self._ops and p.lifetimes.is_read(tensor, before):
             start, takes_ns, fence = self._time(), self._copy_ns(tensor, back=True), p.fences[before]
-            back = Copy(start, takes_ns, start + takes_ns, away)
+            back = CopyInterval(start, takes_ns, start + takes_ns, away)
             model.add(start >= left).only_enforce_if(away)
             model.add(start >= (self.starts[fence - 1] if fence else 0)).only_enforce_if(away)
             model.add(self.starts[before] >= back.end).only_enforce_if(away)
         self.idle.append(IdleInterval(tensor, after, before, away, version, out, left, back))
 
-    def _copy_out(self, tensor: int, version: int) -> Copy:
+    def _copy_out(self, tensor: int, version: int) -> CopyInterval:
         """The copy out of a version, behind the op that makes it; the only step of a run ends after it."""
         if (tensor, version) not in self.outs:
             start, takes_ns, made = self._time(), self._copy_ns(tensor), self.model.new_bool_var("")
-            out = self.outs[tensor, version] = Copy(start, takes_ns, start + takes_ns, made)
+            out = self.outs[tensor, version] = CopyInterval(start, takes_ns, start + takes_ns, made)
             self.model.add(start >= self._ended(version)).only_enforce_if(made)
             if not self.lead:
                 self.model.add(self.end >= out.end).only_enforce_if(made)
@@ -303,7 +303,7 @@ class Program:
                     ways = [self._when(start <= moment, given=given) for moment, given in ready]
                     self.model.add_bool_or(*ways, self._when(start >= self.starts[op], given=one.away), ~one.away)
 
-    def solve(self, time_limit_s: float) -> Verdict:
+    def solve(self, time_limit_s: float) -> SolverResult:
         """Look for the shortest step, for so many seconds at most."""
         solver = self._cp.CpSolver()
         # One worker, so that a search that ends by itself finds the same on every machine.
@@ -311,11 +311,11 @@ class Program:
         solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
         status = solver.solve(self.model)
         if status == self._cp.INFEASIBLE:
-            return Verdict(self._horizon_ns, None, self._horizon_ns, is_over=True)
+            return SolverResult(self._horizon_ns, None, self._horizon_ns, is_over=True)
         least_ns = math.ceil(max(0.0, solver.best_objective_bound))
         if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
-            return Verdict(self._horizon_ns, None, least_ns, is_over=False)
-        return Verdict(solver.value(self.end), self._plan(solver), least_ns, status == self._cp.OPTIMAL)
+            return SolverResult(self._horizon_ns, None, least_ns, is_over=False)
+        return SolverResult(solver.value(self.end), self._plan(solver), least_ns, status == self._cp.OPTIMAL)
 
     def _plan(self, solver: CpSolver) -> Plan:
         """Write the plan of a solution, which is repeated if there are several steps.

@@ -27,7 +27,7 @@ from simulator.policies.static import Candidate, Compiled, Options, compiled
 from simulator.policies.static.analyse import Idle, Score, idle, scored
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.mix import Rewritten
-from simulator.policies.static.room import Room, held
+from simulator.policies.static.room import PlannedRoom, held
 from simulator.policies.static.select import Selection, exceeds, turn
 from simulator.trace import Trace, pick, tuples
 
@@ -45,7 +45,7 @@ class Decision(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class IdleDecision:
     """A decision about one gap, with its reason.
 
     Attributes
@@ -189,11 +189,11 @@ class Explanation:
     problem: Problem
     candidate: Candidate
     plan: Plan
-    choices: tuple[Choice, ...]
+    choices: tuple[IdleDecision, ...]
     replay: Replay
     slots: tuple[Slot, ...]
 
-    def decided(self, decision: Decision) -> list[Choice]:
+    def decided(self, decision: Decision) -> list[IdleDecision]:
         """Choices with this decision."""
         return [choice for choice in self.choices if choice.decision is decision]
 
@@ -245,7 +245,7 @@ def explained(problem: Problem, options: Options) -> Explanation:
     return Explanation(problem, candidate, found.plan, tuple(_choices(found, again_ns)), replay, slots)
 
 
-def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[Choice]:
+def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[IdleDecision]:
     """Give the decision about every gap with its reason: first those that homes force, then by score.
 
     Each is told, and scored, in the tier that it really goes to; what is kept, in the first that has room for it. What
@@ -255,7 +255,7 @@ def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[Choice]:
     asked, order = selection.ranking
     in_tier, below = dict(zip(selection.gaps, spent, strict=True)), held(problem, spent)
     for gap in (in_tier[forced] for forced in found.analysis.forced):
-        yield Choice(gap, Decision.MOVE, scored(gap, asked), "its home is in another tier")
+        yield IdleDecision(gap, Decision.MOVE, scored(gap, asked), "its home is in another tier")
     live, choices = Profile(selection.live_bytes), []
     for gap, alone in order:
         told, made_ns = in_tier.get(gap), again_ns.get(Gap(*gap[:4]))
@@ -264,7 +264,7 @@ def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[Choice]:
         else:
             told = gap.spent_in(problem, below.nearest(gap))
             decision, why = Decision.KEEP, _why_kept(selection, live, gap, alone)
-        choices.append(Choice(told, decision, scored(told, asked, alone.queue_ns), why, made_ns))
+        choices.append(IdleDecision(told, decision, scored(told, asked, alone.queue_ns), why, made_ns))
     yield from sorted(choices, key=lambda choice: turn((choice.gap, choice.score)))
     if found.rewritten is not None:
         yield from _remade(found.rewritten, below)
@@ -286,7 +286,7 @@ def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> s
     return f"others, of a better score or alike, made the room while it idles{asked}"
 
 
-def _remade(rewritten: Rewritten, below: Room) -> Iterator[Choice]:
+def _remade(rewritten: Rewritten, below: PlannedRoom) -> Iterator[IdleDecision]:
     """Give the decision to recompute each tensor, in the order in which they are recomputed."""
     problem, op_of = rewritten.problem, rewritten.op_of
     lifetimes = problem.lifetimes
@@ -305,4 +305,4 @@ def _remade(rewritten: Rewritten, below: Room) -> Iterator[Choice]:
         is_cheaper = not may_move or made_ns < gap.out_ns + gap.in_ns
         in_passing = all(first[op_of[op]] != op for op in lifetimes.uses[tensor][1:])
         why = IN_PASSING if in_passing else CHEAPER if is_cheaper else DEARER
-        yield Choice(gap, Decision.RECOMPUTE, scored(gap, queue_ns=made_ns), why, made_ns)
+        yield IdleDecision(gap, Decision.RECOMPUTE, scored(gap, queue_ns=made_ns), why, made_ns)

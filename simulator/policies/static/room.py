@@ -52,7 +52,7 @@ def chooses(problem: Problem, tensor: int) -> bool:
     return problem.homes[tensor] == FREE or not problem.starts_with[tensor]
 
 
-class Room:
+class PlannedRoom:
     """What scarce tiers hold at each program point; at first the tensors at home there.
 
     Parameters
@@ -151,7 +151,7 @@ class Room:
             self._profiles[one.source].add(point + 1, one.before, -one.size_bytes)
 
 
-def held(problem: Problem, gaps: Sequence[Idle]) -> Room:
+def held(problem: Problem, gaps: Sequence[Idle]) -> PlannedRoom:
     """Count gaps in the tiers where they are spent; copies that only pass through a tier do not count.
 
     Parameters
@@ -161,7 +161,7 @@ def held(problem: Problem, gaps: Sequence[Idle]) -> Room:
     gaps
         What leaves, and where to.
     """
-    room = Room(problem)
+    room = PlannedRoom(problem)
     for run in runs(problem, gaps) if room.is_scarce else ():
         room.visit(run)
     return room
@@ -183,7 +183,7 @@ def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
     """
     if len(problem.neighbours) < 2:
         return tuple(gaps)
-    room, tiers = Room(problem), {run: run[0].away for run in runs(problem, gaps)}
+    room, tiers = PlannedRoom(problem), {run: run[0].away for run in runs(problem, gaps)}
     for run, tier in tiers.items():
         room.enter(run, tier)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import Analysis, Idle, Score, scored, spread
-from simulator.policies.static.room import Room, chooses
+from simulator.policies.static.room import PlannedRoom, chooses
 
 SHADES = 64
 """Scores that are the same in whole parts of this size count as alike: idle times within 1 % of one another do."""
@@ -130,7 +130,7 @@ class _Taker:
     """Takes candidates in order; one without room in a tier below is queued again by its score in the next tier."""
 
     def __init__(self, problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> None:
-        self._problem, self._room, self._limit = problem, Room(problem), limit_bytes
+        self._problem, self._room, self._limit = problem, PlannedRoom(problem), limit_bytes
         self._asked, self._order = ranking
         self.live, self.taken = Profile(analysis.live_bytes), dict[Idle, None]()
         self.asked = dict.fromkeys(gap for gap, score in self._order if score.is_asked and not gap.exposed_ns)
