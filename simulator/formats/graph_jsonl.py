@@ -129,7 +129,7 @@ def read(path: Path) -> Graph:
     Parameters
     ----------
     path
-        The file, or one compressed by gzip whose name ends in ``.gz``.
+        The file, perhaps compressed by gzip.
 
     Raises
     ------

@@ -103,7 +103,7 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     Parameters
     ----------
     path
-        The file, or one compressed by gzip whose name ends in ``.gz``.
+        The file, perhaps compressed by gzip.
     graph
         The graph whose ops and tensors it names.
     tiers
