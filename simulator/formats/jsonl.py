@@ -1,8 +1,9 @@
 """JSON lines: what the line formats have in common.
 
-A file is a header and then one object a line, in UTF-8, with or without a byte order mark; empty lines are skipped;
-what gzip compressed is unpacked, and a file that is written is compressed if its name ends in ``.gz``. The header's ``schema`` names the format and its version. Whole numbers are
-from 0 to 2**62. Keys that a format does not know, or that come twice, are refused, so that nothing is silently lost.
+A file is a header and then one object a line, in UTF-8, with or without a byte order mark; empty lines are skipped.
+What gzip compressed is unpacked; a file that is written is compressed if its name ends in ``.gz``. The header's
+``schema`` names the format and its version. Whole numbers are from 0 to 2**62. Keys that a format does not know, or
+that come twice, are refused, so that nothing is silently lost.
 """
 
 from __future__ import annotations
