@@ -24,7 +24,7 @@ from simulator.lifetime import Lifetimes, live_bytes
 from simulator.plan import COMPUTE, COPY, FREE, PART, Actions, Code, Plan, View
 from simulator.policies import POLICIES, Problem, static
 from simulator.referee import Drawn, check_plan, check_trace
-from simulator.referee.plan_laws import Walk
+from simulator.referee.plan_laws import PlanWalk
 from simulator.scenario import DrawsOrigin, Switches
 
 pytestmark = pytest.mark.usefixtures("quick_plans")
@@ -182,7 +182,7 @@ def test_what_a_runtime_forgets_beside_a_static_part_is_refused_where_it_is_miss
         run(p, plan, draws)
     except PlanError:
         with pytest.raises(PlanError):
-            follow(Walk(graph, p.hardware, plan, draws=draws), issued, graph.steps)
+            follow(PlanWalk(graph, p.hardware, plan, draws=draws), issued, graph.steps)
 
 
 def follow(walk: Walk, issued: Sequence[Code | None], steps: int) -> None:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from simulator.engine.allocators import BestFit, Holes, Pools
+from simulator.engine.allocators import BestFit, Holes, CachedSegments
 from simulator.hardware import Allocator
 from simulator.hardware.device import Caching
 
@@ -72,7 +72,7 @@ def test_sizes_are_rounded_as_pytorch_documents_it(size, block, segment, least_r
 
 
 def test_blocks_are_cut_from_cached_segments_and_join_again():
-    pools = Pools(100 * MIB, Allocator())
+    pools = CachedSegments(100 * MIB, Allocator())
     pools.take([(0, 100), (1, 600 * KIB)])
     assert pools.reserved_bytes == 2 * MIB, "one segment for both"
     pools.take([(2, 4 * MIB)])
@@ -86,7 +86,7 @@ def test_blocks_are_cut_from_cached_segments_and_join_again():
 
 
 def test_a_cached_block_is_split_only_if_more_than_a_mebibyte_is_left():
-    pools = Pools(100 * MIB, Allocator())
+    pools = CachedSegments(100 * MIB, Allocator())
     pools.take([(0, 12 * MIB)])
     pools.give(0)
     pools.take([(1, 11 * MIB)])
@@ -97,7 +97,7 @@ def test_a_cached_block_is_split_only_if_more_than_a_mebibyte_is_left():
 
 
 def test_segments_without_a_place_are_given_back_before_anything_moves():
-    pools = Pools(40 * MIB, Allocator())
+    pools = CachedSegments(40 * MIB, Allocator())
     pools.take([(0, 30 * MIB)])
     pools.give(0)
     assert not pools.take([(1, 31 * MIB)])
@@ -108,7 +108,7 @@ def test_segments_without_a_place_are_given_back_before_anything_moves():
 
 
 def test_compaction_puts_the_blocks_of_a_pool_into_one_segment():
-    pools = Pools(64 * MIB, Allocator.model_validate({"compaction": {"per_page": "1 us"}}))
+    pools = CachedSegments(64 * MIB, Allocator.model_validate({"compaction": {"per_page": "1 us"}}))
     pools.take([(0, 30 * MIB)])
     pools.give(0)
     pools.take([(1, 14 * MIB), (2, 14 * MIB)])
@@ -133,7 +133,7 @@ def test_compaction_puts_the_blocks_of_a_pool_into_one_segment():
     ],
 )
 def test_what_is_in_pieces_asks_for_compaction_only_where_the_framework_remaps(figures, helps):
-    pools = Pools(30 * MIB, Allocator.model_validate(figures))
+    pools = CachedSegments(30 * MIB, Allocator.model_validate(figures))
     pools.take([(0, 12 * MIB)])
     pools.give(0)
     pools.take([(1, 2 * MIB)])
@@ -153,7 +153,7 @@ def test_a_price_is_per_page_or_per_event():
 def test_what_fits_once_segments_are_given_back_fits(seed):
     """What was tried may leave no segments behind: the first block would take one that another needs."""
     draw, sizes = Random(seed), [size * MIB for size in (1, 2, 3, 5, 9, 11, 12, 15, 19, 22)]
-    space = Pools(draw.choice([24, 32, 48, 64]) * MIB, Allocator())
+    space = CachedSegments(draw.choice([24, 32, 48, 64]) * MIB, Allocator())
     for item in range(draw.randint(0, 6)):
         space.take([(item, draw.choice(sizes))])
     for item in list(space.places):
