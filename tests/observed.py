@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
-from simulator.policies.optimal.program import Program
+from simulator.policies.optimal.program import ScheduleModel
 from simulator.policies.problem import Problem
 from simulator.trace import Trace
 
@@ -40,7 +40,7 @@ class Observed:
     spent: dict[int, bool] = field(default_factory=dict)
 
 
-def observe(problem: Problem, program: Program, plan: Plan, trace: Trace) -> Observed | str:
+def observe(problem: Problem, program: ScheduleModel, plan: Plan, trace: Trace) -> Observed | str:
     """Read the last step of a run.
 
     Parameters
@@ -81,7 +81,7 @@ def observe(problem: Problem, program: Program, plan: Plan, trace: Trace) -> Obs
 class _Observer:
     """Follows the steps of a plan."""
 
-    def __init__(self, problem: Problem, program: Program, plan: Plan) -> None:
+    def __init__(self, problem: Problem, program: ScheduleModel, plan: Plan) -> None:
         self.found = Observed()
         self._problem, self._program, self._plan = problem, program, plan
         self._op = -1
@@ -148,7 +148,7 @@ class _Observer:
                 found.spent[g] = g in found.away and is_copied
 
 
-def hold(program: Program, observed: Observed) -> None:
+def hold(program: ScheduleModel, observed: Observed) -> None:
     """Leave no other solution than what the run decided and when it started what."""
     add = program.model.add
     for start, observed_ns in zip(program.starts, observed.starts, strict=True):

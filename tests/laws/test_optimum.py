@@ -24,7 +24,7 @@ from simulator.errors import CapacityError
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.policies.optimal import optimum
-from simulator.policies.optimal.program import Program
+from simulator.policies.optimal.program import ScheduleModel
 from simulator.referee import check_plan
 
 ENOUGH_S = 300
@@ -90,7 +90,7 @@ def test_no_bound_is_above_the_optimum_and_no_policy_below(p):
 @given(problems())
 def test_the_replay_takes_what_the_program_says(p):
     """From the program alone, with no plan to start from."""
-    program = Program(p, most_ns(p))
+    program = ScheduleModel(p, most_ns(p))
     program.compute_first()
     verdict = program.solve(ENOUGH_S)
     assert verdict.is_over
@@ -107,7 +107,7 @@ def test_a_run_is_a_solution(p):
     before_ns = -p.durations_ns[-1] if p.graph.steps > 1 else 0
     for name, plan in plans(p).items():
         found = replay(p, plan)
-        program = Program(p, found.step_ns - before_ns)
+        program = ScheduleModel(p, found.step_ns - before_ns)
         observed = None if found.trace is None else observe(p, program, plan, found.trace)
         if isinstance(observed, Observed):
             event(f"{name} moves" if observed.outs or observed.ins else "nothing moves")

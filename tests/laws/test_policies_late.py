@@ -185,7 +185,7 @@ def test_what_a_runtime_forgets_beside_a_static_part_is_refused_where_it_is_miss
             follow(PlanWalk(graph, p.hardware, plan, draws=draws), issued, graph.steps)
 
 
-def follow(walk: Walk, issued: Sequence[Code | None], steps: int) -> None:
+def follow(walk: PlanWalk, issued: Sequence[Code | None], steps: int) -> None:
     """Walk what was issued, up to where a runtime was refused, or to its end."""
     walk.take(code for code in issued if code is not None)
     assert issued[-1] is None, "the referee refuses what the engine does"

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from simulator.engine.allocators import BestFit, Holes, CachedSegments
+from simulator.engine.allocators import BestFit, CachedSegments, Holes
 from simulator.hardware import Allocator
 from simulator.hardware.device import Caching
 
