@@ -47,6 +47,8 @@ def what_would_free(
         A sentence for each amount, which was tried.
     """
     case, label = fastest.case, fastest.label
+    if case.choice(label).is_file:
+        return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
     ops, is_searched = len(case.graph.ops) * case.graph.steps, fastest.policy in {*POLICIES} - {"optimal"}
     is_quick = is_searched and case.job.ranks == 1 and ops <= _QUICK and not case.graph.has_late
     if is_asked is None and (fastest.is_free or not is_quick):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import documents
 import pytest
+import yaml
 
 import simulator as hosim_api
 from simulator import catalog
@@ -401,6 +402,17 @@ def test_rows_that_do_not_swap_are_told_with_both_ends(hosim, story):
     done = hosim("crossover", story, *asked)
     assert done.code == 0, done.err
     assert "do not swap between links.*.bandwidth 2 GB/s and 4 GB/s: " in done.out
+
+
+def test_what_would_make_a_plan_from_a_file_free_is_not_searched(hosim, tmp_path):
+    assert hosim("plan", "tiny_train_910c", "--out", tmp_path / "plan").code == 0
+    story = {"schema": "hosim/scenario/1", "name": "mine", "title": "A plan from a file", "budget": "600 MB"}
+    story |= {"hardware": "ascend_910c_die", "workload": "tiny_train", "assumed": {"budget": "as it was planned"}}
+    story["policies"] = [{"policy": "plan/plan.jsonl", "label": "mine"}]
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(story), encoding="utf-8")
+    assert "free" not in hosim("run", tmp_path / "mine.yaml").out
+    asked = hosim("run", tmp_path / "mine.yaml", "--what-if")
+    assert "What would make mine free is not searched: its plan is of one machine.\n" in asked.out
 
 
 def test_a_crossover_is_of_two_rows(hosim, story):
