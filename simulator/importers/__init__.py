@@ -29,7 +29,7 @@ Reader = Callable[..., Imported]
 """Reads a source, with options by keyword."""
 
 
-class Kind(NamedTuple):
+class ImportKind(NamedTuple):
     """A kind of file that can be imported.
 
     Attributes
@@ -57,25 +57,27 @@ class Kind(NamedTuple):
         return cast(Reader, getattr(module, self.name or f"read_{self.module}"))
 
 
-KINDS: dict[str, Kind] = {
-    "graph": Kind(
+KINDS: dict[str, ImportKind] = {
+    "graph": ImportKind(
         "recordings",
         "a graph of hosim (hosim-graph/1), or a recorded step (residency-trace/1)",
         '"residency-trace/ | "hosim-graph/',
         "read_graph",
     ),
-    "hf": Kind("hf", "a config.json of Hugging Face", '"model_type" & "hidden_size" | "model_type" & "text_config"'),
-    "chakra": Kind("chakra", "an execution trace of Chakra (.et, protocol buffers)", "is_cpu_op"),
-    "pytorch-trace": Kind(
+    "hf": ImportKind(
+        "hf", "a config.json of Hugging Face", '"model_type" & "hidden_size" | "model_type" & "text_config"'
+    ),
+    "chakra": ImportKind("chakra", "an execution trace of Chakra (.et, protocol buffers)", "is_cpu_op"),
+    "pytorch-trace": ImportKind(
         "pytorch_trace",
         "an execution trace of PyTorch (JSON), alone or with the Kineto trace of the same run",
         '"schema" & "pid" & "nodes"',
     ),
-    "kineto": Kind("kineto", "a trace of the PyTorch profiler (JSON)", '"traceEvents" | "deviceProperties"'),
-    "memory-timeline": Kind(
+    "kineto": ImportKind("kineto", "a trace of the PyTorch profiler (JSON)", '"traceEvents" | "deviceProperties"'),
+    "memory-timeline": ImportKind(
         "kineto", "a raw memory timeline of the PyTorch profiler (JSON)", "[[-1, 1, ", "read_memory_timeline"
     ),
-    "requests": Kind(
+    "requests": ImportKind(
         "request_traces",
         "a trace of requests: Mooncake, Azure or BurstGPT, conversations of ShareGPT, or lengths (JSON or CSV)",
         '"input_length" & "output_length" | ContextTokens & GeneratedTokens | Request tokens & Response tokens | '
@@ -83,7 +85,7 @@ KINDS: dict[str, Kind] = {
         '"messages" & "assistant"',
         "read_request_trace",
     ),
-    "torch": Kind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
+    "torch": ImportKind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
 }
 """Name on the command line -> the kind."""
 

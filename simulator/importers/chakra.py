@@ -22,9 +22,9 @@ from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.graph import Collective
 from simulator.importers.imported import Imported
-from simulator.importers.operators import Memory, Node, Tree, arithmetic, dtype_of, plain, views
+from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, plain, views
 from simulator.importers.recordings import Event, Recording, Storage, collective_kind, short, unpacked, whole
-from simulator.importers.streams import Ran, lay
+from simulator.importers.streams import Activity, lay
 from simulator.inputs import shown
 
 MOST_NODES = 1_000_000
@@ -125,13 +125,13 @@ class _Node:
             self.attrs[about.text(1)[:200].decode(errors="replace")] = next(values, about.text(29))
         self.is_on_host, self.stream = bool(self.attrs.get("is_cpu_op")), str(self.attrs.get("tid"))
 
-    def as_operator(self, schema: object) -> Node:
+    def as_operator(self, schema: object) -> OperatorNode:
         """The node as an operator of PyTorch."""
         reads = [list(views(value)) if isinstance(value, list) else [] for value in _values(self.read.text(1))]
         text = schema.decode(errors="replace") if isinstance(schema, bytes) else ""
         written = list(views(_values(self.written.text(1))))
         shapes = _values(self.read.text(2)), _values(self.written.text(2))
-        return Node(self.id, 0, 0, self.name, text, reads, written, (), *shapes, _values(self.read.text(3)))
+        return OperatorNode(self.id, 0, 0, self.name, text, reads, written, (), *shapes, _values(self.read.text(3)))
 
 
 def _load(path: Path) -> list[_Node]:
@@ -257,13 +257,13 @@ class _Reader:
 
     def _lay(self, op_of: Mapping[int, Event]) -> None:
         """Give ops the times of their nodes."""
-        starts, ran = self._starts(), dict[int, Ran]()
+        starts, ran = self._starts(), dict[int, Activity]()
         for node in sorted((one for one in self._nodes if one.id in op_of), key=lambda one: starts[one.id]):
             start, launcher = starts[node.id], self._launchers[node.id]
             launched = None if launcher is node else 1000 * min(start, starts[launcher.id] + launcher.took)
             after = [ran[one] for one in node.after if one in ran and ran[one].end_ns <= 1000 * start]
             times = 1000 * start, 1000 * (start + node.took)
-            ran[node.id] = Ran(op_of[node.id], *times, node.stream, launched, after=after)
+            ran[node.id] = Activity(op_of[node.id], *times, node.stream, launched, after=after)
         lay(self._recording, ran.values(), self._recording.ops)
 
     def _starts(self) -> dict[int, int]:

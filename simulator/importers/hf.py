@@ -125,7 +125,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    found = json_of(path, _MOST_BYTES)
+    found = json_of(path, _MOST_BYTES, distinct=True)
     must, do = "a config.json is an object that names its model_type", "name the file config.json of a model"
     insist(isinstance(found, dict), shown(path), must, f"a {type(found).__name__}", do)
     return dict(found)

@@ -14,7 +14,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, collective_kind, json_of, short, whole
-from simulator.importers.streams import Calls, Ran, Wait, lay
+from simulator.importers.streams import Calls, Activity, Wait, lay
 from simulator.inputs import shown
 from simulator.units import counted, human
 
@@ -27,7 +27,7 @@ UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"
 """What is dropped under this name ran on a device, and neither the recorded step nor its replay has it."""
 
 
-class Span(NamedTuple):
+class TimelineSpan(NamedTuple):
     """What ran somewhere from when to when.
 
     Attributes
@@ -85,9 +85,9 @@ class Timeline:
         if not isinstance(events, list) or not all(isinstance(one, dict) for one in events):
             must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
             raise ConfigError(where, must, type(events).__name__, do)
-        self.device, self.ops, self.marks = list[Span](), list[Span](), list[Span]()
+        self.device, self.ops, self.marks = list[TimelineSpan](), list[TimelineSpan](), list[TimelineSpan]()
         self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
-        self.launched, self.others = dict[int, Span](), Counter[str]()
+        self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()
         self._told_waits = list[dict[str, Any]]()
         for event in events:
             self._sort(event)
@@ -118,7 +118,7 @@ class Timeline:
             self.others[UNTIMED if cat in ON_DEVICE else f"events {cat!r} whose ts or dur is no number from 0"] += 1
             return
         at = str(event.get("pid"))[:50], str(args.get("stream", event.get("tid")))[:50]
-        span = Span(start_ns, start_ns + took_ns, name, cat, at, args)
+        span = TimelineSpan(start_ns, start_ns + took_ns, name, cat, at, args)
         if cat in ON_DEVICE:
             self.device.append(span)
         elif cat == "cpu_op":
@@ -132,17 +132,17 @@ class Timeline:
         else:
             self.others[f"events {cat or 'without a category'!r}"] += 1
 
-    def launch_ns(self, span: Span) -> int:
+    def launch_ns(self, span: TimelineSpan) -> int:
         """When the host launched it; when it began, if that is not known [ns]."""
         return self.launched.get(whole(span.args.get("correlation")), span).start_ns
 
-    def ran(self, spans: Sequence[Span], ops: Iterable[Event]) -> list[Ran]:
+    def ran(self, spans: Sequence[TimelineSpan], ops: Iterable[Event]) -> list[Activity]:
         """What ran, span for span with its op; launched is what starts, or whose call ends, whichever is sooner."""
-        stream, found = "stream" if self.device else "", list[Ran]()
+        stream, found = "stream" if self.device else "", list[Activity]()
         for span, op in zip(spans, ops, strict=False):
             call = self.launched.get(whole(span.args.get("correlation"))) if self.device else None
             launched_ns = min(call.end_ns, span.start_ns) if call else None
-            found.append(Ran(op, span.start_ns, span.end_ns, stream and span.at[1], launched_ns))
+            found.append(Activity(op, span.start_ns, span.end_ns, stream and span.at[1], launched_ns))
         return found
 
     @property
@@ -196,7 +196,7 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
 
 def _one_step(
     timeline: Timeline, recording: Recording, step: int | None
-) -> tuple[list[Span], tuple[int, int], list[Span]]:
+) -> tuple[list[TimelineSpan], tuple[int, int], list[TimelineSpan]]:
     """What ran on the device in one step; when the host was at it [ns]; and what it launched later."""
     where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(_STEP)]
     spans, all_of_it = timeline.device or _outermost(timeline.ops), (0, 1 << 62)
@@ -221,7 +221,7 @@ def _one_step(
     return mine, window, later
 
 
-def tell_spans(spans: Sequence[Span], recording: Recording) -> None:
+def tell_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
     """Say how much ran, and how much of that were copies."""
     copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
     copies = f", of which {len(copied):,} copies of {human(sum(copied), 'B')}" if copied else ""
@@ -229,7 +229,7 @@ def tell_spans(spans: Sequence[Span], recording: Recording) -> None:
     recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {streams}{copies}"
 
 
-def _outermost(spans: Iterable[Span]) -> list[Span]:
+def _outermost(spans: Iterable[TimelineSpan]) -> list[TimelineSpan]:
     """Spans that no span of the same thread holds."""
     ends: dict[tuple[str, str], int] = defaultdict(int)
     found = []
@@ -240,7 +240,7 @@ def _outermost(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def event_of(span: Span) -> Event:
+def event_of(span: TimelineSpan) -> Event:
     """Make the op of a span; a kernel of NCCL is a collective of recorded time."""
     named = span.args.get("Collective name") or span.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
     is_collective = "nccl" in span.name.lower() and collective_kind(named) is not None

@@ -44,7 +44,7 @@ def changed(schema: str) -> frozenset[int]:
     return frozenset(at for at, one in enumerate(one for one in named if one.strip() != "*") if "!" in one)
 
 
-class View(NamedTuple):
+class TensorView(NamedTuple):
     """A tensor as a trace names it.
 
     Attributes
@@ -64,7 +64,7 @@ class View(NamedTuple):
     device: str
 
 
-def views(value: object) -> Iterator[View]:
+def views(value: object) -> Iterator[TensorView]:
     """Find the tensors in a value of a trace, however deep they lie in lists."""
     left = [value]
     while left:
@@ -73,7 +73,7 @@ def views(value: object) -> Iterator[View]:
             continue
         if len(one) == 6 and isinstance(one[5], str) and all(type(number) is int for number in one[:5]):
             tensor, storage, offset, elements, each = map(whole, one[:5])
-            yield View(tensor, storage, whole((offset + elements) * each), whole(elements * each), one[5])
+            yield TensorView(tensor, storage, whole((offset + elements) * each), whole(elements * each), one[5])
         else:
             left.extend(reversed(one))
 
@@ -145,7 +145,7 @@ _PHASES = {"Optimizer.step#": "update", "autograd::engine::evaluate_function": "
 _GATHERS = "torch::autograd::AccumulateGrad"
 
 
-class Node(NamedTuple):
+class OperatorNode(NamedTuple):
     """An operator of a trace.
 
     Attributes
@@ -169,8 +169,8 @@ class Node(NamedTuple):
     rf_id: int
     name: str
     schema: str
-    reads: list[list[View]]
-    writes: list[View]
+    reads: list[list[TensorView]]
+    writes: list[TensorView]
     texts: Sequence[str] = ()
     shapes_in: Any = None
     shapes_out: Any = None
@@ -217,7 +217,7 @@ class Tree:
         Whether there is a backward.
     """
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    def __init__(self, nodes: Sequence[OperatorNode]) -> None:
         self.nodes, self.owner, self.phase, self.gathers = nodes, dict[int, int](), dict[int, str](), set[int]()
         named = {view.device for node in nodes for some in (node.writes, *node.reads) for view in some} - {""}
         self.devices = frozenset(named - {"cpu"} or named)
@@ -249,15 +249,15 @@ class Tree:
                 holds.update({node.parent} if node.id in kept or node.id in holds else ())
         return kept
 
-    def here(self, some: list[View]) -> list[View]:
+    def here(self, some: list[TensorView]) -> list[TensorView]:
         """Those of some tensors that are on the device and not empty."""
         return [view for view in some if view.device in self.devices and view.size_bytes]
 
-    def storages(self, *several: list[View]) -> set[int]:
+    def storages(self, *several: list[TensorView]) -> set[int]:
         """Ids of the storages of tensors that are on the device and not empty."""
         return {view.storage for some in several for view in self.here(some)}
 
-    def _touches(self, node: Node) -> bool:
+    def _touches(self, node: OperatorNode) -> bool:
         return any(map(self.here, (node.writes, *node.reads)))
 
 
@@ -277,11 +277,11 @@ class Memory:
         self._known: dict[int, Storage] = {}
         self._stretched: set[int] = set()
 
-    def _make(self, view: View, kind: str = "activation", *, persistent: bool = False) -> Storage:
+    def _make(self, view: TensorView, kind: str = "activation", *, persistent: bool = False) -> Storage:
         self._known[view.storage] = storage = self._recording.storage(view.until_bytes, kind, persistent=persistent)
         return storage
 
-    def _see(self, node: Node) -> None:
+    def _see(self, node: OperatorNode) -> None:
         """Enter what a node reads; what nothing made was there before."""
         types = node.types if isinstance(node.types, list) else []
         for at, some in enumerate(node.reads):
@@ -293,7 +293,7 @@ class Memory:
                 if view.tensor not in self._stretched:
                     storage.size_bytes = max(storage.size_bytes, view.until_bytes)
 
-    def fold(self, node: Node, into: Event | None) -> None:
+    def fold(self, node: OperatorNode, into: Event | None) -> None:
         """Take notice of a node that is no op: a view, an empty tensor, or what holds others."""
         base = plain(node.name)
         makes, stretches = MAKES.fullmatch(base), STRETCHES.fullmatch(base)
@@ -312,7 +312,7 @@ class Memory:
             if node.id in self._tree.gathers and known is not None:
                 known.kind = "gradient"
 
-    def use(self, node: Node, op: Event) -> None:
+    def use(self, node: OperatorNode, op: Event) -> None:
         """Let an op read and write what its node does."""
         self._see(node)
         in_place, taken, made = changed(node.schema), self._tree.storages(*node.reads), set[int]()

@@ -21,7 +21,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST, Collective
 from simulator.importers.imported import Imported
 from simulator.importers.kineto import UNTIMED, Timeline, event_of, tell_spans
-from simulator.importers.operators import Memory, Node, Tree, arithmetic, dtype_of, views
+from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, views
 from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, short, whole
 from simulator.importers.streams import lay
 from simulator.inputs import shown
@@ -30,7 +30,7 @@ from simulator.units import counted
 _VERSION = re.compile(r"1\.\d+\.\d+(-chakra\.\d+\.\d+\.\d+)?")
 
 
-def nodes_of(path: Path) -> list[Node]:
+def nodes_of(path: Path) -> list[OperatorNode]:
     """Read the nodes of an execution trace, by id, which is the order in which they began.
 
     Raises
@@ -50,7 +50,7 @@ def nodes_of(path: Path) -> list[Node]:
     return nodes
 
 
-def _node(raw: Any, where: str) -> Node:
+def _node(raw: Any, where: str) -> OperatorNode:
     is_node = isinstance(raw, dict) and type(raw.get("id")) is int and isinstance(raw.get("name"), str)
     insist(is_node, where, "a node has an id and a name", f"{raw!r:.60}", "record the trace again")
     attrs = raw["attrs"] if isinstance(raw.get("attrs"), list) else []
@@ -62,7 +62,7 @@ def _node(raw: Any, where: str) -> Node:
     parent, schema = whole(raw.get("ctrl_deps", raw.get("parent"))), str(more.get("op_schema") or "")
     ids = raw["id"], parent, whole(more.get("rf_id"))
     written, shapes = list(views(gave.get("values"))), (took.get("shapes"), gave.get("shapes"))
-    return Node(*ids, raw["name"], schema, reads, written, texts, *shapes, took.get("types"), more)
+    return OperatorNode(*ids, raw["name"], schema, reads, written, texts, *shapes, took.get("types"), more)
 
 
 def _side(raw: dict[str, Any], key: str) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
     return ops
 
 
-def _meet(node: Node, op: Event, recording: Recording, world: int) -> None:
+def _meet(node: OperatorNode, op: Event, recording: Recording, world: int) -> None:
     """Say with whom a collective meets, and about how much; if nobody can come, it is an op of no arithmetic."""
     kind, size = collective_kind(node.collective), whole(node.more.get("pg_size"))
     op.name = short(node.collective)

@@ -17,13 +17,13 @@ import orjson
 
 from simulator import formats, inputs
 from simulator.errors import ConfigError, insist
-from simulator.formats import residency_json
+from simulator.formats import jsonl, residency_json
 from simulator.formats.residency_json import Views
 from simulator.graph import LARGEST, LARGEST_RUN, CollectiveKind, Graph
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.importers.imported import Imported, named
 from simulator.lifetime import live_bytes
-from simulator.units import counted, human
+from simulator.units import FieldError, counted, human
 from simulator.workload import Workload
 
 MOST_BYTES = 400_000_000
@@ -62,14 +62,23 @@ def _first_file(data: bytes, where: str) -> bytes:
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path, most: int | None = None) -> Any:
-    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none."""
+def json_of(path: Path, most: int | None = None, *, distinct: bool = False) -> Any:
+    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none.
+
+    With `distinct`, a key that comes twice in an object is an error, too: parsers silently keep the last.
+    """
     text = inputs.unmarked(unpacked(path, most), path)
     values = sum(map(text.count, (b",", b"[", b"{")))
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
-        return orjson.loads(text)
+        parsed = orjson.loads(text)
+        if distinct:
+            with suppress(RecursionError):  # a depth that orjson reads
+                json.loads(text, object_pairs_hook=jsonl.distinct)
+        return parsed
+    except FieldError as error:
+        raise ConfigError(inputs.shown(path), error.must, error.found, error.do) from None
     except orjson.JSONDecodeError as error:
         if b"Infinity" in text or b"NaN" in text:  # which Python writes though JSON has none
             with suppress(ValueError, RecursionError):

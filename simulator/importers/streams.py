@@ -30,7 +30,7 @@ _HOST = "the host"  # no device calls a stream so
 
 
 @dataclass(slots=True, eq=False)
-class Ran:
+class Activity:
     """What ran on a device.
 
     Attributes
@@ -57,7 +57,7 @@ class Ran:
     free_ns: int = 0
     took_ns: int = 0
     idle_ns: int = 0
-    after: list[Ran] = field(default_factory=list)
+    after: list[Activity] = field(default_factory=list)
 
 
 Wait = tuple[int, str, str, int]
@@ -69,10 +69,10 @@ Calls = tuple[Sequence[tuple[int, int]], Sequence[Wait]]
 
 def lay(
     step: Recording,
-    ran: Iterable[Ran],
+    ran: Iterable[Activity],
     ops: Sequence[Event] = (),
     calls: Calls = ((), ()),
-    then: Ran | None = None,
+    then: Activity | None = None,
 ) -> None:
     """Give ops the times and streams of what ran, and add ops in which the host works and streams are idle.
 
@@ -98,7 +98,7 @@ def lay(
         part.launched_ns = None if part.launched_ns is None else max(part.launched_ns, first_ns - latency_ns)
     parts.sort(key=lambda part: part.start_ns if part.launched_ns is None else part.launched_ns)
     told, seen = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
-    end = Ran(Event("end"), last_ns, last_ns, next(iter(streams)), after=[mine[-1] for mine in streams.values()])
+    end = Activity(Event("end"), last_ns, last_ns, next(iter(streams)), after=[mine[-1] for mine in streams.values()])
     if then:
         end.start_ns, ready_ns = max(last_ns, then.start_ns), last_ns
         if then.launched_ns is not None:
@@ -120,12 +120,12 @@ def lay(
         step.derived.append(f"Streams wait {human(idle_ns, 'ns')} for what is not recorded, which ops 'idle' take.")
 
 
-def _by_stream(in_time: Iterable[Ran], first_ns: int) -> dict[str, list[Ran]]:
+def _by_stream(in_time: Iterable[Activity], first_ns: int) -> dict[str, list[Activity]]:
     """What ran on each stream, the busiest first: parts of one op that follow each other are one.
 
     What begins before the one before it has ended counts from there on.
     """
-    streams, seen = defaultdict[str, list[Ran]](list), set[int]()
+    streams, seen = defaultdict[str, list[Activity]](list), set[int]()
     for part in in_time:
         mine = streams[part.stream]
         before = mine[-1] if mine else None
@@ -145,14 +145,14 @@ def _by_stream(in_time: Iterable[Ran], first_ns: int) -> dict[str, list[Ran]]:
     return dict(sorted(streams.items(), key=lambda one: -sum(part.took_ns for part in one[1])))
 
 
-def _usual_latency(parts: Iterable[Ran], first_ns: int) -> int:
+def _usual_latency(parts: Iterable[Activity], first_ns: int) -> int:
     """The time from a launch to its start on an idle stream; where none found one idle, the shortest of all [ns]."""
     launched = [(part, part.launched_ns) for part in parts if part.launched_ns is not None]
     on_idle = [part.start_ns - at_ns for part, at_ns in launched if first_ns < part.free_ns <= at_ns]
     return median_low(on_idle) if on_idle else max(0, min((part.start_ns - at for part, at in launched), default=0))
 
 
-def _find_waits(streams: Mapping[str, Sequence[Ran]], waits: Iterable[Wait]) -> int:
+def _find_waits(streams: Mapping[str, Sequence[Activity]], waits: Iterable[Wait]) -> int:
     """Note what was told to wait for what, as recorded; return how many such waits there are."""
     found, launches = 0, {name: [part.launched_ns or 0 for part in parts] for name, parts in streams.items()}
     for called_ns, stream, source, marked_ns in waits:
@@ -166,7 +166,7 @@ def _find_waits(streams: Mapping[str, Sequence[Ran]], waits: Iterable[Wait]) -> 
     return found
 
 
-def _find_idle(parts: Sequence[Ran], waits: Iterable[Wait], latency_ns: int) -> int:
+def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int) -> int:
     """Explain why parts, in the order of launches, did not start sooner; return how many waits were seen in times.
 
     Where the recording does not tell for what a stream was told to wait, it is what had just ended on another one.
@@ -194,19 +194,26 @@ def _find_idle(parts: Sequence[Ran], waits: Iterable[Wait], latency_ns: int) -> 
     return seen
 
 
-def _with_launches(parts: Iterable[Ran], syncs: Iterable[tuple[int, int]], first_ns: int, latency_ns: int) -> list[Ran]:
+def _with_launches(
+    parts: Iterable[Activity], syncs: Iterable[tuple[int, int]], first_ns: int, latency_ns: int
+) -> list[Activity]:
     """Put before what was launched what the host did until then, once what it synchronised with had ended."""
-    left, newest, since_ns, program = sorted(syncs, reverse=True), dict[str, Ran](), first_ns - latency_ns, list[Ran]()
+    left, newest, since_ns, program = (
+        sorted(syncs, reverse=True),
+        dict[str, Activity](),
+        first_ns - latency_ns,
+        list[Activity](),
+    )
     for part in parts:
         if part.launched_ns is not None:
-            awaited = list[Ran]()
+            awaited = list[Activity]()
             while left and left[-1][0] < part.launched_ns:
                 begin_ns, end_ns = left.pop()
                 awaited += [one for one in newest.values() if begin_ns < one.end_ns <= end_ns]
             since_ns = max(since_ns, *(one.end_ns - latency_ns for one in awaited), 0)
             took_ns = max(0, part.launched_ns - since_ns)
             host = Event("host", more={"repeatable": False})
-            part.after.append(Ran(host, since_ns, part.launched_ns, _HOST, took_ns=took_ns, after=awaited))
+            part.after.append(Activity(host, since_ns, part.launched_ns, _HOST, took_ns=took_ns, after=awaited))
             program.append(part.after[-1])
             since_ns = max(since_ns, part.launched_ns)
         program.append(part)
@@ -214,7 +221,7 @@ def _with_launches(parts: Iterable[Ran], syncs: Iterable[tuple[int, int]], first
     return program
 
 
-def _write(recording: Recording, program: Sequence[Ran], ops: Sequence[Event]) -> None:
+def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Event]) -> None:
     """Write what ran in program order, the last where all streams meet; of it `ops` come in their own order."""
     busy = Counter[str]()
     for one in program:

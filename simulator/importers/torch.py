@@ -96,10 +96,10 @@ def capture(
         if is_module:
             step = fakes.step_of(*fakes.copied(step, optimizer), loss)
         args, kwargs = fakes.faked((inputs, named_inputs))
-        with watch.Watch() as watched:
+        with watch.ModuleWatch() as watched:
             watched.compiled = compiled
             step(*args, **kwargs)
-            with recorder.Recorder(watched, (args, kwargs)) as record:
+            with recorder.OpRecorder(watched, (args, kwargs)) as record:
                 _returned = step(*args, **kwargs)  # is there when the step ends
     return _imported(name or kind, record, free_early)
 

@@ -24,7 +24,7 @@ from simulator.errors import insist
 from simulator.graph import LARGEST_RUN
 from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage
-from simulator.importers.torch_watch import Site, Watch, line_of
+from simulator.importers.torch_watch import ModuleWatch, Site, line_of
 
 _aten = torch.ops.aten
 # Data type -> key of a machine's peaks.
@@ -74,7 +74,7 @@ def owner_of(storage: Storage) -> str:
     return storage.name if storage.kind == "weight" else storage.name.rpartition(".")[0] or storage.name
 
 
-class Ran(NamedTuple):
+class DispatchedOp(NamedTuple):
     """What PyTorch ran: a function, its arguments, what it made; which tensors were given, changed, and are new."""
 
     func: Any
@@ -124,7 +124,7 @@ def _touched(tensor: torch.Tensor) -> int:
     return min(shown, int(tensor.untyped_storage().nbytes()))
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[misc]
+class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Records the ops that run while it is entered.
 
     Parameters
@@ -148,7 +148,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         How many ops have a source line; how many of backward are ops of forward that run again.
     """
 
-    def __init__(self, watch: Watch, inputs: Any) -> None:
+    def __init__(self, watch: ModuleWatch, inputs: Any) -> None:
         super().__init__()
         self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
         self.lines = self.again = 0
@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         new = [tensor for tensor in outs if self._known(tensor) not in there]
         changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _written(func)]))
         if outs or changed:
-            self._record(Ran(func, args, kwargs, made, given, changed, new), list(there))
+            self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(there))
         return made
 
     def _given(self, tensor: torch.Tensor) -> Storage:
@@ -202,7 +202,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         is_known = id(tensor.untyped_storage()) in self._by_id
         return self._known(tensor) if is_known else self._known(tensor, "constant", "input", persistent=True)
 
-    def _record(self, ran: Ran, there: list[Storage]) -> None:
+    def _record(self, ran: DispatchedOp, there: list[Storage]) -> None:
         """Enter what ran as an op, on storages that were there before, unless it is none."""
         node = torch._C._current_autograd_node()
         is_update, is_backward = self.watch.is_update(sys._getframe(2)), node is not None
@@ -235,7 +235,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
 
-    def _folds(self, ran: Ran) -> str:
+    def _folds(self, ran: DispatchedOp) -> str:
         """Why what ran is no op of the graph; empty if it is one."""
         if not ran.new and not ran.changed:
             return "views"
@@ -270,7 +270,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return site
 
 
-def _numbers(ran: Ran, sources: list[torch.Tensor]) -> OpFields:
+def _numbers(ran: DispatchedOp, sources: list[torch.Tensor]) -> OpFields:
     """FLOPs, traffic, class and data type of an op that reads these tensors."""
     counted, targets = _COUNTED.get(ran.packet), [*ran.changed, *ran.new]
     write_bytes = sum(map(_touched, targets))

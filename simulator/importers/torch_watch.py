@@ -77,7 +77,7 @@ def is_module(value: object) -> bool:
     return isinstance(value, torch.nn.Module)
 
 
-class Watch:
+class ModuleWatch:
     """Follows which module runs, and whether an optimizer does, and knows what they hold; its hooks go when it ends.
 
     Attributes
@@ -98,7 +98,7 @@ class Watch:
         self._optimizers: list[Optimizer] = []
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ModuleWatch:
         self._hooks = [
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),

@@ -467,6 +467,8 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ),
         (kind("olmo", num_local_experts=8, num_experts_per_tok=2), "if it is like olmoe, phimoe, mixtral,"),
         (kind("olmo", swirl=3), "found 'olmo'; write its dimensions by hand"),
+        (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),
+        ('{"model_type": "llama", "quantization_config": {"bits": 4, "bits": 8}}', "each key comes once, found 'bits'"),
         (
             gzip.compress(b" " * 17_000_000),
             "an input has at most 16,000,000 bytes, unpacked, found more than 16,000,000 bytes",

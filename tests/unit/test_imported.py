@@ -16,7 +16,7 @@ from simulator import catalog, importers
 from simulator.builders import build_job
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
-from simulator.importers import KINDS, Imported, Kind
+from simulator.importers import KINDS, Imported, ImportKind
 from simulator.importers.imported import named
 from simulator.workload import Workload
 
@@ -200,7 +200,7 @@ def test_options_of_all_types_are_made_of_a_signature(monkeypatch):
 
 
 def test_a_kind_of_ones_own_is_sniffed(monkeypatch, tmp_path):
-    monkeypatch.setitem(KINDS, "odd", Kind("recordings", "something odd", "odd & words", "read_graph"))
+    monkeypatch.setitem(KINDS, "odd", ImportKind("recordings", "something odd", "odd & words", "read_graph"))
     file = tmp_path / "x.bin"
     file.write_bytes(b"words that are odd")
     with pytest.raises(ConfigError, match=r"found something odd; run `hosim import odd .*x\.bin -o x\.yaml`, then"):
