@@ -66,9 +66,10 @@ def circles(files: list[File]) -> list[list[str]]:
 
 
 def twice(files: list[File]) -> list[str]:
-    """File names that several files have; a room is no file."""
-    count = Counter(file.module.split(".")[-1] for file in files if file.module != file.room)
-    return sorted(name for name, times in count.items() if times > 1)
+    """Names of files, or of classes, that several of them have; a room is no file."""
+    names = [file.module.split(".")[-1] for file in files if file.module != file.room]
+    names += [node.name for file in files for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)]
+    return sorted(name for name, times in Counter(names).items() if times > 1)
 
 
 def counts(files: list[File]) -> dict[str, list[int]]:
@@ -93,11 +94,11 @@ def faults(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
         if code > most or number > most_files:
             yield f"{room}: a room keeps to {most:,} lines of code in {most_files} files, found {code:,} in {number}"
     share, knots, names = sum(f.docs for f in files) / sum(f.lines for f in files), circles(files), twice(files)
-    print(f"docstrings: {share:.1%} of the text; file names twice: {len(names)}; circles: {len(knots)}")
+    print(f"docstrings: {share:.1%} of the text; names twice: {len(names)}; circles: {len(knots)}")
     if not 0.25 <= share <= 0.35:
         yield f"docstrings: they are 25 to 35 % of the text, found {share:.1%}"
     for name in set(names) - set(allowed["twice"]):
-        yield f"{name}.py: a file name is there once, found it several times; find another"
+        yield f"{name}: a file, or a class, has a name of its own, found it several times; find another"
     for knot in knots:
         if not any(set(knot) <= set(known) for known in allowed["circles"]):
             yield f"{', '.join(knot)}: imports go one way inside a room, found a circle; cut it"

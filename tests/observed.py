@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
-from simulator.policies.optimal.program import ScheduleModel
+from simulator.policies.optimal.schedule import ScheduleModel
 from simulator.policies.problem import Problem
 from simulator.trace import Trace
 

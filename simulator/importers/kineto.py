@@ -14,7 +14,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, collective_kind, json_of, short, whole
-from simulator.importers.streams import Calls, Activity, Wait, lay
+from simulator.importers.streams import Activity, Calls, Wait, lay
 from simulator.inputs import shown
 from simulator.units import counted, human
 

@@ -24,7 +24,7 @@ from simulator.errors import CapacityError
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.policies.optimal import optimum
-from simulator.policies.optimal.program import ScheduleModel
+from simulator.policies.optimal.schedule import ScheduleModel
 from simulator.referee import check_plan
 
 ENOUGH_S = 300

@@ -628,9 +628,9 @@ def test_spoilt_files_are_read_or_refused(folder: Path, text: bytes, phase: str)
 
 
 @pytest.mark.slow
-@settings(max_examples=2_000, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=10_000, deadline=None, suppress_health_check=QUIET)
 @given(spoilt(), PHASES)
-def test_two_thousand_spoilt_files_are_read_or_refused(folder: Path, text: bytes, phase: str) -> None:
+def test_ten_thousand_spoilt_files_are_read_or_refused(folder: Path, text: bytes, phase: str) -> None:
     check_spoilt(text, phase)
 
 

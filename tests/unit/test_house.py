@@ -43,7 +43,7 @@ def test_circles_are_found_where_only_types_are_imported(check):
 
 def test_a_file_name_is_there_once(check):
     files = {"room/one.py": "a = 1\n", "hall/one.py": "a = 1\n"}
-    assert check(files) == ["one.py: a file name is there once, found it several times; find another"]
+    assert check(files) == ["one: a file, or a class, has a name of its own, found it several times; find another"]
     assert check(files, twice=["one"]) == []
 
 

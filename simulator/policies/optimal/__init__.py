@@ -38,7 +38,7 @@ from simulator.hardware import asked_bytes_per_s
 from simulator.plan import Plan
 from simulator.policies import static
 from simulator.policies.decide import Best
-from simulator.policies.optimal.program import ScheduleModel
+from simulator.policies.optimal.schedule import ScheduleModel
 from simulator.policies.problem import Problem
 from simulator.units import human
 
