@@ -198,12 +198,8 @@ def _with_launches(
     parts: Iterable[Activity], syncs: Iterable[tuple[int, int]], first_ns: int, latency_ns: int
 ) -> list[Activity]:
     """Put before what was launched what the host did until then, once what it synchronised with had ended."""
-    left, newest, since_ns, program = (
-        sorted(syncs, reverse=True),
-        dict[str, Activity](),
-        first_ns - latency_ns,
-        list[Activity](),
-    )
+    left, since_ns = sorted(syncs, reverse=True), first_ns - latency_ns
+    newest, program = dict[str, Activity](), list[Activity]()
     for part in parts:
         if part.launched_ns is not None:
             awaited = list[Activity]()
