@@ -16,7 +16,7 @@ from simulator.catalog.settings import FieldChange, apply, multiplied
 from simulator.catalog.shelf import Entry, dump, told_at
 from simulator.catalog.text import scalar
 from simulator.document import Fit
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin, PolicyChoice, Scenario
 from simulator.units import exact, human
@@ -258,6 +258,12 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     """
     changes: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
     for axis, value in point.items():
+        labels = {"batch", "sequence"}.intersection(axis.keys["workload"] if loaded.workload.graph else ())
+        must, only = (
+            "what varies changes what runs",
+            f"{min(labels, default='')}, which of a graph from a file only tells",
+        )
+        insist(not labels, axis.where, must, only, "make a graph for each, or vary a field of the machine")
         if not axis.is_factor:
             change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
             for document, keys in axis.keys.items():

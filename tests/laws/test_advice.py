@@ -155,7 +155,7 @@ def test_room_that_chunks_keep_is_told(lacking):
 
 def changed(case: Case, sizes: dict[str, int]) -> Case:
     """The case on its machine with other sizes, as ``--set`` writes them."""
-    changes = {key: settings_of_machine.Change(f"{size} B", "-", "assumed", "-") for key, size in sizes.items()}
+    changes = {key: settings_of_machine.FieldChange(f"{size} B", "-", "assumed", "-") for key, size in sizes.items()}
     machine = settings_of_machine.apply(case.hardware, changes)
     return prepare(replace(case.loaded, hardware=machine), case.job)
 
