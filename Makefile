@@ -1,7 +1,7 @@
 # The same for people and for CI, in an activated virtual environment.
 PYTHON ?= python
 
-.PHONY: help check test slow bench format golden digests docs
+.PHONY: help check test slow bench format golden digests pages docs
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,9 @@ golden:  ## renew the exact texts that the tests compare with
 
 digests:  ## renew what happens in all shipped scenarios and 10,000 cases (minutes; prints what moved)
 	$(PYTHON) tests/digests.py --renew
+
+pages:  ## renew what commands print in the pages (minutes; PAGE=first-run: of one page)
+	$(PYTHON) tests/pages.py $(PAGE)
 
 docs:  ## the reference pages and the site, in site/ (needs the extra `docs`)
 	$(PYTHON) docs/build.py

@@ -1,8 +1,15 @@
-"""The documents that people read: the README and all pages under docs, for tests that hold them to what is printed."""
+"""The documents that people read: the README and all pages under docs, for tests that hold them to what is printed.
+
+``python tests/pages.py [PAGE ...]`` puts what commands print now under ``<!-- output of: hosim ... -->``, on all pages
+or on those named (``first-run``), and says which blocks changed.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from simulator.cli.run import _told
@@ -17,6 +24,7 @@ FILES = [README, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((RO
 PAGES = "\n".join(path.read_text(encoding="utf-8") for path in FILES)
 """All of them, one after another."""
 
+_SHOWN = re.compile(r"<!-- output of: (hosim (?:(?!, |\n).)+) -->\n```text\n(.*?)```", re.DOTALL)
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -42,3 +50,21 @@ def printed(results: Results) -> str:
     if fastest is not None:
         results.told = results.told or what_would_free(fastest, None, silent, is_asked=None)
     return "\n\n".join(_told(results, None)) + "\n"
+
+
+def renew(*names: str) -> None:
+    """Put into pages (README, first-run) what their commands print now; what is only a part of an output stays."""
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        for line, shown in _SHOWN.findall(text) if not names or path.stem in names else ():
+            done = subprocess.run(shlex.split(line), stdout=subprocess.PIPE, text=True, check=False)
+            if done.returncode or done.stdout == shown:
+                print(f"{path.name}: {line}: " + (f"ended with {done.returncode}" if done.returncode else "as before"))
+                continue
+            text = text.replace(f"{line} -->\n```text\n{shown}```", f"{line} -->\n```text\n{done.stdout}```")
+            print(f"{path.name}: {line}: renewed")
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    renew(*sys.argv[1:])

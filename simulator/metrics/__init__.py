@@ -17,7 +17,7 @@ from simulator.metrics.steps import laid_out as laid_out
 from simulator.metrics.steps import peaks_bytes as peaks_bytes
 from simulator.metrics.steps import repeats as repeats
 from simulator.metrics.summary import achieved as achieved
-from simulator.metrics.summary import costs as costs
 from simulator.metrics.summary import counted as counted
+from simulator.metrics.summary import derived as derived
 from simulator.metrics.summary import per_second as per_second
 from simulator.metrics.summary import waits_by_place as waits_by_place

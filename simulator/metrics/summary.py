@@ -306,6 +306,21 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     return float(fj + (own.power_mw or 0) * 1_000 * row["step_ns"]) / 1e15  # a mW for a ns is 1,000 fJ
 
 
+def derived(hardware: Hardware, row: Mapping[str, Any], ranks: int, **handled: int | None) -> dict[str, float | None]:
+    """Count what follows from the row of all ranks: what is handled in a second, and what it costs.
+
+    A figure of a job that needs tokens or prices belongs here: tokens are of all ranks.
+
+    Parameters
+    ----------
+    hardware, row, ranks
+        As for `costs`.
+    handled
+        As for `per_second`; ``tokens`` among them.
+    """
+    return {**per_second(row["step_ns"], **handled), **costs(hardware, row, ranks, handled["tokens"])}
+
+
 def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | None) -> dict[str, float | None]:
     """Count what a step of all ranks costs, by column; nothing of what the machine does not state.
 

@@ -236,9 +236,8 @@ def replayed(
     keeps = not case.with_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
     bound = case.bound(**kind) if keeps and case.with_bounds else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
-    handled = case.loaded.handled
-    summary = {"policy": label, **counts, **metrics.per_second(counts["step_ns"], **handled)}
-    summary |= metrics.costs(case.hardware, summary, case.job.ranks, handled["tokens"])
+    summary = {"policy": label, **counts}
+    summary |= metrics.derived(case.hardware, counts, case.job.ranks, **case.loaded.handled)
     if not keeps:
         summary |= {"bound_ns": None, "bound_kind": UNBOUNDED, "gap_fraction": None}
     elif bound is not None and trace.status == "ok":

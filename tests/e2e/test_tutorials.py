@@ -26,9 +26,13 @@ def commands_plan_quickly():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_works_when_pasted(path, tmp_path, monkeypatch):
+def test_a_tutorial_works_when_pasted(path, tmp_path, monkeypatch, capsys):
+    """What it shows is what its last commands, or its Python, printed, line by line; ``...`` stands for other lines.
+
+    Commands and messages of errors, which go elsewhere, are left out.
+    """
     monkeypatch.chdir(tmp_path)
-    text, names, at = path.read_text(encoding="utf-8"), {"__name__": "page"}, 0
+    text, names, at, printed = path.read_text(encoding="utf-8"), {"__name__": "page"}, 0, ""
     for found in _FENCE.finditer(text):
         before, at = text[at : found.start()].strip().split("\n\n")[-1], found.end()
         language, body = found.groups()
@@ -37,9 +41,17 @@ def test_a_tutorial_works_when_pasted(path, tmp_path, monkeypatch):
             (tmp_path / saved.group(1)).write_text(body, encoding="utf-8")
         elif language == "python":
             exec(compile(body, path.name, "exec"), names)
+            printed = capsys.readouterr().out
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("hosim ") and "results/stall/scenario" not in line:
                     with pytest.raises(SystemExit) as ended:
                         main(shlex.split(line)[1:])
                     assert ended.value.code in ((1,) if line in _ENDS_WITH_1 else (0, None)), line
+            printed = capsys.readouterr().out
+        elif language == "text" and printed:
+            lines = {line.rstrip() for line in printed.splitlines()}
+            shown = [
+                line for line in body.splitlines() if not line.startswith(("hosim", "...")) and ", found " not in line
+            ]
+            assert [line for line in shown if line not in lines] == []

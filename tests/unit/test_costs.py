@@ -9,7 +9,8 @@ import pytest
 import simulator as hosim
 from simulator import catalog
 from simulator.cli import main
-from simulator.metrics import columns, costs
+from simulator.metrics import columns
+from simulator.metrics.summary import costs
 from simulator.plan import COMPUTE
 from simulator.report.rows import written
 from simulator.units import FieldError, exact, parse, unit_of
