@@ -268,7 +268,7 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
         from simulator.run.stories import as_recorded
 
         found = reader(source, **given)
-        files = found.write(out, force=force)
+        files = found.write(out, force=force, source=source)
         untimed = found.dropped.get(UNTIMED, 0)
         replay = as_recorded(found.graph, found.recorded_ns, untimed) if found.graph and found.recorded_ns else ""
         if as_json:

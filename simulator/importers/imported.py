@@ -84,7 +84,7 @@ class Imported:
         """What was kept, derived and dropped, in full, and the card."""
         return {"card": self.card, "kept": dict(self.kept), "derived": [*self.derived], "dropped": dict(self.dropped)}
 
-    def write(self, out: str | Path, *, force: bool = False) -> tuple[Path, ...]:
+    def write(self, out: str | Path, *, force: bool = False, source: str | Path = "") -> tuple[Path, ...]:
         """Write all files, or none: beside their places first, then renamed.
 
         Parameters
@@ -93,6 +93,8 @@ class Imported:
             The workload document, whose name ends in ``.yaml``; the other files lie beside it, with its stem.
         force
             Whether what is there already is replaced.
+        source
+            What was read; it is not replaced in any case.
 
         Returns
         -------
@@ -111,6 +113,9 @@ class Imported:
         ends = sorted(self.files, key=lambda end: (end != _WORKLOAD, end))
         places = {end: path.with_name(stem + end) for end in ends}
         for place in places.values():
+            is_source = os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source)
+            must, do = "what is read is not written over", "choose another name"
+            insist(not is_source, f"-o {path}", must, shown(place), do)
             must, do = "a file that is there is kept", "choose another name, or say --force"
             insist(force or not os.path.lexists(place), f"-o {path}", must, shown(place), do)
             files.check_file("-o", place)

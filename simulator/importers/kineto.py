@@ -20,7 +20,7 @@ from simulator.units import counted, human
 
 ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
-_STEP = "ProfilerStep#"
+STEP = "ProfilerStep#"  # what the profiler calls a step that it marked
 _SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
 _WAITS = re.compile("StreamWaitEvent")
 UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"
@@ -198,27 +198,50 @@ def _one_step(
     timeline: Timeline, recording: Recording, step: int | None
 ) -> tuple[list[TimelineSpan], tuple[int, int], list[TimelineSpan]]:
     """What ran on the device in one step; when the host was at it [ns]; and what it launched later."""
-    where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(_STEP)]
+    where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(STEP)]
     spans, all_of_it = timeline.device or _outermost(timeline.ops), (0, 1 << 62)
     if not timeline.device:
         recording.derived.append("Nothing ran on a device: the outermost operators of the host are the ops.")
     must, do = "something runs in a recording", "profile with the activities of the device"
     insist(spans, where, must, "neither kernels, nor operators of the host", do)
-    if not marks:
-        must, do = "the step that is asked for was marked by the profiler", "leave --step out, or call profiler.step()"
-        insist(step is None, where, must, "no ProfilerStep", do)
+    number = chosen_step([mark.name for mark in marks], step, where, recording)
+    if number is None:
         recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
         return spans, all_of_it, []
-    names = [mark.name.removeprefix(_STEP) for mark in marks]
-    number = max(0, len(marks) - 2) if step is None else names.index(str(step)) if str(step) in names else -1
-    insist(number >= 0, where, "the step is one that the profiler marked", str(step), f"choose of {', '.join(names)}")
     window = marks[number].start_ns, marks[number + 1].start_ns if number + 1 < len(marks) else 1 << 62
     mine = [span for span in spans if window[0] <= timeline.launch_ns(span) < window[1]]
     insist(mine, where, "something runs in the step", f"nothing in {marks[number].name}", "choose another --step")
     later = [span for span in spans if timeline.launch_ns(span) >= window[1]]
-    recording.derived.append(f"The step is {marks[number].name} of {counted(len(marks), 'marked step')} (--step).")
     recording.dropped["what ran in other steps"] += len(spans) - len(mine)
     return mine, window, later
+
+
+def chosen_step(marks: Sequence[str], step: int | None, where: str, recording: Recording) -> int | None:
+    """Return the position of the step that is taken among those that the profiler marked; None if it marked none.
+
+    Parameters
+    ----------
+    marks
+        Their names, in time.
+    step
+        Number of the step that is asked for; None: the last one that another one follows.
+    where, recording
+        The trace; takes what is told of the choice.
+
+    Raises
+    ------
+    ConfigError
+        If the step that is asked for was not marked.
+    """
+    if not marks:
+        must, do = "the step that is asked for was marked by the profiler", "leave --step out, or call profiler.step()"
+        insist(step is None, where, must, "no ProfilerStep", do)
+        return None
+    names = [name.removeprefix(STEP) for name in marks]
+    number = max(0, len(marks) - 2) if step is None else names.index(str(step)) if str(step) in names else -1
+    insist(number >= 0, where, "the step is one that the profiler marked", str(step), f"choose of {', '.join(names)}")
+    recording.derived.append(f"The step is {marks[number]} of {counted(len(marks), 'marked step')} (--step).")
+    return number
 
 
 def tell_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:

@@ -20,7 +20,7 @@ from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST, Collective
 from simulator.importers.imported import Imported
-from simulator.importers.kineto import UNTIMED, Timeline, event_of, tell_spans
+from simulator.importers.kineto import STEP, UNTIMED, Timeline, chosen_step, event_of, tell_spans
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, views
 from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, short, whole
 from simulator.importers.streams import lay
@@ -133,7 +133,11 @@ def _name_kinds(recording: Recording, ops: Any) -> None:
 
 @garbage.kept()
 def read_pytorch_trace(
-    source: str | Path, *, kineto: Path | None = None, of_float: Literal["tf32", "fp32", "bf16", "fp16"] = "tf32"
+    source: str | Path,
+    *,
+    kineto: Path | None = None,
+    step: int | None = None,
+    of_float: Literal["tf32", "fp32", "bf16", "fp16"] = "tf32",
 ) -> Imported:
     """Read an execution trace of PyTorch: ops, storages and their lifetimes; with Kineto's trace, measured times.
 
@@ -143,18 +147,21 @@ def read_pytorch_trace(
         The execution trace (JSON, also packed).
     kineto
         The Kineto trace of the same run, which has times.
+    step
+        Number of the ``ProfilerStep`` that is taken; default: the last one that another one follows.
     of_float
         The data type whose rate products of ``float`` have on the machine.
 
     Raises
     ------
     ConfigError
-        If a file is wrong, or the two do not belong together.
+        If a file is wrong, has no such step, or the two do not belong together.
     """
     path, recording = Path(source), Recording()
-    tree = Tree(nodes_of(path))
+    nodes = nodes_of(path)
+    tree = Tree(_one_step(nodes, step, shown(path), recording))
     ops = ops_of(tree, recording, of_float, timed=kineto is not None)
-    recording.kept["nodes"] = f"{len(tree.nodes):,}"
+    recording.kept["nodes"] = f"{len(nodes):,}"
     recording.dropped["nodes folded into the op that they are a part of"] += len(tree.owner) - len(ops)
     idle = len(tree.nodes) - len(tree.owner)
     recording.dropped["nodes that only view, make room, hold others or work on the host"] += idle
@@ -167,6 +174,20 @@ def read_pytorch_trace(
         _take_times(tree, ops, Timeline(kineto), recording)
     recording.derived.append("What no node makes was there before: weights, optimizer state, gradients, inputs.")
     return recording.imported(path, "A step")
+
+
+def _one_step(nodes: list[OperatorNode], step: int | None, where: str, recording: Recording) -> list[OperatorNode]:
+    """What began in one of the steps that the profiler marked; of none or a single one, all that was recorded."""
+    marks = [node for node in nodes if node.name.startswith(STEP)]
+    if step is None and len(marks) < 2:
+        return nodes
+    number = chosen_step([mark.name for mark in marks], step, where, recording)
+    if number is None:
+        return nodes
+    ids = [*(mark.id for mark in marks), LARGEST]
+    mine = [node for node in nodes if ids[number] <= node.id < ids[number + 1]]
+    recording.dropped["nodes of other steps"] += len(nodes) - len(mine)
+    return mine
 
 
 def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording: Recording) -> None:

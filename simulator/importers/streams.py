@@ -91,6 +91,7 @@ def lay(
     """
     (syncs, waits), in_time = calls, sorted(ran, key=lambda one: (one.start_ns, one.end_ns))
     first_ns, last_ns = in_time[0].start_ns, max(one.end_ns for one in in_time)
+    overlap_ns = _overlap_ns(in_time)
     streams = _by_stream(in_time, first_ns)
     parts = [part for on_stream in streams.values() for part in on_stream]
     latency_ns = _usual_latency(parts, first_ns)
@@ -116,8 +117,19 @@ def lay(
         step.derived.append(
             f"The host works for {took} from launch to launch; it waits for the device {synced:,} times."
         )
+    if overlap_ns:
+        step.derived.append(f"{human(overlap_ns, 'ns')} of what overlaps on one stream are cut: it runs one at a time.")
     if idle_ns := sum(one.idle_ns for one in program):
         step.derived.append(f"Streams wait {human(idle_ns, 'ns')} for what is not recorded, which ops 'idle' take.")
+
+
+def _overlap_ns(in_time: Iterable[Activity]) -> int:
+    """For how long parts run beside an earlier one of their stream [ns]."""
+    ends, overlap_ns = Counter[str](), 0
+    for part in in_time:
+        overlap_ns += max(0, min(part.end_ns, ends[part.stream]) - part.start_ns)
+        ends[part.stream] = max(part.end_ns, ends[part.stream])
+    return overlap_ns
 
 
 def _by_stream(in_time: Iterable[Activity], first_ns: int) -> dict[str, list[Activity]]:

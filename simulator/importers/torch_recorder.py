@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
 from simulator.graph import LARGEST_RUN
+from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage
 from simulator.importers.torch_watch import ModuleWatch, Site, line_of
@@ -221,14 +222,15 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             return
         phase = "update" if is_update else "backward" if is_backward else "forward"
         at = f"@{site.line}" if site.line else ""
-        name = self._unique(f"{site.path}/{_SHORT[phase]}/{ran.packet.__name__}{at}")
+        is_again = is_backward and bool(self.watch.stack)
+        name = self._unique(f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{ran.packet.__name__}{at}")
         for number, storage in enumerate(writes):
             storage.is_written = True
             if not storage.name:
                 storage.name = f"{name}.out{number or ''}"
                 storage.kind = "workspace" if phase == "update" else storage.kind
         self.lines += bool(site.line)
-        self.again += is_backward and bool(self.watch.stack)
+        self.again += is_again
         sources = [tensor for tensor in ran.given if self._known(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
         self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))

@@ -15,10 +15,14 @@ def test_a_graph_is_imported_told_and_checked(hosim, scenario, tmp_path, monkeyp
     assert lines[1:4] == ["model:", "  weights: 100 kB", "  graph: 13 ops and 13 tensors"]
     assert lines[-3:] == ["written:", "  mine.yaml", "  mine.jsonl"]
     assert hosim("check", "mine.yaml").code == 0
-    again = hosim("import", "graph", "mine.jsonl", "-o", "mine.yaml")
+    source = scenario.with_name("graph.jsonl")
+    again = hosim("import", "graph", source, "-o", "mine.yaml")
     assert (again.code, again.out) == (1, "")
     assert "a file that is there is kept" in again.err
-    said = json.loads(hosim("import", "graph", "mine.jsonl", "-o", "mine.yaml", "--force", "--json").out)
+    over = hosim("import", "graph", "mine.jsonl", "-o", "mine.yaml", "--force")
+    assert (over.code, over.out) == (1, "")
+    assert "what is read is not written over, found mine.jsonl; choose another name" in over.err
+    said = json.loads(hosim("import", "graph", source, "-o", "mine.yaml", "--force", "--json").out)
     assert said["files"] == ["mine.yaml", "mine.jsonl"]
     assert said["card"]["graph"] == "13 ops and 13 tensors"
 

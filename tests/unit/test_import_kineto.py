@@ -82,6 +82,15 @@ def test_a_stream_waits_for_what_it_was_told_to_wait_for(tmp_path, told):
     assert f"Of waits between streams {told} are as recorded, {seen} as times tell" in str(found)
 
 
+def test_what_is_cut_where_kernels_of_one_stream_overlap_is_told(tmp_path):
+    profile = Profile()
+    for number in range(3):
+        profile.kernel("abc"[number], 1 + number, 100 + 20 * number, 100)
+    found = read(tmp_path, profile)
+    assert "160 us of what overlaps on one stream are cut: it runs one at a time." in found.derived
+    assert not any("overlaps" in line for line in read(tmp_path, two_streams()).derived)
+
+
 def test_what_nothing_explains_is_idle_time_of_the_stream(tmp_path):
     found = read(tmp_path, two_streams())
     assert ops(found) == [("a", 0, 100_000), ("b", 0, 100_000), ("idle", 1, 96_000), ("c", 1, 50_000)]

@@ -53,6 +53,23 @@ def test_phases_and_kinds_follow_from_what_holds_an_op(tmp_path):
     ]
 
 
+def test_one_of_several_marked_steps_is_read(tmp_path):
+    nodes = []
+    for step in range(3):
+        a, b = tensor(10, 1, 8), tensor(11 + step, 2 + step, 8 * (step + 1))
+        nodes += [
+            node(10 * step + 2, 1, f"ProfilerStep#{step + 4}"),
+            node(10 * step + 3, 1, "aten::relu", [a], [b], RELU),
+        ]
+    found = read(tmp_path, nodes)
+    assert [told(found.graph, op) for op in found.graph.ops] == [("aten::relu", [32], [64])]
+    assert found.derived[0] == "The step is ProfilerStep#5 of 3 marked steps (--step)."
+    assert found.dropped["nodes of other steps"] == 4
+    assert [told(graph, op)[2] for graph in [read(tmp_path, nodes, step=6).graph] for op in graph.ops] == [[96]]
+    with pytest.raises(ConfigError, match="one that the profiler marked, found 3; choose of 4, 5, 6"):
+        read(tmp_path, nodes, step=3)
+
+
 def test_the_old_form_of_a_trace_is_the_same_graph(tmp_path):
     new = hosim.read_pytorch_trace(saved(tmp_path / "step.json", trace(training())))
     old = hosim.read_pytorch_trace(saved(tmp_path / "step.json", recorded.old(trace(training()))))
