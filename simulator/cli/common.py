@@ -185,7 +185,7 @@ def judged(
     if not any(row["status"] == "ok" for row in rows):
         statuses = " or ".join(sorted({str(row["status"]) for row in rows}))
         why = dict.fromkeys(str(row["notes"]) for row in rows if row["status"] == "refused")
-        failed.append("; ".join((f"{none}, all are {statuses}", *why)))
+        failed.append("; ".join((f"{none}, all are {statuses}" if none.startswith("no row ran") else none, *why)))
     for line in failed:
         click.echo(f"hosim: {line}", err=True)
     return FAILED if failed else 0

@@ -80,7 +80,7 @@ def _steps_over(tried: Rows, question: Largest) -> Panel:
     return Panel("one step", axis, "ns", drawn, "at", "step_ns")
 
 
-def free_told(row: Row, question: Largest, what: str) -> str:
+def free_told(row: Row, question: Largest, what: str, *, has_budget: bool = False) -> str:
     """Say with how much bandwidth, or capacity, a row is free: it neither stalls nor recomputes.
 
     Parameters
@@ -89,16 +89,23 @@ def free_told(row: Row, question: Largest, what: str) -> str:
         An answer, and what was searched.
     what
         What it is an amount of, for people.
+    has_budget
+        Whether it is searched without the budget that the scenario has.
     """
     who, value = row["policy"], row[question.column]
     if value is None:
         why = f": with {question.written(row['next'])} {_obstacle(row, question)}" if "next" in row else ""
         return f"No {what} that was tried makes {who} free{why}."
     start = question.read("start")
-    has = f"; now it has {question.written(start)}" if question.unit != "x" else ""
+    has = (
+        f"; now {'its budget leaves' if has_budget else 'it has'} {question.written(start)}"
+        if question.unit != "x"
+        else ""
+    )
     verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
     beyond = f" (with {question.written(row['next'])} {_obstacle(row, question)})" if "next" in row else " or less"
-    return f"{who} {verb} with {question.path} {question.written(value)}{beyond}{has}."
+    alone = " and no budget" if has_budget else ""
+    return f"{who} {verb} with {question.path} {question.written(value)}{alone}{beyond}{has}."
 
 
 def _slowdown(slowdown: float | None, question: Largest) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 from simulator import catalog, metrics
@@ -33,6 +34,8 @@ _BESIDE = (0.5, 0.8, 1.25, 2.0)
 """Times an answer: what is tried to see whether what holds there holds with more, too, and not with less."""
 _MOST_TRIED = 64
 """Where rows turn back and forth, the search ends with so many values."""
+_FINE = 1.5
+"""Where nothing does what was asked, neighbours that are no further apart are not halved: a doubling is, once."""
 _ONCE = {"may_repeat": False, "in_turn": False}
 """The bound of plans that run each op once in a step."""
 _OF_BOUND = {"step_ns", "stall_ns", "recompute_ns", "tokens_per_s"}
@@ -169,10 +172,18 @@ class Search:
         if len({*held.values()}) == 1:
             rises = next(iter(held.values())) == (self.question.sign > 0)
             edge, end = (max(held), values[-1]) if rises else (min(held), values[0])
-            return [] if edge == end else [(self.near(2 * edge if rises else edge / 2),)]
+            if edge != end:
+                return [(self.near(2 * edge if rises else edge / 2),)]
+            return [] if any(held.values()) else self._between(known)
         answer = max((at for at, holds in held.items() if holds), key=lambda at: self.question.sign * at)
         beside = dict.fromkeys(self.near(times * answer) for times in _BESIDE)
         return [(at,) for at in beside if at not in held]
+
+    def _between(self, known: Mapping[Point, Rows]) -> list[Point]:
+        """The middle of each two values that ran, once: a figure that turns may do what was asked only between them."""
+        ran = sorted(at for (at,), rows in known.items() if rows[0]["status"] == "ok")
+        middles = (self.near(math.sqrt(low * high)) for low, high in pairwise(ran) if high > _FINE * low)
+        return [(at,) for at in dict.fromkeys(middles) if (at,) not in known]
 
     def tried(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
         """Try whether a row does with a value, and how slow it is: what is in the way, if something is."""
@@ -243,8 +254,8 @@ def _freed(loaded: Loaded, question: Largest) -> Loaded:
         row.model_copy(update={"set_": {key: row.set_[key] for key in row.set_ if not _overlap(path, key)}})
         for row in scenario.policies
     ]
-    is_of_peak = question.field == f"peak.{loaded.hardware.compute_tier}"
-    changes = {"policies": tuple(rows), "budget_bytes": None if is_of_peak else scenario.budget_bytes}
+    is_of_room = question.unit != "x" and _overlap(path, f"tiers.{loaded.hardware.compute_tier}.capacity")
+    changes = {"policies": tuple(rows), "budget_bytes": None if is_of_room else scenario.budget_bytes}
     return replace(loaded, scenario=scenario.model_copy(update=changes))
 
 

@@ -16,7 +16,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -123,8 +122,8 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
     Parameters
     ----------
     path
-        The file; an earlier one is replaced. One that ends in ``.parquet`` is made in the end: until then the
-        rows stand in ``<path>.csv``.
+        The file; an earlier one is replaced once there are rows. One that ends in ``.parquet`` is made in the end:
+        until then the rows stand in ``<path>.csv``.
     columns
         What rows have, in order; what a row lacks is an empty cell.
 
@@ -140,21 +139,33 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
     )
     if path.suffix == PARQUET:
         _arrow(path)
+    is_begun = is_mine = False
+
+    def append(more: Iterable[Mapping[str, Any]]) -> None:
+        nonlocal is_begun
+        if not is_begun:
+            os.ftruncate(file, 0)
+            _append(file, columns, [dict(zip(columns, columns, strict=True))])
+            complete.append(said)
+            is_begun = True
+        _append(file, columns, more)
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(rows, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(file, 0)
-            _append(file, columns, [dict(zip(columns, columns, strict=True))])
-            complete.append(said)
-            yield partial(_append, file, columns)
+            is_mine = True
+            yield append
         finally:
+            if is_mine and not os.fstat(file).st_size:
+                rows.unlink()
             os.close(file)
         if rows != path:
             _to_parquet(rows, path, columns)
             rows.unlink()
-        complete.remove(said)
+        if is_begun:
+            complete.remove(said)
     except BlockingIOError:
         insist(False, str(rows), "one process at a time writes a study", "another one that does", "wait for it")
     except OSError as error:

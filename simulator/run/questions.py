@@ -29,6 +29,7 @@ from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Frontier, Largest, Least, Scenario
 from simulator.scenario.question import COMPUTE
+from simulator.units import exact
 
 _NONE: Given = {}
 _ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
@@ -164,6 +165,9 @@ def searched(
     at_most = search.built(question.values[-1]) if question.sign < 0 else None
     is_lacking = any(row[question.column] is None for row in found)
     capped = without_effect(at_most.hardware, None, [question.path]) if at_most is not None and is_lacking else []
+    budget = loaded.scenario.budget_bytes
+    if budget is not None and search.base.scenario.budget_bytes is None and not question.field.startswith("peak."):
+        capped = [*capped, f"All this is without the budget of the scenario, {exact(budget, 'B')}."]
     title = loaded.scenario.title or loaded.scenario.name
     view = frontier_view(found, tried if search.grows else [], question, hardware.compute_tier, capped, title)
     best = {row["policy"]: row for row in found}

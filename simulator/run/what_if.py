@@ -68,7 +68,8 @@ def _searched(case: Case, row: str, policies: Policies | None, what: str, field:
     question = catalog.question(case.loaded, Frontier, asked)
     search = Search(case.loaded, question, policies, asked, is_bounded=False)
     tell(f"{row}, which {what} would make it free", 0, 0)
-    return free_told(search.answer(search.near_bound(row), math.inf), question, what)
+    has_budget = what == "capacity" and case.loaded.scenario.budget_bytes is not None
+    return free_told(search.answer(search.near_bound(row), math.inf), question, what, has_budget=has_budget)
 
 
 def beside(fastest: Result, progress: Progress) -> list[Sweep]:

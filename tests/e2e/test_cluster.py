@@ -121,8 +121,13 @@ def test_what_a_killed_worker_had_is_done_by_another(scenario, running):
     assert found.json() == own.json()
 
 
-def test_a_cluster_that_does_not_answer_is_one_message(hosim, scenario, monkeypatch):
+def test_a_cluster_that_does_not_answer_is_one_message_and_nothing_is_lost(hosim, scenario, monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "_WAIT_S", 0.5)
+    (tmp_path / "kept.csv").write_text("an earlier result\n")
+    for name in ("kept.csv", "new.csv"):
+        grid = ("--grid", "links.*.bandwidth=1..2 GB/s:2", "--out", tmp_path / name)
+        hosim("sweep", scenario, *grid, "--no-cache", "--cluster", "tcp://127.0.0.1:9")
+    assert {file.name: file.read_text() for file in tmp_path.glob("*.csv")} == {"kept.csv": "an earlier result\n"}
     grid = ("--grid", "links.*.bandwidth=1..2 GB/s:2")
     done = hosim("sweep", scenario, *grid, "--no-cache", "--cluster", "tcp://127.0.0.1:9")
     assert (done.code, done.out) == (1, "")
