@@ -101,7 +101,7 @@ def test_a_client_that_is_killed_goes_on_where_it_was(scenario, tmp_path, runnin
     client.wait()
     assert 2 <= rows() < 40
     left = (tmp_path / "a.csv").read_text()
-    assert left.endswith("\n")
+    assert not left or left.endswith("\n")  # what was measured may be kept before rows are written
     assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, timeout=_MANY_S, check=False).returncode == 0
     assert (tmp_path / "a.csv").read_text().startswith(left)
     assert rows() == 40
