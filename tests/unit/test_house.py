@@ -47,6 +47,11 @@ def test_a_file_name_is_there_once(check):
     assert check(files, twice=["one"]) == []
 
 
+def test_a_class_name_is_there_once(check):
+    files = {"room/one.py": "class Same:\n    pass\n", "hall/other.py": "class Same:\n    pass\n"}
+    assert check(files) == ["Same: a file, or a class, has a name of its own, found it several times; find another"]
+
+
 def test_files_and_functions_are_short(check):
     assert check({"room/one.py": "\n" * 401}) == ["room.one: a file has at most 400 lines, found 401"]
     long = "def f():\n" + "    a = 1\n" * 50
