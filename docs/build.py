@@ -29,7 +29,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.catalog.text import compose, to_yaml
 from simulator.cli import hosim as command
-from simulator.formats import augmented_json, graph_jsonl, plan_jsonl, residency_json, tables_csv
+from simulator.formats import graph_jsonl, plan_jsonl, residency_json, tables_csv
 from simulator.lifetime import live_bytes
 from simulator.metrics.figures import FIGURES, SERVED
 from simulator.plan import View
@@ -68,7 +68,7 @@ _ROWS = {
 _FORMATS = {
     "Graphs: hosim-graph/1": graph_jsonl,
     "Plans: hosim-plan/1": plan_jsonl,
-    "Graphs with cache operators: hosim-augmented/1": augmented_json,
+    "Graphs with cache operators: hosim-augmented/1": graph_jsonl.write_augmented,
     "Recorded steps: residency-trace/1": residency_json,
     "Requests, and choices of routers": tables_csv,
 }
@@ -292,12 +292,13 @@ def _markdown(docstring: str) -> str:
 
 
 def formats() -> str:
-    """The files that hosim reads and writes, as the modules that do so describe them."""
+    """The files that hosim reads and writes, as what does so describes them."""
     parts = [
         f"# File formats\n\n{_MADE}\n\nFiles that hosim reads, and one that it only writes (`hosim-augmented/1`).\n"
     ]
-    for heading, module in _FORMATS.items():
-        parts.append(f"## {heading}\n\n{_restructured(inspect.cleandoc(module.__doc__ or ''))}\n")
+    for heading, described in _FORMATS.items():
+        about = (inspect.getdoc(described) or "").partition("\n\nParameters\n")[0]
+        parts.append(f"## {heading}\n\n{_restructured(about)}\n")
     return "\n".join(parts)
 
 

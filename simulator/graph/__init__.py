@@ -4,20 +4,20 @@ A *job* is what all ranks run together: one graph for all of them, or several. R
 named group.
 """
 
-from simulator.graph.collective import ALGORITHMS as ALGORITHMS
-from simulator.graph.collective import PAIRED as PAIRED
-from simulator.graph.collective import Collective as Collective
-from simulator.graph.collective import CollectiveKind as CollectiveKind
-from simulator.graph.collective import Group as Group
 from simulator.graph.job import Call as Call
 from simulator.graph.job import Job as Job
 from simulator.graph.job import Members as Members
 from simulator.graph.job import Roles as Roles
+from simulator.graph.ops import ALGORITHMS as ALGORITHMS
 from simulator.graph.ops import LARGEST as LARGEST
 from simulator.graph.ops import LARGEST_RUN as LARGEST_RUN
 from simulator.graph.ops import OP_CLASSES as OP_CLASSES
+from simulator.graph.ops import PAIRED as PAIRED
 from simulator.graph.ops import PHASES as PHASES
+from simulator.graph.ops import Collective as Collective
+from simulator.graph.ops import CollectiveKind as CollectiveKind
 from simulator.graph.ops import Graph as Graph
+from simulator.graph.ops import Group as Group
 from simulator.graph.ops import Late as Late
 from simulator.graph.ops import Op as Op
 from simulator.graph.ops import OpKind as OpKind

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import NamedTuple, Self
 
 from simulator.errors import ConfigError, insist
-from simulator.graph.collective import PAIRED
-from simulator.graph.ops import Graph
+from simulator.graph.ops import PAIRED, Graph
 from simulator.units import counted
 
 

@@ -1,15 +1,335 @@
-"""The hardware profile: tiers, links, buses, compute, the costs of the runtime, and how devices are joined.
+"""The hardware profile: one YAML document describes one machine as one of its devices sees it.
 
-One YAML document describes one machine as one of its devices sees it. Every figure in it is cited
-(``sources``), or says why it was assumed (``assumed``) or what it was fitted to (``fitted``).
+It has tiers, links, buses, compute, the costs of the runtime, and how devices are joined. Every figure is cited
+(``sources``), or the document says why it was assumed (``assumed``) or what it was fitted to (``fitted``).
 """
 
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, Self
+
+from pydantic import Field
+
+from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
 from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, ReactiveHost
-from simulator.hardware.machine import Fabric, Hardware, OnChip, Topology, asked_bytes_per_s, without_effect
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, stage_rates
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, keep_room, resolved, stage_rates
+from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
     "Allocator", "Bus", "Compaction", "Compute", "EfficiencyPoint", "Fabric", "FixedHost", "Hardware", "Host", "Link",
-    "OnChip", "ReactiveHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates",
-    "without_effect",
+    "OnChip", "ReactiveHost", "Tier", "Topology", "asked_bytes_per_s", "stage_rates", "without_effect",
 ]  # fmt: skip
+
+CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
+"""Collectives that have several algorithms."""
+AlgorithmName = Literal["ring", "tree", "direct"]
+"""Algorithms on one fabric."""
+
+ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
+    "all_reduce": ("ring", "tree", "direct"),
+    "all_gather": ("ring", "direct"),
+    "reduce_scatter": ("ring", "direct"),
+    "all_to_all": ("ring", "direct"),
+    "broadcast": ("ring", "tree"),
+}
+"""For each kind, the algorithms that have a closed form."""
+
+
+class Topology(Part):
+    """How many devices there are: rank r sits on the r-th device, node after node.
+
+    Attributes
+    ----------
+    devices_per_node
+        Devices of each node.
+    nodes
+        Nodes; all of them together are the supernode.
+    """
+
+    devices_per_node: Ranks = 1
+    nodes: Ranks = 1
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return self.devices_per_node * self.nodes
+
+    @property
+    def sharing(self) -> dict[str, int]:
+        """Scope -> how many devices share what each of that scope has one of."""
+        return {"device": 1, "node": self.devices_per_node, "supernode": self.devices}
+
+    def _check(self) -> None:
+        must = f"there are at most {MOST_RANKS:,} devices"
+        require(self.devices <= MOST_RANKS, must, f"{self.devices:,}", "nodes", do="lower it")
+
+
+class Fabric(Part):
+    """What joins devices with one another; collectives go over it.
+
+    Attributes
+    ----------
+    scope
+        Whom it joins: the devices of each ``node``, or of the ``supernode``.
+    bandwidth_bytes_per_s
+        Of one device on one plane, each way [B/s].
+    planes
+        Parallel planes; every transfer is spread over all of them.
+    latency_ns
+        Of one hop: what each step of a collective costs apart from its bytes [ns].
+    achieved_bandwidth_fraction
+        Share of the bandwidth that collectives reach.
+    algorithms
+        For a kind of collective, those that the machine's library has; ``auto`` is the fastest of them. A kind that is
+        not listed may use all.
+    chunk_bytes
+        What a collective of two levels that goes across nodes here passes from level to level at a time, in a pipeline
+        [B]; None: its levels run one after another.
+    """
+
+    scope: Literal["node", "supernode"] = "node"
+    bandwidth_bytes_per_s: BytesPerSecond = Field(alias="bandwidth")
+    planes: Few = 1
+    latency_ns: Nanoseconds = Field(0, alias="latency")
+    achieved_bandwidth_fraction: Share = Field(1.0, alias="achieved_bandwidth")
+    algorithms: dict[CollectiveName, Annotated[tuple[AlgorithmName, ...], Field(min_length=1)]] = {}
+    chunk_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="chunk")
+
+    def choices(self, kind: str) -> tuple[AlgorithmName, ...]:
+        """Algorithms among which ``auto`` takes the fastest for a kind of collective."""
+        named = {str(name): algorithms for name, algorithms in self.algorithms.items()}
+        return named.get(kind) or ALGORITHMS.get(kind, ("direct",))
+
+    def _check(self) -> None:
+        for kind, names in self.algorithms.items():
+            for name in names:
+                must = f"the algorithms of {kind} are {', '.join(ALGORITHMS[kind])}"
+                require(name in ALGORITHMS[kind], must, repr(name), "algorithms", kind, do="remove it")
+
+
+class OnChip(Part):
+    """On-chip memory: in the profile for people, not simulated.
+
+    Attributes
+    ----------
+    capacity_bytes
+        Size [B].
+    """
+
+    capacity_bytes: Bytes = Field(alias="capacity")
+
+
+class Hardware(Document):
+    """A machine, as one of its devices sees it.
+
+    Attributes
+    ----------
+    compute_tier
+        Name of the tier that kernels work in.
+    compute
+        The device's arithmetic.
+    host
+        The costs of the runtime.
+    tiers
+        Memories by name; plans and traces number them in the order of the document.
+    links
+        Ways for copies by name; plans and traces number them in the order of the document.
+    buses
+        Wires that several links or ports share, by name.
+    copy_queues
+        By name, links whose transfers wait in one queue, in issue order, for the channels that these links then share
+        (one copy stream for both directions); all of them have the same number of channels. Each other link has a
+        queue of its own.
+    topology
+        How many devices there are.
+    fabrics
+        By name, what joins devices with one another. Each has two ports a device, ``<name>.out`` and ``<name>.in``,
+        which a bus may cap together with links.
+    on_chip
+        By name, memories of the chip itself (SRAM, caches), for people.
+    allocator
+        How addresses of the compute tier are given out in rows that name another allocator than ``ideal``.
+    """
+
+    schema_: Literal["hosim/hardware/1"] = Field("hosim/hardware/1", alias="schema")
+    compute_tier: Key
+    compute: Compute
+    host: Host = Host()
+    tiers: dict[Key, Tier] = Field(min_length=1)
+    links: dict[Key, Link] = {}
+    buses: dict[Key, Bus] = {}
+    copy_queues: dict[Key, Annotated[tuple[Key, ...], Field(min_length=1)]] = {}
+    topology: Topology = Topology()
+    fabrics: dict[Key, Fabric] = {}
+    on_chip: dict[Key, OnChip] = {}
+    allocator: Allocator = Allocator()
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """Tier names in id order."""
+        return tuple(self.tiers)
+
+    @property
+    def link_names(self) -> tuple[str, ...]:
+        """Link names in id order."""
+        return tuple(self.links)
+
+    @property
+    def capped(self) -> tuple[str, ...]:
+        """What a bus may cap: links, and the ports of fabrics."""
+        return (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
+
+    @property
+    def queues(self) -> tuple[tuple[str, ...], ...]:
+        """Links that share a queue and its channels, each link in one: shared queues first, then each other link."""
+        shared = tuple(self.copy_queues.values())
+        return (*shared, *((name,) for name in self.links if not any(name in queue for queue in shared)))
+
+    @property
+    def states_energy(self) -> bool:
+        """Whether it states a power, or what an operation or a byte takes."""
+        own, here = self.compute, self.tiers[self.compute_tier]
+        stated = (own.power_mw, own.energy_fj_per_flop, here.energy_fj_per_byte)
+        return {*stated, *(link.energy_fj_per_byte for link in self.links.values())} != {None}
+
+    @property
+    def states_prices(self) -> bool:
+        """Whether it states what a device or room costs."""
+        return {self.compute.price_uusd_per_h, *(t.price_nusd_per_gb_month for t in self.tiers.values())} != {None}
+
+    def passing(self, names: Iterable[str]) -> dict[str, int]:
+        """Links whose copies pass these links or ports, and how often each does: also those that go via them."""
+        found = dict.fromkeys(names, 1)
+        for name, link in self.links.items():
+            times = sum(1 for stage in link.via if stage in found)
+            if times:
+                found[name] = found.get(name, 0) + times
+        return found
+
+    def wires(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Of these links those that all their bytes pass in the end: without what goes via another of them."""
+        known = tuple(names)
+        return tuple(name for name in known if set(known).isdisjoint(self.links[name].via))
+
+    def staging(self, tier: str) -> tuple[str, ...]:
+        """Links that keep room in a tier for the chunks that pass through it."""
+        between = {name: [stage.source for stage in link.stages[1:]] for name, link in self.links.items()}
+        return tuple(name for name, tiers in between.items() if tier in tiers)
+
+    def with_links(self, links: dict[str, Link]) -> Self:
+        """The machine with other figures for its links; what goes via them follows."""
+        return self.model_copy(update={"links": resolved(links)})
+
+    def _check(self) -> None:
+        _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", "compute_tier")
+        here, at = self.tiers[self.compute_tier], ("tiers", self.compute_tier)
+        require(here.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *at, do="add it")
+        must = "each device has a compute tier of its own"
+        require(here.scope == "device", must, f"scope {here.scope}", *at, "scope", do="set it to device")
+        for name, link in self.links.items():
+            for end in ("source", "target"):
+                _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
+            must = "a link joins two different tiers"
+            require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
+        for name, bus in self.buses.items():
+            for known in bus.links:
+                _check_name(known, self.capped, "a bus caps links and ports of fabrics", "buses", name, "links")
+            once = len(set(bus.links)) == len(bus.links)
+            require(once, "a bus names each link once", ", ".join(bus.links), "buses", name, "links")
+        self.links.update(resolved(self.links))
+        keep_room(self.links, self.tiers, self.topology.sharing)
+        for name, fabric in self.fabrics.items():
+            several = self.topology.sharing[fabric.scope] > 1
+            must = f"a fabric joins devices with one another (each {fabric.scope} has several)"
+            do = "raise topology.devices_per_node, or set its scope to supernode and raise topology.nodes"
+            require(several, must, "one device", "fabrics", name, do=do)
+            must = "a fabric and a link have different names"
+            require(name not in self.links, must, f"both {name!r}", "fabrics", name)
+        self._check_queues()
+        ends = [(link.source, link.target) for link in self.links.values()]
+        reached = _reached(self.compute_tier, ends) | _reached(self.compute_tier, [end[::-1] for end in ends])
+        for name in self.tiers:
+            must = f"links join every tier with the compute tier {self.compute_tier!r}"
+            require(name in reached, must, f"none to or from {name!r}", "tiers", name, do="add one, or remove the tier")
+
+    def _check_queues(self) -> None:
+        waiting = Counter(link for queue in self.copy_queues.values() for link in queue)
+        for name, queue in self.copy_queues.items():
+            for link in queue:
+                _check_name(link, self.links, "a copy queue serves links", "copy_queues", name)
+                require(waiting[link] == 1, "a link waits in one queue", f"{link!r} twice", "copy_queues", name)
+            channels = [self.links[link].channels for link in queue]
+            must, found = "the links of a queue have the same channels", ", ".join(map(str, channels))
+            require(len(set(channels)) == 1, must, found, "copy_queues", name)
+
+
+def _check_name(name: str, known: Iterable[str], must: str, *at: str) -> None:
+    names = tuple(known)
+    require(name in names, must, repr(name), *at, do=nearest(name, names))
+
+
+def _reached(start: str, edges: list[tuple[str, str]]) -> set[str]:
+    """The tiers that links lead to from a tier, itself included."""
+    reached = {start}
+    for _ in edges:  # as many links as there are lead to the last tier
+        reached |= {target for source, target in edges if source in reached}
+    return reached
+
+
+def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: Collection[str]) -> list[str]:
+    """Say which of the figures that were set change nothing beyond a limit, and what that is.
+
+    Parameters
+    ----------
+    hardware
+        The machine with all that was set.
+    budget_bytes
+        What a scenario lets plans use of the compute tier [B]; None if it says nothing.
+    keys
+        What was set: dotted paths, each part of which may be a pattern.
+
+    Returns
+    -------
+    list of str
+        A sentence for each limit.
+    """
+    found: list[str] = []
+
+    def tell(field: str, value: int | float, other: str, limit: int | float, unit: str = "B/s") -> None:
+        if any(fnmatchcase(field, key) and field.count(".") == key.count(".") for key in keys):
+            limits = f"{field} is {human(value, unit)}, but {other} is {human(limit, unit)}"
+            found.append(f"{limits}: more changes nothing, unless that is set as well.")
+
+    for bus_name, bus in hardware.buses.items():
+        field, rate = f"buses.{bus_name}.bandwidth", bus.bandwidth_bytes_per_s
+        for name in bus.links:
+            if name in hardware.links and _fills(hardware.links[name], bus):
+                tell(f"links.{name}.bandwidth", hardware.links[name].bandwidth_bytes_per_s, field, rate)
+        asked = asked_bytes_per_s(hardware, bus)
+        if asked <= rate:
+            tell(field, rate, "what its links carry together", asked)
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
+    if budget_bytes is not None and budget_bytes < usable:
+        tell(f"tiers.{hardware.compute_tier}.capacity", usable, "the scenario's budget", budget_bytes, "B")
+    return found
+
+
+def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
+    """What the links of a bus carry at most together, of all devices that share it [B/s].
+
+    Endless if a port of a fabric is among them.
+    """
+    links = [hardware.links.get(name) for name in bus.links]
+    return hardware.topology.sharing[bus.scope] * sum(
+        math.inf if link is None else link.bandwidth_bytes_per_s for link in links
+    )
+
+
+def _fills(link: Link, bus: Bus) -> bool:
+    """Whether a single copy of any size fills the bus, on one channel."""
+    least = min((point.fraction for point in link.efficiency), default=1.0)
+    return link.bandwidth_bytes_per_s * (least / link.servers) >= bus.bandwidth_bytes_per_s

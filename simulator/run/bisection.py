@@ -24,7 +24,7 @@ from simulator.run.grid import Cells
 from simulator.run.row import row_of
 from simulator.run.sweep import Point, Row, Rows, Study, silent
 from simulator.scenario import Frontier, Largest
-from simulator.scenario.question import COMPUTE, FASTEST
+from simulator.scenario.study import COMPUTE, FASTEST
 from simulator.units import nearest
 
 Given = Mapping[str, Any]

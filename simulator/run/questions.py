@@ -28,7 +28,7 @@ from simulator.run.case import Policies
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
 from simulator.scenario import Frontier, Largest, Least, Scenario
-from simulator.scenario.question import COMPUTE
+from simulator.scenario.study import COMPUTE
 from simulator.units import exact
 
 _NONE: Given = {}

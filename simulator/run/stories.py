@@ -12,7 +12,7 @@ from typing import Any
 from simulator import catalog, formats
 from simulator.builders import build_job, layouts
 from simulator.errors import CapacityError, insist
-from simulator.formats import augmented_json, graph_jsonl
+from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
 from simulator.plan import Plan
 from simulator.policies import static
@@ -105,7 +105,7 @@ class Planned:
                 inner.mkdir(exist_ok=True)
                 formats.plan_jsonl.write(self.result.recordings[number], tasks[number].graph, inner / "plan.jsonl")
                 for why in self.explanations[number : number + 1]:
-                    augmented_json.write(why.candidate.augmented, why.candidate.plan, inner / "augmented.json")
+                    graph_jsonl.write_augmented(why.candidate.augmented, why.candidate.plan, inner / "augmented.json")
                     decisions.write(why, inner)
             (folder / "plan.png").write_bytes(picture(self.result.timeline()).png())
             (folder / "explanation.txt").write_text(self.text() + "\n", encoding="utf-8")

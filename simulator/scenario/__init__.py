@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
-from simulator.scenario.question import Frontier, Largest, Least
+from simulator.scenario.study import Frontier, Largest, Least
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [

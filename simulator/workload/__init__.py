@@ -18,10 +18,19 @@ from simulator.workload.attention_kinds import (
     Select,
     Sparse,
 )
-from simulator.workload.models import DecoderModel, Dense, Experts, Layer, LlamaModel, Model, Other
+from simulator.workload.models import (
+    Checkpoint,
+    DecoderModel,
+    Dense,
+    Experts,
+    Layer,
+    LlamaModel,
+    Lora,
+    Model,
+    Other,
+)
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
-from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Parallel, Pools, matrix_bytes
-from simulator.workload.training import Checkpoint, Lora, Optimizer
+from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools, matrix_bytes
 
 __all__ = [
     "AXES", "Arrivals", "Arriving", "Attention", "Checkpoint", "Compress", "DecoderModel", "Dense", "Dtypes",
@@ -191,9 +200,6 @@ class Workload(Document):
         decoder = model.decoder
         if self.phase == "train":
             self._check_training(decoder)
-        for attention, part in decoder.kinds:
-            if self.phase == "train":
-                self._check_trained(attention, part)
         if self.phase not in _INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
@@ -209,17 +215,14 @@ class Workload(Document):
             times = self.new_tokens * -(-self.sequence // (self.chunk or self.sequence))
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
 
-    @staticmethod
-    def _check_trained(attention: Attention, part: Dense | Experts) -> None:
-        """Refuse parts whose backward is not built."""
-        must = "training is built without what only inference has"
-        for key in ("ranks", "copies", "buffers"):
-            do = "remove it; parallel.expert says how experts lie on ranks"
-            usual = not isinstance(part, Experts) or getattr(part, key) == Experts.model_fields[key].default
-            require(usual, must, key, "model", "feed_forward", key, do=do)
-
     def _check_training(self, model: DecoderModel) -> None:
-        """Refuse an optimizer that is said twice, and layers that the model has not."""
+        """Refuse what only inference has, an optimizer that is said twice, and layers that the model has not."""
+        for _, part in model.kinds:
+            for key in ("ranks", "copies", "buffers") if isinstance(part, Experts) else ():
+                must = "training is built without what only inference has"
+                do = "remove it; parallel.expert says how experts lie on ranks"
+                usual = getattr(part, key) == Experts.model_fields[key].default
+                require(usual, must, key, "model", "feed_forward", key, do=do)
         must, found = "what is kept of a weight is said once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")

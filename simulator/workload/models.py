@@ -1,4 +1,4 @@
-"""The dimensions of models, family by family; a decoder's attention and feed-forward are parts that it names."""
+"""The dimensions of models, family by family, and what training adds to them: adapters and checkpoints."""
 
 from __future__ import annotations
 
@@ -294,3 +294,40 @@ Model = Annotated[
     Discriminator(_family),
 ]
 """The dimensions of a model of one of the families; the first family where none is named."""
+
+
+class Lora(Part):
+    """Low-rank adapters beside some linears, in place of training these (LoRA, arXiv 2106.09685, section 4.1).
+
+    Attributes
+    ----------
+    rank
+        Width between the two matrices of an adapter.
+    targets
+        Patterns of linears of a layer (``attn.q``, ``ffn.*``) that have one; default: the queries and values of LoRA's
+        own experiments (section 4.2) and of PEFT's defaults. Latent attention has no such, and PEFT names none for it;
+        there, by choice, what makes queries of heads (``attn.q_b``, or ``attn.q``), and the latent (``attn.kv_a``).
+    """
+
+    rank: Count
+    targets: tuple[str, ...] = ("attn.q", "attn.v", "attn.q_b", "attn.kv_a")
+
+
+class Checkpoint(Part):
+    """What backward runs again rather than keep (activation checkpointing, Chen et al., arXiv 1604.06174).
+
+    Attributes
+    ----------
+    part
+        All of a layer (``layer``), so that what it takes is saved alone; or its ``attention``, from the norm to what
+        the output projection takes; or its ``feed_forward`` with its norm.
+    layers
+        Numbers of the layers, from 0; default: all.
+    """
+
+    part: Literal["layer", "attention", "feed_forward"] = "layer"
+    layers: tuple[FewOrNone, ...] | None = None
+
+    def takes(self, part: str, layer: int) -> bool:
+        """Whether this part of a layer runs again."""
+        return part == self.part and (self.layers is None or layer in self.layers)

@@ -10,7 +10,7 @@ import pytest
 from policy_problems import DDR, HBM, check_augmented, machine, problem, replay, tell, train
 from stories import graph
 
-from simulator.formats import augmented_json
+from simulator.formats import graph_jsonl
 from simulator.graph import TensorKind
 from simulator.hardware import Hardware
 from simulator.plan import COPY
@@ -279,7 +279,7 @@ def test_every_gap_is_explained_and_one_tensor_is_told_in_full():
 def test_the_graph_is_exported_with_its_edges(tmp_path):
     p, augmented = one_trip()
     plan = write(p, augmented)
-    augmented_json.write(augmented, plan, tmp_path / "a.json")
+    graph_jsonl.write_augmented(augmented, plan, tmp_path / "a.json")
     read = json.loads((tmp_path / "a.json").read_bytes())
     assert read["schema"] == "hosim-augmented/1"
     assert [(one["name"], one["window"], one["position"]) for one in read["cache_ops"]][2] == (
