@@ -175,7 +175,7 @@ def _shipped(kind: str, schema: Mapping[str, Any]) -> dict[str, str]:
     said: dict[str, list[tuple[int, str, str]]] = {}
     for document in catalog.names(kind):
         text = catalog.path_of(document, kind).read_text(encoding="utf-8")
-        for name, value in _uses(schema, compose(text, document).plain(), schema["$defs"]):
+        for name, value in _uses(schema, compose(text, document).data, schema["$defs"]):
             lines = to_yaml(value)
             if lines.count("\n") <= _EXAMPLE_LINES:
                 said.setdefault(name, []).append((len(value), document, lines))

@@ -38,7 +38,7 @@ def setting(text: str) -> tuple[str, Any]:
     key, value = key.strip(), value.strip()
     insist(key and value, "set", "a change is a key, '=' and a value", repr(text), do)
     is_list = value.startswith(("[", "{"))
-    return key, compose(f"value: {value}", f"set, {key}").plain()["value"] if is_list else scalar(value)
+    return key, compose(f"value: {value}", f"set, {key}").data["value"] if is_list else scalar(value)
 
 
 def factor(text: str) -> tuple[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 
 from simulator import inputs
-from simulator.catalog.text import Node, compose, to_yaml
+from simulator.catalog.text import Tree, compose, to_yaml
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
@@ -53,18 +53,18 @@ class Entry(Generic[D]):
         Where it lies.
     sha256
         Digest of its bytes.
-    node
+    tree
         Its fields with their lines.
     """
 
     document: D
     path: Path
     sha256: str
-    node: Node
+    tree: Tree
 
     def place(self, *keys: str) -> str:
         """Where a field stands: file, line and path."""
-        return _place(self.path, self.node, keys)
+        return _place(self.path, self.tree, keys)
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -133,14 +133,14 @@ def load(
     path = path_of(ref, kind, base_dir) if kind else _file((base_dir or Path()) / ref, "a document is a file")
     data = inputs.whole(path, _LARGEST_BYTES)
     try:
-        node = compose(data.decode("utf-8-sig"), shown(path))
+        tree = compose(data.decode("utf-8-sig"), shown(path))
     except UnicodeDecodeError as error:
         where = f"{shown(path)}:{data.count(10, 0, error.start) + 1}"
         found = f"the byte 0x{data[error.start]:02x}"
         raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
     is_strict = is_strict or path.is_relative_to(_root())
-    document = _validated(node, _model_of(node, kind, path), path, is_strict=is_strict)
-    return Entry(document, path, hashlib.sha256(data).hexdigest(), node)
+    document = _validated(tree, _model_of(tree, kind, path), path, is_strict=is_strict)
+    return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
 
 
 def read_hardware(ref: str | Path, base_dir: Path | None = None) -> Hardware:
@@ -211,32 +211,32 @@ def _file(path: Path, must: str, do: str = "correct the path") -> Path:
     return path
 
 
-def _model_of(node: Node, wanted: str | None, path: Path) -> type[Document]:
+def _model_of(tree: Tree, wanted: str | None, path: Path) -> type[Document]:
     """The type that a document says it has."""
     models = {_mark(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
-    found = node.value["schema"].plain() if "schema" in node.value else None
+    found = tree.data.get("schema")
     for mark, model in models.items():
         if mark == found:
             return model
     rule = f"the key schema says that this is a {wanted or 'hardware, workload, scenario or study'} document"
-    raise ConfigError(_place(path, node, ("schema",)), rule, in_yaml(found), nearest(str(found), tuple(models)))
+    raise ConfigError(_place(path, tree, ("schema",)), rule, in_yaml(found), nearest(str(found), tuple(models)))
 
 
-def _validated(node: Node, model: type[Document], path: Path, *, is_strict: bool) -> Document:
-    data = node.plain()
+def _validated(tree: Tree, model: type[Document], path: Path, *, is_strict: bool) -> Document:
+    data = tree.data
     try:
         document = model.model_validate(data, by_alias=True, by_name=False)
         wrong = list(document.field_errors(is_strict=is_strict))
     except ValidationError as error:
         wrong = faults(error, data)
     if wrong:
-        wrong.sort(key=lambda fault: node.line_of(fault.at))
-        raise to_error(wrong, shown(path), lambda keys: _place(path, node, keys))
+        wrong.sort(key=lambda fault: tree.line_of(fault.at))
+        raise to_error(wrong, shown(path), lambda keys: _place(path, tree, keys))
     return document
 
 
-def _place(path: Path, node: Node, keys: Keys) -> str:
-    return f"{shown(path)}:{node.line_of(keys)}" + (f", {'.'.join(keys)}" if keys else "")
+def _place(path: Path, tree: Tree, keys: Keys) -> str:
+    return f"{shown(path)}:{tree.line_of(keys)}" + (f", {'.'.join(keys)}" if keys else "")
 
 
 @contextmanager

@@ -2,15 +2,14 @@
 
 Only what YAML 1.2 calls core is typed, and strictly: ``true``, ``false``, ``null``, decimal integers without leading
 zeros, and decimal floats (``1e-6`` is one). All else is text, so that ``yes``, ``12:30`` and ``017`` stay what they
-are. libyaml reads the events; the tree is built here, because it must know its lines, refuse a key that comes twice
-and survive a hostile file.
+are. libyaml composes the nodes with their lines; a key that comes twice, and what a hostile file may hold, is refused
+here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -26,47 +25,85 @@ _DEEPEST, _LARGEST = 32, 100_000
 _DEFAULT_TAGS = (None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
-@dataclass(slots=True)
-class Node:
-    """A value of the document, and where it stands.
+class Tree:
+    """What a document says, and on which line.
+
+    Parameters
+    ----------
+    root
+        The mapping that a document is, as libyaml reads it.
+    file
+        Name of the file, for errors.
 
     Attributes
     ----------
-    line
-        Line of its first character, from 1.
-    value
-        A scalar, or the nodes of a mapping or a list.
-    key_lines
-        Of a mapping: key -> line.
-    size
-        Number of values in it, itself and what aliases repeat included.
+    data
+        What it says, as plain Python data.
+
+    Raises
+    ------
+    ConfigError
+        If it holds a key twice, a key that is no word, a tag, control characters, or too much.
     """
 
-    line: int
-    value: Any
-    key_lines: dict[str, int] = field(default_factory=dict)
-    size: int = 1
-
-    def plain(self) -> Any:
-        """The value as plain Python data."""
-        if isinstance(self.value, dict):
-            return {key: node.plain() for key, node in self.value.items()}
-        if isinstance(self.value, list):
-            return [node.plain() for node in self.value]
-        return self.value
+    def __init__(self, root: yaml.MappingNode, file: str) -> None:
+        self._root, self._file, self._size = root, file, 0
+        self.data: dict[str, Any] = self._read(root, 0)
 
     def line_of(self, path: Sequence[str]) -> int:
-        """Line of the key or entry at `path`; of its nearest parent if the document has no such field."""
-        node, line = self, self.line
+        """Line of the key or entry at `path`, from 1; of its nearest parent if the document has no such field."""
+        node, line = self._root, _line(self._root)
         for part in path:
-            if isinstance(node.value, dict) and part in node.value:
-                line, node = node.key_lines[part], node.value[part]
-            elif isinstance(node.value, list) and part.isdigit() and int(part) < len(node.value):
-                node = node.value[int(part)]
-                line = node.line
+            if isinstance(node, yaml.MappingNode):
+                entries = {key.value: (key, value) for key, value in node.value}
             else:
+                entries = {str(number): (entry, entry) for number, entry in enumerate(node.value)}
+            if isinstance(node, yaml.ScalarNode) or part not in entries:
                 break
+            key, node = entries[part]
+            line = _line(key)
         return line
+
+    def _read(self, node: yaml.Node, depth: int) -> Any:
+        """The value of a node, which `depth` mappings and lists hold; what an alias repeats counts each time."""
+        self._size += 1
+        if self._size > _LARGEST:
+            must, do = f"a document holds at most {_LARGEST:,} values", "make it smaller"
+            raise ConfigError(self._file, must, "more, aliases included", do)
+        if node.tag not in _DEFAULT_TAGS:
+            raise self._error(node, "a document has no tags", repr(node.tag), "remove the tag")
+        if isinstance(node, yaml.ScalarNode):
+            if odd := CONTROLS.search(node.value):
+                raise self._error(node, "a text has no control characters", repr(odd[0]), "remove it")
+            return node.value if node.style in ("'", '"', "|", ">") else scalar(node.value)
+        if depth == _DEEPEST:
+            raise _too_deep(f"{self._file}:{_line(node)}")
+        if isinstance(node, yaml.SequenceNode):
+            return [self._read(entry, depth + 1) for entry in node.value]
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            self._check_key(key, lines)
+            lines[key.value] = _line(key)
+        return {key.value: self._read(value, depth + 1) for key, value in node.value}
+
+    def _check_key(self, key: yaml.Node, lines: Mapping[str, int]) -> None:
+        """Refuse a key that is no word, or that stands among those above it."""
+        if not isinstance(key, yaml.ScalarNode):
+            raise self._error(key, "a key is a word", "a list or a mapping", "write a word")
+        self._read(key, 0)
+        if len(key.value) > LONGEST_NAME or not key.value.isprintable():
+            must = f"a key is one line of at most {LONGEST_NAME:,} characters"
+            raise self._error(key, must, repr(key.value), "shorten it")
+        if key.value in lines:
+            found = f"{key.value!r} again, first on line {lines[key.value]}"
+            raise self._error(key, "each key comes once", found, "remove one of them")
+
+    def _error(self, node: yaml.Node, must: str, found: str, do: str) -> ConfigError:
+        return ConfigError(f"{self._file}:{_line(node)}", must, found, do)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
 
 
 def scalar(text: str) -> bool | int | float | str | None:
@@ -84,7 +121,7 @@ def scalar(text: str) -> bool | int | float | str | None:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def compose(text: str, file: str) -> Node:
+def compose(text: str, file: str) -> Tree:
     """Read the one mapping that a document is.
 
     Parameters
@@ -97,98 +134,21 @@ def compose(text: str, file: str) -> Node:
     Raises
     ------
     ConfigError
-        If it is no YAML, holds a key twice, a tag, more than one document, too much, or something else than a mapping.
+        If it is no YAML, more than one document, something else than a mapping, or what a `Tree` refuses.
     """
-    composer = _Composer(file, yaml.parse(text, Loader=_Loader))
     try:
-        root = composer.document()
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _broken(error, text, file) from None
+    except RecursionError:  # where PyYAML is without libyaml, which refuses such itself
+        raise _too_deep(file) from None
     if root is None:
         raise ConfigError(file, "a document holds keys and values", "an empty file", "write the document")
-    if not isinstance(root.value, dict):
-        found = "a list" if isinstance(root.value, list) else f"the value {root.value!r:.40}"
-        raise composer.error(root.line, "a document is a mapping of keys to values", found, "write 'key: value' lines")
-    return root
-
-
-class _Composer:
-    """Makes nodes of events, each with all that is in it before the next."""
-
-    def __init__(self, file: str, events: Iterator[Any]) -> None:
-        self.file, self.events = file, events
-        self.anchors: dict[str, Node] = {}
-
-    def document(self) -> Node | None:
-        """The only document; None if the file is empty."""
-        root = None
-        for event in self.events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                if root is not None:
-                    line = self.line(event)
-                    raise self.error(line, "a file holds one document", "a second one", "move it to a file of its own")
-                root = self.node(next(self.events), 0)
-        return root
-
-    def node(self, event: Any, depth: int) -> Node:
-        """The value that begins with an event, which `depth` mappings and lists hold."""
-        line = self.line(event)
-        if isinstance(event, yaml.AliasEvent):
-            if event.anchor not in self.anchors:
-                rule, do = "an alias repeats an anchor that ended above it", f"define '&{event.anchor}' first"
-                raise self.error(line, rule, f"'*{event.anchor}'", do)
-            return self.anchors[event.anchor]
-        if event.tag not in _DEFAULT_TAGS:
-            raise self.error(line, "a document has no tags", repr(event.tag), "remove the tag")
-        if isinstance(event, yaml.ScalarEvent):
-            if odd := CONTROLS.search(event.value):
-                raise self.error(line, "a text has no control characters", repr(odd[0]), "remove it")
-            node = Node(line, event.value if event.style in ("'", '"', "|", ">") else scalar(event.value))
-        elif depth == _DEEPEST:
-            raise _too_deep(f"{self.file}:{line}")
-        else:
-            node = self.collection(event, line, depth + 1)
-        if event.anchor is not None:
-            self.anchors[event.anchor] = node
-        return node
-
-    def collection(self, start: Any, line: int, depth: int) -> Node:
-        """A mapping or a list, to its end."""
-        node = Node(line, {} if isinstance(start, yaml.MappingStartEvent) else [])
-        while not isinstance(event := next(self.events), yaml.CollectionEndEvent):
-            if isinstance(node.value, list):
-                node.value.append(entry := self.node(event, depth))
-            else:
-                key = self.key(event, node)
-                entry = node.value[key] = self.node(next(self.events), depth)
-            node.size += entry.size
-            if node.size > _LARGEST:
-                found = "more, aliases included"
-                raise self.error(entry.line, f"a document holds at most {_LARGEST:,} values", found, "make it smaller")
-        return node
-
-    def key(self, event: Any, node: Node) -> str:
-        """The next key of a mapping; its line is noted."""
-        line = self.line(event)
-        if not isinstance(event, yaml.ScalarEvent):
-            raise self.error(line, "a key is a word", "a list, a mapping or an alias", "write a word")
-        key = str(self.node(event, 0) and event.value)
-        if len(key) > LONGEST_NAME or not key.isprintable():
-            rule = f"a key is one line of at most {LONGEST_NAME:,} characters"
-            raise self.error(line, rule, repr(key), "shorten it")
-        if key in node.value:
-            found = f"{key!r} again, first on line {node.key_lines[key]}"
-            raise self.error(line, "each key comes once", found, "remove one of them")
-        node.key_lines[key] = line
-        return key
-
-    def line(self, event: Any) -> int:
-        """The line on which an event begins, from 1."""
-        return int(event.start_mark.line) + 1
-
-    def error(self, line: int, must: str, found: str, do: str) -> ConfigError:
-        """What is wrong with a line."""
-        return ConfigError(f"{self.file}:{line}", must, found, do)
+    if not isinstance(root, yaml.MappingNode):
+        found = "a list" if isinstance(root, yaml.SequenceNode) else f"the value {scalar(root.value)!r:.40}"
+        must = "a document is a mapping of keys to values"
+        raise ConfigError(f"{file}:{_line(root)}", must, found, "write 'key: value' lines")
+    return Tree(root, file)
 
 
 def _too_deep(where: str) -> ConfigError:
@@ -200,7 +160,10 @@ def _broken(error: yaml.YAMLError, text: str, file: str) -> ConfigError:
     line = mark.line + 1 if mark else text.encode(errors="replace").count(b"\n", 0, getattr(error, "position", 0)) + 1
     if "nesting depth" in str(error):  # libyaml 0.2.6 and later read ahead of the events and refuse 1,000 levels
         return _too_deep(f"{file}:{line}")
-    found = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
+    found = " ".join(str(error).replace('in "<unicode string>", ', "at ").split()).removeprefix("found ")
+    if isinstance(error, yaml.composer.ComposerError):
+        must = "a file is one document, with each anchor once, above its aliases"
+        return ConfigError(f"{file}:{line}", must, found, "correct the line")
     do = "correct the line: spaces for indentation, 'key: value' with a space, quotes around special characters"
     return ConfigError(f"{file}:{line}", "a document is well-formed YAML", found, do)
 

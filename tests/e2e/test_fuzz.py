@@ -61,7 +61,7 @@ class Kind(NamedTuple):
 
 
 def _shipped(pattern: str) -> list[Any]:
-    return [compose(path.read_text(), path.name).plain() for path in sorted(ROOT.glob(pattern))]
+    return [compose(path.read_text(), path.name).data for path in sorted(ROOT.glob(pattern))]
 
 
 def _lines_of(path: Path) -> list[Any]:
@@ -121,13 +121,11 @@ SHIPPED = (
 )
 SERVED = serving_cases.STORY.replace("KV_TIERS", serving_cases.SMALL_TIERS)
 STORIES = [
-    *(compose(text, "here").plain() for text in (chain.SCENARIO, documents.STORY, SERVED)),
+    *(compose(text, "here").data for text in (chain.SCENARIO, documents.STORY, SERVED)),
     *(one for name in SHIPPED for one in _shipped(f"scenarios/{name}.yaml")),
 ]
 KINDS = {
-    "hardware": _document(
-        "machine.yaml", [compose(chain.MACHINE, "here").plain(), *_shipped("hardware_profiles/*.yaml")]
-    ),
+    "hardware": _document("machine.yaml", [compose(chain.MACHINE, "here").data, *_shipped("hardware_profiles/*.yaml")]),
     "workload": _document("mutated.yaml", _shipped("workloads/*.yaml")),
     "scenario": _document("scenario.yaml", STORIES),
     "graph": _records(

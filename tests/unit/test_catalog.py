@@ -27,7 +27,7 @@ def test_every_shipped_document_reads_and_writes_itself(kind, name):
     entry = catalog.load(name, kind)
     assert entry.document.name == name
     assert entry.document.title
-    assert type(entry.document).model_validate(compose(catalog.dump(entry.document), "dump").plain()) == entry.document
+    assert type(entry.document).model_validate(compose(catalog.dump(entry.document), "dump").data) == entry.document
 
 
 @pytest.mark.parametrize("name", catalog.names("scenario"))
@@ -146,11 +146,11 @@ def editor(kind):
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in catalog.KINDS for name in catalog.names(kind)])
 def test_editors_accept_what_ships(kind, name):
-    editor(kind).validate(catalog.load(name, kind).node.plain())
+    editor(kind).validate(catalog.load(name, kind).tree.data)
 
 
 def test_editors_refuse_what_hosim_refuses():
-    data = catalog.load("ascend_910c_die", "hardware").node.plain()
+    data = catalog.load("ascend_910c_die", "hardware").tree.data
     data["links"]["d2h"]["bandwidth"] = 40
     with pytest.raises(jsonschema.ValidationError, match="40 is not of type 'string'"):
         jsonschema.validate(data, catalog.schema("hardware"))

@@ -67,7 +67,7 @@ def test_a_field_left_at_its_default_can_be_set(folder):
     assert hardware.links["d2h"].latency_ns == 5_000
     assert hardware.host.reactive.sync_ns == 3_000
     assert hardware.compute.achieved_fraction == {"default": 0.5}
-    assert hardware.host.queue_depth == Hardware.model_validate(compose(BOX, "box").plain()).host.queue_depth
+    assert hardware.host.queue_depth == Hardware.model_validate(compose(BOX, "box").data).host.queue_depth
 
 
 def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder):
