@@ -1,23 +1,350 @@
-"""Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML."""
+"""Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML.
 
-from simulator.catalog.loaded import Axis as Axis
-from simulator.catalog.loaded import BudgetError as BudgetError
-from simulator.catalog.loaded import Loaded as Loaded
-from simulator.catalog.loaded import at as at
-from simulator.catalog.resolved import asked_at as asked_at
-from simulator.catalog.resolved import left_open as left_open
-from simulator.catalog.resolved import question as question
-from simulator.catalog.resolved import resolve as resolve
-from simulator.catalog.resolved import scenario_of as scenario_of
-from simulator.catalog.resolved import studied as studied
-from simulator.catalog.settings import factor as factor
-from simulator.catalog.settings import setting as setting
-from simulator.catalog.shelf import KINDS as KINDS
-from simulator.catalog.shelf import dump as dump
-from simulator.catalog.shelf import load as load
-from simulator.catalog.shelf import names as names
-from simulator.catalog.shelf import path_of as path_of
-from simulator.catalog.shelf import read_hardware as read_hardware
-from simulator.catalog.shelf import read_scenario as read_scenario
-from simulator.catalog.shelf import read_workload as read_workload
-from simulator.catalog.shelf import schema as schema
+A scenario is read with all that it names, and its documents are held to what they must be beside one another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import partial
+from glob import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+
+from simulator import inputs
+from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, outside, own_change, recorded
+from simulator.catalog.settings import apply, factor, fields, setting
+from simulator.catalog.shelf import (
+    KINDS,
+    Entry,
+    dump,
+    load,
+    names,
+    path_of,
+    read_hardware,
+    read_scenario,
+    read_workload,
+    schema,
+    to_error,
+    told_at,
+)
+from simulator.catalog.text import scalar
+from simulator.document import Document, faults
+from simulator.errors import ConfigError, insist
+from simulator.hardware import Hardware
+from simulator.scenario import Frontier, Largest, Scenario, Unstated
+from simulator.scenario.claim import WORKLOAD
+from simulator.scenario.study import StudyDocument
+from simulator.units import FieldError, exact, nearest, require, unit_of
+from simulator.workload import Workload
+
+__all__ = [
+    "KINDS", "Axis", "BudgetError", "Loaded", "asked_at", "at", "dump", "factor", "left_open", "load", "names",
+    "path_of", "question", "read_hardware", "read_scenario", "read_workload", "resolve", "scenario_of", "schema",
+    "setting", "studied",
+]  # fmt: skip
+
+
+def resolve(
+    scenario: str | Path | Scenario,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    hardware: Hardware | None = None,
+    workload: Workload | None = None,
+) -> Loaded:
+    """Read a scenario and what it names, and apply what it sets.
+
+    Parameters
+    ----------
+    scenario
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    changes
+        Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path that begins
+        with ``workload.`` is of the workload, any other one of the machine.
+    hardware, workload
+        Instead of the ones that the scenario names.
+
+    Raises
+    ------
+    ConfigError
+        If a document, a change, a home or the budget is wrong.
+    """
+    do = "write {'links.*.bandwidth': '50 GB/s'}"
+    insist(isinstance(changes or {}, Mapping), "set", "changes are fields with their values", repr(changes), do)
+    entries: dict[str, Entry[Any]] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
+    story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
+    base = entries["scenario"].path.parent if entries else Path()
+    every = outside(changes or {})
+    asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
+    for kind, ref, given in (("hardware", story.hardware, hardware), ("workload", story.workload, workload)):
+        if given is None:
+            by = entries.get("scenario")
+            with told_at(by.place(kind) if by else f"scenario {story.name!r}, {kind}"):
+                path = path_of(ref, kind, base)
+            entries[kind] = load(path, kind)
+    of_work = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
+    subject = apply(workload or entries["workload"].document, of_work)
+    workload_dir = entries["workload"].path.parent if "workload" in entries else base
+    paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
+    machine = hardware or entries["hardware"].document
+    loaded = Loaded(story, machine, subject, base, workload_dir, paths, digests, entries=entries)
+    own = {key: own_change(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
+    loaded = replace(loaded, scenario=recorded(story, asked), hardware=apply(machine, {**own, **asked}))
+    _check_tiers(loaded)
+    check_budget(loaded, loaded.place("budget"))
+    if not changes:  # what was changed is no longer fitted, and nothing is expected of it
+        _check_figures(loaded)
+    _add_files(loaded)
+    if not changes and hardware is None and workload is None:
+        for one in left_open(loaded):  # that can be varied, before anything runs
+            for value in one.parameter.options or one.parameter.tried[:: len(one.parameter.tried) - 1]:
+                at(loaded, {one.axis: value})
+    return loaded
+
+
+def studied(
+    asked: str | Path | Scenario | StudyDocument, changes: Mapping[str, Any] | None = None
+) -> tuple[StudyDocument | None, Loaded]:
+    """Read a study with its scenario, or a scenario alone.
+
+    Parameters
+    ----------
+    asked
+        The name of a study or a scenario in the catalogue, a path that ends in ``.yaml``, or the document itself.
+    changes
+        As for `resolve`; they win over those of the study.
+
+    Raises
+    ------
+    ConfigError
+        As for `resolve`.
+    """
+    base = Path()
+    if isinstance(asked, str | Path):
+        is_path = isinstance(asked, Path) or asked.endswith((".yaml", ".yml"))
+        kind = None if is_path else "study" if asked in names("study") else "scenario"
+        entry = load(asked, kind)
+        base, found = entry.path.parent, entry.document
+        if not isinstance(found, StudyDocument):
+            return None, resolve(entry.path, changes)
+        asked = found
+    if not isinstance(asked, StudyDocument):
+        return None, resolve(asked, changes)
+    named = path_of(asked.scenario, "scenario", base)
+    return asked, resolve(named, {**asked.set_, **(changes or {})})
+
+
+# Policies of a scenario that nobody wrote, unless others are named: nothing moves, a runtime, and a compiler.
+_ROWS = ("resident", "reactive", "static")
+
+
+def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[str] = ()) -> Scenario:
+    """Make the scenario of a workload on a machine, which then needs no document.
+
+    Parameters
+    ----------
+    hardware, workload
+        Names in the catalogue, or paths that end in ``.yaml``, relative to the working directory.
+    policies
+        Its rows, each with its default options; default: ``resident``, ``reactive`` and ``static``.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such document.
+    """
+    names = [path_of(ref, kind).stem for ref, kind in ((workload, "workload"), (hardware, "hardware"))]
+    rows = [{"policy": name} for name in policies] or [{"policy": name} for name in _ROWS]
+    said: dict[str, Any] = {
+        "name": re.sub(r"[^A-Za-z0-9_.-]", "-", "_on_".join(names)).lstrip("_.-"),
+        "title": " on ".join(names),
+    }
+    said |= {"hardware": str(hardware), "workload": str(workload), "policies": rows}
+    try:
+        return Scenario.model_validate(said)
+    except ValidationError as error:
+        raise to_error(faults(error, said), "scenario", lambda keys: ".".join(("scenario", *keys))) from None
+
+
+def _add_files(loaded: Loaded) -> None:
+    """Note the plans, the graph and the tables that the documents name."""
+    story, work = loaded.scenario, loaded.workload
+    for index, choice in enumerate(story.policies):
+        if choice.is_file:
+            _add_file(loaded, f"plan {choice.row}", choice.policy, "scenario", "policies", str(index))
+    _add_file(loaded, "draws", story.draws.file, "scenario", "draws", "file")
+    _add_file(loaded, "graph", work.graph, "workload", "graph")
+    if work.requests:
+        _add_file(loaded, "requests", work.requests.file, "workload", "requests", "file")
+
+
+def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys: str) -> None:
+    """Note a file that a document names, or all that match the name."""
+    if name is None:
+        return
+    entry = loaded.entries.get(document)
+    path = (loaded.scenario_dir if document == "scenario" else loaded.workload_dir) / name
+    above = next(parent for parent in path.parents if "*" not in str(parent))
+    pattern = "*".join(map(escape, str(path.relative_to(above)).split("*")))
+    for file in sorted(above.glob(pattern)) or [path]:
+        label = role if file == path else f"{role} {file.relative_to(above)}"
+        with told_at(entry.place(*keys) if entry else f"{document}, {'.'.join(keys)}"):
+            loaded.sha256[label] = inputs.digest(file)
+        loaded.paths[label] = file
+    loaded.paths[role] = path
+
+
+def _check_tiers(loaded: Loaded) -> None:
+    """Refuse homes, and tiers for KV blocks, that the machine does not have."""
+    tiers = tuple(loaded.hardware.tiers)
+    homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
+    for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
+        known = (*tiers, "free") if keys in homes else tiers
+        rule = f"what {keys[0]} names is a tier of the machine"
+        insist(tier in known, loaded.place(*keys), rule, repr(tier), nearest(tier, known))
+
+
+def _check_figures(loaded: Loaded) -> None:
+    """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
+    documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
+    fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
+    for number, one in enumerate(loaded.scenario.expect):
+        where = loaded.place("expect", str(number), "figure")
+        if one.kind == "predicted" and one.figure in fits:
+            path, document = fits[one.figure]
+            rule = "no scenario predicts a printed figure that something in it was fitted to"
+            found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
+            raise ConfigError(where, rule, found, "set kind: fitted, or name another figure")
+        if one.kind == "fitted" and one.figure not in fits:
+            rule = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
+            do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
+            raise ConfigError(where, rule, repr(one.figure), do)
+
+
+class LeftOpen(NamedTuple):
+    """A parameter that the claim of a scenario leaves open.
+
+    Attributes
+    ----------
+    parameter, axis
+        What the claim says of it, and what is varied.
+    taken
+        What the scenario takes for it, as a number of the parameter's unit, or by its name.
+    """
+
+    parameter: Unstated
+    axis: Axis
+    taken: float | str
+
+
+def left_open(loaded: Loaded) -> Iterator[LeftOpen]:
+    """Iterate over the parameters that the claim of a scenario leaves open; none if it has no claim.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, its machine and its workload.
+
+    Raises
+    ------
+    ConfigError
+        If a path names no field, the fields have several values, or one that may not be; or if a row sets one.
+    """
+    for number, one in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
+        axis = Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit, one.options)
+        yield LeftOpen(one, axis, _taken(loaded, one, axis))
+
+
+def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float | str:
+    set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
+    found: dict[float | str, str] = {}
+    with told_at(axis.where):
+        for field in one.fields:
+            in_workload = field.startswith(WORKLOAD)
+            document = loaded.workload if in_workload else loaded.hardware
+            for keys, value in fields(document, field.removeprefix(WORKLOAD)):
+                path = ".".join(keys)
+                found[1.0 if one.is_factor else one.read(value)] = path
+                is_own = not in_workload and not one.is_factor
+                if is_own and any(fnmatchcase(path, key) for key in set_by_rows):  # another value would not reach it
+                    rule = "what a row sets is stated, and no parameter that is left open"
+                    do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
+                    raise FieldError(rule, path, do)
+    values = " and ".join(f"{axis.written(value)} ({path})" for value, path in found.items())
+    rule, do = "the fields of a parameter have one value", "make parameters of their own of them"
+    insist(len(found) == 1, axis.where, rule, values, do)
+    (value,) = found
+    rule, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
+    is_inside = isinstance(value, str) or one.read(one.low) <= value <= one.read(one.high)
+    insist(is_inside, axis.where, rule, f"{axis.written(value)} {outside}", "widen the range")
+    return value
+
+
+def question(loaded: Loaded, kind: type[Largest], given: Mapping[str, Any]) -> Largest:
+    """What is asked of a scenario: up, or down, to which value of a field its rows fit.
+
+    Parameters
+    ----------
+    loaded
+        The scenario, with what it asks already.
+    kind
+        The question.
+    given
+        What is asked instead; where that is None, the scenario's word holds.
+
+    Raises
+    ------
+    ConfigError
+        If nothing says what is searched, or how far.
+    """
+    stated, where = getattr(loaded.scenario, kind.key, None), partial(asked_at, loaded, kind.key, given)
+    new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
+    asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
+    if issubclass(kind, Frontier):
+        with told_at(where("field")):
+            asked["start"] = _start(loaded, str(asked.get("field")))
+    try:
+        return kind.model_validate(asked)
+    except ValidationError as error:
+        raise to_error(faults(error, asked), kind.key, lambda keys: where(*keys)) from None
+
+
+def _start(loaded: Loaded, field: str) -> Any:
+    """What the documents say of a field: ``1x`` if its fields differ, a beginning if there is no limit."""
+    here, budget, path = loaded.hardware.compute_tier, loaded.scenario.budget_bytes, Frontier.path_of(field)
+    if field == f"peak.{here}" and budget is not None:
+        return exact(loaded.hardware.tiers[here].capacity_for(budget), "B")
+    documents: dict[str, Document] = {"workload": loaded.workload, "scenario": loaded.scenario}
+    found = []
+    for part in path.split(" + "):
+        document, _, key = part.partition(".")
+        found += fields(documents.get(document, loaded.hardware), key if document in documents else part)
+    if len({repr(value) for _, value in found}) > 1:
+        return "1x"
+    ((_, value),) = found[:1]
+    if value is None and path == "scenario.budget":
+        value = exact(loaded.hardware.tiers[here].usable_bytes, "B")
+    rule = "what is searched is a quantity or a number"
+    is_amount = isinstance(value, int | float) and not isinstance(value, bool)
+    require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
+    return value if value != "inf" else "1 TB" if path.endswith("capacity") else "1 TB/s"
+
+
+def asked_at(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:
+    """Where a part of a question was asked for: an option, or a place in the scenario.
+
+    Parameters
+    ----------
+    loaded, question, given
+        The scenario, the key of the question in it, and what is asked instead of what the scenario says.
+    keys
+        What leads to the part.
+    """
+    option = "of" if (question, *keys[:1]) == (Frontier.key, "field") else "".join(keys[:1]).replace("_", "-")
+    is_given = bool(keys) and given.get(keys[0]) is not None
+    return f"--{option}" if is_given or question == Frontier.key else loaded.place(question, *keys)

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 from pydantic import ValidationError
 
 from simulator import inputs
-from simulator.catalog.text import Tree, compose, to_yaml
+from simulator.catalog.text import YamlTree, compose, to_yaml
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
@@ -60,7 +60,7 @@ class Entry(Generic[D]):
     document: D
     path: Path
     sha256: str
-    tree: Tree
+    tree: YamlTree
 
     def place(self, *keys: str) -> str:
         """Where a field stands: file, line and path."""
@@ -211,7 +211,7 @@ def _file(path: Path, must: str, do: str = "correct the path") -> Path:
     return path
 
 
-def _model_of(tree: Tree, wanted: str | None, path: Path) -> type[Document]:
+def _model_of(tree: YamlTree, wanted: str | None, path: Path) -> type[Document]:
     """The type that a document says it has."""
     models = {_mark(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
     found = tree.data.get("schema")
@@ -222,7 +222,7 @@ def _model_of(tree: Tree, wanted: str | None, path: Path) -> type[Document]:
     raise ConfigError(_place(path, tree, ("schema",)), rule, in_yaml(found), nearest(str(found), tuple(models)))
 
 
-def _validated(tree: Tree, model: type[Document], path: Path, *, is_strict: bool) -> Document:
+def _validated(tree: YamlTree, model: type[Document], path: Path, *, is_strict: bool) -> Document:
     data = tree.data
     try:
         document = model.model_validate(data, by_alias=True, by_name=False)
@@ -235,7 +235,7 @@ def _validated(tree: Tree, model: type[Document], path: Path, *, is_strict: bool
     return document
 
 
-def _place(path: Path, tree: Tree, keys: Keys) -> str:
+def _place(path: Path, tree: YamlTree, keys: Keys) -> str:
     return f"{shown(path)}:{tree.line_of(keys)}" + (f", {'.'.join(keys)}" if keys else "")
 
 

@@ -25,7 +25,7 @@ _DEEPEST, _LARGEST = 32, 100_000
 _DEFAULT_TAGS = (None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
-class Tree:
+class YamlTree:
     """What a document says, and on which line.
 
     Parameters
@@ -121,7 +121,7 @@ def scalar(text: str) -> bool | int | float | str | None:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def compose(text: str, file: str) -> Tree:
+def compose(text: str, file: str) -> YamlTree:
     """Read the one mapping that a document is.
 
     Parameters
@@ -134,7 +134,7 @@ def compose(text: str, file: str) -> Tree:
     Raises
     ------
     ConfigError
-        If it is no YAML, more than one document, something else than a mapping, or what a `Tree` refuses.
+        If it is no YAML, more than one document, something else than a mapping, or what a `YamlTree` refuses.
     """
     try:
         root = yaml.compose(text, Loader=_Loader)
@@ -148,7 +148,7 @@ def compose(text: str, file: str) -> Tree:
         found = "a list" if isinstance(root, yaml.SequenceNode) else f"the value {scalar(root.value)!r:.40}"
         must = "a document is a mapping of keys to values"
         raise ConfigError(f"{file}:{_line(root)}", must, found, "write 'key: value' lines")
-    return Tree(root, file)
+    return YamlTree(root, file)
 
 
 def _too_deep(where: str) -> ConfigError:

@@ -4,10 +4,13 @@ A *job* is what all ranks run together: one graph for all of them, or several. R
 named group.
 """
 
-from simulator.graph.job import Call as Call
-from simulator.graph.job import Job as Job
-from simulator.graph.job import Members as Members
-from simulator.graph.job import Roles as Roles
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Self
+
+from simulator.errors import ConfigError, insist
 from simulator.graph.ops import ALGORITHMS as ALGORITHMS
 from simulator.graph.ops import LARGEST as LARGEST
 from simulator.graph.ops import LARGEST_RUN as LARGEST_RUN
@@ -25,3 +28,129 @@ from simulator.graph.ops import Tensor as Tensor
 from simulator.graph.ops import TensorKind as TensorKind
 from simulator.graph.ops import check_run as check_run
 from simulator.graph.ops import chosen_number as chosen_number
+from simulator.units import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all ranks run together.
+
+    Attributes
+    ----------
+    name
+        For people.
+    graphs
+        The different graphs.
+    graph_of
+        For each rank, which of them it runs.
+    labels
+        For each graph, what its ranks are called (``stage 0``); the job's name if there is only one.
+
+    Raises
+    ------
+    ConfigError
+        If there are no ranks; a rank runs a graph that there is not; no rank runs some graph; or labels are too few or
+        too many.
+    """
+
+    name: str
+    graphs: tuple[Graph, ...]
+    graph_of: tuple[int, ...]
+    labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        where, graphs = f"job {self.name!r}", len(self.graphs) if isinstance(self.graphs, (tuple, list)) else 0
+        for field, kind in (("graphs", Graph), ("graph_of", int), ("labels", str)):
+            values = getattr(self, field)
+            odd = [one for one in values if type(one) is not kind] if isinstance(values, (tuple, list)) else [values]
+            if odd:
+                must, found = f"a list of entries of type {kind.__name__} is needed", f"one {type(odd[0]).__name__}"
+                raise ConfigError(f"{where}, {field}", must, found, "correct it")
+        if not graphs or set(self.graph_of) != set(range(graphs)):
+            must = f"ranks run the {counted(graphs, 'graph')} of a job, numbered from 0, and each is run by some"
+            found = ", ".join(map(str, sorted(set(self.graph_of)))) or "no rank"
+            raise ConfigError(f"{where}, graph_of", must, found, "say for each rank which graph it runs")
+        must, found = "each graph has a label", f"{counted(len(self.labels), 'label')} for {counted(graphs, 'graph')}"
+        insist(len(self.labels) == graphs, f"{where}, labels", must, found, "say what its ranks are called")
+
+    @classmethod
+    def of(cls, graph: Graph, ranks: int = 1) -> Self:
+        """Make the job in which so many ranks run the same graph."""
+        return cls(graph.name, (graph,), (0,) * ranks, (graph.name,))
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.graph_of)
+
+    def graph(self, rank: int) -> Graph:
+        """What a rank runs."""
+        return self.graphs[self.graph_of[rank]]
+
+    def ranks_of(self, graph: int) -> tuple[int, ...]:
+        """Ranks that run this graph."""
+        return tuple(rank for rank, found in enumerate(self.graph_of) if found == graph)
+
+
+Members = tuple[int, ...]
+
+
+class Call(NamedTuple):
+    """A rank's part in the collectives of a group.
+
+    Attributes
+    ----------
+    group
+        Its name.
+    role
+        ``send`` or ``recv``, or empty where all members do the same.
+    """
+
+    group: str
+    role: str
+
+    @property
+    def answer(self) -> Call:
+        """The call by which the other members come there."""
+        return Call(self.group, {"send": "recv", "recv": "send", "": ""}[self.role])
+
+
+class Roles:
+    """The collectives of a graph by call, and with whom each rank meets there.
+
+    Parameters
+    ----------
+    graph
+        What ranks run.
+
+    Attributes
+    ----------
+    ops
+        Call -> op ids, in program order.
+    calls
+        Op id of a collective -> its call.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ops: dict[Call, list[int]] = {}
+        self.calls: dict[int, Call] = {}
+        for op, what in enumerate(graph.ops):
+            if what.collective is not None:
+                kind = what.collective.kind
+                call = self.calls[op] = Call(what.collective.group, str(kind) if kind in PAIRED else "")
+                self.ops.setdefault(call, []).append(op)
+
+    @cached_property
+    def members(self) -> dict[Call, dict[int, Members]]:
+        """Call -> rank -> who meets there, in order."""
+        groups = {group.name: group for group in self.graph.groups}
+        return {call: groups[call.group].by_rank(call.role) if call.group in groups else {} for call in self.ops}
+
+    def others(self, call: Call, rank: int) -> list[int]:
+        """Whom to compare a rank with at a call of its own: they answer it.
+
+        The first member is compared with all others, each of these with the first, so that the work is linear.
+        """
+        members = self.members[call][rank]
+        return [*(members[1:] if rank == members[0] else members[:1])]
