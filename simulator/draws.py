@@ -10,19 +10,19 @@ and each draws for itself; what a file says was chosen is so on each of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.columns import Bools, Ints
 from simulator.cost import chosen_op, duration_ns
 from simulator.errors import ConfigError, insist
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin
+from simulator.trace import Bools, Ints
 from simulator.units import counted
 
 _TRIES = 3
@@ -92,8 +92,7 @@ class Draws:
 
     @cached_property
     def _candidates(self) -> dict[int, Ints]:
-        late = {op: self.graph.ops[op].late for op in self.chosen_bits}
-        return {op: np.array(what.candidates, np.int64) for op, what in late.items() if what is not None}
+        return {op: np.array(late.candidates, np.int64) for op, late in self.graph.dynamic_reads.items()}
 
     def flags(self, op: int, first: int = 0, steps: int | None = None) -> Bools:
         """For each step and candidate of an op, whether it is chosen; of so many steps from the first one on."""
@@ -250,10 +249,8 @@ def _others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
 def _choosers(graph: Graph) -> dict[Late, list[int]]:
     """Ops with dynamic reads by how they choose; the op that reveals a choice does not matter for that."""
     found: dict[Late, list[int]] = {}
-    for op, what in enumerate(graph.ops):
-        if what.late is not None:
-            key = Late(-1, what.late.candidates, what.late.samples, what.late.each)
-            found.setdefault(key, []).append(op)
+    for op, late in graph.dynamic_reads.items():
+        found.setdefault(replace(late, revealed_by=-1), []).append(op)
     return found
 
 
@@ -301,15 +298,13 @@ def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]
 def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
     """What a file says was chosen, of each op in each step."""
     bits = {}
-    for op, what in enumerate(graph.ops):
-        if what.late is None:
-            continue
-        least, count = what.late.each, len(what.late.candidates)
-        most, flags = min(count, what.late.samples * least), np.zeros((graph.steps, count), bool)
+    for op, late in graph.dynamic_reads.items():
+        name, least, count = graph.ops[op].name, late.each, len(late.candidates)
+        most, flags = min(count, late.samples * least), np.zeros((graph.steps, count), bool)
         for step in range(graph.steps):
-            chosen = set(origin.by_step.get((step, what.name), ()))
+            chosen = set(origin.by_step.get((step, name), ()))
             if not chosen <= set(range(count)) or not least <= len(chosen) <= most:
-                rule = f"{what.name!r} chooses {least} to {most} of candidates 0 to {count - 1} in step {step:,}"
+                rule = f"{name!r} chooses {least} to {most} of candidates 0 to {count - 1} in step {step:,}"
                 found = ", ".join(map(str, sorted(chosen)[-5:])) or "nothing"
                 raise ConfigError(origin.source, rule, found, "take the file of this model and batch, or lower steps")
             flags[step, list(chosen)] = True
@@ -319,6 +314,7 @@ def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
 
 def _frequencies(graph: Graph, origin: Routing) -> dict[int, Floats]:
     """Shares as often as candidates were chosen; one more each, so that none is impossible."""
-    often = {op: np.unpackbits(bits, axis=1).sum(axis=0) + 1.0 for op, bits in _recorded(graph, origin).items()}
-    counts = {op: len(what.late.candidates) for op, what in enumerate(graph.ops) if what.late}
-    return {op: np.asarray(many[: counts[op]] / many[: counts[op]].sum()) for op, many in often.items()}
+    counts = {op: len(late.candidates) for op, late in graph.dynamic_reads.items()}
+    chosen = {op: np.unpackbits(bits, axis=1, count=counts[op]) for op, bits in _recorded(graph, origin).items()}
+    often = {op: flags.sum(axis=0) + 1.0 for op, flags in chosen.items()}
+    return {op: np.asarray(times / times.sum()) for op, times in often.items()}

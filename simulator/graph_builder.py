@@ -212,7 +212,7 @@ class GraphBuilder:
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         candidates: tuple[int, ...] = ()
         if late := more.get("late"):
-            self._check_late(name, late, known, (read_ids, write_ids))
+            self._check_late(name, late, known, read_ids, write_ids)
             candidates, more["repeatable"] = late.candidates, False
         if "read_bytes" not in more:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
@@ -279,7 +279,7 @@ class GraphBuilder:
         return self._error(what, name, f"each {what} has its own name", found, "rename it")
 
     def _check_number(self, what: str, name: str, field: str, value: object) -> None:
-        if type(value) is not int or not 0 <= value <= LARGEST:
+        if not _is_whole(value):
             raise self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
 
     def _check_choice(self, what: str, name: str, field: str, value: object, known: Collection[str]) -> None:
@@ -306,15 +306,13 @@ class GraphBuilder:
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
         self._check_choice("op", op, "kind", kind, _OP_KINDS)
         if fields.get("stream", 0) not in range(MOST_STREAMS):
-            raise self._error(
-                "op", op, f"its stream is from 0 to {MOST_STREAMS - 1}", repr(fields["stream"]), "correct it"
-            )
+            must = f"its stream is from 0 to {MOST_STREAMS - 1}"
+            raise self._error("op", op, must, repr(fields["stream"]), "correct it")
         if fields.get("phase"):
             self._check_choice("op", op, "phase", fields["phase"], PHASES[1:])
         return _OP_KINDS[kind]
 
-    def _check_late(self, op: str, late: Late, kind: OpKind, tensors: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-        reads, writes = tensors
+    def _check_late(self, op: str, late: Late, kind: OpKind, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         if kind is not OpKind.COMPUTE:
             raise self._error("op", op, "an op with dynamic reads is of kind compute", f"kind {kind}", "correct it")
         only_read = frozenset(reads).difference(writes)

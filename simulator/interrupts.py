@@ -1,7 +1,8 @@
-"""Interrupts: the signals that end a command, which wait while something must not stay half done."""
+"""What interrupts a program: the signals that end a command, and Python's search for garbage."""
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,3 +35,15 @@ def waiting() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if came:
             signal.raise_signal(came[0])
+
+
+@contextmanager
+def no_garbage_search() -> Iterator[None]:
+    """Let Python not look for garbage meanwhile: for code that makes many objects, of which most stay to the end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

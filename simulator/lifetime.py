@@ -59,16 +59,6 @@ class Gap(NamedTuple):
     before: int
     wraps: bool = False
 
-    def idle_ns(self, clock: Sequence[int]) -> int:
-        """How long the gap lasts if the ops run back to back [ns].
-
-        Parameters
-        ----------
-        clock
-            Start of each op and then the end of the last one [ns]: the running sum of the durations, from 0.
-        """
-        return clock[self.before] - clock[self.after + 1] + (clock[-1] if self.wraps else 0)
-
 
 class Lifetimes:
     """When each tensor of a graph is used and live; lists are by tensor id, `dead_after` by op.
@@ -82,7 +72,7 @@ class Lifetimes:
     ----------
     uses, reads, writes
         Ops that use, that read, and that write, the tensor, ascending.
-    first_use, last_use, first_write
+    first_use, last_use
         Ops, or `NEVER`.
     born, dies
         First and last op during which it is live, or `NEVER` for what is neither used nor persistent.
@@ -101,7 +91,6 @@ class Lifetimes:
         self.reads, self.writes = tuple(map(tuple, reads)), tuple(map(tuple, writes))
         self.uses = tuple(tuple(sorted({*r, *w})) for r, w in zip(self.reads, self.writes, strict=True))
         self.first_use, self.last_use = (tuple(o[end] if o else NEVER for o in self.uses) for end in (0, -1))
-        self.first_write = tuple(ops[0] if ops else NEVER for ops in self.writes)
         born, dies = list(self.first_use), list(self.last_use)
         dead_after: list[list[int]] = [[] for _ in graph.ops]
         self.inputs = frozenset(graph.inputs)
@@ -127,18 +116,15 @@ class Lifetimes:
         return at < len(reads) and reads[at] == op
 
 
-def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:
+def idle_gaps(graph: Graph) -> Iterator[Gap]:
     """Iterate over the idle gaps by tensor id, then by time; consecutive uses with no op between have none.
 
     Parameters
     ----------
     graph
         The graph.
-    found
-        Its lifetimes, if they are at hand.
     """
-    found = found or Lifetimes(graph)
-    for t, uses in enumerate(found.uses):
+    for t, uses in enumerate(Lifetimes.of(graph).uses):
         for after, before in pairwise(uses):
             if before > after + 1:
                 yield Gap(t, after, before)
@@ -147,23 +133,21 @@ def idle_gaps(graph: Graph, found: Lifetimes | None = None) -> Iterator[Gap]:
             yield Gap(t, uses[-1], uses[0], wraps=True)
 
 
-def live_bytes(graph: Graph, found: Lifetimes | None = None) -> NDArray[np.int64]:
+def live_bytes(graph: Graph) -> NDArray[np.int64]:
     """Count what is live during each op if nothing ever moves [B].
 
     Parameters
     ----------
     graph
         The graph.
-    found
-        Its lifetimes, if they are at hand.
 
     Returns
     -------
     array of int64, shape (ops,)
         Live bytes during each op; the largest is the peak that everything resident needs.
     """
-    found = found or Lifetimes(graph)
-    born, dies = np.array(found.born, np.int64), np.array(found.dies, np.int64)
+    lifetimes = Lifetimes.of(graph)
+    born, dies = np.array(lifetimes.born, np.int64), np.array(lifetimes.dies, np.int64)
     sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
     exists = born != NEVER
     change = np.zeros(len(graph.ops) + 1, np.int64)
@@ -221,13 +205,14 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
         Scopes of the tiers.
     """
     groups: dict[tuple[int, int], dict[tuple[int, str], Repeated]] = {}
-    stored, whole, tiers = set[tuple[object, ...]](), set[tuple[object, ...]](), list(hardware.tiers.values())
+    stored, whole, sharing = set[tuple[object, ...]](), set[tuple[object, ...]](), hardware.topology.sharing
+    tiers = list(hardware.tiers.values())
     for rank, (graph, home) in enumerate(ranks):
         kind = (id(graph), id(home))
         if kind not in groups:
             groups[kind] = _shared(graph, home, hardware)
         for (tier, shared), every in groups[kind].items():
-            place = (tier, _member(tiers[tier].scope, rank, hardware), _member(shared, rank, hardware))
+            place = (tier, rank // sharing[tiers[tier].scope], rank // sharing[shared])
             again = every.tensors
             if (kind, shared, *place) not in whole:
                 copies = {t: (*place, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in every.tensors}
@@ -240,29 +225,11 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
                 yield Repeated(rank, tier, again, sum(graph.tensors[t].size_bytes for t in again))
 
 
-def is_stored_once(graph: Graph, tensor: int, scope: str) -> bool:
-    """Whether a tensor at home in a tier of this scope is the one copy of all ranks that share it.
-
-    Parameters
-    ----------
-    graph, tensor
-        Which tensor (an id).
-    scope
-        ``device``, ``node`` or ``supernode``.
-    """
-    what = graph.tensors[tensor]
-    return what.shared is not None and what.persistent and scope != "device"
-
-
 def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
     """By tier and who shares it: what of a graph is stored once, as a rank has it that finds all of it stored."""
     scopes, shared = [tier.scope for tier in hardware.tiers.values()], dict[tuple[int, str], list[int]]()
-    for tensor, tier in enumerate(home):
-        if tier >= 0 and is_stored_once(graph, tensor, scopes[tier]):
-            shared.setdefault((tier, graph.tensors[tensor].shared or ""), []).append(tensor)
-    sizes = {key: sum(graph.tensors[t].size_bytes for t in tensors) for key, tensors in shared.items()}
-    return {key: Repeated(-1, key[0], tuple(tensors), sizes[key]) for key, tensors in shared.items()}
-
-
-def _member(scope: str, rank: int, hardware: Hardware) -> int:
-    return {"device": rank, "node": rank // hardware.topology.devices_per_node}.get(scope, 0)
+    for number, (tensor, tier) in enumerate(zip(graph.tensors, home, strict=True)):
+        if tensor.shared is not None and tensor.persistent and tier >= 0 and scopes[tier] != "device":
+            shared.setdefault((tier, tensor.shared), []).append(number)
+    sizes = [tensor.size_bytes for tensor in graph.tensors]
+    return {key: Repeated(-1, key[0], tuple(ids), sum(sizes[t] for t in ids)) for key, ids in shared.items()}

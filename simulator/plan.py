@@ -123,10 +123,7 @@ class PlacesAsIssued:
     def missing(self, tensors: Iterable[int]) -> int | None:
         """The first of some tensors that an op could not read, because it is not valid in the compute tier."""
         here = self.here
-        for tensor in tensors:
-            if here[tensor] != VALID:
-                return tensor
-        return None
+        return next((tensor for tensor in tensors if here[tensor] != VALID), None)
 
     def write(self, tensors: Iterable[int]) -> None:
         """Let an op write: what it writes becomes valid in the compute tier, and stale elsewhere."""

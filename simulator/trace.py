@@ -10,6 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+NONE = -1
+"""No row, no step, no time."""
+
 CAUSES = ("capacity", "transfer", "host", "compaction", "peer", "order", "collective")
 """Root causes of a wait; a trace refers to them by position.
 
@@ -89,23 +95,21 @@ def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
     return zip(*(block[name].tolist() for name in names), strict=True)
 
 
-def instances(scope: str, on_node: int, stands_in: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """By rank, the instance of something with this scope, and how many ranks there the rows of the rank count for.
+def instances(sharing: int, stands_in: Sequence[int]) -> tuple[Ints, Ints]:
+    """By rank, its instance of what so many ranks share, and for how many ranks there the rows of the rank count.
 
     Ranks are folded only where every instance that is left out is like one that is there.
 
     Parameters
     ----------
-    scope
-        ``device``, ``node`` or ``supernode``.
-    on_node
-        Ranks of a node.
+    sharing
+        How many devices share an instance (`Topology.sharing`).
     stands_in
         For each rank the one whose rows are its own, too.
     """
-    ranks, shown = np.arange(len(stands_in)), np.array(stands_in, np.int64)
-    instance = ranks // {"device": 1, "node": on_node, "supernode": len(ranks)}[scope]
-    return instance, np.bincount(shown[instance == instance[shown]], minlength=len(ranks))
+    shown = np.array(stands_in, np.int64)
+    instance = np.arange(len(shown)) // sharing
+    return instance, np.bincount(shown[instance == instance[shown]], minlength=len(shown))
 
 
 def packer(columns: tuple[str, ...]) -> Callable[..., bytes]:
@@ -126,11 +130,13 @@ class Table:
     ----------
     columns
         Column names.
+    rows
+        Rows that it begins with.
     """
 
-    def __init__(self, columns: tuple[str, ...]) -> None:
+    def __init__(self, columns: tuple[str, ...], *rows: NDArray[np.int64]) -> None:
         self.columns = columns
-        self._blocks: list[NDArray[np.int64]] = []
+        self._blocks = [block for block in rows if len(block)]
 
     def append(self, rows: bytes) -> None:
         """Add rows that were packed one after another (see `packer`)."""
@@ -170,11 +176,7 @@ class Table:
         rows = joined[np.argsort(joined[:, at], kind="stable")]
         ends = np.searchsorted(rows[:, at], np.arange(1, ranks))
         rows[:, at] = 0
-        tables = []
-        for mine in np.split(rows, ends):
-            tables.append(Table(self.columns))
-            tables[-1]._blocks += [mine] * bool(len(mine))
-        return tables
+        return [Table(self.columns, mine) for mine in np.split(rows, ends)]
 
     def __len__(self) -> int:
         return sum(len(block) for block in self._blocks)
@@ -212,10 +214,10 @@ class Trace:
     """
 
     status: str
-    spans: Table
-    waits: Table
-    residencies: Table
-    issued: tuple[Table, ...]
+    spans: Table = field(default_factory=lambda: Table(SPANS))
+    waits: Table = field(default_factory=lambda: Table(WAITS))
+    residencies: Table = field(default_factory=lambda: Table(RESIDENCIES))
+    issued: tuple[Table, ...] = ()
     blocked: tuple[str, ...] = ()
     stands_in: tuple[int, ...] = (0,)
     until_ns: int | None = None
@@ -257,3 +259,112 @@ class Trace:
             for issued, lap, *mine in zip(self.issued, self.laps, *tables, strict=True)
         ]
         return tuple([alone[rank] for rank in self.stands_in])
+
+
+span_row, code_row = packer(SPANS), packer(ISSUED)
+
+_BLOCK_ROWS = 1024
+"""Small enough that a block is still in the cache when it is closed."""
+_NUMBER_BYTES = 8
+
+
+class Recorder:
+    """Collects the rows of the trace; a row is added with one ``+=`` of its bytes (`packer`).
+
+    Parameters
+    ----------
+    ranks
+        How many ranks issue actions.
+    forward
+        Of a run of one rank, takes the rows instead of the trace, which then has none.
+
+    Attributes
+    ----------
+    spans, waits, residencies, rates, addresses, reserved, compactions
+        Take rows of these tables.
+    issued, laps
+        By rank, takes what its runtime issues; how many actions its plan has, if that is repeated for each step.
+    """
+
+    def __init__(self, ranks: int, forward: Callable[[Happened], None] | None = None) -> None:
+        self._forward, self._trace = forward, Trace("ok", issued=tuple([Table(ISSUED) for _ in range(ranks)]))
+        self._tables = [*(getattr(self._trace, name) for name in TABLES), *self._trace.issued]
+        self._rows = [bytearray() for _ in self._tables]
+        self.spans, self.waits, self.residencies, self.rates, *others = self._rows
+        self.addresses, self.reserved, self.compactions, *self.issued = others
+        self.laps = [0] * ranks
+
+    def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
+        """Close a block of each table that has so many rows; or forward all rows, once there are so many spans."""
+        if self._forward is not None and len(self.spans) < (least_rows - 1) * len(SPANS) * _NUMBER_BYTES:
+            return
+        for table, rows in zip(self._tables, self._rows, strict=True):
+            if self._forward is not None or len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
+                table.append(bytes(rows))
+                rows.clear()
+        if self._forward is not None:
+            self._forward({name: table.drain() for name, table in zip((*TABLES, "issued"), self._tables, strict=True)})
+
+    def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
+        """Close the trace; it is ``ok`` if nothing is blocked."""
+        self.flush(1)
+        status = "blocked" if blocked else "ok"
+        return replace(self._trace, status=status, blocked=blocked, stands_in=stands_in, laps=tuple(self.laps))
+
+
+# columns of numbers: rows that belong together are a group, of one key or of several
+
+
+def firsts(*keys: Ints) -> Bools:
+    """Whether each row is the first of its group; groups are contiguous."""
+    found: Bools = np.arange(len(keys[0])) == 0
+    for key in keys:
+        found[1:] |= key[1:] != key[:-1]
+    return found
+
+
+def lasts(*keys: Ints) -> Bools:
+    """Whether each row is the last of its group; groups are contiguous."""
+    return np.append(firsts(*keys)[1:], True)[: len(keys[0])]
+
+
+def at_first(is_first: Bools, values: Ints) -> Ints:
+    """By row, the value of the first row of its group; groups are contiguous."""
+    return values[np.maximum.accumulate(np.where(is_first, np.arange(len(values)), 0))]
+
+
+def running(group: Ints, change: Ints) -> Ints:
+    """Running sums within groups, in the order of the rows."""
+    order = np.argsort(group, kind="stable")
+    total = np.cumsum(change[order])
+    found = np.empty(len(order), np.int64)
+    found[order] = total - at_first(firsts(group[order]), total - change[order])
+    return found
+
+
+def turns(group: Ints) -> Ints:
+    """The position of each row among those of its group, from 0."""
+    return running(group, np.ones(len(group), np.int64)) - 1
+
+
+def busy(key: Ints, start: Ints, end: Ints, *, joins: bool) -> tuple[Ints, Ints, Ints]:
+    """Find the stretches in which something of a key is under way without a pause.
+
+    Parameters
+    ----------
+    key, start, end
+        What is under way, from when to when.
+    joins
+        Whether what starts where all else ends goes on with the stretch.
+
+    Returns
+    -------
+    (array, array, array)
+        The rows by key and time; positions in these at which a stretch begins; and where it ends.
+    """
+    order = np.lexsort((end, start, key))
+    key, start, end = key[order], start[order], end[order]
+    stride = int(end.max(initial=0)) + 2
+    reached = np.maximum.accumulate(key * stride + end)
+    is_new = np.append(True, (key * stride + start)[1:] + (not joins) > reached[:-1])[: len(key)]
+    return order, np.flatnonzero(is_new), (reached - key * stride)[np.append(is_new[1:], True)[: len(key)]]

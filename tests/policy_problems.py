@@ -96,7 +96,7 @@ def problem(
     hardware, homes = hardware or machine(), homes or {}
     home = tuple(homes.get(t.name, HBM if t.persistent else FREE) for t in graph.tensors)
     times = durations_ns(graph, hardware)
-    return Problem(graph, hardware, home, budget, times, Lifetimes(graph), replay)
+    return Problem(graph, hardware, home, budget, times, replay)
 
 
 def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:

@@ -95,9 +95,8 @@ from simulator.bounds.critical_path import Timing as Timing
 from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence as Precedence
 from simulator.bounds.precedence import own_streams as own_streams
-from simulator.bounds.rematerialisation import Rematerialisation
 from simulator.bounds.traffic import Traffic
-from simulator.bounds.windows import Windows
+from simulator.bounds.windows import Rematerialisation, Windows
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 

@@ -317,12 +317,12 @@ class Team:
         graph
             Which one.
         """
-        on_node, first_alike = self.hardware.topology.devices_per_node, self.first_alike
+        sharing, first_alike = self.hardware.topology.sharing, self.first_alike
         leads = sorted({first_alike[rank] for rank in self.job.ranks_of(graph)})
         may_differ = self.job.graphs[graph].steps > 1 and not self.job.graphs[graph].meets
         buses = self.hardware.buses.items() if self._is_ample and not may_differ else ()
-        shared = {name: bus.scope for name, bus in buses if bus.scope != "device"}
-        return {name: int(instances(scope, on_node, first_alike)[1][leads].min()) for name, scope in shared.items()}
+        shared = {name: sharing[bus.scope] for name, bus in buses if bus.scope != "device"}
+        return {name: int(instances(many, first_alike)[1][leads].min()) for name, many in shared.items()}
 
     @cached_property
     def _is_ample(self) -> bool:

@@ -20,10 +20,10 @@ import numpy as np
 
 from simulator.bounds.cuts import cuts_of
 from simulator.bounds.precedence import Precedence
-from simulator.columns import Bools, Ints
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
+from simulator.trace import Bools, Ints
 
 
 class Stretches(NamedTuple):

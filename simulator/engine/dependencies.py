@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any
 
 from simulator.draws import Draws
@@ -78,8 +78,7 @@ class DynamicReads:
 
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
         self.draws = draws
-        self._late_of = {op: late for op in draws.chosen_bits if (late := graph.ops[op].late) is not None}
-        candidates = frozenset(chain.from_iterable(late.candidates for late in self._late_of.values()))
+        self._late_of, candidates = graph.dynamic_reads, graph.candidates
         self.certain = [tuple([t for t in reads if t not in candidates]) for reads in columns.reads]
         self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
         own = {op: frozenset(late.candidates) for op, late in self._late_of.items()}

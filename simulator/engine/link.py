@@ -15,11 +15,11 @@ from heapq import heappop, heappush
 from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
 from simulator.engine.event_loop import ISSUE_MASK, Gate, Recurring, Wanted, Watchers
 from simulator.engine.places import COPIES, Places, Transfer
-from simulator.engine.recorder import Recorder, span_row
 from simulator.engine.sharing import Network, Path
 from simulator.engine.stream import Waits, is_waiting, unmet
 from simulator.hardware import Link
 from simulator.plan import COPY
+from simulator.trace import Recorder, span_row
 
 
 @dataclass(slots=True)

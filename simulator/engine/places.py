@@ -13,10 +13,9 @@ from typing import Any
 
 from simulator.engine.allocators import AddressSpace
 from simulator.engine.event_loop import Rounds, Taker, Wanted
-from simulator.engine.recorder import Recorder
 from simulator.errors import CapacityError, Shortfall
 from simulator.offsets import without_stream
-from simulator.trace import ADDRESSES, COMPACTIONS, RESERVED, RESIDENCIES, packer
+from simulator.trace import ADDRESSES, COMPACTIONS, RESERVED, RESIDENCIES, Recorder, packer
 from simulator.units import human
 
 _address_row, _reserved_row, _compaction_row = packer(ADDRESSES), packer(RESERVED), packer(COMPACTIONS)

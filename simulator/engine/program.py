@@ -1,14 +1,25 @@
-"""What one rank runs, compiled once into flat columns that ranks with the same program share."""
+"""What each rank runs, compiled once into flat columns; and which ranks stand for others that run the same.
+
+Ranks with the same program, which includes what its dynamic reads choose, are a *class*. A run may simulate the first
+rank of each class only if nothing tells the others apart from it: what they share grants nobody a turn before somebody
+else (bandwidth is shared max-min; room of a shared tier is not, so it must suffice for all), each node that has ranks
+of a class has as many of each other class, and they meet the like. A flow of the one then counts on each shared
+resource for as many flows as it stands for, so that all rates and times are exactly those of the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 
 from simulator.draws import Draws
 from simulator.graph import Graph, OpKind, Roles
-from simulator.plan import COMPUTE, Plan
+from simulator.hardware import Hardware
+from simulator.lifetime import repeated
+from simulator.plan import COMPUTE, COPY, Plan
 from simulator.scenario import AllocatorKind
 
 
@@ -83,3 +94,99 @@ def _streams(graph: Graph, plan: Plan) -> int:
     if steps is None:
         return 1 + max((op.stream for op in graph.ops), default=0) + len(graph.groups)
     return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)
+
+
+def classes(programs: Sequence[Program]) -> tuple[int, ...]:
+    """For each rank, the first rank with the same program."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(program), rank) for rank, program in enumerate(programs))
+
+
+def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
+    """Why ranks with the same program may not stand for one another; empty if they may.
+
+    Parameters
+    ----------
+    programs
+        What each rank runs.
+    hardware
+        The machine.
+    """
+    stands_in = classes(programs)
+    if len(set(stands_in)) == len(stands_in):
+        return ""
+    checks = (_scarce_tiers(programs, hardware), _uneven_nodes(stands_in, hardware), _odd_meetings(programs, hardware))
+    return next((reason for check in checks for reason in check), "")
+
+
+def drawn_apart(programs: Sequence[Program]) -> str:
+    """Which ranks would run the same if their dynamic reads did not choose for themselves; empty if there are none."""
+    first: dict[tuple[int, int, int], int] = {}
+    for rank, program in enumerate(programs):
+        other = first.setdefault((id(program.graph), id(program.plan), program.starts_ns), rank)
+        if programs[other].draws is not program.draws:
+            return f"ranks {other} and {rank} run the same, but each draws what its dynamic reads choose"
+    return ""
+
+
+def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
+    """Shared tiers that may run out of room, so that ranks take it from one another."""
+    each = {id(program): program for program in programs}
+    again = list(repeated([(program.graph, program.plan.home) for program in programs], hardware))
+    for number, (name, tier) in enumerate(hardware.tiers.items()):
+        if tier.scope == "device":
+            continue
+        if name == hardware.compute_tier:
+            yield f"the compute tier {name!r} is shared"
+        footprint = {key: _footprint_bytes(program, number) for key, program in each.items()}
+        sharing, needs = hardware.topology.sharing[tier.scope], Counter[int]()
+        for rank, program in enumerate(programs):
+            needs[rank // sharing] += footprint[id(program)]
+        for one in again:
+            needs[one.rank // sharing] -= one.size_bytes if one.tier == number else 0
+        if max(needs.values()) > tier.usable_bytes:
+            yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
+
+
+def _footprint_bytes(program: Program, tier: int) -> int:
+    """The most that a program can hold in a tier: all that is at home there or is ever copied there [B]."""
+    tensors, plan = program.graph.tensors, program.plan
+    there = {t for t, home in enumerate(plan.home) if home == tier}
+    if plan.fixed is None:
+        there = set(range(len(tensors)))
+    else:
+        there.update(a for kind, a, _, target in plan.fixed.codes() if kind == COPY and target == tier)
+    return sum(tensors[t].size_bytes for t in there)
+
+
+def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:
+    """Nodes that hold ranks of one class, but beside ranks of different classes."""
+    on_node = hardware.topology.devices_per_node
+    nodes = range(0, len(stands_in), on_node)
+    company = [Counter(stands_in[first : first + on_node]) for first in nodes]
+    for rank, found in enumerate(stands_in):
+        if company[rank // on_node] != company[found // on_node]:
+            yield f"ranks {found} and {rank} run the same, but not beside the same on their nodes"
+            return
+
+
+def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
+    """Ranks that meet other classes than the first rank of their class does, or send to one of their own."""
+    stands_in, on_node = classes(programs), hardware.topology.devices_per_node
+
+    @cache
+    def company(members: tuple[int, ...]) -> tuple[object, ...]:
+        nodes = Counter(rank // on_node for rank in members)
+        return sorted(nodes.values()), Counter(stands_in[rank] for rank in members)
+
+    for graph in {id(program.graph): program.graph for program in programs}.values():
+        ranks = [rank for rank, program in enumerate(programs) if program.graph is graph]
+        for call, members in Roles(graph).members.items():
+            for rank in ranks:
+                first, own = stands_in[rank], members.get(rank, ())
+                if company(own) != company(members.get(first, ())):
+                    yield f"ranks {first} and {rank} run the same, but meet others in group {call.group!r}"
+                    return
+                if call.role and own and stands_in[own[0]] == stands_in[own[1]]:
+                    yield f"ranks {own[0]} and {own[1]} run the same, and one sends to the other"
+                    return

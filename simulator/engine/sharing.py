@@ -48,7 +48,7 @@ class Resource:
 
 
 Uses = tuple[tuple[Resource, int], ...]
-"""Resources, each with how many flows of the machine a flow counts for there (see `simulator.engine.folding`)."""
+"""Resources, each with how many flows of the machine a flow counts for there (see `simulator.engine.program`)."""
 
 
 class Path:

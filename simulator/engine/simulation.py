@@ -10,16 +10,13 @@ from typing import Literal
 
 import numpy as np
 
-from simulator import garbage
-from simulator.engine import folding
 from simulator.engine.compaction import Compactor
 from simulator.engine.dependencies import Counted, Counter, Routes
 from simulator.engine.host import HostThread
 from simulator.engine.kernels import ContendedKernels, with_meetings
 from simulator.engine.link import LinkQueue, Shared
 from simulator.engine.places import AddressedTier, Places
-from simulator.engine.program import Program
-from simulator.engine.recorder import Forward, code_row
+from simulator.engine.program import Program, classes, drawn_apart, obstacle
 from simulator.engine.sharing import Resource, Uses
 from simulator.engine.stream import Stream
 from simulator.engine.supernode import Machine
@@ -27,9 +24,10 @@ from simulator.engine.view import Issued
 from simulator.engine.waits import Explainer, Waiting
 from simulator.errors import ConfigError
 from simulator.hardware import Hardware
+from simulator.interrupts import no_garbage_search
 from simulator.plan import COMPUTE
 from simulator.scenario import Switches
-from simulator.trace import Trace, pick
+from simulator.trace import Happened, Trace, code_row, pick
 
 Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
@@ -43,7 +41,7 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
     switches: Switches | None = None,
     progress: Progress | None = None,
     fold: Literal["auto", "never", "always"] = "never",
-    forward: Forward | None = None,
+    forward: Callable[[Happened], None] | None = None,
 ) -> Trace:
     """Replay one program per rank.
 
@@ -61,7 +59,7 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
         Called now and then.
     fold
         Whether ranks with the same program may stand for one another, which changes no time (see
-        `simulator.engine.folding`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
+        `simulator.engine.program`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
     forward
         Of a run of one rank, called now and then with what has happened since; the trace then has empty tables.
 
@@ -88,7 +86,7 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
         if progress is not None:
             progress(sum(rank.ended for rank in ranks), sum(rank.computes for rank in ranks))
 
-    with garbage.kept():
+    with no_garbage_search():
         simulated = [(rank, program) for rank, program in enumerate(programs) if stands_in[rank] == rank]
         ranks = [Rank(machine, rank, program, checkpoint) for rank, program in simulated]
         for rank in ranks:
@@ -107,11 +105,11 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
     """For each rank, the one that is simulated in its place."""
     if fold == "never":
         return tuple(range(len(programs)))
-    reason = folding.obstacle(programs, hardware) or (fold == "always" and folding.drawn_apart(programs))
+    reason = obstacle(programs, hardware) or (fold == "always" and drawn_apart(programs))
     if reason and fold == "always":
         must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
         raise ConfigError("fold", must, reason, do)
-    return tuple(range(len(programs))) if reason else folding.classes(programs)
+    return tuple(range(len(programs))) if reason else classes(programs)
 
 
 def _until_ns(trace: Trace) -> int:

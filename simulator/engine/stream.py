@@ -13,9 +13,9 @@ import simpy
 from simulator.engine.event_loop import ISSUE_MASK, Account, Gate, Recurring, Wanted, Watchers
 from simulator.engine.places import Places
 from simulator.engine.program import Columns
-from simulator.engine.recorder import Recorder, span_row
 from simulator.offsets import workspace
 from simulator.plan import COMPUTE
+from simulator.trace import Recorder, span_row
 
 NEVER = -(1 << 60)
 """Number of a compute, or count of moves, that does not exist: too small to be waited for in any repeat."""

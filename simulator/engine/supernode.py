@@ -13,13 +13,12 @@ from simulator.engine.event_loop import Clock, Rounds
 from simulator.engine.kernels import Communicator
 from simulator.engine.places import AddressedTier, TierInstance
 from simulator.engine.program import Columns, Program
-from simulator.engine.recorder import Forward, Recorder
 from simulator.engine.sharing import Network, Path, Resource, Uses
 from simulator.graph import Call, Members
 from simulator.hardware import Hardware
 from simulator.lifetime import repeated
 from simulator.scenario import Switches
-from simulator.trace import RATES, packer
+from simulator.trace import RATES, Happened, Recorder, instances, packer
 
 
 class Machine:
@@ -48,13 +47,14 @@ class Machine:
         budget_bytes: int | float | None,
         switches: Switches,
         stands_in: tuple[int, ...],
-        forward: Forward | None = None,
+        forward: Callable[[Happened], None] | None = None,
     ) -> None:
         self.hardware, self.switches = hardware, switches
         self.rounds = Rounds(Clock())
         self.network = Network(self.rounds)
         self.stands_in, self.has_ranks = stands_in, len(stands_in) > 1
-        self._counts = _counts(stands_in, hardware.topology.devices_per_node)
+        self._sharing = hardware.topology.sharing
+        self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
         self.recorder = Recorder(len(stands_in), forward)
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
         self._made: dict[Hashable, Any] = {}
@@ -63,14 +63,13 @@ class Machine:
 
     def store_once(self, programs: Sequence[Program]) -> None:
         """Find what is stored once for several ranks; a rank that stands for folded ones stores it for all."""
-        on_node = self.hardware.topology.devices_per_node
         scopes = [tier.scope for tier in self.hardware.tiers.values()]
         folded: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
         for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
             by = self.stands_in[rank]
             if rank == by:
                 self.stored.update((rank, tier, tensor) for tensor in tensors)
-            if scopes[tier] != "node" or rank // on_node == by // on_node:
+            if rank // self._sharing[scopes[tier]] == by // self._sharing[scopes[tier]]:
                 folded[by, tier, tensors] += 1
         for (by, tier, tensors), ranks in folded.items():
             for tensor in tensors:
@@ -88,21 +87,17 @@ class Machine:
             self._made[key] = make()
         return self._made[key]
 
-    def _member(self, scope: str, rank: int) -> int:
-        """Which device, node or supernode the rank is on."""
-        return {"device": rank, "node": rank // self.hardware.topology.devices_per_node}.get(scope, -1)
-
     def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[Resource, int]:
         """The rank's instance of a resource, and for how many flows one of the rank counts there."""
         watch = self._watch(name, scope, rank) if kind == "bus" else None
-        resource: Resource = self._once((kind, name, self._member(scope, rank)), lambda: Resource(bandwidth, watch))
-        return resource, self._counts.get((scope, rank), 1)
+        resource: Resource = self._once((kind, name, rank // self._sharing[scope]), lambda: Resource(bandwidth, watch))
+        return resource, self._counts[scope][rank]
 
     def _watch(self, bus: str, scope: str, rank: int) -> Callable[[int, int], None] | None:
         """What records the rate of the rank's instance of a bus, if ranks share it."""
         if scope == "device" or not self.has_ranks:
             return None
-        number, instance = [*self.hardware.buses].index(bus), max(0, self._member(scope, rank))
+        number, instance = [*self.hardware.buses].index(bus), rank // self._sharing[scope]
         rows, pack = self.recorder.rates, packer(RATES)
 
         def write(time_ns: int, bytes_per_s: int) -> None:
@@ -116,7 +111,7 @@ class Machine:
         tier, is_compute = self.hardware.tiers[name], name == self.hardware.compute_tier
         plain = (name, number, self._budget if is_compute else tier.usable_bytes, self.rounds)
         if not is_compute or program.allocator == "ideal":
-            key = "tier", name, self._member(tier.scope, rank)
+            key = "tier", name, rank // self._sharing[tier.scope]
             shared: TierInstance = self._once(key, lambda: TierInstance(*plain))
             return shared
         addressed = AddressedTier(*plain, rank, self.recorder)
@@ -186,13 +181,3 @@ class Machine:
         make = partial(Path, unit, uses, even=even)
         path: Path = make() if even else self._once((unit, uses), make)
         return path
-
-
-def _counts(stands_in: tuple[int, ...], on_node: int) -> dict[tuple[str, int], int]:
-    """By scope and simulated rank, how many ranks of the instance it stands for, itself among them."""
-    found: Counter[tuple[str, int]] = Counter()
-    for rank, simulated in enumerate(stands_in):
-        found["supernode", simulated] += 1
-        if rank // on_node == simulated // on_node:
-            found["node", simulated] += 1
-    return found

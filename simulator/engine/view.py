@@ -13,11 +13,11 @@ from simulator.engine.dependencies import Counted, Counter, DynamicReads, Exclus
 from simulator.engine.link import QueuedCopy
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
-from simulator.engine.recorder import code_row
 from simulator.engine.stream import QueuedCompute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
 from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code, PlacesAsIssued
+from simulator.trace import code_row
 
 
 class Issued(Counter):

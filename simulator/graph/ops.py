@@ -310,20 +310,19 @@ class Graph:
         return any(op.collective for op in self.ops)
 
     @cached_property
-    def has_late(self) -> bool:
-        """Whether some op has reads that are known only at run time."""
-        return any(op.late for op in self.ops)
+    def dynamic_reads(self) -> dict[int, Late]:
+        """By op, in program order: its reads that are known only at run time."""
+        return {op: what.late for op, what in enumerate(self.ops) if what.late}
 
     @property
     def certain(self) -> Self:
         """The same graph with nothing but what ops read for certain; what dynamic reads choose is left out."""
-        if not self.has_late:
+        if not self.dynamic_reads:
             return self
-        ops = [
-            replace(op, reads=tuple([t for t in op.reads if t not in late]), late=None)
-            for op in self.ops
-            for late in [frozenset(op.late.candidates if op.late else ())]
-        ]
+        ops = list(self.ops)
+        for op, late in self.dynamic_reads.items():
+            candidates = frozenset(late.candidates)
+            ops[op] = replace(ops[op], reads=tuple([t for t in ops[op].reads if t not in candidates]), late=None)
         return replace(self, ops=tuple(ops))
 
     @cached_property
@@ -335,7 +334,7 @@ class Graph:
     @property
     def candidates(self) -> frozenset[int]:
         """All tensors that some op may read dynamically."""
-        return frozenset(t for op in self.ops if op.late for t in op.late.candidates)
+        return frozenset().union(*(late.candidates for late in self.dynamic_reads.values()))
 
     def matching(self, pattern: str) -> list[int]:
         """Tensors of a kind, or with a name that matches a shell pattern.

@@ -27,16 +27,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PrivateAttr, StringConstraints
 
 from simulator.document import Few, Key, Part, Share
-from simulator.units import (
-    Bytes,
-    BytesPerSecond,
-    Capacity,
-    EnergyPerByte,
-    Nanoseconds,
-    PriceOfRoom,
-    nearest,
-    require,
-)
+from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, nearest, require
 
 Scope = Literal["device", "node", "supernode"]
 """Who has an instance of their own: each device, each node, or all together."""

@@ -17,7 +17,6 @@ from typing import Any
 
 import orjson
 
-from simulator import garbage
 from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.graph import Collective
@@ -26,6 +25,7 @@ from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic
 from simulator.importers.recordings import Event, Recording, Storage, collective_kind, short, unpacked, whole
 from simulator.importers.streams import Activity, lay
 from simulator.inputs import shown
+from simulator.interrupts import no_garbage_search
 
 MOST_NODES = 1_000_000
 """Most nodes of a trace: they take a few hundred bytes of memory each."""
@@ -186,7 +186,7 @@ def _in_order(nodes: list[_Node], where: str) -> list[_Node]:
     raise ConfigError(where, "no node depends on itself", "nodes in a circle", "record the trace again")
 
 
-@garbage.kept()
+@no_garbage_search()
 def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
     """Read an execution trace of Chakra: what runs on the device, its storages, collectives and recorded durations.
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulator import garbage
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, collective_kind, json_of, short, whole
 from simulator.importers.streams import Activity, Calls, Wait, lay
 from simulator.inputs import shown
+from simulator.interrupts import no_garbage_search
 from simulator.units import counted, human
 
 ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
@@ -165,7 +165,7 @@ def _ns(microseconds: Any) -> int | None:
     return int(microseconds) * 1000 + round(float(microseconds) % 1 * 1000) if is_time else None
 
 
-@garbage.kept()
+@no_garbage_search()
 def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
     """Read a Kineto trace: what ran on the device, and what was allocated, as a graph with measured times.
 
@@ -313,7 +313,7 @@ _CATEGORIES = ("weight", "optimizer_state", "input", "workspace", "activation", 
 _CREATE, _CHANGE, _DESTROY = 2, 3, 4
 
 
-@garbage.kept()
+@no_garbage_search()
 def read_memory_timeline(source: str | Path) -> Imported:
     """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): what lived when, op for instant.
 

@@ -15,7 +15,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from simulator import garbage
 from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST, Collective
@@ -25,6 +24,7 @@ from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic
 from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, short, whole
 from simulator.importers.streams import lay
 from simulator.inputs import shown
+from simulator.interrupts import no_garbage_search
 from simulator.units import counted
 
 _VERSION = re.compile(r"1\.\d+\.\d+(-chakra\.\d+\.\d+\.\d+)?")
@@ -131,7 +131,7 @@ def _name_kinds(recording: Recording, ops: Any) -> None:
             storage.kind = "optimizer_state"
 
 
-@garbage.kept()
+@no_garbage_search()
 def read_pytorch_trace(
     source: str | Path,
     *,

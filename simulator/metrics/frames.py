@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simulator.columns import running, turns
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.metrics.ranks import by_rank
 from simulator.metrics.steps import Instances, laid_out
 from simulator.plan import COMPUTE
-from simulator.trace import CAUSES, Block, Trace, pick
+from simulator.trace import CAUSES, Block, Trace, pick, running, turns
 
 if TYPE_CHECKING:
     import pandas as pd

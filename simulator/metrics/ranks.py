@@ -196,7 +196,7 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
             continue
         rate = np.array(rates, np.float64)
         over_bus = pick(copies, rate[copies["track"]] > 0)
-        where, times = instances(bus.scope, hardware.topology.devices_per_node, trace.stands_in)
+        where, times = instances(hardware.topology.sharing[bus.scope], trace.stands_in)
         time, instance = np.append(over_bus["start_ns"], over_bus["end_ns"]), np.tile(where[over_bus["rank"]], 2)
         ends = np.arange(len(time)) >= len(over_bus["rank"])
         order = np.lexsort((~ends, time, instance))

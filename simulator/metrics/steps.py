@@ -6,16 +6,15 @@ afterwards, so that both give one row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from simulator.columns import NONE, Ints, at_first, firsts, running
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
-from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block, Happened, Table, Trace, instances, pick, tuples
+from simulator.trace import ISSUED, NONE, Block, Ints, Trace, at_first, firsts, instances, pick, running, tuples
 
 
 class IssuedActions:
@@ -185,7 +184,7 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
     return numbered(issued.starts, trace)
 
 
-ALONE = Trace("ok", Table(SPANS), Table(WAITS), Table(RESIDENCIES), ())
+ALONE = Trace("ok")
 """A trace of one rank that stands for no other."""
 
 
@@ -207,9 +206,9 @@ class Instances:
     """
 
     def __init__(self, hardware: Hardware, trace: Trace) -> None:
-        self.ranks, on_node = len(trace.stands_in), hardware.topology.devices_per_node
+        self.ranks, sharing = len(trace.stands_in), hardware.topology.sharing
         self._repeated_bytes = trace.repeated_bytes
-        by_tier = [instances(tier.scope, on_node, trace.stands_in) for tier in hardware.tiers.values()]
+        by_tier = [instances(sharing[tier.scope], trace.stands_in) for tier in hardware.tiers.values()]
         self._member, self._count = (np.array(column) for column in zip(*by_tier, strict=True))
 
     def of(self, rows: Block) -> Ints:
@@ -284,14 +283,12 @@ class Ran:
         Whether another step than the last may be the one that counts.
     """
 
-    trace: Trace
-
     def __init__(self, graph: Graph, hardware: Hardware, issued: IssuedActions, streams: Sequence[int]) -> None:
         self._graph, self.issued, self._streams = graph, issued, list(streams)
         self._ends = np.full((1 + max(streams, default=0), graph.steps), NONE)
         self._peaks, self.keeps_all, self.repeats = Peaks(hardware), False, False
         self.makespan_ns = self.begun_ns = self._computes = 0
-        self._spans, self._waits = Table(SPANS), Table(WAITS)
+        self.trace = Trace("ok")
 
     @classmethod
     def under(cls, graph: Graph, hardware: Hardware, plan: Plan) -> Ran:
@@ -331,7 +328,7 @@ class Ran:
         """By tier the most that it held [B]."""
         return self._peaks.bytes
 
-    def take(self, happened: Happened) -> None:
+    def take(self, happened: Mapping[str, Block]) -> None:
         """Take what happened since the last time."""
         self.issued.take(happened["issued"])
         spans, waits = happened["spans"], happened["waits"]
@@ -349,7 +346,7 @@ class Ran:
         last, starts = self._graph.steps - 1, self.issued.starts
         first_issue = starts[last] if len(starts) > last else np.iinfo(np.int64).max
         since = min((int(self._ends[stream, :last].max(initial=0)) for stream in self._streams), default=0)
-        for kept, rows in ((self._spans, spans), (self._waits, waits)):
+        for kept, rows in ((self.trace.spans, spans), (self.trace.waits, waits)):
             kept.add(rows)
             if not self.keeps_all:
                 every = kept.whole()
@@ -358,5 +355,5 @@ class Ran:
     def ended(self, trace: Trace) -> Ran:
         """Note how the run ended; its own rows of spans and waits do not count."""
         self.repeats = repeats(self._graph, trace, self._computes)
-        self.trace = replace(trace, spans=self._spans, waits=self._waits)
+        self.trace = replace(trace, spans=self.trace.spans, waits=self.trace.waits)
         return self

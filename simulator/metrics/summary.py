@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulator.bounds import Bound
-from simulator.columns import Bools, Ints, busy
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.figures import columns
 from simulator.metrics.steps import Ran, numbered
 from simulator.plan import COMPUTE, COPY
-from simulator.trace import CAUSES, Block, Trace, pick, tuples
+from simulator.trace import CAUSES, Block, Bools, Ints, Trace, busy, pick, tuples
 
 Stretches = tuple[Ints, Ints]
 """Begin and end of some stretches of time [ns]."""

@@ -25,9 +25,9 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from simulator.columns import Ints
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
+from simulator.trace import Ints
 
 _EVER = -1 << 62
 

@@ -101,7 +101,7 @@ def lookahead(problem: Problem, options: Lookahead) -> Plan:
 def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan:
     """Plan with these two distances."""
     lifetimes, ops, fences = problem.lifetimes, len(problem.graph.ops), problem.fences
-    live, visitors = Profile(live_bytes(problem.graph, lifetimes)), set(problem.visitors)
+    live, visitors = Profile(live_bytes(problem.graph)), set(problem.visitors)
     made = (t for t, uses in enumerate(lifetimes.uses) if uses and not problem.starts_with[t] and not problem.pinned(t))
     away, moved = list[tuple[Gap, int]](), 0
     for tensor in (*problem.visitors, *sorted(made, key=lifetimes.first_use.__getitem__)):
@@ -214,7 +214,7 @@ def _comes(problem: Problem, away: list[Gap], backward: int, options: OffloadSav
     """Choose the op before which each tensor comes in: in order of use, one after another, as soon as there is room."""
     sizes, fences, ops = problem.sizes, problem.fences, len(problem.graph.ops)
     ahead = ops if options.ahead is None else options.ahead
-    live, queue = Profile(live_bytes(problem.graph, problem.lifetimes)), list[tuple[int, int, int]]()
+    live, queue = Profile(live_bytes(problem.graph)), list[tuple[int, int, int]]()
     for tensor, after, use, _ in away:
         live.add(after + 1, use - 1, -sizes[tensor])
         if use < ops and (after != NEVER or problem.comes_in(tensor)):
@@ -320,7 +320,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[Gap, ...],
         held.add(uses[tensor][0], uses[tensor][-1], sizes[tensor])
         if not problem.pinned(tensor):
             order[tensor] = number
-    gaps = [g for g in idle_gaps(problem.graph, problem.lifetimes) if g.tensor in order and not g.wraps]
+    gaps = [g for g in idle_gaps(problem.graph) if g.tensor in order and not g.wraps]
     taken = []
     for gap in sorted(gaps, key=lambda g: (g.after - g.before, -sizes[g.tensor], g.after, order[g.tensor])):
         if not held.exceeds(0, last, limit_bytes):

@@ -140,7 +140,7 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
     if all(len(values) == 1 for values in options):
         return make(*start)
     best, tried, fixed = Best[tuple[tuple[Any, ...], Plan]](problem), set[tuple[Any, ...]](), list[Plan]()
-    is_plain = not any(problem.streams) and not problem.graph.has_late
+    is_plain = not any(problem.streams) and not problem.graph.dynamic_reads
     busy_ns = sum(problem.durations_ns) if is_plain else -1
 
     def attempt(values: tuple[Any, ...]) -> None:

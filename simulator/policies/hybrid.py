@@ -23,7 +23,7 @@ from pydantic import Field
 
 from simulator.document import Part
 from simulator.errors import CapacityError, ScopeError, Shortfall
-from simulator.lifetime import Lifetimes, live_bytes
+from simulator.lifetime import live_bytes
 from simulator.plan import COMPUTE, PART, Actions, Code, Plan, View
 from simulator.policies import reactive, static
 from simulator.policies.decide import Best, tune
@@ -79,7 +79,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     ScopeError
         If dynamic reads cannot be handled at run time.
     """
-    if not problem.graph.has_late:
+    if not problem.graph.dynamic_reads:
         return static.plan(problem, static.Options())
     dynamic = DynamicReaders(problem)
     dynamic.check("hybrid")
@@ -183,7 +183,7 @@ def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:
 def _left_bytes(dynamic: DynamicReaders) -> int:
     """Room left for the cache if the static part moves nothing [B]; negative if that does not fit."""
     problem, certain = dynamic.problem, dynamic.problem.graph.certain
-    live = live_bytes(certain, Lifetimes(certain))
+    live = live_bytes(certain)
     away = sum(problem.sizes[t] for t in dynamic.candidates)
     return int(min(problem.budget_bytes - (int(live.max()) - away), away))
 

@@ -79,8 +79,6 @@ class Problem:
         What may be used of the compute tier [B].
     durations_ns
         For each op, its time alone [ns].
-    lifetimes
-        Of the graph's tensors.
     trial
         Tries a plan for a problem: this one, or one that was made of it by `dataclasses.replace`.
     switches
@@ -106,7 +104,6 @@ class Problem:
     homes: tuple[int, ...]
     budget_bytes: int | float
     durations_ns: list[int]
-    lifetimes: Lifetimes
     trial: Callable[[Problem, Plan], Replay]
     switches: Switches = field(default_factory=Switches)
     sharers: Mapping[str, int] = field(default_factory=dict)
@@ -134,8 +131,12 @@ class Problem:
 
     def static_part(self, budget_bytes: int | float) -> Problem:
         """The same problem without dynamic reads, under another budget [B]."""
-        graph = self.graph.certain
-        return replace(self, graph=graph, lifetimes=Lifetimes(graph), budget_bytes=budget_bytes, popularity={})
+        return replace(self, graph=self.graph.certain, budget_bytes=budget_bytes, popularity={})
+
+    @cached_property
+    def lifetimes(self) -> Lifetimes:
+        """When its tensors are used and live."""
+        return Lifetimes.of(self.graph)
 
     @cached_property
     def tiers(self) -> tuple[str, ...]:

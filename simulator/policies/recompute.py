@@ -134,8 +134,8 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
     problem, remaker
         What to plan for, and how to make things again.
     """
-    graph, live = problem.graph, Profile(live_bytes(problem.graph, problem.lifetimes))
-    for gap in idle_gaps(graph, problem.lifetimes):
+    graph, live = problem.graph, Profile(live_bytes(problem.graph))
+    for gap in idle_gaps(graph):
         if not graph.tensors[gap.tensor].persistent and remaker.maker(gap.tensor, gap.before) != NEVER:
             live.add(gap.after + 1, gap.before - 1, -problem.sizes[gap.tensor])
     return live.peak(0, live.length - 1)
@@ -377,7 +377,7 @@ def gaps(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[Gap, tup
     """
     found = Lifetimes(graph)
     remaker = Remaker(graph, found)
-    for gap in idle_gaps(graph, found):
+    for gap in idle_gaps(graph):
         if gap.wraps or not found.is_read(gap.tensor, gap.before):
             continue
 

@@ -35,7 +35,7 @@ class DynamicReaders:
     @cached_property
     def readers(self) -> dict[int, Late]:
         """What each op reads dynamically, in program order."""
-        return {op: what.late for op, what in enumerate(self.problem.graph.ops) if what.late and self.on_demand}
+        return self.problem.graph.dynamic_reads if self.on_demand else {}
 
     @cached_property
     def revealed(self) -> dict[int, list[int]]:
@@ -204,7 +204,7 @@ class WorkingSets:
     def _fit(self, away: frozenset[int]) -> bool:
         """Whether everything but some tensors fits into the compute tier and may live there."""
         problem, awaited = self.problem, self.dynamic.awaited_bytes if away else 0
-        live = live_bytes(problem.graph, problem.lifetimes) - sum(problem.sizes[t] for t in away) + awaited
+        live = live_bytes(problem.graph) - sum(problem.sizes[t] for t in away) + awaited
         homes = {home for t, home in enumerate(problem.homes) if t not in away}
         return homes <= {FREE, problem.compute_tier} and int(live.max()) <= problem.budget_bytes
 

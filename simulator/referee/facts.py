@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import NONE, Bools, Ints, busy, firsts, lasts
 from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 from simulator.referee.op_columns import ProgramColumns
-from simulator.trace import CAUSES, ISSUED, Block
+from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, firsts, lasts
 
 Stretches = tuple[Ints, Ints, Ints]
 """Key, start and end of each."""

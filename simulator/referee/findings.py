@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simulator.columns import NONE, Ints, firsts, lasts
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC
 from simulator.referee.facts import Facts
 from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import Held
+from simulator.trace import NONE, Ints, firsts, lasts
 from simulator.units import human
 
 _MOVED = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import Bools, Ints
 from simulator.cost import chosen_op, duration_ns, durations_ns
 from simulator.draws import Draws
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, NOWHERE, Plan
-from simulator.trace import ISSUED, Block, pick
+from simulator.trace import ISSUED, Block, Bools, Ints, pick
 
 
 class Uses(NamedTuple):

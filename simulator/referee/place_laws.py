@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import NONE, Bools, Ints, turns
 from simulator.plan import COMPUTE, DETACH
 from simulator.referee.facts import Facts, covered
-from simulator.trace import pick
+from simulator.trace import NONE, Bools, Ints, pick, turns
 
 
 class Held(NamedTuple):

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simulator.columns import NONE, Ints, lasts, running
 from simulator.graph import Job, Tensor
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
 from simulator.referee.facts import Facts, broken, covered, hold
 from simulator.referee.start_laws import NEVER_NS, RoomRequests
 from simulator.scenario import AllocatorKind
-from simulator.trace import CAUSES, Block, Trace, instances, pick, tuples
+from simulator.trace import CAUSES, NONE, Block, Ints, Trace, instances, lasts, pick, running, tuples
 
 
 class TierRoom:
@@ -36,11 +35,11 @@ class TierRoom:
     """
 
     def __init__(self, hardware: Hardware, stands_in: Sequence[int], budget_bytes: int | float, spare: Ints) -> None:
-        self._names, ranks, on_node = hardware.tier_names, len(stands_in), hardware.topology.devices_per_node
+        self._names, ranks, sharing = hardware.tier_names, len(stands_in), hardware.topology.sharing
         usable = {name: tier.usable_bytes for name, tier in hardware.tiers.items()}
         capacities = (usable | {hardware.compute_tier: budget_bytes}).values()
         self._capacity = np.array([int(min(capacity, NEVER_NS)) for capacity in capacities])
-        sharers = [instances(tier.scope, on_node, stands_in) for tier in hardware.tiers.values()]
+        sharers = [instances(sharing[tier.scope], stands_in) for tier in hardware.tiers.values()]
         instance, self._counts = (np.array(column) for column in zip(*sharers, strict=True))
         self._instance, self._ranks = instance + np.arange(len(sharers))[:, None] * ranks, ranks
         self._used, self._spare = np.zeros(len(sharers) * ranks, np.int64), spare.ravel()

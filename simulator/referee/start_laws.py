@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import NONE, Ints
 from simulator.cost.service import transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Actions
 from simulator.referee.facts import Facts
 from simulator.referee.place_laws import Held
 from simulator.scenario import Switches
-from simulator.trace import ISSUED
+from simulator.trace import ISSUED, NONE, Ints
 
 NEVER_NS = np.iinfo(np.int64).max
 """The start of what never started, and an end that is still to come [ns]."""

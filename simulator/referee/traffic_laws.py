@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import NONE, Ints, at_first, busy, firsts, turns
 from simulator.cost.collectives import collective_ns, phases
 from simulator.cost.service import NS_PER_S
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
@@ -18,7 +17,7 @@ from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, broken, hold
 from simulator.referee.wait_laws import PEER
 from simulator.scenario import Switches
-from simulator.trace import instances, pick
+from simulator.trace import NONE, Ints, at_first, busy, firsts, instances, pick, turns
 
 
 class Meetings(NamedTuple):
@@ -254,9 +253,9 @@ class Bandwidth:
             ends = [name for name, link in links if here in (link.source, link.target)]
             passing = dict.fromkeys((_KERNELS, *ends, *ports), 1)
             carriers.append((f"memory {here!r} of {memory.scope}", memory.scope, memory.bandwidth_bytes_per_s, passing))
-        on_node = hardware.topology.devices_per_node
+        sharing = hardware.topology.sharing
         self._carriers = [
-            (what, int(rate), instances(scope, on_node, stands_in), np.array([passing.get(n, 0) for n in self._names]))
+            (what, int(rate), instances(sharing[scope], stands_in), np.array([passing.get(n, 0) for n in self._names]))
             for what, scope, rate, passing in carriers
             if rate != math.inf
         ]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator.columns import NONE, Ints, firsts, lasts
 from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, covered
-from simulator.trace import CAUSES, pick
+from simulator.trace import CAUSES, NONE, Ints, firsts, lasts, pick
 
 PEER = CAUSES.index("peer")
 _COLLECTIVE, _TRANSFER = CAUSES.index("collective"), CAUSES.index("transfer")

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.columns import turns
 from simulator.draws import Draws
 from simulator.errors import PlanError
 from simulator.graph import Graph, Job
@@ -36,7 +35,7 @@ from simulator.referee.start_laws import (
 from simulator.referee.traffic_laws import Bandwidth, check_meetings, check_peers, meetings
 from simulator.referee.wait_laws import check_waits
 from simulator.scenario import AllocatorKind, Switches
-from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block, Table, Trace, pick
+from simulator.trace import ISSUED, RESIDENCIES, SPANS, WAITS, Block, Table, Trace, pick, turns
 
 
 class Drawn(NamedTuple):

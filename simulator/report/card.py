@@ -239,7 +239,7 @@ def holding(job: Job, number: int) -> Holding:
         if tensor.persistent:
             kept[str(tensor.kind)] += tensor.size_bytes
     found = Lifetimes(graph)
-    op = int(live_bytes(graph, found).argmax())
+    op = int(live_bytes(graph).argmax())
     peak = Counter[str]({str(TensorKind.WORKSPACE): graph.ops[op].workspace_bytes})
     for t, tensor in enumerate(graph.tensors):
         if 0 <= found.born[t] <= op <= found.dies[t]:

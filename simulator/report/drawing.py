@@ -23,8 +23,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, StepPatch
 from numpy.typing import NDArray
 
-from simulator.columns import Ints
 from simulator.report.rows import DRAINED
+from simulator.trace import Ints
 
 KIND = {
     "weight": "#77aadd",

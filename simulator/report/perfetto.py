@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from simulator.columns import Ints, lasts
 from simulator.report.readings import KINDS, Usage, lines, space, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
-from simulator.trace import pick
+from simulator.trace import Ints, lasts, pick
 
 Event = dict[str, Any]
 _CHUNK = 20_000

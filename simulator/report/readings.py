@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from simulator.columns import Ints
 from simulator.graph import Graph, TensorKind
 from simulator.metrics import Frames, Instances, Ran, place_name, waits_by_place
 from simulator.report.rows import Row, quantity
-from simulator.trace import CAUSES, NO_HOLES, pick
+from simulator.trace import CAUSES, NO_HOLES, Ints, pick
 
 KINDS = tuple(kind.value for kind in TensorKind)
 """Tensor kinds in the order in which pictures stack them."""

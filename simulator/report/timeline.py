@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from simulator.columns import NONE, Ints, lasts
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics import laid_out
@@ -21,7 +20,7 @@ from simulator.report import drawing
 from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, steps, styled
 from simulator.report.readings import KINDS, Usage, space, tensor_kinds, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity, units
-from simulator.trace import CAUSES, Block, pick
+from simulator.trace import CAUSES, NONE, Block, Ints, lasts, pick
 from simulator.units import counted
 
 MOST_RANKS = 16

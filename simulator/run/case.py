@@ -15,7 +15,6 @@ from simulator.draws import popularity
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes
 from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.decide import Policy, decided
@@ -291,14 +290,13 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
             home,
             usable if scenario.budget_bytes is None else scenario.budget_bytes,
             list(times[number]),
-            Lifetimes.of(graph),
             trials,
             switches=scenario.switches,
             sharers=shared,
             room_bytes=room[number],
             ranks=job.ranks if shared else 1,
             turns=groups,
-            popularity=popularity(graph, draws.origin, scenario.seed) if graph.has_late else {},
+            popularity=popularity(graph, draws.origin, scenario.seed) if graph.dynamic_reads else {},
         )
         tasks.append(Task(problem, number, team, draws))
     return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds)
@@ -336,7 +334,7 @@ def execute(
             return known
     programs: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
-        alike, is_drawn = dict[tuple[int, int], engine.Program](), task.graph.has_late
+        alike, is_drawn = dict[tuple[int, int], engine.Program](), task.graph.dynamic_reads
         for number, rank in enumerate(task.ranks):
             start, draws = plan.starts_ns[number % len(plan.starts_ns)], task.draws(rank) if is_drawn else None
             if (start, id(draws)) not in alike:

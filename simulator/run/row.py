@@ -266,7 +266,7 @@ def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.
 
 def _against_laps(task: Task, plan: Plan, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Hold a plan that cannot know what dynamic reads choose against what no such plan beats, over all its laps."""
-    if not task.graph.has_late or plan.fixed is None or plan.repeats != task.graph.steps or plan.repeats == 1:
+    if not task.graph.dynamic_reads or plan.fixed is None or plan.repeats != task.graph.steps or plan.repeats == 1:
         return {}
     least = task.lap_bound
     if least.ns <= summary["bound_ns"]:

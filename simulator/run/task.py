@@ -50,7 +50,7 @@ class RunDraws:
             a job in which nothing is drawn.
         """
         scenario = loaded.scenario
-        choosing = {op.name for graph in job.graphs for op in graph.ops if op.late}
+        choosing = {graph.ops[op].name for graph in job.graphs for op in graph.dynamic_reads}
         rule, do = "draws are for ops with dynamic reads", "remove them, or say experts: each in the workload"
         is_needless = "draws" in scenario.model_fields_set and not choosing
         insist(not is_needless, loaded.place("draws"), rule, "none in what runs", do)
@@ -73,7 +73,7 @@ class RunDraws:
 
         A rehearsal has draws with the same shares that are not those of the run: what a runtime is tried with.
         """
-        if not graph.has_late:
+        if not graph.dynamic_reads:
             return None
         key = id(graph), 0 if self.are_alike else rank, rehearsal
         if key not in self._known:
@@ -155,7 +155,7 @@ class Trials:
         ran_by_rank = [metrics.Ran.of(graph, hardware, trace) for trace in different]
         rows = ((metrics.counted(graph, hardware, ran), ran) for ran in ran_by_rank)
         row, ran = max(rows, key=lambda counted: counted[0]["step_ns"] or 0)
-        is_whole = row["status"] == "ok" and lone is graph and not graph.has_late
+        is_whole = row["status"] == "ok" and lone is graph and not graph.dynamic_reads
         if is_whole and (self._fastest is None or row["step_ns"] < self._fastest[0]):
             self._fastest = row["step_ns"], problem, plan, whole
         crowds = metrics.crowds(hardware, whole) if problem.ranks > 1 else {}

@@ -50,7 +50,7 @@ def what_would_free(
     if case.choice(label).is_file:
         return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
     ops, is_searched = len(case.graph.ops) * case.graph.steps, fastest.policy in {*POLICIES} - {"optimal"}
-    is_quick = is_searched and case.job.ranks == 1 and ops <= _QUICK and not case.graph.has_late
+    is_quick = is_searched and case.job.ranks == 1 and ops <= _QUICK and not case.graph.dynamic_reads
     if is_asked is None and (fastest.is_free or not is_quick):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
         return [] if fastest.is_free else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]

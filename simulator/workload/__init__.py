@@ -8,27 +8,8 @@ from pydantic import Field
 
 from simulator.document import Count, Document, Ranks
 from simulator.units import require
-from simulator.workload.attention_kinds import (
-    Attention,
-    Compress,
-    Gqa,
-    Indexer,
-    Linear,
-    Mla,
-    Select,
-    Sparse,
-)
-from simulator.workload.models import (
-    Checkpoint,
-    DecoderModel,
-    Dense,
-    Experts,
-    Layer,
-    LlamaModel,
-    Lora,
-    Model,
-    Other,
-)
+from simulator.workload.attention_kinds import Attention, Compress, Gqa, Indexer, Linear, Mla, Select, Sparse
+from simulator.workload.models import Checkpoint, DecoderModel, Dense, Experts, Layer, LlamaModel, Lora, Model, Other
 from simulator.workload.requests import Arrivals, Arriving, Lengths, Prefixes, Request, Requests
 from simulator.workload.sharding import AXES, Dtypes, KvBlocks, Optimizer, Parallel, Pools, matrix_bytes
 

@@ -18,7 +18,6 @@ from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes
 from simulator.plan import FREE, Actions, Plan
 from simulator.policies import POLICIES
 from simulator.policies.problem import Problem
@@ -182,7 +181,7 @@ def reactive_case(ops: int) -> Case:
     policy = POLICIES["reactive"]
     homes = (0, *(FREE for _ in names))
     spans = durations_ns(graph, hardware)
-    problem = Problem(graph, hardware, homes, 3_000_100, spans, Lifetimes(graph), _no_replay)
+    problem = Problem(graph, hardware, homes, 3_000_100, spans, _no_replay)
     plan = policy.function(problem, policy.options(evict="lru", look_ahead=0))
     program = engine.Program(graph, plan, spans)
 

@@ -14,7 +14,7 @@ from stories import steps
 
 from simulator import engine
 from simulator.cost import durations_ns
-from simulator.engine import folding
+from simulator.engine import program
 from simulator.errors import ConfigError
 from simulator.plan import NOWHERE, Plan
 from simulator.trace import CAUSES
@@ -46,11 +46,11 @@ def test_each_rank_does_folded_what_it_does_unfolded(case, starts):
     programs, hardware = case
     if starts[1]:
         programs = in_turns(programs, starts)
-    if folding.obstacle(programs, hardware):
+    if program.obstacle(programs, hardware):
         return
     whole = engine.run(programs, hardware)
     folded = engine.run(programs, hardware, fold="always")
-    assert folded.stands_in == folding.classes(programs) != whole.stands_in == tuple(range(RANKS))
+    assert folded.stands_in == program.classes(programs) != whole.stands_in == tuple(range(RANKS))
     assert whole.status == folded.status
     for rank, stands_in in enumerate(folded.stands_in):
         for name in ("spans", "waits", "residencies"):

@@ -19,7 +19,7 @@ from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes, live_bytes
+from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.policies.decide import tune
@@ -32,7 +32,7 @@ CHEAP = [row for row in OPTIONS if row[0] not in {"static", "recompute"} and row
 
 def make(graph: Graph, hardware: Hardware, home: list[int], budget: float) -> Problem:
     times = durations_ns(graph, hardware)
-    return Problem(graph, hardware, tuple(home), budget, times, Lifetimes(graph), replay)
+    return Problem(graph, hardware, tuple(home), budget, times, replay)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from simulator.draws import Draws, drawn, popularity
 from simulator.errors import CapacityError, PlanError
 from simulator.graph import Graph, Late
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes, live_bytes
+from simulator.lifetime import live_bytes
 from simulator.plan import COMPUTE, COPY, FREE, PART, Actions, Code, Plan, View
 from simulator.policies import POLICIES, Problem, static
 from simulator.referee import Drawn, check_plan, check_trace
@@ -71,11 +71,11 @@ def problem(
     times = durations_ns(graph, hardware)
 
     def trial(of: Problem, plan: Plan):  # type: ignore[no-untyped-def]
-        tried = plan.fixed is None and of.graph.has_late
+        tried = plan.fixed is None and of.graph.dynamic_reads
         return replay(of, plan, drawn(of.graph, hardware, origin, 7, rehearsal=True) if tried else None)
 
     shares = popularity(graph, origin, 7)
-    return Problem(graph, hardware, homes, budget, times, Lifetimes(graph), trial, popularity=shares)
+    return Problem(graph, hardware, homes, budget, times, trial, popularity=shares)
 
 
 def least(graph: Graph) -> int:
@@ -202,7 +202,7 @@ def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
     p = problem(graph, hardware, origin, least(graph) + spare, home=FREE)
     trace = run(p, POLICIES[name].plan(p, options), drawn(graph, hardware, origin, seed))
     assert trace.status == "ok"
-    if int(live_bytes(graph, p.lifetimes).max()) <= p.budget_bytes:
+    if int(live_bytes(graph).max()) <= p.budget_bytes:
         assert not (trace.spans.whole()["kind"] == COPY).any()
 
 

@@ -18,7 +18,6 @@ from simulator.cost import durations_ns
 from simulator.errors import CapacityError
 from simulator.graph import Collective, CollectiveKind, Graph, Group, Job, OpKind
 from simulator.hardware import Hardware
-from simulator.lifetime import Lifetimes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.referee import check_plan, check_trace
@@ -82,9 +81,8 @@ def problems(draw) -> Given:
     times = durations_ns(graph, hardware, 0)
     alone = [replace(op, collective=None, duration_ns=ns) for op, ns in zip(graph.ops, times, strict=True)]
     lone = replace(graph, ops=tuple(alone))
-    found = Lifetimes(graph)
     problem = Problem(
-        graph, hardware, tuple(home), budget, times, found,
+        graph, hardware, tuple(home), budget, times,
         lambda of, plan: replay(replace(of, graph=lone), plan), switches,
     )  # fmt: skip
     return Given(problem)

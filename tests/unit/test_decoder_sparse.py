@@ -158,14 +158,14 @@ def test_where_the_window_leaves_too_few_blocks_all_are_read() -> None:
     """Token 21: block 0, 4 and 5 are fixed, and the window of 17 sees the others."""
     about = SPARSE | {"window": 17}
     found = graph(GQA | {"sparse": about}, phase="decode", sequence=20, kv={"block": 4})
-    assert not found.has_late
+    assert not found.dynamic_reads
     assert len(cached(found, op(found, "L01/decode/attn.selected").reads)) == 6 * BATCH
 
 
 def test_what_all_select_is_read_for_certain() -> None:
     """With 16 tokens there are four blocks, and all of them are selected."""
     found = graph(GQA | {"sparse": SPARSE}, phase="decode", sequence=15, kv={"block": 4})
-    assert not found.has_late
+    assert not found.dynamic_reads
     assert not [op for op in found.ops if op.name.endswith("attn.select")]
     assert len(cached(found, op(found, "L01/decode/attn.selected").reads)) == 4 * BATCH
 

@@ -189,7 +189,7 @@ def test_recorded_schedules_are_what_upstream_greedy_decides(recorded):
     graph, hardware = formats.read_graph(recorded, "writes"), machine()
     check_plan(graph, hardware, formats.read_plan(recorded, graph, ("hbm", "ddr")))
     homes, times = (FREE,) * len(graph.tensors), [op.duration_ns for op in graph.ops]
-    problem = Problem(graph, hardware, homes, float("inf"), times, Lifetimes(graph), lambda of, plan: None)
+    problem = Problem(graph, hardware, homes, float("inf"), times, lambda of, plan: None)
     gaps, peak_bytes = choose(problem, record["memory_limit_bytes"])
     width = len(graph.tensors[0].name) - 1
     came_in = [[gap.before, f"{graph.tensors[gap.tensor].name}"] for gap in gaps]

@@ -31,7 +31,7 @@ def key_of(name, p, used, times):
     if name == "lfu":
         return lambda t, now: (times[t], used[t])
     if name == "fifo":
-        return lambda t, now: (found.first_write[t], -p.sizes[t], t)
+        return lambda t, now: (found.writes[t][0], -p.sizes[t], t)
     n = len(p.graph.ops)
     return lambda t, now: (-next((u for u in found.uses[t] if u > now), n + found.uses[t][0]), t)
 

@@ -14,7 +14,6 @@ from simulator.bounds import infeasible
 from simulator.cost import durations_ns
 from simulator.errors import ConfigError
 from simulator.graph import Graph
-from simulator.lifetime import Lifetimes
 from simulator.plan import COMPUTE, NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.scenario import Switches
@@ -32,9 +31,8 @@ def problem(graph: Graph = STEP, collectives: str = "own_stream", budget: float 
     times, switches = durations_ns(graph, MACHINE, 0), Switches(collectives=collectives)
     timed = zip(graph.ops, times, strict=True)
     alone = replace(graph, ops=tuple(replace(op, collective=None, duration_ns=ns) for op, ns in timed))
-    found = Lifetimes(graph)
     return Problem(
-        graph, MACHINE, homes, budget, times, found, lambda of, plan: replay(replace(of, graph=alone), plan), switches
+        graph, MACHINE, homes, budget, times, lambda of, plan: replay(replace(of, graph=alone), plan), switches
     )
 
 

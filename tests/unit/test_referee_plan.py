@@ -6,14 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hand import (
-    GRAPH,
-    MACHINE,
-    PLAN,
-    TEXT,
-    A,
-    plan_of,
-)
+from hand import GRAPH, MACHINE, PLAN, TEXT, A, plan_of
 from stories import graph
 
 from simulator.errors import PlanError

@@ -13,13 +13,12 @@ from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 
 import simulator as hosim
-from simulator.columns import lasts
 from simulator.errors import Shortfall
 from simulator.report import drawing, files, perfetto, tables, timeline
 from simulator.report.readings import KINDS, by_place, largest, space, usages
 from simulator.report.rows import ABSENT, Row, percent, present, quantity, ratio, shown
 from simulator.report.sentences import sentences
-from simulator.trace import CAUSES
+from simulator.trace import CAUSES, lasts
 
 
 @pytest.fixture(scope="module")

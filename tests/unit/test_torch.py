@@ -431,7 +431,7 @@ def test_recurrent_layers_count_their_matmuls():
 def test_nothing_is_used_before_it_is_written_or_after_it_is_dead():
     graph = torch_steps.captured("checkpointed_reentrant").graph
     found = Lifetimes(graph)
-    born = np.array(found.first_write)
+    born = np.array([ops[0] if ops else -1 for ops in found.writes])
     for t, tensor in enumerate(graph.tensors):
         assert tensor.persistent or born[t] == found.first_use[t]
 

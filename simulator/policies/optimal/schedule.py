@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from simulator.cost.service import transfer_ns
 from simulator.graph import Op
-from simulator.lifetime import Lifetimes
 from simulator.plan import FREE, Plan
 from simulator.policies.problem import Problem
 from simulator.policies.writer import Move, Writer, write
@@ -121,7 +120,7 @@ def window(problem: Problem) -> Problem:
     )
     seen = replace(graph, ops=(lead, *(replace(op, late=None) for op in graph.ops)), steps=1)
     durations_ns = [problem.durations_ns[-1], *problem.durations_ns]
-    return replace(problem, graph=seen, durations_ns=durations_ns, lifetimes=Lifetimes(seen))
+    return replace(problem, graph=seen, durations_ns=durations_ns)
 
 
 class ScheduleModel:

@@ -16,9 +16,9 @@ from functools import cached_property
 
 from pydantic import Field
 
-from simulator import garbage
 from simulator.document import Part
 from simulator.errors import CapacityError, ScopeError
+from simulator.interrupts import no_garbage_search
 from simulator.plan import Plan
 from simulator.policies.decide import Best
 from simulator.policies.problem import Problem, Replay
@@ -285,7 +285,7 @@ def witness(problem: Problem, options: Options) -> Plan:
     CapacityError
         If no plan was found that fits.
     """
-    with garbage.kept():
+    with no_garbage_search():
         try:
             return Validator(problem, options.asked(problem)).first().plan
         except CapacityError:
@@ -336,7 +336,7 @@ class Compiled:
 
 def compiled(problem: Problem, options: Options) -> Compiled:
     """Compile a plan, with recompute if allowed and faster, and keep what led to it."""
-    with garbage.kept():
+    with no_garbage_search():
         try:
             best: Compiled | CapacityError = _passes(problem, options)
         except CapacityError as error:

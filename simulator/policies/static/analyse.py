@@ -136,7 +136,7 @@ def analyse(problem: Problem) -> Analysis:
     problem
         What to plan for.
     """
-    live = live_bytes(problem.graph, problem.lifetimes)
+    live = live_bytes(problem.graph)
     forced: list[Idle] = []
     leaving = moving_homes(problem)
     candidates, unused = [*_inner(problem, leaving)], []
@@ -181,7 +181,7 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
     """Gaps between two uses in a step, and last those in which an output waits for the end of the step."""
     graph, lifetimes, ops = problem.graph, problem.lifetimes, len(problem.graph.ops)
     waiting = (t for t in graph.outputs if not graph.tensors[t].persistent and lifetimes.last_use[t] < ops - 1)
-    gaps = chain(idle_gaps(graph, lifetimes), (Gap(t, lifetimes.last_use[t], ops) for t in waiting))
+    gaps = chain(idle_gaps(graph), (Gap(t, lifetimes.last_use[t], ops) for t in waiting))
     for gap in gaps:
         tensor, after, before, wraps = gap
         if wraps or problem.pinned(tensor):
@@ -198,7 +198,7 @@ def _around(problem: Problem, tensor: int) -> Idle:
     """The gap over the step boundary of a tensor that exists from the start."""
     lifetimes, stays = problem.lifetimes, problem.graph.tensors[tensor].persistent
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor] if stays else len(problem.graph.ops) - 1
-    is_stored, is_read = stays and lifetimes.first_write[tensor] != NEVER, lifetimes.is_read(tensor, first)
+    is_stored, is_read = stays and bool(lifetimes.writes[tensor]), lifetimes.is_read(tensor, first)
     return idle(problem, Gap(tensor, last, first, wraps=True), goes_out=is_stored, returns=is_read)
 
 
@@ -213,8 +213,9 @@ def idle(problem: Problem, gap: Gap, *, goes_out: bool, returns: bool) -> Idle:
         Whether a copy out begins it, and whether a copy in ends it.
     """
     here, away = problem.compute_tier, next(iter(problem.away(gap.tensor)), NOWHERE)
-    may_move, trail_ns = away != NOWHERE, problem.clock[-1] - problem.clock[gap.after + 1] if gap.wraps else 0
-    lead_ns = gap.idle_ns(problem.clock) - trail_ns
+    clock, may_move = problem.clock, away != NOWHERE
+    begin_ns = clock[gap.after + 1]
+    lead_ns, trail_ns = (clock[gap.before], clock[-1] - begin_ns) if gap.wraps else (clock[gap.before] - begin_ns, 0)
     out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out and may_move else 0
     in_ns = problem.copy_ns(gap.tensor, away, here) if returns and may_move else 0
     return Idle(*gap, returns, problem.sizes[gap.tensor], lead_ns, trail_ns, out_ns, in_ns, away)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from simulator.graph import Op
-from simulator.lifetime import Lifetimes, live_bytes
+from simulator.lifetime import live_bytes
 from simulator.plan import COMPUTE, DETACH, Actions, Plan
 from simulator.policies import recompute
 from simulator.policies.problem import Problem
@@ -106,7 +106,6 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
         graph=written,
         homes=tuple([problem.homes[t] for t in tensor_of]),
         durations_ns=[problem.durations_ns[op] for op in op_of],
-        lifetimes=Lifetimes(written),
         trial=lambda _, plan: problem.replay(rewritten.translated(plan)),
     )
     rewritten = Rewritten(new, tuple(op_of), tuple(tensor_of))
@@ -127,7 +126,7 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
         Tensors that are not given up.
     """
     low: float = problem.budget_bytes
-    high: float = int(live_bytes(problem.graph, problem.lifetimes).max())
+    high: float = int(live_bytes(problem.graph).max())
     if high <= low or len(problem.graph.ops) > LARGEST:
         return []
     homes = tuple([problem.compute_tier if t in kept else home for t, home in enumerate(problem.homes)])
