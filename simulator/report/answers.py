@@ -66,7 +66,8 @@ def frontier_view(
     columns.append(Column.texts("at", map(at, rows)))
     first, last = map(question.written, (question.values[0], question.values[-1]))
     tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
-    premise = f"{tries} that does not: what fits is taken to fit with {less}, too{question.assurance}."
+    is_answered = any(row[question.column] is not None for row in rows)
+    premise = f"{tries} that does not: what fits is taken to fit with {less}, too{is_answered * question.assurance}."
     told = [*(_reached(row, question) for row in rows), *capped, premise]
     return SweepView(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
 
@@ -97,11 +98,8 @@ def free_told(row: Row, question: Largest, what: str, *, has_budget: bool = Fals
         why = f": with {question.written(row['next'])} {_obstacle(row, question)}" if "next" in row else ""
         return f"No {what} that was tried makes {who} free{why}."
     start = question.read("start")
-    has = (
-        f"; now {'its budget leaves' if has_budget else 'it has'} {question.written(start)}"
-        if question.unit != "x"
-        else ""
-    )
+    now = "its budget leaves" if has_budget else "it has"
+    has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
     verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
     beyond = f" (with {question.written(row['next'])} {_obstacle(row, question)})" if "next" in row else " or less"
     alone = " and no budget" if has_budget else ""
@@ -132,8 +130,8 @@ def _reached(row: Row, question: Largest) -> str:
     if row["holes"]:
         told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
     if "next" not in row:
-        do = "raise at_most" if question.sign > 0 else "lower at_least"
-        return f"{told}, the {question.direction} that was tried; {do} to go on."
+        go_on = f"the {question.direction} that was tried; {question.further[question.sign > 0]} to go on"
+        return f"{told}, {'the least there is' if (value, question.sign) == ('1', -1) else go_on}."
     return f"{told}: with {question.written(row['next'])} {_obstacle(row, question)}."
 
 

@@ -71,7 +71,9 @@ def grid_view(
     sentences += did_not_run(rows, fixed)
     if len(lines) > LINES:
         tables = []
-        sentences.append(f"{len(lines):,} rows are not printed; the folder of --out DIR has them, with a picture.")
+        sentences.append(
+            f"{len(lines):,} rows are not printed; --out writes them, into a DIR with a picture, or a .csv."
+        )
     if not fixed:
         return SweepView(title, tables, sentences, [distributions(rows)])
     if len(fixed) > 1:

@@ -62,7 +62,8 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
         (``workload.batch``) or of the scenario (``scenario.budget``).
     asked
         Its values. A range ``first..last:n`` has n of them, evenly spaced, or with ``log`` in even ratios; sizes, rates
-        and times are rounded to whole bytes, bytes a second and nanoseconds.
+        and times are rounded to whole bytes, bytes a second and nanoseconds, and counts to whole numbers: those that
+        round alike, as in ``1..10:10 log``, count once.
     kind
         What it is an axis of: ``grid``, where values differ, or ``list``.
 
@@ -84,13 +85,8 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     units = {unit_of(one) for one in listed}
     unit = units.pop() if len(units) == 1 and "inf" not in listed else None
     values = [parse(one, unit) if unit else _plain(one) for one in listed]
-    insist(
-        kind == "list" or len(set(values)) == len(values),
-        where,
-        "values of an axis differ",
-        repr(asked),
-        "leave one of them out",
-    )
+    rule, do = "values of an axis differ", "leave one of them out"
+    insist(kind == "list" or len(set(values)) == len(values), where, rule, repr(asked), do)
     return Axis(key, (key,), where, unit), values
 
 
@@ -114,9 +110,12 @@ def _spaced(found: re.Match[str], where: str, asked: str) -> list[Any]:
     insist(count <= MOST_VALUES, where, rule, f"{count:,}", "ask for fewer")  # before a list takes memory
     low, high = numbers
     insist(low > 0 or not found["log"], where, "even ratios begin above 0", repr(asked), "raise the first value")
+    is_whole = unit is not None or all(isinstance(one, int) for one in ends)
+    rule, between = "a range has no more values than whole numbers lie between its ends", math.floor(high - low + 1)
+    insist(not is_whole or count <= between, where, rule, f"{count:,} of {between:,}", "ask for fewer, or list them")
     shares = [number / (count - 1) for number in range(count)]
     spaced = [low * (high / low) ** share if found["log"] else low + (high - low) * share for share in shares]
-    if unit is None and not all(isinstance(one, int) for one in ends):
+    if not is_whole:
         return spaced
     whole = list(dict.fromkeys(map(round, spaced)))
     return whole if unit is None else [exact(one, unit) for one in whole]

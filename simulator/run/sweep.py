@@ -134,31 +134,29 @@ class Study:
 
 
 class Pace:
-    """Tells `progress` how fast points are measured, how many are, and how many are known to be wanted.
-
-    If it `is_told`, also at once how many points there are, and how long they take once one of them is measured; the
-    number of points wanted is then -1.
-    """
+    """Tells `progress` how fast points are measured, and of how many; if it `is_told`, in lines of their own, too."""
 
     def __init__(self, progress: Progress | None, workers: int, *, is_told: bool) -> None:
-        self._progress, self._workers, self._is_told, self._begun_s = progress or silent, workers, is_told, monotonic()
+        self._progress, self._workers, self._is_told, self._since_s = progress or silent, workers, is_told, monotonic()
         self._new = self._done = self._total = 0
 
     def more(self, tasks: int, new: int) -> None:
         """Note that so many more points are wanted, and that so many of them are new."""
         self._total = self._done + tasks
         self._done += tasks - new
-        if self._is_told:
+        if self._is_told:  # -1 stands for a line of its own
             self._progress(f"{tasks:,} points, {tasks - new:,} of them kept from before", 0, -1)
 
     def tell(self) -> None:
         """Tell that one more point was measured."""
+        now_s, since_s = monotonic(), self._since_s
+        each_s = (now_s - since_s) / max(self._new, 1)
+        self._since_s = since_s if self._new else now_s  # before the first, processes start and build what is shared
         self._new, self._done = self._new + 1, self._done + 1
         lacking = self._total - self._done
-        each_s = (monotonic() - self._begun_s) / (max(self._new, self._workers) if self._is_told else self._new)
         left = human(round(each_s * lacking * 10**9), "ns")
         self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
-        if self._is_told and self._new == 1 and lacking:
+        if self._is_told and self._new == self._workers + 1 and lacking:  # one process has measured its second
             self._progress(f"about {left} for the other {lacking:,}", 0, -1)
 
 

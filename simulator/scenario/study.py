@@ -50,6 +50,8 @@ class Largest(Part):
     key: ClassVar[str] = "largest"
     assurance: ClassVar[str] = ""
     """What was done for what is taken for granted, for people."""
+    further: ClassVar[tuple[str, str]] = ("lower at_least", "raise at_most")
+    """What lets a search for the least, or the largest, go on where it ended, for people."""
 
     field: Annotated[str, Field(min_length=1)]
     at_most: Count
@@ -202,6 +204,7 @@ class Frontier(Largest):
 
     key: ClassVar[str] = "frontier"
     assurance: ClassVar[str] = ", as was tried beside each answer"
+    further: ClassVar[tuple[str, str]] = ("lower --at-least", "raise --at-most")
     at_most: str | int | float | None = None  # type: ignore[assignment]
     at_least: str | int | float | None = None  # type: ignore[assignment]
     multiple_of: str | int | float = 0  # type: ignore[assignment]
@@ -246,11 +249,9 @@ class Frontier(Largest):
     @cached_property
     def values(self) -> Sequence[int | float]:
         """All values that may be tried, in order."""
-        return (
-            super().values
-            if self.multiple_of
-            else _rounded(self.read("at_least"), self.read("at_most"), self.resolution)
-        )
+        if self.multiple_of:
+            return super().values
+        return _rounded(self.read("at_least"), self.read("at_most"), self.resolution)
 
     def read(self, key: Amount) -> int | float:
         """Read an amount of the question as a number of its unit."""

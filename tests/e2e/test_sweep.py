@@ -44,7 +44,7 @@ def folder(own_cache):
         ("500 MB..2 GB:4", [500 * 10**6, 10**9, 1_500 * 10**6, 2 * 10**9]),
         ("32 GB, 64 GB", [32 * 10**9, 64 * 10**9]),
         ("1..16:5 log", [1, 2, 4, 8, 16]),
-        ("1..4:7", [1, 2, 3, 4]),  # halves are no whole numbers
+        ("1..10:10 log", [1, 2, 3, 4, 5, 6, 8, 10]),  # what rounds to the same whole number counts once
         ("0.5..1.5:3", [0.5, 1.0, 1.5]),
         ("1, 2, 4", [1, 2, 4]),
         ("bf16, fp8", ["bf16", "fp8"]),
@@ -57,7 +57,8 @@ def test_values_are_read(text, values):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1,,2", "4..1:3", "1..4:1", "a..b:3", "0..4:3 log", "2, 2", "1 GB..2 ms:3", "1..9:99999999", []]
+    "text",
+    ["", "1,,2", "4..1:3", "1..4:1", "a..b:3", "0..4:3 log", "2, 2", "1 GB..2 ms:3", "1..9:99999999", "1..2:3", []],
 )
 def test_values_that_are_none_are_refused_with_the_axis(text):
     with pytest.raises(ConfigError, match=r"^grid, a\.b: "):
@@ -270,7 +271,7 @@ def test_an_axis_is_drawn_in_a_handy_unit(unit, values, name, first):
 
 def test_a_long_table_is_written_and_not_printed(hosim, scenario):
     done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..9 GB/s:70", "--policy", "static", "--workers", 1)
-    assert "70 rows are not printed; the folder of --out DIR has them, with a picture." in done.out
+    assert "70 rows are not printed; --out writes them, into a DIR with a picture, or a .csv." in done.out
     assert len(done.out.splitlines()) < 6
 
 
@@ -323,12 +324,12 @@ def test_a_point_whose_process_dies_twice_is_a_row(scenario):
 
 def test_how_many_points_there_are_is_said_before_they_run_and_then_how_long_they_take(hosim, scenario, tmp_path):
     asked = ("sweep", scenario, "--workers", 1, "--cache", tmp_path, "--grid")
-    first = hosim(*asked, f"{BANDWIDTHS}=1..4 GB/s:2").err.splitlines()
-    assert first[0] == "hosim: 2 points, 0 of them kept from before"
+    first = hosim(*asked, f"{BANDWIDTHS}=1..3 GB/s:3").err.splitlines()
+    assert first[0] == "hosim: 3 points, 0 of them kept from before"
     assert re.fullmatch(r"hosim: about \S+ \S+ for the other 1", first[1])
-    more = hosim(*asked, f"{BANDWIDTHS}=1..4 GB/s:4").err.splitlines()
-    assert more[0] == "hosim: 4 points, 2 of them kept from before"
-    assert hosim(*asked, f"{BANDWIDTHS}=1..4 GB/s:4").err == "hosim: 4 points, 4 of them kept from before\n"
+    more = hosim(*asked, f"{BANDWIDTHS}=1..5 GB/s:5").err.splitlines()
+    assert more[0] == "hosim: 5 points, 3 of them kept from before"
+    assert hosim(*asked, f"{BANDWIDTHS}=1..5 GB/s:5").err == "hosim: 5 points, 5 of them kept from before\n"
 
 
 def test_costs_that_a_machine_states_are_in_the_table(hosim, scenario):
