@@ -148,7 +148,7 @@ def data_only(start: bytes, path: Path) -> None:
         If it is a pickle, or an archive that may hold one.
     """
     if _PROGRAM.match(start):
-        must, do = "an input is data, not a program", "export it as JSON: see `hosim import --help`"
+        must, do = "an input is data, not a program", "export it as JSON; of a model see `hosim import torch --help`"
         raise ConfigError(shown(path), must, "a pickle, or an archive that may hold one; hosim opens neither", do)
 
 

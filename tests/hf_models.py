@@ -137,6 +137,14 @@ PUBLISHED = {
         "safetensors.total without layer 61; README_WEIGHTS.md: 36.6 B active with the head",
         1,
     ),
+    "DeepSeekMoE-16B": Published(
+        {"model_type": "deepseek", "vocab_size": 102400, "n_routed_experts": 64, "num_experts_per_tok": 6}
+        | {"n_shared_experts": 2, "moe_intermediate_size": 1408, "first_k_dense_replace": 1}
+        | _sizes(2048, 10944, 28, 16, 16),
+        16.4,
+        2.8,
+        "arXiv 2401.06066, section 5.1.2: 16.4 B, 2.8 B active",
+    ),
     "Kimi-K2": Published(
         {"model_type": "kimi_k2", "num_attention_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1}
         | {"vocab_size": 163840},
@@ -186,3 +194,24 @@ PUBLISHED = {
     "Seed-OSS-36B": Published({"model_type": "seed_oss", "hidden_size": 5120}, 36.151104512),
     "SmolLM3-3B": Published({"model_type": "smollm3"}, 3.075098624),
 }
+_RELATIVES: dict[str, dict[str, Any]] = {
+    "cohere": {"num_key_value_heads": 8},
+    "cohere2": {},
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "ernie4_5": {"use_bias": True},
+    "exaone4": {},
+    "glm": {},
+    "glm4_moe_lite": {},
+    "granitemoe": {},
+    "granitemoeshared": {"shared_intermediate_size": 1024},
+    "helium": {},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "internlm3": {"attention_bias": True, "mlp_bias": True},
+    "ministral": {"head_dim": 128},
+    "ministral3": {},
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": {},
+}
+RELATIVES = {kind: Published({"model_type": kind} | keys, 0.0) for kind, keys in _RELATIVES.items()}
+"""Families of which no published model is here: with the sizes of transformers' defaults, to be held against these."""

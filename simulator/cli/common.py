@@ -61,18 +61,13 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def made(scenario: Any, hardware: str | None, workload: str | None, **more: Any) -> Any:
-        from simulator.importers import refuse_foreign
         from simulator.run import asked_for
 
         if (scenario is None) != (hardware is not None and workload is not None) or (
             scenario and (hardware or workload)
         ):
             raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
-        if scenario is None:
-            scenario = asked_for(str(hardware), str(workload), more.get("policies", ()))
-        else:
-            refuse_foreign(scenario)
-        return function(scenario, **more)
+        return function(asked_for(scenario, hardware, workload, more.get("policies", ())), **more)
 
     for name, about in _WHAT.items():
         made = click.option(f"--{name}", metavar="NAME", help=about)(made)

@@ -110,25 +110,38 @@ def sniff(path: Path) -> str | None:
     return None
 
 
+_PYTORCH = {".py": "a Python program, which is not run"}
+_PYTORCH |= dict.fromkeys(
+    (".ckpt", ".pkl", ".pt", ".pth", ".safetensors"), "weights or a pickle, which hosim never opens"
+)
+
+
 def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
-    """Refuse a file that is to be imported first, with the command that does it; anything else passes.
+    """Refuse a file that must be imported first, and name the command that imports it; anything else passes.
 
     Parameters
     ----------
     reference
-        What stands where the name or the path of a document is wanted.
+        What the user gave in place of the name or the path of a document.
     kind
         The kind of document.
 
     Raises
     ------
     ConfigError
-        If it is a file of one of the `KINDS`, or one that is never opened.
+        If it is a file of one of the `KINDS`, or a program or weights of PyTorch, which are not even opened.
     """
     path = Path(reference)
-    if path.suffix not in (".yaml", ".yml") and isfile(path) and (found := sniff(path)):
-        mine = f"{path.name.partition('.')[0] or 'mine'}.yaml"
-        do = f"run `hosim import {found} {shown(path)} -o {mine}`"
-        verb = "serve" if found == "requests" else "run"
-        do += f", then `hosim {verb} --hardware NAME --workload {mine}`" if kind != "hardware" else ""
-        raise ConfigError(shown(path), f"a {kind} is a YAML document of hosim", KINDS[found].about, do)
+    if path.suffix in (".yaml", ".yml") or not isfile(path):
+        return
+    stem, about = path.name.partition(".")[0] or "mine", _PYTORCH.get(path.suffix)
+    if about:
+        module = stem if path.suffix == ".py" else "mine"
+        do = f"run `hosim import torch {module}:FUNCTION -o {stem}.yaml` with a function that makes model and inputs"
+    elif found := sniff(path):
+        do, about = f"run `hosim import {found} {shown(path)} -o {stem}.yaml`", KINDS[found].about
+    else:
+        return
+    verb = "serve" if about == KINDS["requests"].about else "run"
+    do += f", then `hosim {verb} --hardware NAME --workload {stem}.yaml`" if kind != "hardware" else ""
+    raise ConfigError(shown(path), f"a {kind} is a YAML document of hosim", about, do)

@@ -7,10 +7,6 @@ nothing that is counted, or told as dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +15,7 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_families import ALSO, FAMILIES, IRRELEVANT, TOWERS
+from simulator.importers.hf_families import ALSO, FAMILIES, IRRELEVANT, TOWERS, VERSION
 from simulator.importers.hf_model import Config, model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
@@ -49,9 +45,9 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     data: int = 1,
     pipeline: int = 1,
     zero_stage: int = 0,
-    requests: int = 100,
-    prompt: int = 2048,
-    answer: int = 256,
+    requests: int | None = None,
+    prompt: int | None = None,
+    answer: int | None = None,
 ) -> Imported:
     """Read the ``config.json`` of a decoder, and make a workload of it.
 
@@ -85,11 +81,11 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     zero_stage
         With train: what is sharded over the replicas (1: optimizer state, 2: gradients too, 3: weights too).
     requests
-        With requests: how many requests come, one in half a second.
+        With requests: how many requests come, on average two a second; default: 100.
     prompt
-        With requests: mean tokens of a prompt.
+        With requests: mean tokens of a prompt; default: 2,048.
     answer
-        With requests: mean tokens of an answer.
+        With requests: mean tokens of an answer; default: 256.
 
     Raises
     ------
@@ -109,10 +105,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: number for axis, number in axes.items() if number != (axis != "zero_stage")}
     asked: dict[str, Any] = {"batch": 1 if batch is None else batch, "sequence": wanted}
-    if phase == "requests":
-        drawn = {"count": requests, "prompt": {"mean": prompt}, "output": {"mean": answer}}
-        drawn["arrivals"] = {"process": "poisson", "interval": "500 ms"}
-        asked = {"batch": batch, "sequence": sequence, "requests": drawn}
+    if come := _come(phase, requests=requests, prompt=prompt, answer=answer):
+        asked = {"batch": batch, "sequence": sequence, "requests": come}
     asked |= {"chunk": chunk, "new_tokens": new_tokens, "experts": experts}
     asked["kv"] = None if block is None else {"block": block}
     asked["parallel"] = {"ranks": "all", **spread} if spread else None
@@ -122,6 +116,16 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     document |= {key: value for key, value in asked.items() if value is not None}
     work = _validated(document | _origins(config, document), config)
     return Imported({".yaml": work}, {}, tuple(config.derived), _dropped(config) | told)
+
+
+def _come(phase: str, **options: int | None) -> dict[str, Any]:
+    """Requests that come at random; nothing in other phases."""
+    given = {option: value for option, value in options.items() if value is not None}
+    first, found = next(iter(given), ""), f"it with phase {phase}"
+    insist(phase == "requests" or not given, f"--{first}", f"{first} is for phase requests", found, "remove it")
+    number, asks, answers = ({"requests": 100, "prompt": 2048, "answer": 256} | given).values()
+    come = {"count": number, "prompt": {"mean": asks}, "output": {"mean": answers}}
+    return come | {"arrivals": {"process": "poisson", "interval": "500 ms"}} if phase == "requests" else {}
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -138,10 +142,9 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALSO.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
-        like = sorted(_like(inner, where), key=lambda one: -SequenceMatcher(None, str(kind), one).ratio())[:5]
-        do = "write its dimensions by hand, or capture a step of it (hosim import torch)"
-        do = f"if it is like {', '.join(like)}, whose keys these are, write that; else {do}" if like else do
-        raise ConfigError(f"{where}, model_type", "the family is known", repr(kind), do)
+        do = "capture a step of the model itself (hosim import torch package.module:function)"
+        do += ", or write the model_type of a family that has the same layers"
+        raise ConfigError(f"{where}, model_type", "this is a family of decoders that hosim knows", repr(kind), do)
     told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if inner is not outer:
@@ -150,16 +153,6 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     else:
         inner = {key: value for key, value in outer.items() if key not in TOWERS}
     return Config(shared | inner, FAMILIES[name], where), told
-
-
-def _like(inner: dict[str, Any], where: str) -> Iterator[str]:
-    """Families that have a use for each key of a file, which has all that they need."""
-    for name, family in FAMILIES.items():
-        config = Config(inner, replace(family, defaults={}), where)
-        with suppress(ConfigError):
-            has_experts = model_of(config)["feed_forward"]["kind"] == "experts"
-            if has_experts == family.experts and _unread(config).keys() <= {*_OF_BOTH, "max_position_embeddings"}:
-                yield name
 
 
 def _name(outer: dict[str, Any], path: Path) -> str:
@@ -173,9 +166,8 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
     compute = _DTYPES.get(said.removeprefix("torch.")) if isinstance(said, str) else None
     found = {"compute": compute or "bf16"}
     if compute is None:
-        no = "no type that arithmetic is done in (torch_dtype)"
-        named_one = no if said is None else f"{said!r}, in which none is done here"
-        c.derived.append(f"bf16, as config.json names {named_one}.")
+        lacks = "no type for arithmetic (torch_dtype)" if said is None else f"{said!r}, in which no arithmetic is done"
+        c.derived.append(f"bf16, as config.json names {lacks}.")
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
     quantized = c.get("quantization_config") or (_parsed(beside) if beside.is_file() else None)
     if not quantized:
@@ -189,21 +181,21 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
 
 
 def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
-    """The origin of each figure: a key of the file, a default of its reader, or an option."""
-    model = document["model"]
-    usual = {path for path in c.origins if not path.startswith("model.") or _stated(model, path.split(".")[1:])}
-    sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in sorted(usual)}
+    """The origin of each figure: a key of the file, a default of its reader, which is told, or an option."""
+    if c.usual:
+        usual = ", ".join(f"{key} {value}" for key, value in c.usual.items())
+        c.derived.insert(0, f"config.json lacks these, so they are what {VERSION} takes: {usual}.")
+    stated = sorted(path for path in c.origins if _has(document, path.split(".")))
+    sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
     mine = [key for key in document if key in _ASKED]
     return {"sources": sources, "assumed": dict.fromkeys(mine, "chosen when it was imported; change it to yours")}
 
 
-def _stated(value: Any, path: list[str]) -> bool:
+def _has(value: Any, path: list[str]) -> bool:
     for key in path:
-        if not isinstance(value, dict) or key not in value:
-            return False
-        value = value[key]
-    return True
+        value = value.get(key) if isinstance(value, dict) else None
+    return value is not None
 
 
 def _validated(document: dict[str, Any], c: Config) -> Workload:
@@ -221,20 +213,14 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
     return work
 
 
-def _unread(c: Config) -> dict[str, int]:
-    """Keys that nobody asked for and that are not known to change nothing."""
-    empty: tuple[Any, ...] = (None, False, 0, [], {}, "")
-    known = c.used | IRRELEVANT | {*c.family.implied}
-    return {key: 1 for key, value in c.data.items() if key not in known and value not in empty}
-
-
 def _dropped(c: Config) -> dict[str, int]:
-    """Keys that are not read; and what a family has beside."""
-    found = _unread(c)
-    mtp = {"num_nextn_predict_layers", "num_mtp_modules"} & {*found}
-    told = {f"{key} (layers that only predict further tokens)": 1 for key in mtp}
-    beside = {c.family.uncounted: 1} if c.family.uncounted else {}
-    return {key: often for key, often in found.items() if key not in mtp} | told | beside
+    """Keys that are neither read nor known to change nothing; and what a family has beside."""
+    empty: tuple[Any, ...] = (None, False, 0, [], {}, "")
+    left = c.data.keys() - c.used - IRRELEVANT - {*c.family.implied}
+    told = {key for key in left if c.data[key] not in empty and not key.endswith(("_token_id", "_token_index"))}
+    ahead = dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules"), " (layers that only predict further tokens)")
+    found = [f"{key}{ahead.get(key, '')}" for key in sorted(told)]
+    return dict.fromkeys([*found, c.family.uncounted] if c.family.uncounted else found, 1)
 
 
 _ROUTED = re.compile(r"(?<!shared_)experts")
@@ -301,11 +287,9 @@ def _compressed(said: dict[str, Any], alone: str, where: str) -> tuple[dict[str,
     """Of ``config_groups``: of several, those whose targets are the routed experts are for these."""
     groups, found, told = said.get("config_groups"), dict[str, str](), list[str]()
     each = list(groups.values()) if isinstance(groups, dict) else []
-    for one in each or [None]:
+    for one in each or [dict[str, Any]()]:
         about = one.get("weights") if isinstance(one, dict) else None
-        if not isinstance(one, dict) or not isinstance(about, dict):
-            must, do = "a group says how weights are kept", "correct it"
-            raise ConfigError(f"{where}, config_groups", must, repr(groups), do)
+        insist(isinstance(about, dict), f"{where}, config_groups", "a group says how weights are kept", repr(groups))
         of = "experts" if len(each) > 1 and _ROUTED.search(str(one.get("targets"))) else alone
         kept, why = _group(about, of, where)
         told += [] if found.keys() & kept.keys() else why
@@ -313,7 +297,7 @@ def _compressed(said: dict[str, Any], alone: str, where: str) -> tuple[dict[str,
     return found, told
 
 
-def _group(about: dict[str, Any], of: str, where: str) -> tuple[dict[str, str], list[str]]:
+def _group(about: Any, of: str, where: str) -> tuple[dict[str, str], list[str]]:
     bits, group = about.get("num_bits"), about.get("group_size")
     if about.get("type") != "float":
         return _integers(bits, group, of, where)

@@ -32,6 +32,7 @@ class Config:
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
         self.data, self.family, self.where = data, family, where
         self.used: set[str] = set()
+        self.usual: dict[str, Any] = {}  # key of a figure that the file does not have -> its default
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
 
@@ -46,6 +47,7 @@ class Config:
         if key is None:
             return None
         self._note(path, f"{VERSION}, {self.family.config}.{key} (config.json has no such key)", "quoted")
+        self.usual |= {key: self.family.defaults[key]} if path else {}
         return self.family.defaults[key]
 
     def _note(self, path: str, text: str, basis: str) -> None:
@@ -63,9 +65,9 @@ class Config:
         insist(fits, f"{self.where}, {keys[0]}", f"this is a whole number from {least} to 1,000,000,000", repr(found))
         return int(found)
 
-    def flag(self, key: str) -> bool:
+    def flag(self, key: str, path: str = "") -> bool:
         """Whether a key says yes."""
-        found = self.get(key)
+        found = self.get(key, path=path)
         insist(found in (True, False, None), f"{self.where}, {key}", "this is true or false", repr(found))
         return bool(found)
 
@@ -90,7 +92,7 @@ def model_of(c: Config) -> dict[str, Any]:
     model: dict[str, Any] = {"family": "decoder", **c.counts("model", "model")}
     layers, hidden = model["layers"], model["hidden"]
     insist(layers <= 10_000, f"{c.where}, num_hidden_layers", "a model has at most 10,000 layers", f"{layers:,}")
-    model["tied_embeddings"] = c.flag("tie_word_embeddings")
+    model["tied_embeddings"] = c.flag("tie_word_embeddings", "model.tied_embeddings")
     if c.family.norms != "before":
         model["norms"] = c.family.norms
     parts = {"attention": _attentions(c, layers, hidden), "feed_forward": _feed_forwards(c, layers)}
@@ -223,8 +225,6 @@ def _feed_forwards(c: Config, layers: int) -> Kinds:
         part["shared"] = shared
         if family.shared_width:
             part["shared_width"] = c.count(family.shared_width, path=f"{at}.shared_width")
-    else:
-        c.origins.pop(f"{at}.shared", None)
     dense = _dense(c, layers)
     width = c.count(family.width, path="model.others" if len(dense) < layers else f"{at}.width")
     return [part, {"kind": "dense", "width": width, **more}], [int(layer in dense) for layer in range(layers)]

@@ -126,7 +126,8 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
         If there is no such function, or as of `hosim.torch.capture`.
     """
     module, _, function = source.partition(":")
-    where, must, do = f"import torch {source}", "a step is named as package.module:function", "write such as mine:step"
+    where, must = f"import torch {source}", "a step is named as package.module:function"
+    do = f"write such as {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write such as mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
     here = str(Path.cwd())
     sys.path.insert(0, here)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator import catalog
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.graph import Job
 from simulator.importers import refuse_foreign
 from simulator.report.rows import by_step
@@ -67,28 +67,40 @@ def run(  # noqa: PLR0913 - what is run, and how
         If a document, an option or a plan is wrong. What cannot fit, what blocks itself, and what a policy does not
         know how to plan are rows, not errors.
     """
-    if scenario is None or hardware is not None or workload is not None:
-        must, do = "a scenario is run, or a workload on a machine", "say either scenario, or hardware and workload"
-        given = {"scenario": scenario, "hardware": hardware, "workload": workload}
-        found = " and ".join(name for name, value in given.items() if value is not None) or "nothing"
-        insist(scenario is None and hardware is not None and workload is not None, "run", must, found, do)
-        scenario = asked_for(str(hardware), str(workload), names_in(policies))
+    scenario = asked_for(scenario, hardware, workload, names_in(policies))
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
     return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if)
 
 
-def asked_for(hardware: str, workload: str, policies: Iterable[str] = ()) -> Scenario:
-    """Make the scenario of a workload on a machine; see `simulator.catalog.scenario_of`.
+def asked_for(
+    scenario: str | Path | Scenario | None,
+    hardware: str | Path | None,
+    workload: str | Path | None,
+    policies: Iterable[str] = (),
+) -> str | Path | Scenario:
+    """Tell which scenario is asked for: the one that is named, or that of a workload on a machine.
+
+    Parameters
+    ----------
+    scenario, hardware, workload
+        As for `run`.
+    policies
+        The rows of a workload on a machine.
 
     Raises
     ------
     ConfigError
-        Also if one of them is a file that is to be imported first.
+        If neither or both are named; or one of them is a file that must be imported first.
     """
-    for kind, reference in (("hardware", hardware), ("workload", workload)):
-        refuse_foreign(reference, kind)
-    return catalog.scenario_of(hardware, workload, policies)
+    given = {"scenario": scenario, "hardware": hardware, "workload": workload}
+    named = [name for name, value in given.items() if value is not None]
+    must, do = "a scenario is run, or a workload on a machine", "say either scenario, or hardware and workload"
+    insist(named in (["scenario"], ["hardware", "workload"]), "run", must, " and ".join(named) or "nothing", do)
+    for kind, reference in given.items():
+        if isinstance(reference, str | Path):
+            refuse_foreign(reference, kind)
+    return catalog.scenario_of(str(hardware), str(workload), policies) if scenario is None else scenario
 
 
 def read(
@@ -107,12 +119,8 @@ def read(
     trace
         Whether the trace is kept; default: as the scenario says.
     """
-    if job is not None and not isinstance(job, Job):
-        raise ConfigError(
-            "job", "what all ranks run is a Job", f"one {type(job).__name__}", "make it with Job.of(graph)"
-        )
-    if isinstance(scenario, str | Path):
-        refuse_foreign(scenario)
+    must, do = "what all ranks run is a Job", "make it with Job.of(graph)"
+    insist(job is None or isinstance(job, Job), "job", must, f"one {type(job).__name__}", do)
     loaded = catalog.resolve(scenario, set)
     loaded = replace(loaded, is_job_given=job is not None)
     if trace is not None:

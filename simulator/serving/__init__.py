@@ -17,6 +17,7 @@ from simulator.catalog import Loaded
 from simulator.errors import insist
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
+from simulator.run import asked_for
 from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.scenario import Scenario
 from simulator.serving import latencies
@@ -63,9 +64,11 @@ class Serving(Sweep):
         return verdicts(expected, {str(row["policy"]): row for row in self.rows})
 
 
-def serve(
-    scenario: str | Path | Scenario,
+def serve(  # noqa: PLR0913 - who is served, where, and how
+    scenario: str | Path | Scenario | None = None,
     *,
+    hardware: str | Path | None = None,
+    workload: str | Path | None = None,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Sequence[str] | None = None,
     progress: Progress | None = None,
@@ -79,6 +82,8 @@ def serve(
     ----------
     scenario
         A name in the catalogue, a path that ends in ``.yaml``, or the document itself; its workload has `requests`.
+    hardware, workload
+        Instead of a scenario: a machine and a workload with `requests`, as in `simulator.run`.
     set
         Changes to the hardware, as in `simulator.run`.
     policies
@@ -94,7 +99,7 @@ def serve(
     ConfigError
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
-    loaded = catalog.resolve(scenario, set)
+    loaded = catalog.resolve(asked_for(scenario, hardware, workload, policies or ()), set)
     asked = asked_of(loaded)
     progress = progress or silent
     names, come, room = read_served(loaded, policies, progress)

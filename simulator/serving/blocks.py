@@ -259,21 +259,25 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     near = ((1, 1, 1),) * len(further(decoder_of(loaded.workload)))
     fullest = Iteration(decoding, 1, asked.max_tokens - decoding, many, many, decoding, near)
     graph = iteration(loaded.workload, fullest, 0)
-    found = Rooms(
-        names, tuple(_room_bytes(loaded, graph, tier) for tier in names), here in kept_in or not kept_in, groups
-    )
+    left = [_left_bytes(loaded, graph, tier) for tier in names]
+    found = Rooms(names, tuple(max(0.0, one) for one in left), here in kept_in or not kept_in, groups)
     number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
     taken = [len(held_numbers(group.reach, 0, longest, asked)) for group in groups]
     needed = sum(size * blocks for size, blocks in zip(found.sizes(asked.block), taken, strict=True))
-    rule = f"each request fits in the compute tier ({here}, {human(found.room_bytes[0], 'B')} for KV blocks)"
+    short, budget, tier = max(0, needed - left[0]), loaded.scenario.budget_bytes, loaded.hardware.tiers[here]
+    rule = f"each request fits in the compute tier ({here}) beside weights and the largest iteration"
     told = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {human(needed, 'B')}"
-    do = "lower its tokens or max_tokens, or raise the budget or kv_tiers"
-    insist(needed <= found.room_bytes[0], f"workload {loaded.workload.name}, requests", rule, told, do)
+    told += f", where {human(found.room_bytes[0], 'B')} are left for KV blocks: short by {human(short, 'B')}"
+    lever, now = ("the budget", budget) if budget is not None else (f"tiers.{here}.capacity", tier.capacity_bytes)
+    do = f"raise {lever} to {now + short:,.0f} B, lower max_tokens or the tokens of requests, or move weights (homes)"
+    if here in kept_in:
+        do = f"raise {here} of kv_tiers to {needed:,} B, or lower the tokens of requests"
+    insist(not short, f"workload {loaded.workload.name}, requests", rule, told, do)
     return found
 
 
-def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
-    """What a tier has room for."""
+def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
+    """What a tier has left for KV blocks; less than 0 where the rest does not fit, either."""
     (homes,) = home_ids(loaded, [graph])
     names, here = loaded.hardware.tier_names, loaded.hardware.compute_tier
     lasting = Counter[str]()
@@ -287,10 +291,9 @@ def _room_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
         rule = "with weights at home elsewhere, the room for KV blocks in the compute tier is said"
         is_said = stated is not None or lasting.total() == lasting[here]
         insist(is_said, loaded.place("kv_tiers", tier), rule, "none", "add it")
-    left = max(0.0, left)
     if stated is None:
         return left
-    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(left, 'B')})"
+    rule = f"KV blocks get at most what weights and iterations leave of {tier} ({human(max(0.0, left), 'B')})"
     do = "lower it, or raise the capacity"
     insist(stated <= left, loaded.place("kv_tiers", tier), rule, human(stated, "B"), do)
     return stated

@@ -79,19 +79,14 @@ def sentences(rows: Rows) -> list[str]:
     rows
         See `simulator.serving.story.summary`.
     """
-    left_out = counted(rows[0]["unanswered"], "request")
-    said = (
-        [f"{left_out} of the file have no prompt or no output token, and are left out."]
-        if rows[0]["unanswered"]
-        else []
-    )
-    said += [text for row in rows for text in _told(row)]
+    said = [text for row in rows for text in _told(row)]
+    if left_out := rows[0]["unanswered"]:
+        which = counted(left_out, "request")
+        said.insert(0, f"{which} of the file have no prompt or no output token, and are left out.")
     few = min((row["finished"] for row in rows if row["finished"]), default=100)
     if slowest := {f"p{share}": f"{100 // (100 - share)}" for share in PERCENTS if few * (100 - share) < 100}:
-        verb, least = "is" if len(slowest) == 1 else "are", listed([*slowest.values()])
-        said.append(
-            f"Of {counted(few, 'request')} {listed([*slowest])} {verb} the slowest; it takes {least} to tell more."
-        )
+        them = f"{listed([*slowest])} {'is' if len(slowest) == 1 else 'are'} the slowest"
+        said.append(f"Of {counted(few, 'request')} {them}; it takes {listed([*slowest.values()])} to tell more.")
     ran = [row for row in rows if row["status"] == "ok" and row["finished"]]
     if len(ran) > 1:
         ordered = sorted(ran, key=itemgetter("ttft_mean_ns"))
@@ -154,9 +149,8 @@ def _panels(stories: Sequence[Story]) -> list[Panel]:
             for policy, own in times.items()
             for share in (range(1, 101) if own else ())
         ]
-        panels.append(
-            Panel(f"share of requests by {name.upper()}", "within [ms]", "%", points, "within_ms", "share", dense="log")
-        )
+        title = f"share of requests by {name.upper()}"
+        panels.append(Panel(title, "within [ms]", "%", points, "within_ms", "share", dense="log"))
     tiers = stories[0].tiers if stories else ()
     over_time = {"waiting": "requests that wait", "decoding": "sequences that decode"}
     over_time |= {f"used_{tier}_blocks": f"KV blocks in {tier}" for tier in tiers}

@@ -152,9 +152,8 @@ class Workload(Document):
     def _check(self) -> None:
         do = "add the key model or graph"
         require(self.model or self.graph, "a workload has a model or a graph", "neither", do=do)
-        for key in sorted(
-            self.model_fields_set & {"model", "dtypes", "phase", *_PHASES} - {"replicas", "batch", "sequence"}
-        ):
+        of_model = {"model", "dtypes", "phase", *_PHASES} - {"replicas", "batch", "sequence"}
+        for key in sorted(self.model_fields_set & of_model):
             must = "a workload from a graph states nothing of a model"
             require(self.graph is None, must, key, key, do=f"remove {key}")
         for key, phases in _PHASES.items():
@@ -184,8 +183,10 @@ class Workload(Document):
         if self.phase not in _INFERENCE:
             return
         spread = {part.ranks for _, part in decoder.kinds if isinstance(part, Experts)}
-        must = "a rank that reads experts each for itself has all of them"
-        require(self.experts != "each" or spread == {1}, must, "none of its own", "experts")
+        must, has = "experts says how a model's experts are read", self.experts == "together" or spread
+        require(has, must, f"{self.experts} of a model without experts", "experts", do="remove it")
+        must, do = "a rank that reads experts each for itself has all of them", "say together or grouped"
+        require(self.experts != "each" or spread == {1}, must, "some on other ranks", "experts", do=do)
         for key in ("data", "pipeline", "expert", "zero_stage", "micro_batches"):
             must, default = "inference is spread over tensor ranks alone", Parallel.model_fields[key].default
             require(getattr(self.parallel, key) == default, must, key, "parallel", key, do="remove it; see replicas")

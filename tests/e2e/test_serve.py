@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from serving_cases import DRAWN, write
 
 import simulator as hosim_api
+from simulator.errors import ConfigError
 from simulator.formats import tables_csv
 from simulator.metrics.figures import SERVED, figure_of
 from simulator.run.case import Case
@@ -101,7 +103,7 @@ def test_a_file_of_requests_is_read_and_travels_with_the_results(hosim, filed, t
         ("arrival,prompt,output\n0,0,1\n", "a file of requests has some that add a token, found none"),
         ("arrival,prompt,output\n0,3,x\n", "some.csv:2: output is a whole number from 0"),
         ("arrival,prompt,output,prefix,prefix_tokens\n0,3,1,a,4\n", "a prefix is a part of its prompt, found 4 of 3"),
-        ("arrival,prompt,output\n0,30,1\n0,900,30\n", "found request 1 of 900 and 30 tokens, 240 kB; lower its"),
+        ("arrival,prompt,output\n0,30,1\n0,900,30\n", "900 and 30 tokens, 240 kB, where 32.8 kB are left"),
     ],
 )
 def test_a_wrong_file_is_one_message(text, said, hosim, filed):
@@ -133,6 +135,22 @@ def test_a_wrong_document_is_one_message(old, new, said, hosim, tmp_path):
     done = hosim("serve", path)
     assert (done.code, done.out) == (1, "")
     assert said in done.err
+
+
+def test_without_a_scenario_a_workload_is_served_on_a_machine_and_what_is_short_is_said(hosim, tmp_path):
+    write(tmp_path)
+    box, toy = tmp_path / "box.yaml", tmp_path / "toy.yaml"
+    (row,) = hosim_api.serve(hardware=box, workload=toy, policies=["static"]).rows
+    assert (row["policy"], row["finished"]) == ("static", 12)
+    small = hosim("serve", "--hardware", box, "--workload", toy, "--set", "tiers.hbm.capacity=1 kB")
+    (least,) = re.findall(r"short by .*; raise tiers\.hbm\.capacity to ([\d,]+) B, lower max_tokens", small.err)
+    enough = int(least.replace(",", ""))
+    asked = {"hardware": box, "workload": toy, "policies": ["resident"]}
+    with pytest.raises(ConfigError, match="0 B are left for KV blocks|short by 1 B"):
+        hosim_api.serve(**asked, set={"tiers.hbm.capacity": f"{enough - 1} B"})
+    assert hosim_api.serve(**asked, set={"tiers.hbm.capacity": f"{enough} B"}).rows[0]["status"] == "ok"
+    with pytest.raises(ConfigError, match="say either scenario, or hardware and workload"):
+        hosim_api.serve(hardware=box)
 
 
 def test_expectations_are_about_columns_of_this_table(hosim, tmp_path):

@@ -253,6 +253,6 @@ def test_only_inference_with_experts_reads_them_each_for_itself(changes) -> None
         model["experts"] = 2
     data = {"name": "w", "model": model, "phase": changes.get("phase", "train"), "experts": "each"}
     with pytest.raises(
-        ValidationError, match=r"experts is for phase prefill, decode|reads experts each for itself has all of them"
+        ValidationError, match=r"experts is for phase prefill, decode|found each of a model without experts"
     ):
         Workload.model_validate(data)

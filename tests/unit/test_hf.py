@@ -30,6 +30,7 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 128,
+    "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
 
@@ -118,6 +119,7 @@ def test_each_figure_names_the_key_that_it_comes_from(folder: Path) -> None:
         "model.layers": "config.json, num_hidden_layers",
         "model.hidden": "config.json, hidden_size",
         "model.vocabulary": "config.json, vocab_size",
+        "model.tied_embeddings": "config.json, tie_word_embeddings",
         "model.attention.heads": "config.json, num_attention_heads",
         "model.attention.kv_heads": "config.json, num_key_value_heads",
         "model.attention.head_size": "config.json, which has no head_dim: from other keys",
@@ -133,6 +135,14 @@ def test_what_a_file_leaves_out_is_a_default_of_its_reader(folder: Path) -> None
     assert (work.model.hidden, work.model.layers, work.dtypes.compute) == (2304, 26, "fp32")
     told = "transformers 5.24.0, Gemma2Config.head_dim (config.json has no such key)"
     assert work.sources["model.attention.head_size"][0].text == told
+
+
+def test_figures_that_a_file_lacks_are_told_once(folder: Path) -> None:
+    bare = {key: value for key, value in TINY.items() if key not in ("hidden_size", "tie_word_embeddings")}
+    (told,) = read(bare | {"num_attention_heads": 32}, sequence=32).derived
+    lacks = "hidden_size 4096, tie_word_embeddings False"
+    assert told == f"config.json lacks these, so they are what transformers 5.24.0 takes: {lacks}."
+    assert read(TINY, sequence=32).derived == ()
 
 
 def test_the_name_is_the_models(folder: Path) -> None:
@@ -388,7 +398,8 @@ def test_keys_that_nobody_knows_are_named(folder: Path) -> None:
 
 def test_a_decoder_inside_of_a_multimodal_model(folder: Path) -> None:
     more = {key: value for key, value in EXPERTS.items() if key != "num_local_experts"}
-    inner = {key: value for key, value in kind("qwen3_moe", **more).items() if key != "torch_dtype"}
+    of_both = ("torch_dtype", "tie_word_embeddings")
+    inner = {key: value for key, value in kind("qwen3_moe", **more).items() if key not in of_both}
     outer = {"model_type": "qwen3_vl_moe", "text_config": inner | {"model_type": "qwen3_vl_moe_text"}}
     outer |= {"vision_config": {"depth": 2}, "image_token_id": 3, "tie_word_embeddings": True, "odd": 1}
     outer |= {"torch_dtype": "float16", "quantization_config": FP8}
@@ -438,6 +449,11 @@ def test_more_tokens_than_the_model_knows_positions_for_are_told(folder: Path) -
         ({"tensor": 3}, "tensor divides heads, kv_heads, ffn, vocabulary"),
         ({"batch": 10**10}, "less than or equal to"),
         ({"phase": "decode", "new_tokens": 10**8}, "most"),
+        (
+            {"phase": "decode", "answer": 10},
+            "--answer: answer is for phase requests, found it with phase decode; remove",
+        ),
+        ({"phase": "decode", "experts": "grouped"}, "found grouped of a model without experts; remove it"),
     ],
 )
 def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: str, folder: Path) -> None:
@@ -457,23 +473,19 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ('{"a": ' * 10_000 + "1" + "}" * 10_000, "the file is JSON"),
         (b"\x80\x04\x95", "an input is data, not a program"),
         (b"\xff\xfe{\x00}\x00", "a file is text in UTF-8"),
-        ({}, "the family is known, found None; "),
-        ({"model_type": 3}, "the family is known, found 3; "),
-        ({"model_type": "qwen4"}, "found 'qwen4'; write its dimensions by hand, or capture a step of it"),
-        (kind("qwen4"), "if it is like qwen2, qwen3, glm4,"),
+        ({}, "this is a family of decoders that hosim knows, found None; "),
+        ({"model_type": 3}, "hosim knows, found 3; "),
         (
-            kind("olmo"),
-            "if it is like smollm3, glm4, llama, gemma, gemma2, whose keys these are, write that; else write",
+            {"model_type": "qwen4"},
+            "found 'qwen4'; capture a step of the model itself (hosim import torch package.module:fun",
         ),
-        (kind("olmo", num_local_experts=8, num_experts_per_tok=2), "if it is like olmoe, phimoe, mixtral,"),
-        (kind("olmo", swirl=3), "found 'olmo'; write its dimensions by hand"),
         (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),
         ('{"model_type": "llama", "quantization_config": {"bits": 4, "bits": 8}}', "each key comes once, found 'bits'"),
         (
             gzip.compress(b" " * 17_000_000),
             "an input has at most 16,000,000 bytes, unpacked, found more than 16,000,000 bytes",
         ),
-        ({"model_type": "mamba"}, "the family is known, found 'mamba'"),
+        ({"model_type": "mamba"}, "hosim knows, found 'mamba'; capture"),
         ({"model_type": "llama", "text_config": 3}, "text_config: this is an object, found 3"),
         (TINY | {"hidden_size": "64"}, "config.json, hidden_size: this is a whole number from 1 to"),
         (TINY | {"hidden_size": True}, "config.json, hidden_size: this is a whole number"),
@@ -561,8 +573,8 @@ def test_infinities_as_python_writes_them_are_read(folder: Path) -> None:
     ("said", "compute", "told"),
     [
         ("torch.float16", "fp16", ""),
-        ("int3", "bf16", "bf16, as config.json names 'int3', in which none is done here."),
-        (None, "bf16", "bf16, as config.json names no type that arithmetic is done in (torch_dtype)."),
+        ("int3", "bf16", "bf16, as config.json names 'int3', in which no arithmetic is done."),
+        (None, "bf16", "bf16, as config.json names no type for arithmetic (torch_dtype)."),
     ],
 )
 def test_a_type_that_is_unknown_is_named(said: str | None, compute: str, told: str, folder: Path) -> None:

@@ -209,6 +209,26 @@ def test_a_kind_of_ones_own_is_sniffed(monkeypatch, tmp_path):
     importers.refuse_foreign(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(
+    ("name", "about", "command"),
+    [
+        ("train.py", "a Python program, which is not run", "hosim import torch train:FUNCTION -o train.yaml"),
+        ("model.pt", "weights or a pickle, which hosim never opens", "hosim import torch mine:FUNCTION -o model.yaml"),
+        ("model.safetensors", "weights or a pickle", "hosim import torch mine:FUNCTION -o model.yaml"),
+    ],
+)
+def test_a_program_or_weights_are_not_opened_and_the_import_is_named(name, about, command, tmp_path, monkeypatch):
+    monkeypatch.setattr(importers.inputs, "opened", None)
+    file = tmp_path / name
+    file.write_text("raise SystemExit(3)")
+    for asked in ({"scenario": file}, {"hardware": "h100_sxm", "workload": file}):
+        for story in (hosim.run, hosim.serve):
+            with pytest.raises(ConfigError) as refused:
+                story(**asked)
+            assert f"found {about}" in str(refused.value)
+            assert f"run `{command}` with a function that makes model and inputs, then `hosim run " in str(refused.value)
+
+
 def test_a_graph_is_read_with_what_its_trace_has_besides(tmp_path):
     file, access = tmp_path / "step.json", [{"storage": 7, "bytes": 100}]
     make = {"id": 0, "name": "mm.default", "duration_ms": 0.5, "writes": access}
