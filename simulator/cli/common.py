@@ -67,7 +67,7 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
             scenario and (hardware or workload)
         ):
             raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
-        return function(asked_for(scenario, hardware, workload, more.get("policies", ())), **more)
+        return function(asked_for(scenario, hardware, workload, more.get("policies")), **more)
 
     for name, about in _WHAT.items():
         made = click.option(f"--{name}", metavar="NAME", help=about)(made)

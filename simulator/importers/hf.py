@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_families import ALSO, FAMILIES, IRRELEVANT, TOWERS, VERSION
+from simulator.importers.hf_families import ALSO, FAMILIES, TOWERS, VERSION, is_irrelevant
 from simulator.importers.hf_model import Config, model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
@@ -148,8 +148,8 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
     if inner is not outer:
-        own = {"text_config", "model_type", *shared, *TOWERS} | IRRELEVANT
-        told |= {key: 1 for key in outer if key not in own}
+        own = {"text_config", "model_type", *shared, *TOWERS}
+        told |= {key: 1 for key in outer if key not in own and not is_irrelevant(key)}
     else:
         inner = {key: value for key, value in outer.items() if key not in TOWERS}
     return Config(shared | inner, FAMILIES[name], where), told
@@ -215,9 +215,8 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
 
 def _dropped(c: Config) -> dict[str, int]:
     """Keys that are neither read nor known to change nothing; and what a family has beside."""
-    empty: tuple[Any, ...] = (None, False, 0, [], {}, "")
-    left = c.data.keys() - c.used - IRRELEVANT - {*c.family.implied}
-    told = {key for key in left if c.data[key] not in empty and not key.endswith(("_token_id", "_token_index"))}
+    left = c.data.keys() - c.used - {*c.family.implied}
+    told = {key for key in left if c.data[key] and not is_irrelevant(key)}
     ahead = dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules"), " (layers that only predict further tokens)")
     found = [f"{key}{ahead.get(key, '')}" for key in sorted(told)]
     return dict.fromkeys([*found, c.family.uncounted] if c.family.uncounted else found, 1)

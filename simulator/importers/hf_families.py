@@ -102,10 +102,15 @@ FAMILIES = _families(_TABLE["families"])
 ALSO: dict[str, str] = _TABLE["also"]
 """Other names: of what holds a decoder and towers for images, and of its ``text_config``."""
 IRRELEVANT = frozenset(_TABLE["irrelevant"].split())
-"""Keys that change nothing in memory or time."""
+"""Keys that change nothing in memory or time, beside those of tokens."""
 PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
 """Part of a model -> field of it -> keys that may say it."""
 RULES = frozenset(_TABLE["rules"].split())
 """Keys that say which layers see a window where no key names the type of each."""
 TOWERS = tuple(_TABLE["towers"])
 """Keys of what stands beside the decoder of a multimodal model."""
+
+
+def is_irrelevant(key: str) -> bool:
+    """Whether a key changes nothing in memory or time."""
+    return key in IRRELEVANT or key.endswith(("_token_id", "_token_index"))

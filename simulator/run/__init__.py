@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,7 +67,7 @@ def run(  # noqa: PLR0913 - what is run, and how
         If a document, an option or a plan is wrong. What cannot fit, what blocks itself, and what a policy does not
         know how to plan are rows, not errors.
     """
-    scenario = asked_for(scenario, hardware, workload, names_in(policies))
+    scenario = asked_for(scenario, hardware, workload, policies)
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
     return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if)
@@ -77,7 +77,7 @@ def asked_for(
     scenario: str | Path | Scenario | None,
     hardware: str | Path | None,
     workload: str | Path | None,
-    policies: Iterable[str] = (),
+    policies: Policies | None = None,
 ) -> str | Path | Scenario:
     """Tell which scenario is asked for: the one that is named, or that of a workload on a machine.
 
@@ -100,7 +100,7 @@ def asked_for(
     for kind, reference in given.items():
         if isinstance(reference, str | Path):
             refuse_foreign(reference, kind)
-    return catalog.scenario_of(str(hardware), str(workload), policies) if scenario is None else scenario
+    return catalog.scenario_of(str(hardware), str(workload), names_in(policies)) if scenario is None else scenario
 
 
 def read(

@@ -206,7 +206,7 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
     """Return the names in what is asked for; none if all rows are, or functions."""
     if policies is None or isinstance(policies, Mapping):
         return ()
-    return (policies,) if isinstance(policies, str) else tuple(policies)
+    return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
 
 
 def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:

@@ -99,7 +99,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     ConfigError
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
-    loaded = catalog.resolve(asked_for(scenario, hardware, workload, policies or ()), set)
+    loaded = catalog.resolve(asked_for(scenario, hardware, workload, policies), set)
     asked = asked_of(loaded)
     progress = progress or silent
     names, come, room = read_served(loaded, policies, progress)

@@ -146,7 +146,7 @@ def test_without_a_scenario_a_workload_is_served_on_a_machine_and_what_is_short_
     (least,) = re.findall(r"short by .*; raise tiers\.hbm\.capacity to ([\d,]+) B, lower max_tokens", small.err)
     enough = int(least.replace(",", ""))
     asked = {"hardware": box, "workload": toy, "policies": ["resident"]}
-    with pytest.raises(ConfigError, match="0 B are left for KV blocks|short by 1 B"):
+    with pytest.raises(ConfigError, match="short by 1 B"):
         hosim_api.serve(**asked, set={"tiers.hbm.capacity": f"{enough - 1} B"})
     assert hosim_api.serve(**asked, set={"tiers.hbm.capacity": f"{enough} B"}).rows[0]["status"] == "ok"
     with pytest.raises(ConfigError, match="say either scenario, or hardware and workload"):

@@ -226,7 +226,9 @@ def test_a_program_or_weights_are_not_opened_and_the_import_is_named(name, about
             with pytest.raises(ConfigError) as refused:
                 story(**asked)
             assert f"found {about}" in str(refused.value)
-            assert f"run `{command}` with a function that makes model and inputs, then `hosim run " in str(refused.value)
+            assert f"run `{command}` with a function that makes model and inputs, then `hosim run " in str(
+                refused.value
+            )
 
 
 def test_a_graph_is_read_with_what_its_trace_has_besides(tmp_path):
