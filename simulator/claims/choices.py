@@ -19,8 +19,7 @@ import numpy as np
 from simulator import builders, catalog
 from simulator.catalog import Axis, Loaded
 from simulator.claims import read
-from simulator.claims.screen import screened
-from simulator.claims.sensitivity import compared_to_printed, figures
+from simulator.claims.sensitivity import compared_to_printed, figures, screened
 from simulator.errors import ConfigError, insist
 from simulator.policies import POLICIES
 from simulator.report.rows import ABSENT, listed, percent, present

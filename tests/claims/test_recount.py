@@ -9,7 +9,7 @@ from pages import PAGES
 
 from simulator import builders, catalog
 from simulator.claims.choices import SELECTS, _choices, judged_setting
-from simulator.claims.screen import besides
+from simulator.claims.sensitivity import besides
 from simulator.errors import HosimError
 
 SAMPLES = {
