@@ -36,12 +36,10 @@ from simulator.catalog.shelf import (
 from simulator.catalog.text import scalar
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
-from simulator.hardware import Hardware
 from simulator.scenario import Frontier, Largest, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, exact, nearest, require, unit_of
-from simulator.workload import Workload
 
 __all__ = [
     "KINDS", "Axis", "BudgetError", "Loaded", "asked_at", "at", "dump", "factor", "left_open", "load", "names",
@@ -50,13 +48,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def resolve(
-    scenario: str | Path | Scenario,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    hardware: Hardware | None = None,
-    workload: Workload | None = None,
-) -> Loaded:
+def resolve(scenario: str | Path | Scenario, changes: Mapping[str, Any] | None = None) -> Loaded:
     """Read a scenario and what it names, and apply what it sets.
 
     Parameters
@@ -66,8 +58,6 @@ def resolve(
     changes
         Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path that begins
         with ``workload.`` is of the workload, any other one of the machine.
-    hardware, workload
-        Instead of the ones that the scenario names.
 
     Raises
     ------
@@ -81,18 +71,16 @@ def resolve(
     base = entries["scenario"].path.parent if entries else Path()
     every = outside(changes or {})
     asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
-    for kind, ref, given in (("hardware", story.hardware, hardware), ("workload", story.workload, workload)):
-        if given is None:
-            by = entries.get("scenario")
-            with told_at(by.place(kind) if by else f"scenario {story.name!r}, {kind}"):
-                path = path_of(ref, kind, base)
-            entries[kind] = load(path, kind)
+    by = entries.get("scenario")
+    for kind in ("hardware", "workload"):
+        with told_at(by.place(kind) if by else f"scenario {story.name!r}, {kind}"):
+            path = path_of(getattr(story, kind), kind, base)
+        entries[kind] = load(path, kind)
     of_work = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
-    subject = apply(workload or entries["workload"].document, of_work)
-    workload_dir = entries["workload"].path.parent if "workload" in entries else base
+    machine, work = entries["hardware"].document, entries["workload"]
     paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
-    machine = hardware or entries["hardware"].document
-    loaded = Loaded(story, machine, subject, base, workload_dir, paths, digests, entries=entries)
+    subject = apply(work.document, of_work)
+    loaded = Loaded(story, machine, subject, base, work.path.parent, paths, digests, entries=entries)
     own = {key: own_change(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
     loaded = replace(loaded, scenario=recorded(story, asked), hardware=apply(machine, {**own, **asked}))
     _check_tiers(loaded)
@@ -100,7 +88,7 @@ def resolve(
     if not changes:  # what was changed is no longer fitted, and nothing is expected of it
         _check_figures(loaded)
     _add_files(loaded)
-    if not changes and hardware is None and workload is None:
+    if not changes:
         for one in left_open(loaded):  # that can be varied, before anything runs
             for value in one.parameter.options or one.parameter.tried[:: len(one.parameter.tried) - 1]:
                 at(loaded, {one.axis: value})

@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from simulator import bounds, catalog, metrics, referee
@@ -82,11 +82,10 @@ def case(setting: Setting, policy: str, budget_bytes: int | None) -> Case:
     if budget_bytes is not None:
         scenario["budget"] = f"{budget_bytes} B"
     changes = {"links.*.bandwidth": f"{setting.rate_gib_s} GiB/s"}
-    hardware = catalog.read_hardware("residency_acceptance")
     if setting.queue == "each":
-        hardware = hardware.model_copy(update={"copy_queues": {}})
-    what = workload(setting.trace, setting.accounting)
-    return prepare(catalog.resolve(Scenario.model_validate(scenario), changes, hardware=hardware, workload=what))
+        changes["copy_queues"] = {}
+    loaded = catalog.resolve(Scenario.model_validate(scenario), changes)
+    return prepare(replace(loaded, workload=workload(setting.trace, setting.accounting)))
 
 
 def replay(given: Case, policy: str, bound: bounds.Bound, **options: object) -> Row:

@@ -62,7 +62,7 @@ def case(rate_gib_s: int, outputs: str, layers: int = 32) -> Case:
     step = graph(layers) if outputs == "kept" else replace(graph(layers), outputs=())
     scenario = shipped.scenario.model_copy(update={"budget_bytes": None})
     changes = {"links.*.bandwidth": f"{rate_gib_s} GiB/s"}
-    loaded = catalog.resolve(scenario, changes, hardware=shipped.hardware)
+    loaded = catalog.resolve(scenario, changes)
     return prepare(loaded, Job.of(step))
 
 

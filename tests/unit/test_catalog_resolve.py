@@ -55,7 +55,8 @@ def test_a_change_may_name_fields_by_a_pattern(folder):
 
 def test_a_whole_part_that_is_set_takes_its_origin_along(folder):
     changes = {"compute.achieved_fraction": {"matmul": 0.5, "default": 0.1}}
-    hardware = catalog.resolve("story.yaml", changes, hardware=catalog.read_hardware("ascend_910c_die")).hardware
+    Path("story.yaml").write_text(STORY.replace("hardware: box.yaml", "hardware: ascend_910c_die"))
+    hardware = catalog.resolve("story.yaml", changes).hardware
     assert hardware.compute.achieved_fraction == {"matmul": 0.5, "default": 0.1}
     assert hardware.origin_of("compute.achieved_fraction.matmul") == "assumed"
     assert list(hardware.field_errors()) == []
@@ -73,18 +74,16 @@ def test_a_field_left_at_its_default_can_be_set(folder):
 def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder):
     changes = {"optimizer.kind": "muon", "optimizer.states": "bf16", "dtypes.optimizer_bytes_per_parameter": None}
     written = {f"workload.{key}": value for key, value in changes.items()}
-    options = {"hardware": catalog.read_hardware("ascend_910c_die"), "workload": catalog.read_workload("tiny_train")}
-    workload = catalog.resolve("story.yaml", written, **options).workload
+    workload = catalog.resolve("tiny_train_910c", written).workload
     assert workload.optimizer.model_dump(exclude_unset=True) == {"kind": "muon", "states": "bf16"}
     assert "optimizer_bytes_per_parameter" not in workload.dtypes.model_fields_set
     assert list(workload.field_errors()) == []
-    said = refusal(catalog.resolve, "story.yaml", {"workload.optimizer.knd": "muon"}, **options)
+    said = refusal(catalog.resolve, "tiny_train_910c", {"workload.optimizer.knd": "muon"})
     assert "set, workload.optimizer.knd: only known keys stand here" in said
-    said = refusal(catalog.resolve, "story.yaml", {"workload.optim*.kind": "muon"}, **options)
+    said = refusal(catalog.resolve, "tiny_train_910c", {"workload.optim*.kind": "muon"})
     assert "after 'optimizer' nothing stands" in said
-    assert "the key 'rank' is needed here" in refusal(
-        catalog.resolve, "story.yaml", {"workload.lora.targets": ["attn.*"]}, **options
-    )
+    said = refusal(catalog.resolve, "tiny_train_910c", {"workload.lora.targets": ["attn.*"]})
+    assert "the key 'rank' is needed here" in said
 
 
 @pytest.mark.parametrize(
@@ -220,23 +219,19 @@ def test_files_that_documents_name_are_inputs(folder):
     assert loaded.sha256["graph"] == loaded.sha256["plan best"] == hashlib.sha256(b"{}\n").hexdigest()
 
 
-def test_documents_may_come_from_python(folder):
-    box, job = catalog.read_hardware("box.yaml"), catalog.read_workload("job.yaml")
-    story = Scenario(name="mine", hardware="-", workload="-", policies=("static",), set={"links.*.latency": "1 us"})
-    loaded = catalog.resolve(story, hardware=box, workload=job)
+def test_a_scenario_may_come_from_python(folder):
+    about = {"hardware": "box.yaml", "workload": "job.yaml", "policies": ("static",)}
+    loaded = catalog.resolve(Scenario(name="mine", set={"links.*.latency": "1 us"}, **about))
     assert loaded.hardware.links["h2d"].latency_ns == 1_000
-    assert (loaded.workload, loaded.sha256) == (job, {})
+    assert (loaded.workload, set(loaded.sha256)) == (catalog.read_workload("job.yaml"), {"hardware", "workload"})
 
 
 def test_a_place_in_a_scenario_without_a_file_names_the_scenario(folder):
-    parts = {"hardware": catalog.read_hardware("box.yaml"), "workload": catalog.read_workload("job.yaml")}
-    story = Scenario(name="mine", hardware="-", workload="-", policies=("static",))
-    assert catalog.resolve(story, **parts).place("policies", "0") == "scenario 'mine', policies.0"
+    story = Scenario(name="mine", hardware="box.yaml", workload="job.yaml", policies=("static",))
+    assert catalog.resolve(story).place("policies", "0") == "scenario 'mine', policies.0"
     assert catalog.resolve("story.yaml").place("policies", "0") == "story.yaml:8, policies.0"
     wrong = story.model_copy(update={"homes": {"weight": "hmb"}})
-    assert refusal(lambda: catalog.resolve(wrong, **parts)).startswith(
-        "scenario 'mine', homes.weight: what homes names"
-    )
+    assert refusal(catalog.resolve, wrong).startswith("scenario 'mine', homes.weight: what homes names")
 
 
 def test_what_was_run_can_be_run_again(folder, tmp_path):

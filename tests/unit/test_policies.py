@@ -254,7 +254,7 @@ def test_offload_saved_stores_what_each_micro_batch_saves_before_it_comes_back(m
     parallel = loaded.workload.parallel.model_copy(update={"micro_batches": micro_batches})
     workload = loaded.workload.model_copy(update={"parallel": parallel})
     scenario = loaded.scenario.model_copy(update={"policies": ()})
-    case = prepare(catalog.resolve(scenario, workload=workload))
+    case = prepare(replace(loaded, scenario=scenario, workload=workload))
     row = run_case(case, {"row": partial(POLICIES["offload_saved"].plan, options=options)})["row"]
     assert row.status == "ok"
     assert f"{sum(row.spans['track'] == 'd2h') // case.graph.steps} tensors saved" in row.summary["notes"]
