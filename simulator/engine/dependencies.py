@@ -36,7 +36,7 @@ from simulator.engine.program import Columns, Program
 from simulator.engine.stream import NEVER, QueuedCompute, Stream, Waits, unmet
 from simulator.errors import PlanError
 from simulator.graph import Graph
-from simulator.plan import Code
+from simulator.plan import ABSENT, VALID, Code, PlacesAsIssued
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class Counter:
         self._ends = [stream.ended for stream in streams]
         self._free = [QueuedCompute(stream, is_free=True) for stream in streams]
         self._reads = columns.reads if dynamic is None else dynamic.certain
-        self._number = 0
+        self._graph, self._number = program.graph, 0
         self._computes = [0] * len(streams)
         self._last_use = [[NEVER] * tensors for _ in streams]
         self._last_write = [[NEVER] * tensors for _ in streams]
@@ -167,8 +167,7 @@ class Counter:
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._seen: list[set[int]] = [set() for _ in streams]
         self._sole: set[int] = set()
-        self._held = {tensor for tensor, home in enumerate(columns.home) if home == columns.compute_tier}
-        self._valid = {tensor: {columns.home[tensor]} for tensor in columns.outputs}
+        self._issued = PlacesAsIssued(columns.home, len(places.tiers), columns.compute_tier)
         self._gate, self._taker = 0, 0
         self._last_taker = NEVER
         self._count: tuple[Callable[[int, int, int], Action], ...]
@@ -241,6 +240,7 @@ class Counter:
         self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits
     ) -> QueuedCompute:
         """Make a compute that waits for these reads and takes these writes itself, because no earlier compute has."""
+        self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
         fence, moves, per_lap, turns = self._fence, self._moves, self._places.moves_per_lap, []
         for tensor in reads:
             if fence[tensor] > NEVER:
@@ -248,21 +248,19 @@ class Counter:
         for tensor in writes:
             if moves[tensor] or per_lap[tensor]:
                 turns.append((tensor, moves[tensor]))
-            if tensor in self._valid:
-                self._valid[tensor] = {self._columns.compute_tier}
         compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
         if self._takes_room(op, writes):
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
+        self._issued.write(writes)
         if self._dynamic is not None and op in self._dynamic:
             self._dynamic.time(op, compute)
         return compute
 
     def _takes_room(self, op: int, writes: Sequence[int]) -> bool:
-        """Whether a compute takes room in the compute tier, in issue order; note what it takes."""
-        new = [tensor for tensor in writes if tensor not in self._held]
-        self._held.update(new)
-        return bool(self._columns.workspace_bytes[op]) or any(self._columns.size_bytes[tensor] for tensor in new)
+        """Whether a compute takes room in the compute tier, in issue order."""
+        here, sizes = self._issued.here, self._columns.size_bytes
+        return bool(self._columns.workspace_bytes[op]) or any(here[t] == ABSENT and sizes[t] for t in writes)
 
     def _line(self, stream: int) -> Waits:
         """The start of the last compute that took room, unless it is on this stream."""
@@ -290,7 +288,17 @@ class Counter:
         by_stream = zip(self._ends, last, strict=True)
         return tuple([(end, numbers[tensor]) for end, numbers in by_stream if numbers[tensor] > NEVER])
 
+    def _check_reads(self, op: int, must: str, tensors: Sequence[int], do: str) -> None:
+        missing = self._issued.missing(tensors)
+        if missing is not None:
+            self._refuse(f"compute {self._graph.ops[op].name}", must, missing, do)
+
+    def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
+        """Say nothing: a fixed plan was checked before its run, and one that was not shows where it blocks."""
+
     def _copy(self, tensor: int, source: int, target: int) -> QueuedCopy:
+        if must := self._issued.copy(tensor, source, target):
+            self._refuse("copy", must, tensor, "drop this copy, or copy from where it is valid")
         link = self._routes[source][target]
         if link is None:
             names = [tier.name for tier in self._places.tiers]
@@ -300,26 +308,21 @@ class Counter:
         writers = self._latest(self._last_write, tensor) if tensor in self._columns.written else ()
         self._moves[tensor] += 1
         self._sole.discard(tensor)
-        if tensor in self._valid:
-            self._valid[tensor].add(target)
         gate: Waits = ((self._streams[self._gate].pace, self._computes[self._gate]),)
         if target == self._columns.compute_tier:
-            self._held.add(tensor)
             gate += self._line(self._gate)
         return QueuedCopy(link, tensor, self._fence[tensor], gate, writers)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
-        moves, users = self._moves[tensor], self._latest(self._last_use, tensor)
-        if tensor in self._valid:
-            if self._valid[tensor] == {tier}:
-                users = tuple(zip(self._ends, self._computes, strict=True))
-            self._valid[tensor].discard(tier)
+        moves, users, state = self._moves[tensor], self._latest(self._last_use, tensor), self._issued.state
+        if tensor in self._columns.outputs and [t for t, one in enumerate(state) if one[tensor] == VALID] == [tier]:
+            users = tuple(zip(self._ends, self._computes, strict=True))
+        if must := self._issued.detach(tensor, tier):
+            self._refuse("detach", must, tensor, "drop this detach")
         self._moves[tensor] = self._fence[tensor] = moves + 1
         self._sole.discard(tensor)
         for seen in self._seen:
             seen.discard(tensor)
-        if tier == self._columns.compute_tier:
-            self._held.discard(tensor)
         return Exclusive(tensor, tier, moves, users)
 
     def _sync(self, tensor: int, tier: int, _: int) -> Exclusive:

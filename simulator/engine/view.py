@@ -6,22 +6,21 @@ run, and where the host's prices are known: what a compiled static part issues c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import chain
 
-from simulator.engine.dependencies import Counted, Counter, DynamicReads, Exclusive, Routes
-from simulator.engine.link import QueuedCopy
+from simulator.engine.dependencies import Counted, Counter, DynamicReads, Routes
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
-from simulator.engine.stream import QueuedCompute, Stream, Waits, unmet
+from simulator.engine.stream import Stream, unmet
 from simulator.errors import PlanError
 from simulator.hardware import Host as HostCosts
-from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code, PlacesAsIssued
+from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code
 from simulator.trace import code_row
 
 
 class Issued(Counter):
-    """A counter that also follows the places as issued: the `View` of a reactive plan.
+    """A counter whose places as issued a reactive plan may look at: its `View`.
 
     Parameters
     ----------
@@ -34,10 +33,9 @@ class Issued(Counter):
         self, program: Program, columns: Columns, places: Places, streams: list[Stream], routes: Routes
     ) -> None:
         super().__init__(program, columns, places, streams, routes)
-        self._graph, self._plan, self._here = program.graph, program.plan, columns.compute_tier
+        self._plan, self._here = program.plan, columns.compute_tier
         self._candidates = program.graph.candidates
         self._select_ns = self._owed_ns = 0
-        self._issued = PlacesAsIssued(columns.home, len(places.tiers), columns.compute_tier)
 
     def decided(self, codes: Iterator[Code], costs: HostCosts, rows: bytearray) -> Iterator[Counted]:
         """Count what a reactive plan issues, as the host asks for it, each action with its price.
@@ -144,31 +142,8 @@ class Issued(Counter):
             do = "copy all in first, or sync what the op writes that reveals it"
             self._check_reads(op, must, self._dynamic.possible[op], do)
 
-    def _make_compute(
-        self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits
-    ) -> QueuedCompute:
-        """Check that these reads are valid, and note the writes, before the compute is counted."""
-        if reads:
-            self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
-        self._issued.write(writes)
-        return super()._make_compute(op, stream, reads, writes, after)
-
-    def _check_reads(self, op: int, must: str, tensors: Sequence[int], do: str) -> None:
-        missing = self._issued.missing(tensors)
-        if missing is not None:
-            self._refuse(f"compute {self._graph.ops[op].name}", must, missing, do)
-
-    def _copy(self, tensor: int, source: int, target: int) -> QueuedCopy:
-        if must := self._issued.copy(tensor, source, target):
-            self._refuse("copy", must, tensor, "drop this copy, or copy from where it is valid")
-        return super()._copy(tensor, source, target)
-
-    def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
-        if must := self._issued.detach(tensor, tier):
-            self._refuse("detach", must, tensor, "drop this detach")
-        return super()._detach(tensor, tier, _)
-
     def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
+        """Refuse an action that cannot act: nobody could check a reactive plan before its run."""
         told = self._issued.told(tensor, (tier.name for tier in self._places.tiers))
         found = f"{self._graph.tensors[tensor].name!r} {told}"
         raise PlanError(f"action {self._number} ({what})", must, found, do)
