@@ -52,7 +52,7 @@ class Precedence:
         """The last op of the line; -1 if there is none."""
         return max((op for op, stream in enumerate(self.streams) if not stream), default=-1)
 
-    @property
+    @cached_property
     def within(self) -> Sequence[Sequence[int]]:
         """By op, those of the same step after whose end it starts."""
         return self.after[: len(self.streams)]

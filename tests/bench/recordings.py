@@ -2,9 +2,12 @@
 
     python tests/bench/recordings.py
     python tests/bench/recordings.py --record
+    python tests/bench/recordings.py --growth
 
 With ``--record`` a step of a small encoder is recorded here, on the CPU, in every form that PyTorch has, and each is
-held against what PyTorch itself counts; that needs torch.
+held against what PyTorch itself counts; that needs torch. With ``--growth`` profiles of 25,000 and of 100,000 kernels
+are made up, and processes of their own read and replay them: the time for a kernel stays the same if nothing grows with
+the square, and the memory is told as a multiple of the file.
 
 The files lie in ``shared/data`` beside the project. What was recorded is counted here anew, by nothing of hosim, where
 a file tells it: of a Kineto trace from the first start on the device to the last end there, of a memory timeline from
@@ -15,12 +18,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
+import resource
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import simulator as hosim
 from simulator.run import stories
@@ -165,8 +171,64 @@ def held(folder: Path) -> None:
     print(f"recorded peak, with what was there before: {human(recorded, 'B')}")
 
 
+def profile(kernels: int, streams: int) -> Iterator[dict[str, Any]]:
+    """Events of Kineto: kernels on streams that wait for each other, with operators, launches and allocations."""
+    draw, host, free = random.Random(1), 1000.0, [1000.0] * streams
+
+    def event(cat: str, name: str, ts: float, dur: float, tid: int, **args: Any) -> dict[str, Any]:
+        times = {"ph": "X", "ts": round(ts, 3), "dur": round(dur, 3)}
+        return {**times, "cat": cat, "name": name, "pid": 0, "tid": tid, "args": args}
+
+    for number in range(1, kernels + 1):
+        stream, host = draw.randrange(streams), host + draw.uniform(2, 8)
+        yield event("cpu_op", "aten::mm", host, 5, 1, **{"External id": number, "Ev Idx": number})
+        about = {"Bytes": 1 << 20, "Addr": number, "Total Allocated": number << 20, "Device Type": 1}
+        yield {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": round(host, 3), "args": about}
+        if streams > 1 and number % 10 == 0:
+            yield event("cuda_runtime", "cudaStreamWaitEvent", host + 1, 0.3, 1, correlation=kernels + number)
+            free[stream] = max(free)
+        if number % 1000 == 0:
+            yield event("cuda_runtime", "cudaDeviceSynchronize", host + 1.5, max(1, max(free) - host), 1)
+            host = max(host, *free) + 2
+        yield event("cuda_runtime", "cudaLaunchKernel", host + 2, 2, 1, correlation=number)
+        start, took = max(free[stream] + 1, host + 6), draw.uniform(1, 12)
+        yield event("kernel", "gemm", start, took, 7 + stream, correlation=number, stream=7 + stream, grid=[8, 8, 1])
+        free[stream] = start + took
+
+
+def grown(folder: Path) -> None:
+    """Print what reading and replaying profiles takes that only differ in their length."""
+    print(f"{'kernels':>8}{'streams':>9}{'MB':>6}{'read s':>8}{'replay s':>10}{'us a kernel':>13}{'memory/file':>13}")
+    for streams in (1, 4):
+        for kernels in (25_000, 100_000):
+            with (folder / "profile.json").open("w", encoding="utf-8") as file:
+                file.write('{"schemaVersion": 1, "traceEvents": [\n{"ph": "M"}')
+                file.writelines(f",\n{json.dumps(event, indent=1)}" for event in profile(kernels, streams))
+                file.write("]}")
+            command = [sys.executable, __file__, "--read", str(folder / "profile.json")]
+            read_s, replay_s, grew = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+            size, each = (folder / "profile.json").stat().st_size, 1e6 * (read_s + replay_s) / kernels
+            said = f"{kernels:8,}{streams:9}{size / 1e6:6.0f}{read_s:8.1f}{replay_s:10.1f}"
+            print(f"{said}{each:13.0f}{grew / size:13.1f}", flush=True)
+
+
+def read_and_replayed(path: Path) -> tuple[float, float, int]:
+    """Seconds of the processor for reading and for replaying, and by how much reading made this process grow [B]."""
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    found = hosim.read_kineto(path)
+    grew, read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, time.process_time()
+    assert found.graph is not None
+    stories.replayed(found.graph)
+    return read - start, time.process_time() - read, 1024 * grew
+
+
 if __name__ == "__main__":
-    if "--record" in sys.argv:
+    if "--read" in sys.argv:
+        print(json.dumps(read_and_replayed(Path(sys.argv[-1]))))
+    elif "--growth" in sys.argv:
+        with TemporaryDirectory() as name:
+            grown(Path(name))
+    elif "--record" in sys.argv:
         with TemporaryDirectory() as name:
             held(Path(name))
     else:
