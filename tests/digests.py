@@ -44,12 +44,10 @@ SERVED = {
 SMALL = (
     "cosmos3_b300_blocks",
     "cosmos3_b300_shards",
-    "flexgen_t4_prefill",
     "llama3_8b_layer_scaling",
     "olmoe_a2000_dequantize",
     "olmoe_a2000_gemv",
     "tiny_train_910c",
-    "tiny_train_four_tiers",
     "torchtune_a100_activations",
     "vllm_h100_load",
     "vllm_h100_prefill",

@@ -44,7 +44,7 @@ def perceptron():
     return nn.Sequential(*layers), torch.randn(512, 256), {"loss": classes}
 
 
-def llama(layers=4, hidden=256, tokens=512, vocabulary=1024, **more):
+def llama(layers=2, hidden=256, tokens=512, vocabulary=1024, **more):
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=hidden, intermediate_size=hidden * 7 // 2, num_hidden_layers=layers,
         num_attention_heads=hidden // 32, num_key_value_heads=hidden // 128, max_position_embeddings=tokens, **more,
@@ -65,7 +65,7 @@ def llama_8b():
 
 
 def encoder_decoder():
-    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 2, "num_heads": 4}
+    sizes = {"d_model": 128, "d_kv": 32, "d_ff": 512, "num_layers": 1, "num_heads": 4}
     model = T5ForConditionalGeneration(T5Config(vocab_size=1024, decoder_start_token_id=0, **sizes))
     ids, labels = torch.randint(0, 1024, (4, 128)), torch.randint(0, 1024, (4, 64))
     return model, {"input_ids": ids, "labels": labels}
@@ -98,7 +98,7 @@ class Checkpointed(nn.Module):
         super().__init__()
         layer = {"dim_feedforward": 512, "dropout": 0.0, "batch_first": True}
         self.into, self.reentrant = nn.Linear(16, 128), reentrant
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(128, 4, **layer) for _ in range(4))
+        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(128, 4, **layer) for _ in range(2))
 
     def forward(self, x):
         x = self.into(x)

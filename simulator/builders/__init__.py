@@ -17,11 +17,13 @@ from simulator.builders.inference import further as further
 from simulator.builders.inference import kept as kept
 from simulator.builders.weights import lay, size_bytes
 from simulator.errors import ConfigError, insist
-from simulator.graph import Graph, Job, check_run
+from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.layout import Weight
 from simulator.workload import DecoderModel, Model, Parallel, Workload
 
 ReadGraph = Callable[[Path], Graph]
+_FAR = 10
+"""A layer adds less than so many times what a model of one layer has: the first one may have no backward pass."""
 
 
 def build_job(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Job:
@@ -65,9 +67,8 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     insist(workload.replicas == 1 or job.ranks == 1, f"{where}, replicas", must, found, do)
     if workload.replicas > 1:
         job = Job.of(job.graphs[0], workload.replicas)
-    if workload.outputs == "kept":
-        return job
-    return replace(job, graphs=tuple(replace(graph, outputs=()) for graph in job.graphs))
+    without_outputs = (replace(graph, outputs=()) for graph in job.graphs)
+    return job if workload.outputs == "kept" else replace(job, graphs=tuple(without_outputs))
 
 
 def check(workload: Workload) -> None:
@@ -145,24 +146,28 @@ def decoder_of(workload: Workload) -> DecoderModel:
 def _check_size(workload: Workload, model: Model) -> None:
     """Refuse too many ops or tensors, as if every layer had as many as those that have most.
 
-    How many that are is known from models of one and of two layers of each kind.
+    How many a layer adds is known from models of one and of two layers of each kind. Where even many times those of one
+    layer are few enough, as in most workloads, the second model is not built.
     """
     parallel, pools = workload.parallel, workload.pools
     fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
     if about := workload.checkpoint:
         fewest["checkpoint"] = about.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
-    found = [[_sizes(_build(once, model.decoder.of_kind(kind, n))) for n in (1, 2)] for kind in model.decoder.kinds]
-    layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
+    ones, layers = _sizes(once, model, 1), max(parallel.layers or [-(-model.layers // parallel.pipeline)])
     chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
     times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
+    if _FAR * max(map(max, ones)) * layers * times * workload.steps <= LARGEST_RUN:
+        return
+    found = list(zip(ones, _sizes(once, model, 2), strict=True))
     ops, tensors = (max(one[i] + (layers - 1) * (two[i] - one[i]) for one, two in found) for i in (0, 1))
     check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
 
 
-def _sizes(job: Job) -> tuple[int, int]:
-    """Most ops of a graph, and most tensors."""
-    return max(len(graph.ops) for graph in job.graphs), max(len(graph.tensors) for graph in job.graphs)
+def _sizes(workload: Workload, model: Model, layers: int) -> list[tuple[int, int]]:
+    """Most ops of a graph, and most tensors, of models with so many layers, for each kind of layer."""
+    jobs = (_build(workload, model.decoder.of_kind(kind, layers)) for kind in model.decoder.kinds)
+    return [(max(len(one.ops) for one in job.graphs), max(len(one.tensors) for one in job.graphs)) for job in jobs]
 
 
 def _build(workload: Workload, model: Model) -> Job:

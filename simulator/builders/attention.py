@@ -113,9 +113,7 @@ def projected(t: Tape, x: str) -> list[str]:
 
 def sink_logits(t: Tape) -> list[str]:
     """What an op reads for each head's score of attending to nothing, if the current layer has such; few bytes."""
-    if "attn.sinks" not in t.weights[t.block]:
-        return []
-    return [t.held[t.weight("attn.sinks").name]]
+    return [t.held[t.weight("attn.sinks").name]] if "attn.sinks" in t.weights[t.block] else []
 
 
 def attended(t: Tape, cache: Cache, x: str) -> str:
@@ -168,9 +166,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
             flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
             write_bytes=_bytes(t, cache, out) + cache.added_bytes,
         )  # fmt: skip
-    if not is_absorbed:
-        return out
-    return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out)
+    return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out) if is_absorbed else out
 
 
 def finished(t: Tape, out: str, x: str) -> str:

@@ -115,15 +115,15 @@ class Picture(Figure):
 
     def __init__(self, height_in: float) -> None:
         super().__init__(figsize=(WIDTH_IN, HEAD_IN + height_in), dpi=_DPI, facecolor="white", layout=_Layout())
-        FigureCanvasAgg(self)
+        self._agg: Any = FigureCanvasAgg(self)  # which has no types
 
     def write(self, path: str | IO[bytes], kind: str = "png") -> None:
         """Write the picture as PNG or SVG; the same picture gives the same bytes."""
-        more: dict[str, Any] = {"metadata": {"Date": None}}
-        if kind == "png":
-            more = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
         with styled(), rc_context({"svg.hashsalt": "hosim"}):
-            self.savefig(path, format=kind, **more)
+            if kind == "png":  # `savefig` would draw everything twice
+                self._agg.print_png(path, metadata={"Software": None}, pil_kwargs={"compress_level": 3})
+            else:
+                self.savefig(path, format=kind, metadata={"Date": None})
 
     def png(self) -> bytes:
         """Return the picture as PNG."""
@@ -180,9 +180,11 @@ def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> 
 def settle(ax: Axes) -> None:
     """Run the layout, and in a picture freeze it, so that the pixels of axes are known; call it when labels are set."""
     figure = ax.figure.canvas.figure
-    figure.draw_without_rendering()
-    if isinstance(figure, Picture):
+    if isinstance(figure, Picture) and (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
         figure.set_layout_engine("none")
+    else:
+        figure.draw_without_rendering()
 
 
 def label(ax: Axes, title: str = "", x: str = "", y: str = "") -> None:

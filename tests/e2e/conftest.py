@@ -10,6 +10,7 @@ import chain
 import pytest
 
 from simulator.cli import main
+from simulator.run import what_if
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in the background of a script; processes that the tests start and interrupt would ignore it as well.
@@ -24,15 +25,28 @@ def own_cache(monkeypatch, tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def one_core(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def one_core():
     """A sweep runs in the process of its test, unless that asks for workers: each of them imports all anew."""
-    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.cpu_count", lambda: 1)
+        yield
 
 
-@pytest.fixture(autouse=True)
-def commands_plan_quickly(quick_plans):
+@pytest.fixture(scope="module", autouse=True)
+def commands_plan_quickly():
     """Commands do the same with any plan. Modules that compare with pages override this, for the whole search."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs_end_with_their_rows():
+    """A run searches what would make it free only if it is asked to. Modules that are about that override this."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(what_if, "_QUICK", 0)
+        yield
 
 
 @dataclass(frozen=True)

@@ -25,16 +25,22 @@ expect:
 """
 
 
+def keep(results, path):
+    """Write what ``hosim run --json`` prints into a file."""
+    path.write_bytes(results.json())
+    return path
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Results of the chain: as it is, over faster links, and with a budget in which less fits."""
+    """Results of the chain: as it is and over faster links; as files, of fewer rows and with a budget for less."""
     out = tmp_path_factory.mktemp("results")
     inputs = tmp_path_factory.mktemp("inputs")
     hosim_api.run(chain.write(inputs)).write(out / "old")
     hosim_api.run(chain.write(inputs), set={"links.*.bandwidth": "8 GB/s"}).write(out / "fast")
-    hosim_api.run(chain.write(inputs), policies=["static"]).write(out / "fewer")
+    keep(hosim_api.run(chain.write(inputs), policies=["static"]), out / "fewer.json")
     small = chain.SCENARIO.replace("4.3 MB", "1 MB")
-    hosim_api.run(chain.write(inputs, scenario=small)).write(out / "small")
+    keep(hosim_api.run(chain.write(inputs, scenario=small)), out / "small.json")
     return out
 
 
@@ -122,18 +128,17 @@ def test_documents_are_compared_by_what_they_say_and_not_by_where_they_lie_or_ho
     hosim, folders, tmp_path
 ):
     """What a run wrote beside its rows repeats it; a comment or another unit changes nothing; an option does."""
-    again = hosim_api.run(folders / "fast" / "scenario.yaml")
-    again.write(tmp_path / "again")
-    assert hosim("diff", folders / "fast", tmp_path / "again").out.splitlines()[0].startswith("0 of 3 rows moved")
+    again = keep(hosim_api.run(folders / "fast" / "scenario.yaml"), tmp_path / "again.json")
+    assert hosim("diff", folders / "fast", again).out.splitlines()[0].startswith("0 of 3 rows moved")
     said = chain.SCENARIO.replace("4.3 MB", "4300 kB  # as before")
     for name, scenario in (
         ("said", said),
         ("rows", said.replace("- static", "- {policy: static, options: {recompute: true}}")),
     ):
         (tmp_path / name).mkdir()
-        hosim_api.run(chain.write(tmp_path / name, scenario=scenario)).write(tmp_path / name / "out")
-    assert hosim("diff", folders / "old", tmp_path / "said" / "out").out.startswith("0 of 3 rows moved")
-    assert "\nscenario: chain " in hosim("diff", folders / "old", tmp_path / "rows" / "out").out
+        keep(hosim_api.run(chain.write(tmp_path / name, scenario=scenario)), tmp_path / f"{name}.json")
+    assert hosim("diff", folders / "old", tmp_path / "said.json").out.startswith("0 of 3 rows moved")
+    assert "\nscenario: chain " in hosim("diff", folders / "old", tmp_path / "rows.json").out
 
 
 def test_a_changed_bandwidth_is_named_and_so_is_the_wait(hosim, folders):
@@ -162,17 +167,17 @@ def test_a_tolerance_accepts_small_moves_and_worse_is_only_what_is_worse(hosim, 
 
 
 def test_rows_that_are_gone_or_new_are_told(hosim, folders):
-    gone = hosim("diff", folders / "old", folders / "fewer")
+    gone = hosim("diff", folders / "old", folders / "fewer.json")
     assert gone.code == 1
     assert re.search(r"^resident +row is gone", gone.out, re.MULTILINE)
-    assert hosim("diff", folders / "old", folders / "fewer", "--fail-on", "worse", "--tolerance", "50%").code == 1
-    new = hosim("diff", folders / "fewer", folders / "old")
+    assert hosim("diff", folders / "old", folders / "fewer.json", "--fail-on", "worse", "--tolerance", "50%").code == 1
+    new = hosim("diff", folders / "fewer.json", folders / "old")
     assert re.search(r"^reactive +ok, new row", new.out, re.MULTILINE)
-    assert hosim("diff", folders / "fewer", folders / "old", "--fail-on", "worse").code == 0
+    assert hosim("diff", folders / "fewer.json", folders / "old", "--fail-on", "worse").code == 0
 
 
 def test_a_row_that_fits_no_more_says_by_how_much(hosim, folders):
-    done = hosim("diff", folders / "old", folders / "small", "--fail-on", "worse")
+    done = hosim("diff", folders / "old", folders / "small.json", "--fail-on", "worse")
     assert done.code == 1
     assert re.search(r"^static +ok -> infeasible +1.50 ms +- +- +short by 1.10 MB at op '", done.out, re.MULTILINE)
     assert re.search(r"^scenario: chain [0-9a-f]{8} -> chain [0-9a-f]{8}$", done.out, re.MULTILINE)
@@ -182,7 +187,9 @@ def test_markdown_has_a_table_that_labels_cannot_break(hosim, tmp_path):
     label = chain.SCENARIO.replace("- static", "- {policy: static, label: 'a|b <i>*c*'}")
     path = chain.write(tmp_path, scenario=label)
     for name, change in (("old", "links.*.channels=1"), ("new", FASTER)):
-        assert hosim("run", path, "--set", change, "--out", tmp_path / name).code == 0
+        ran = hosim("run", path, "--set", change, "--json")
+        assert ran.code == 0
+        (tmp_path / name).write_text(ran.out)
     done = hosim("diff", tmp_path / "old", tmp_path / "new", "--markdown")
     assert done.code == 1
     lines = [line for line in done.out.splitlines() if line.startswith("|")]
@@ -195,9 +202,9 @@ def test_markdown_has_a_table_that_labels_cannot_break(hosim, tmp_path):
 def test_an_expectation_that_turns_is_told_though_nothing_moved(hosim, tmp_path):
     for name, most in (("old", "2 ms"), ("new", "2 ms"), ("less", "1 ms")):
         path = chain.write(tmp_path, scenario=f"{chain.SCENARIO}expect: [{{row: static, at_most: {most}}}]\n")
-        hosim("run", path, "--out", tmp_path / name)
+        (tmp_path / name).write_text(hosim("run", path, "--json").out)
     assert hosim("diff", tmp_path / "old", tmp_path / "new").code == 0
-    said = json.loads((tmp_path / "new" / "summary.json").read_text())
+    said = json.loads((tmp_path / "new").read_text())
     said["expectations"][0]["holds"] = False
     (tmp_path / "new.json").write_text(json.dumps(said))
     done = hosim("diff", tmp_path / "old", tmp_path / "new.json", "--fail-on", "worse")
@@ -262,13 +269,9 @@ def test_of_several_ranks_the_slowest_is_compared(hosim, tmp_path):
     """Also what it waits for collectives on its own stream, which has no place, is in the sum."""
     switched = small_job.SCENARIO + "switches: {collectives: compute_stream}\n"
     for name, text in (("old", small_job.SCENARIO), ("new", switched)):
-        done = hosim(
-            "run",
-            small_job.written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2", text),
-            "--out",
-            tmp_path / name,
-        )
+        done = hosim("run", small_job.written(tmp_path, "tensor: 2, pipeline: 2, micro_batches: 2", text), "--json")
         assert done.code == 0, done.err
+        (tmp_path / name).write_text(done.out)
     done = hosim("diff", tmp_path / "old", tmp_path / "new", "--json")
     assert done.code == 1, done.err
     found = json.loads(done.out)

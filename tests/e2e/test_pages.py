@@ -72,9 +72,14 @@ PYTHON = [
 """Notebooks and tutorials run in tests of their own."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def commands_plan_quickly():
     """Expectations in pages are of the whole search of `static`."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs_end_with_their_rows():
+    """They end with what would make them free, too."""
 
 
 @pytest.mark.slow

@@ -18,9 +18,14 @@ from simulator.run.stories import layout, plan
 from simulator.run.studies import scaling
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def commands_plan_quickly():
     """What pages show is what the whole search of `static` finds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs_end_with_their_rows():
+    """They end with what would make them free, too."""
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +189,7 @@ def _scripts(recipe):
     return [line for job in document.values() for line in job["script"]]
 
 
+@pytest.mark.usefixtures("quick_plans")
 @pytest.mark.parametrize("name", ["github", "gitlab"])
 def test_the_commands_of_a_recipe_do_what_it_needs(name, tmp_path, monkeypatch):
     """The first run is kept as that of main; then a slower link is found by the comparison, which fails."""

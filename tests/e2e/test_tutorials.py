@@ -19,9 +19,14 @@ _ENDS_WITH_1 = ("hosim run my_card_train.yaml", "hosim diff results/at_33 result
 """What ends with 1 on purpose: nothing fits there, and something moved."""
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def commands_plan_quickly():
     """Expectations in tutorials are of the whole search of `static`."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs_end_with_their_rows():
+    """They end with what would make them free, too."""
 
 
 @pytest.mark.slow

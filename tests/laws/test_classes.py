@@ -77,7 +77,10 @@ def test_what_waits_makes_of_an_error_is_bounded(both, row, work):
 
 
 CROWD = DRAWN.replace("count: 12", "count: NUMBER")
-CASES = [(90, "static", "local and global", None), (90, "on demand", "latent", EXPERTS)]
+CASES = [
+    pytest.param(90, "static", "local and global", None, marks=pytest.mark.slow),
+    (90, "on demand", "latent", EXPERTS),
+]
 CASES += [
     pytest.param(300, row, name, part, marks=pytest.mark.slow)
     for i, name in enumerate(MODELS)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from building import build
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parameters import count
@@ -215,7 +216,7 @@ def models(draw: st.DrawFn) -> Workload:
     return workload(attention, fed)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(models())
 def test_any_dimensions(found: Workload) -> None:
     check_one(found)

@@ -633,7 +633,7 @@ PHASES = st.sampled_from(["train", "prefill", "decode", "requests"])
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=50, deadline=None, suppress_health_check=QUIET)
 @given(spoilt(), PHASES)
 def test_spoilt_files_are_read_or_refused(folder: Path, text: bytes, phase: str) -> None:
     check_spoilt(text, phase)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from building import build
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -268,7 +269,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(workloads())
 def test_any_dimensions(w: Workload) -> None:
     m, graph = w.model, build(w)

@@ -297,6 +297,7 @@ def test_what_is_asked_for_leaves_and_a_home_here_keeps():
     assert "a7" not in gone(["activation"], budget=1000), "read by the next op"
 
 
+@pytest.mark.usefixtures("quick_plans")
 def test_what_is_asked_for_or_at_home_here_is_not_made_again():
     """Copies take ten times as long as ops, so that all that has no room is made again, if it may be."""
     slow = machine(d2h={"bandwidth": "0.1 GB/s"}, h2d={"bandwidth": "0.1 GB/s"})

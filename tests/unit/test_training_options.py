@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from building import build
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -451,7 +452,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     return Workload.model_validate(data | {"dtypes": dtypes})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(workloads())
 def test_any_options_together(found: Workload) -> None:
     """Ranks meet, all dies, what is trained is updated once; checkpoints change neither that nor what must be saved."""
