@@ -236,8 +236,8 @@ def import_() -> None:
       hosim import hf --help
       hosim run --hardware h100_sxm --workload mine.yaml
 
-    Each figure that is written has its origin. Told are what was kept, what was derived and from what, and what was
-    dropped and how often.
+    Each figure that is written has its origin. The command prints what was kept, what was derived and from what, and
+    what was dropped and how often.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
@@ -279,8 +279,8 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
         wrote = "\n".join(("written:", *(f"  {file}" for file in files)))
         click.echo("\n".join(part for part in (said, str(found), wrote, replay) if part))
 
-    first = (inspect.getdoc(reader) or "").partition("\n\n")[0]
-    text = f"{first}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
+    does = (inspect.getdoc(reader) or "").partition("\n\nParameters")[0].replace("``", "")
+    text = f"{does}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
     return click.Command(name, callback=read, params=params, help=text)
 
 
@@ -301,5 +301,5 @@ def _option(name: str, hint: Any, default: Any, about: str) -> click.Option:
     if hint is Path:
         type_ = click.Path(path_type=Path)
     flag: dict[str, Any] = {"is_flag": True} if hint is bool else {"type": type_, "multiple": is_many}
-    shown = default not in (None, False, ())
+    shown = default not in (None, False, (), "")
     return click.Option([f"--{name.replace('_', '-')}", name], default=default, help=about, show_default=shown, **flag)

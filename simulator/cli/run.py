@@ -110,11 +110,14 @@ def serve(scenario: str, **more: Any) -> int:
       hosim serve kv_reuse_h100
       hosim serve kv_reuse_h100 --set "links.h2d.bandwidth=10 GB/s"
       hosim serve mine.yaml --out results/serve
+      hosim serve --hardware dgx_h100 --workload trace.yaml --policy static
+
+    A workload of requests is made by `hosim import requests` (of a trace) or `hosim import hf --phase
+    requests` (drawn at random).
 
     The scheduler is fixed: each sequence that runs adds a token, prompts fill the rest of max_tokens,
     first come, first served. The policy moves data within an iteration, which the engine replays, alike
-    ones once.
-    How far a row is, is told on stderr: on a terminal always, elsewhere every 30 s.
+    ones once. Progress goes to stderr: always on a terminal, elsewhere every 30 s.
 
     The exit code is 1 if no row served all requests, or an expectation of the scenario fails (--set switches
     them off).

@@ -6,6 +6,7 @@
 hosim's own               ``arrival,prompt,output``, and if prompts share prefixes ``prefix,prefix_tokens``
 Azure LLM inference       ``TIMESTAMP,ContextTokens,GeneratedTokens`` (github.com/Azure/AzurePublicDataset)
 BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...`` (arXiv 2401.17644)
+Vidur                     ``arrived_at,num_prefill_tokens,num_decode_tokens`` (github.com/microsoft/vidur)
 ========================  =====================================================================================
 
 Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600`` or ``2024-05-10 00:00:00.009930+00:00`` (UTC without an
@@ -56,6 +57,7 @@ _REQUESTS = (
     ("arrival", "prompt", "output"),
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
     ("Timestamp", "Request tokens", "Response tokens"),
+    ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
 _PREFIX = {"prefix", "prefix_tokens"}

@@ -98,7 +98,7 @@ class Host(Part):
     Attributes
     ----------
     queue_depth
-        Computes that may be issued and not yet started.
+        Computes that may be issued and not yet started, on all streams together.
     fixed
         The costs under a plan that was made before the run.
     reactive

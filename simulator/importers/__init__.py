@@ -79,10 +79,10 @@ KINDS: dict[str, ImportKind] = {
     ),
     "requests": ImportKind(
         "request_traces",
-        "a trace of requests: Mooncake, Azure or BurstGPT, conversations of ShareGPT, or lengths (JSON or CSV)",
+        "a trace of requests: Mooncake, Azure, BurstGPT or Vidur, conversations of ShareGPT, or lengths (JSON or CSV)",
         '"input_length" & "output_length" | ContextTokens & GeneratedTokens | Request tokens & Response tokens | '
         '"prompt_len" & "output_len" | "conversations" & "human" | "conversations" & "assistant" | '
-        '"messages" & "assistant"',
+        '"messages" & "assistant" | num_prefill_tokens & num_decode_tokens | arrival,prompt,output',
         "read_request_trace",
     ),
     "torch": ImportKind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
@@ -136,12 +136,13 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
         return
     stem, about = path.name.partition(".")[0] or "mine", _PYTORCH.get(path.suffix)
     if about:
-        module = stem if path.suffix == ".py" else "mine"
-        do = f"run `hosim import torch {module}:FUNCTION -o {stem}.yaml` with a function that makes model and inputs"
+        do = f"run `hosim import torch {stem}:FUNCTION -o {stem}.yaml` with a function that makes model and inputs"
     elif found := sniff(path):
         do, about = f"run `hosim import {found} {shown(path)} -o {stem}.yaml`", KINDS[found].about
-    else:
+    elif not path.suffix:
         return
+    else:
+        about, do = "another kind of file", "import it as one of the kinds that `hosim import --help` names"
     verb = "serve" if about == KINDS["requests"].about else "run"
     do += f", then `hosim {verb} --hardware NAME --workload {stem}.yaml`" if kind != "hardware" else ""
     raise ConfigError(shown(path), f"a {kind} is a YAML document of hosim", about, do)

@@ -56,11 +56,13 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     source
         The file, or the folder that holds it.
     phase
-        What runs of the model: a training step, prompts that are read, tokens that are added, or requests to serve.
+        What the model does: a training step; read prompts; add tokens to sequences; or serve requests that come and
+        leave (`hosim serve`).
     batch
         Sequences that run together; default: 1.
     sequence
-        Tokens of each sequence; default: 4,096, or as many as the model knows positions for.
+        Tokens of each sequence, with decode those that are in the KV cache before the step; default: 4,096, or as many
+        as the model knows positions for.
     chunk
         With prefill: tokens of each prompt that run at a time; default: all.
     new_tokens
@@ -70,8 +72,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     kv_cache
         With prefill, decode and requests: the type that the KV cache is kept in; default: that of arithmetic.
     experts
-        With prefill and decode: whether the experts of a layer are a tensor for each matrix of all of them, the same in
-        one kernel, or each a tensor that is read only if it is chosen.
+        With prefill and decode: the experts of a layer lie together in a tensor for each matrix; the same, and one
+        grouped kernel runs them; or each is a tensor, which is read only if it is chosen.
     tensor
         With all but requests: ranks that share each layer.
     data
@@ -79,7 +81,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     pipeline
         With train: stages with some of the layers each.
     zero_stage
-        With train: what is sharded over the replicas (1: optimizer state, 2: gradients too, 3: weights too).
+        With train: what is sharded over the replicas (1: optimizer state, 2: gradients too, 3: weights too; default:
+        nothing).
     requests
         With requests: how many requests come, on average two a second; default: 100.
     prompt
@@ -142,8 +145,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALSO.get(kind, kind) if isinstance(kind, str) else None
     if name not in FAMILIES:
-        do = "capture a step of the model itself (hosim import torch package.module:function)"
-        do += ", or write the model_type of a family that has the same layers"
+        do = "capture a step of it (hosim import torch package.module:function), or name a family with the same layers"
         raise ConfigError(f"{where}, model_type", "this is a family of decoders that hosim knows", repr(kind), do)
     told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}

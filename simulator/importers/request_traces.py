@@ -3,7 +3,7 @@
 ========  ============================================================================================================
 Mooncake  JSON lines: ``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}``; an id names a
           block of the prompt, with all that is before it (github.com/kvcache-ai/Mooncake)
-tables    CSV of Azure, BurstGPT or hosim: see `simulator.formats.tables_csv`
+tables    CSV of Azure, BurstGPT, Vidur or hosim: see `simulator.formats.tables_csv`
 ShareGPT  JSON, or JSON lines: ``{"conversations": [{"from": "human", "value": text}, {"from": "gpt", ...}, ...]}``, or
           ``messages`` of ``{"role": "user", "content": text}`` and so on; it has neither times nor tokens, so both are
           derived
@@ -59,17 +59,18 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     Parameters
     ----------
     source
-        A trace of Mooncake (JSON lines), Azure or BurstGPT (CSV), or conversations of ShareGPT or lengths (JSON).
+        A trace of Mooncake (JSON lines), Azure, BurstGPT or Vidur (CSV); conversations of ShareGPT, or lengths (JSON).
     model
-        The workload whose model serves them: a name in the catalogue, or a path.
+        The workload whose model serves them: a name in the catalogue, or a path, such as that of what `hosim import hf`
+        wrote.
     count
         How many requests are taken, the first ones by arrival; default: as many as a run serves.
     slower
-        So many times as much time is between arrivals, as where one server has its share of a cluster's requests.
+        Stretches the time between arrivals by this factor, such as 8 where one server of a cluster's eight is served.
     hash_block
-        Of Mooncake: how many tokens of a prompt an id stands for.
+        Of Mooncake: how many tokens of a prompt an id of ``hash_ids`` stands for.
     rate
-        Of ShareGPT and lengths: how many requests come in a second, at random.
+        Of ShareGPT and lengths, which have no times: how many requests come in a second on average, at random.
     characters
         Of ShareGPT: how many characters are a token.
 

@@ -40,7 +40,7 @@ WAITED_FOR = {
     "host": "the host",
     "compaction": "compaction",
     "peer": "peers",
-    "order": "its own program order",
+    "order": "ops that come first",
     "collective": "collectives",
 }
 """Cause of a wait -> what is waited for."""

@@ -477,7 +477,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         ({"model_type": 3}, "hosim knows, found 3; "),
         (
             {"model_type": "qwen4"},
-            "found 'qwen4'; capture a step of the model itself (hosim import torch package.module:fun",
+            "found 'qwen4'; capture a step of it (hosim import torch package.module:fun",
         ),
         (json.dumps(TINY)[:-1] + ', "num_hidden_layers": 2}', "each key comes once, found 'num_hidden_layers' again"),
         ('{"model_type": "llama", "quantization_config": {"bits": 4, "bits": 8}}', "each key comes once, found 'bits'"),

@@ -213,8 +213,8 @@ def test_a_kind_of_ones_own_is_sniffed(monkeypatch, tmp_path):
     ("name", "about", "command"),
     [
         ("train.py", "a Python program, which is not run", "hosim import torch train:FUNCTION -o train.yaml"),
-        ("model.pt", "weights or a pickle, which hosim never opens", "hosim import torch mine:FUNCTION -o model.yaml"),
-        ("model.safetensors", "weights or a pickle", "hosim import torch mine:FUNCTION -o model.yaml"),
+        ("model.pt", "weights or a pickle, which hosim never opens", "hosim import torch model:FUNCTION -o model.yaml"),
+        ("model.safetensors", "weights or a pickle", "hosim import torch model:FUNCTION -o model.yaml"),
     ],
 )
 def test_a_program_or_weights_are_not_opened_and_the_import_is_named(name, about, command, tmp_path, monkeypatch):
@@ -229,6 +229,20 @@ def test_a_program_or_weights_are_not_opened_and_the_import_is_named(name, about
             assert f"run `{command}` with a function that makes model and inputs, then `hosim run " in str(
                 refused.value
             )
+
+
+def test_a_file_of_no_kind_is_refused_and_a_table_of_requests_is_known(tmp_path):
+    file = tmp_path / "some.csv"
+    file.write_text("a,b\n1,2\n")
+    with pytest.raises(
+        ConfigError, match="found another kind of file; import it as one of the kinds that `hosim import"
+    ):
+        hosim.run(file)
+    for head in ("arrival,prompt,output", "arrived_at,num_prefill_tokens,num_decode_tokens"):
+        file.write_text(f"{head}\n0,30,4\n1.5,20,2\n")
+        with pytest.raises(ConfigError, match=r"run `hosim import requests .*then `hosim serve "):
+            hosim.serve(file)
+        assert hosim.read_request_trace(file).kept["requests"] == "2 within 2 s"
 
 
 def test_a_graph_is_read_with_what_its_trace_has_besides(tmp_path):
