@@ -122,7 +122,7 @@ def test_what_a_killed_worker_had_is_done_by_another(scenario, running):
 
 
 def test_a_cluster_that_does_not_answer_is_one_message_and_nothing_is_lost(hosim, scenario, monkeypatch, tmp_path):
-    monkeypatch.setattr(cluster, "_WAIT_S", 0.5)
+    monkeypatch.setattr(cluster, "_WAIT_S", 0.1)
     (tmp_path / "kept.csv").write_text("an earlier result\n")
     for name in ("kept.csv", "new.csv"):
         grid = ("--grid", "links.*.bandwidth=1..2 GB/s:2", "--out", tmp_path / name)

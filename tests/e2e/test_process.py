@@ -28,13 +28,14 @@ def _tree(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_same_input_gives_the_same_bytes_under_any_hash_seed(scenario, tmp_path):
+@pytest.mark.parametrize("more", [["--no-what-if"], pytest.param([], marks=pytest.mark.slow)])
+def test_same_input_gives_the_same_bytes_under_any_hash_seed(scenario, tmp_path, more):
     text = scenario.read_text().replace("- static", "- static\n  - lookahead\n  - offload_saved")
     scenario.write_text(text)
     outputs, trees = [], []
     for seed in ("0", "4711"):
         out = tmp_path / seed / "chain"
-        done = _run("run", scenario, "--out", out, env={**os.environ, "PYTHONHASHSEED": seed})
+        done = _run("run", scenario, "--out", out, *more, env={**os.environ, "PYTHONHASHSEED": seed})
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         outputs.append(done.stdout.replace(str(out), "OUT"))

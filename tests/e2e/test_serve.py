@@ -50,7 +50,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_pa
     path = write(folder)
     for name in ("one", "two"):  # the page says in which folder the results were written
         (tmp_path / name).mkdir()
-        assert hosim("serve", path, "--out", tmp_path / name / "out").code == 0
+        done = hosim("serve", path, "--out", tmp_path / name / "out")
+        assert done.code == 0
     path.write_text(path.read_text() + "seed: 7\n")
     other = hosim_api.serve(path)
     files = {p.name for p in (tmp_path / "one" / "out").iterdir()}
@@ -59,7 +60,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(hosim, tmp_pa
     one, two = ({n: (tmp_path / name / "out" / n).read_bytes() for n in files} for name in ("one", "two"))
     assert one == two
     assert one["requests.csv"] != other.requests.to_csv(index=False, lineterminator="\n").encode()
-    assert hosim("serve", tmp_path / "one" / "out" / "scenario.yaml").out == hosim("serve", write(folder)).out
+    assert done.out.startswith(hosim("serve", tmp_path / "one" / "out" / "scenario.yaml").out)
 
 
 def test_the_tables_add_up(tmp_path):

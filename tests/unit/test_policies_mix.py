@@ -62,6 +62,7 @@ def test_a_plan_is_translated_step_for_step():
     assert len(back.home) == len(p.graph.tensors)
 
 
+@pytest.mark.usefixtures("quick_plans")
 @pytest.mark.parametrize("duration", [3, 6, 20])
 @pytest.mark.parametrize("budget", [26, 30, 36])
 def test_with_recompute_a_step_is_never_longer(budget, duration):
@@ -77,9 +78,12 @@ def test_with_recompute_a_step_is_never_longer(budget, duration):
 def mixed():
     """Eight layers where some are cheaper to run again and others to move: the problem, and what was decided."""
     p = problem(train(8, size=10, duration=6, steps=2), budget=40)
-    return p, explained(p, Options(recompute=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("simulator.policies.static.improve.REPLAYS", 10)
+        return p, explained(p, Options(recompute=True))
 
 
+@pytest.mark.usefixtures("quick_plans")
 def test_the_mix_beats_both_where_each_is_cheap_for_some(mixed):
     p, found = mixed
     alone = p.replay(STATIC.plan(p)).step_ns
@@ -121,6 +125,7 @@ def test_what_was_dead_is_made_again_in_passing():
         assert "#" in found.problem.graph.ops[last[found.problem.graph.tensors[made].name]].name
 
 
+@pytest.mark.usefixtures("quick_plans")
 def test_what_is_kept_or_moved_says_what_making_it_again_would_take(mixed):
     p, found = mixed
     told = {one.remake_ns for one in found.choices if one.decision is not Decision.RECOMPUTE}

@@ -130,6 +130,7 @@ def test_a_plan_that_beats_the_bound_is_a_bug(monkeypatch):
         OPTIMAL.plan(member(0)[1])
 
 
+@pytest.mark.usefixtures("quick_plans")
 @pytest.mark.parametrize("number", [0, 3, 6, 7, 8, 16])
 def test_the_optimum_is_what_is_stored(number):
     """A few of the family that `tests/bench/optimum.py` measures; no policy beats them."""
