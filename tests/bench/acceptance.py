@@ -154,7 +154,7 @@ def judge(setting: Setting, upstream: Row, static: Row, bound_ms: float, compute
 def measure(setting: Setting) -> dict[str, object]:
     """Run both planners in one setting."""
     ample = case(setting, "upstream_greedy", None)
-    budget = int(live_bytes(ample.graph, ample.problem.lifetimes).max() * setting.budget_share)
+    budget = int(live_bytes(ample.graph).max() * setting.budget_share)
     tight = case(setting, "static", budget)
     times = tight.problem.durations_ns
     homes = tight.problem.known_homes

@@ -52,7 +52,7 @@ def case(layers: int, share: float, rate: int) -> Case:
     )
     loaded = catalog.resolve(scenario, {"links.*.bandwidth": f"{rate} GiB/s"})
     found = prepare(loaded, Job.of(graph(layers)), is_changed=True)
-    budget = int(live_bytes(found.graph, found.problem.lifetimes).max() * share)
+    budget = int(live_bytes(found.graph).max() * share)
     return within(found, budget)
 
 

@@ -81,7 +81,7 @@ def test_what_a_slow_link_exposes_is_named():
 def test_a_ddr_that_is_too_small_costs_no_more_than_the_ssd_behind_it_must():
     """What neither tier has room for at the worst op is read back from the SSD after that op: no plan is faster."""
     case = prepare(catalog.resolve("tiny_train_t4"), is_changed=False)
-    live = live_bytes(case.graph, case.problem.lifetimes)
+    live = live_bytes(case.graph)
     worst = int(live.argmax())
     rate = case.problem.hardware.links["read"].bandwidth_bytes_per_s
     steps = []

@@ -69,7 +69,7 @@ def case(rate_gib_s: int, outputs: str, layers: int = 32) -> Case:
 def run(share: int, rate_gib_s: int, outputs: str = FREED, layers: int = 32, lead: int = 0) -> Run:
     """Replay the planner's plan under the rules of its runtime, and have both checked."""
     given = case(rate_gib_s, outputs, layers)
-    limit = int(live_bytes(given.graph, given.problem.lifetimes).max()) * share // 100
+    limit = int(live_bytes(given.graph).max()) * share // 100
     plan = POLICIES["upstream_greedy"].plan(given.problem, {"limit": f"{limit} B", "lead": lead})
     referee.check_plan(given.graph, given.hardware, plan, given.tasks[0].pinned)
     trace = execute(given, [plan])
@@ -96,7 +96,7 @@ def test_the_acceptance_table(share, rate, planned, step, stall, held, freed):
 @pytest.mark.parametrize(("layers", "taken"), [(8, 48), (32, 180), (128, 708), (512, 2820)])
 def test_it_takes_as_many_gaps_as_were_counted(layers, taken):
     given = case(16, FREED, layers)
-    limit = int(live_bytes(given.graph, given.problem.lifetimes).max()) // 2
+    limit = int(live_bytes(given.graph).max()) // 2
     assert len(choose(given.problem, limit)[0]) == taken
 
 
