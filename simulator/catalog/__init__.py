@@ -73,7 +73,7 @@ def resolve(scenario: str | Path | Scenario, changes: Mapping[str, Any] | None =
     asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
     by = entries.get("scenario")
     for kind in ("hardware", "workload"):
-        with told_at(by.place(kind) if by else f"scenario {story.name!r}, {kind}"):
+        with told_at(by.tree.place(kind) if by else f"scenario {story.name!r}, {kind}"):
             path = path_of(getattr(story, kind), kind, base)
         entries[kind] = load(path, kind)
     of_work = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
@@ -156,7 +156,7 @@ def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[s
     try:
         return Scenario.model_validate(said)
     except ValidationError as error:
-        raise to_error(faults(error, said), "scenario", lambda keys: ".".join(("scenario", *keys))) from None
+        raise to_error(faults(error, said), "scenario", lambda *keys: ".".join(("scenario", *keys))) from None
 
 
 def _add_files(loaded: Loaded) -> None:
@@ -175,13 +175,12 @@ def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys:
     """Note a file that a document names, or all that match the name."""
     if name is None:
         return
-    entry = loaded.entries.get(document)
     path = (loaded.scenario_dir if document == "scenario" else loaded.workload_dir) / name
     above = next(parent for parent in path.parents if "*" not in str(parent))
     pattern = "*".join(map(escape, str(path.relative_to(above)).split("*")))
     for file in sorted(above.glob(pattern)) or [path]:
         label = role if file == path else f"{role} {file.relative_to(above)}"
-        with told_at(entry.place(*keys) if entry else f"{document}, {'.'.join(keys)}"):
+        with told_at(loaded.place(*keys, of=document)):
             loaded.sha256[label] = inputs.digest(file)
         loaded.paths[label] = file
     loaded.paths[role] = path
@@ -299,7 +298,7 @@ def question(loaded: Loaded, kind: type[Largest], given: Mapping[str, Any]) -> L
     try:
         return kind.model_validate(asked)
     except ValidationError as error:
-        raise to_error(faults(error, asked), kind.key, lambda keys: where(*keys)) from None
+        raise to_error(faults(error, asked), kind.key, where) from None
 
 
 def _start(loaded: Loaded, field: str) -> Any:

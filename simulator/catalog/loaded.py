@@ -72,16 +72,18 @@ class Loaded:
             {"tokens": None, "samples": None} if self.is_job_given else {"tokens": work.tokens, "samples": work.samples}
         )
 
-    def place(self, *keys: str) -> str:
-        """Where a field of the scenario stands: file, line and path; its name and the path if it was read from no file.
+    def place(self, *keys: str, of: str = "scenario") -> str:
+        """Where a field of a document stands: file, line and path; its name and the path if it was read from no file.
 
         Parameters
         ----------
         keys
             What leads to the field.
+        of
+            The document: ``scenario``, ``hardware`` or ``workload``.
         """
-        entry = self.entries.get("scenario")
-        return entry.place(*keys) if entry else f"scenario {self.scenario.name!r}, {'.'.join(keys)}"
+        entry = self.entries.get(of)
+        return entry.tree.place(*keys) if entry else f"{of} {getattr(self, of).name!r}, {'.'.join(keys)}"
 
     def for_row(self, choice: PolicyChoice) -> Loaded:
         """The same on the machine that a row of the scenario sets for itself.
@@ -259,11 +261,9 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     changes: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
     for axis, value in point.items():
         labels = {"batch", "sequence"}.intersection(axis.keys["workload"] if loaded.workload.graph else ())
-        must, only = (
-            "what varies changes what runs",
-            f"{min(labels, default='')}, which of a graph from a file only tells",
-        )
-        insist(not labels, axis.where, must, only, "make a graph for each, or vary a field of the machine")
+        found = f"{min(labels, default='')}, which of a graph from a file only tells"
+        do = "make a graph for each, or vary a field of the machine"
+        insist(not labels, axis.where, "what varies changes what runs", found, do)
         if not axis.is_factor:
             change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
             for document, keys in axis.keys.items():
@@ -275,18 +275,13 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
             scale |= dict.fromkeys(axis.fields, value)
             figures |= _factors(machine, axis, value)
     scenario = recorded(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
-    found = replace(
-        loaded,
-        scenario=scenario,
-        hardware=apply(machine, figures),
-        workload=apply(loaded.workload, changes["workload"]),
-        scale=scale,
-        unscaled=machine,
-    )
+    workload = apply(loaded.workload, changes["workload"])
+    varied = replace(loaded, scenario=scenario, hardware=apply(machine, figures), workload=workload)
+    varied = replace(varied, scale=scale, unscaled=machine)
     room = ("scenario.budget", f"tiers.{machine.compute_tier}.capacity")
     by_axis = sorted(point.items(), key=lambda one: not one[0].sets(room))
-    check_budget(found, next((axis.place(value) for axis, value in by_axis), ""))
-    return found
+    check_budget(varied, next((axis.place(value) for axis, value in by_axis), ""))
+    return varied
 
 
 def _factors(machine: Hardware, axis: Axis, value: float) -> dict[str, FieldChange]:

@@ -107,7 +107,7 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
             _put(data, path, change)
             places[path] = change.where
 
-    def place(path: Keys) -> str:
+    def place(*path: str) -> str:
         asked = [where for known, where in places.items() if path[: len(known)] == known or known[: len(path)] == path]
         return asked[-1] if asked else f"{model.__name__.lower()}, {'.'.join(path)}"
 

@@ -62,10 +62,6 @@ class Entry(Generic[D]):
     sha256: str
     tree: YamlTree
 
-    def place(self, *keys: str) -> str:
-        """Where a field stands: file, line and path."""
-        return _place(self.path, self.tree, keys)
-
 
 def names(kind: str) -> tuple[str, ...]:
     """Names of the documents in the catalogue, sorted.
@@ -139,7 +135,7 @@ def load(
         found = f"the byte 0x{data[error.start]:02x}"
         raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
     is_strict = is_strict or path.is_relative_to(_root())
-    document = _validated(tree, _model_of(tree, kind, path), path, is_strict=is_strict)
+    document = _validated(tree, _model_of(tree, kind), shown(path), is_strict=is_strict)
     return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
 
 
@@ -211,32 +207,26 @@ def _file(path: Path, must: str, do: str = "correct the path") -> Path:
     return path
 
 
-def _model_of(tree: YamlTree, wanted: str | None, path: Path) -> type[Document]:
+def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
     """The type that a document says it has."""
     models = {_mark(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
     found = tree.data.get("schema")
-    for mark, model in models.items():
-        if mark == found:
-            return model
+    if isinstance(found, str) and found in models:
+        return models[found]
     rule = f"the key schema says that this is a {wanted or 'hardware, workload, scenario or study'} document"
-    raise ConfigError(_place(path, tree, ("schema",)), rule, in_yaml(found), nearest(str(found), tuple(models)))
+    raise ConfigError(tree.place("schema"), rule, in_yaml(found), nearest(str(found), tuple(models)))
 
 
-def _validated(tree: YamlTree, model: type[Document], path: Path, *, is_strict: bool) -> Document:
-    data = tree.data
+def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: bool) -> Document:
     try:
-        document = model.model_validate(data, by_alias=True, by_name=False)
+        document = model.model_validate(tree.data, by_alias=True, by_name=False)
         wrong = list(document.field_errors(is_strict=is_strict))
     except ValidationError as error:
-        wrong = faults(error, data)
+        wrong = faults(error, tree.data)
     if wrong:
         wrong.sort(key=lambda fault: tree.line_of(fault.at))
-        raise to_error(wrong, shown(path), lambda keys: _place(path, tree, keys))
+        raise to_error(wrong, file, tree.place)
     return document
-
-
-def _place(path: Path, tree: YamlTree, keys: Keys) -> str:
-    return f"{shown(path)}:{tree.line_of(keys)}" + (f", {'.'.join(keys)}" if keys else "")
 
 
 @contextmanager
@@ -250,7 +240,7 @@ def told_at(where: str) -> Iterator[None]:
         raise ConfigError(where, error.must, f"{error.found}: {error.where!r}", error.do) from None
 
 
-def to_error(faults: Iterable[FieldError], file: str, place: Callable[[Keys], str]) -> ConfigError:
+def to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str]) -> ConfigError:
     """Make one error of all faults.
 
     Parameters
@@ -260,9 +250,10 @@ def to_error(faults: Iterable[FieldError], file: str, place: Callable[[Keys], st
     file
         Name of the document.
     place
-        Says where a field stands: file, line and path.
+        From the keys that lead to a field to where it stands: file, line and path.
     """
-    errors = {str(error): error for f in faults for error in [ConfigError(place(f.at), f.must, f.found, f.do)]}
+    told = [ConfigError(place(*fault.at), fault.must, fault.found, fault.do) for fault in faults]
+    errors = {str(error): error for error in told}
     if len(errors) == 1:
         return next(iter(errors.values()))
     more = f"\n  and {len(errors) - _TOLD} more" if len(errors) > _TOLD else ""

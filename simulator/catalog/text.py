@@ -64,6 +64,10 @@ class YamlTree:
             line = _line(key)
         return line
 
+    def place(self, *path: str) -> str:
+        """Where a field stands: file, line and path."""
+        return f"{self._file}:{self.line_of(path)}" + (f", {'.'.join(path)}" if path else "")
+
     def _read(self, node: yaml.Node, depth: int) -> Any:
         """The value of a node, which `depth` mappings and lists hold; what an alias repeats counts each time."""
         self._size += 1
