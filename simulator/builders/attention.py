@@ -287,10 +287,8 @@ def _mixed(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
         return out
 
     views = [view("compressed", stored, compressed_pairs, complete)] if complete else []
-    near, seen = cache.within(Reach(part.window))
-    views += [
-        view("window", cache.store.of(max(0, span.cached + 1 - part.window), span.length), seen, near + cache.tokens)
-    ]
+    (near, seen), start = cache.within(Reach(part.window)), max(0, span.cached + 1 - part.window)
+    views.append(view("window", cache.store.of(start, span.length), seen, near + cache.tokens))
     views += _selected(t, part, cache, chosen, view)
     is_last = isinstance(t.attention, Gqa)
     out = (is_last and cache.out) or t.of_heads("attn.core.out", query.width)

@@ -309,10 +309,9 @@ def _apart(t: Tape, work: Iteration, x: str) -> str:
             store.add(_ENDLESS.length, held)
             cache.span, cache.store, cache.compressed = _ENDLESS, store, store
             cache.held, cache.added, cache.before, cache.out, cache.after = held, [here], [here], out, after
-            cache.gates, cache.at_once = (
-                gates,
-                min(cache.seen, t.workload.requests.max_tokens if t.workload.requests else cache.seen),
-            )
+            if t.workload.requests:
+                cache.at_once = min(cache.seen, t.workload.requests.max_tokens)
+            cache.gates = gates
             attend(t, cache, taken, x)
             after = [out]
     t.micro, t.phase, t.rows = "", phase, rows
