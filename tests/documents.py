@@ -44,7 +44,7 @@ sources:
 """
 
 
-def decoder(layers: int, feed_forward: str, **fields: object) -> str:
+def decoder(layers: int, feed_forward: str, others: str = "[]", **fields: object) -> str:
     """A workload that decodes with a toy model; ``fields`` are lines of the document, such as ``batch=1``."""
     lines = "\n".join(f"{name}: {value}" for name, value in fields.items())
     assumed = ", ".join(f"{name}: a toy" for name in ("model", *fields) if name != "experts")
@@ -58,6 +58,7 @@ model:
   vocabulary: 128
   attention: {{kind: gqa, heads: 4, kv_heads: 2, head_size: 16}}
   feed_forward: {{{feed_forward}}}
+  others: {others}
 phase: decode
 {lines}
 assumed: {{{assumed}}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 from simulator.graph import Graph
 from simulator.lifetime import Lifetimes
@@ -15,9 +16,14 @@ VIEWS = [part | {"sparse": SPARSE | {"caches": caches}} for part in (GQA, MLA) f
 """Attention of three views, which may have a key and a value each."""
 DENSE = {"kind": "dense", "width": 24}
 EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 10, "shared": 1, "router_bias": True}
-EXPERTS |= {"dense_layers": 1, "dense_width": 24}
 H, V, LAYERS, BATCH, SEQUENCE = 16, 40, 3, 2, 8
 T = BATCH * SEQUENCE
+
+
+def fed_by(feed_forward: dict[str, Any]) -> dict[str, Any]:
+    """What a model says of its feed-forwards: of those with experts the first layer has a dense one."""
+    others = [{"stop": 1, "feed_forward": {"kind": "dense", "width": 24}}] if "routed" in feed_forward else []
+    return {"feed_forward": feed_forward, "others": others}
 
 
 def flops(graph: Graph, phase: str, op_class: str) -> int:

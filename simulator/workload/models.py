@@ -51,10 +51,6 @@ class Experts(Part):
         Whether the router adds a bias to each expert (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     biases
         Whether the three matrices of each expert have biases (GPT-OSS, arXiv 2508.10925).
-    dense_layers
-        How many of the first layers have a dense feed-forward instead.
-    dense_width
-        Inner width of these.
     ranks
         Over how many ranks, with as many tokens each, the routed experts are spread. A graph is that of one of them: it
         has its share of the experts, and of the tokens of all; that tokens travel takes no time.
@@ -74,8 +70,6 @@ class Experts(Part):
     shared_width: Count | None = None
     router_bias: StrictBool = False
     biases: StrictBool = False
-    dense_layers: CountOrNone = 0
-    dense_width: Count | None = None
     ranks: Ranks = 1
     copies: FewOrNone = 0
     buffers: Literal["fused", "apart"] = "fused"
@@ -96,8 +90,6 @@ class Experts(Part):
         require(not self.copies or self.ranks > 1, must, f"{self.copies:,} on one", "copies", do=do)
         found = f"{self.top_k:,} and {self.routed:,}"
         require(self.top_k <= self.routed, "top_k is at most routed", found, "top_k", do="lower it")
-        both = (self.dense_layers > 0) == (self.dense_width is not None)
-        require(both, "dense_layers and dense_width come together", "one of them", "dense_layers")
 
 
 def _family(model: object) -> object:
@@ -197,8 +189,6 @@ class DecoderModel(Part):
     def layer(self, number: int) -> Layer:
         """The parts of a layer."""
         attention, part = self.attention, self.feed_forward
-        if isinstance(part, Experts) and number < part.dense_layers:
-            part = Dense(kind="dense", width=part.dense_width or 0)
         for other in self.others:
             if other.holds(number):
                 attention, part = other.attention or attention, other.feed_forward or part
@@ -216,22 +206,13 @@ class DecoderModel(Part):
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
         """Return the same with so many layers, all of one kind."""
-        part = kind.feed_forward
-        if isinstance(part, Experts):
-            part = part.model_copy(update={"dense_layers": 0, "dense_width": None})
-        parts = {"attention": kind.attention, "feed_forward": part}
-        return self.model_copy(update={"layers": layers, "others": (), **parts})
+        return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
 
     def _check(self) -> None:
-        part = self.feed_forward
-        dense = part.dense_layers if isinstance(part, Experts) else 0
-        require(dense < self.layers, "some layers have experts", f"{dense} dense ones of {self.layers}", "feed_forward")
         for number, other in enumerate(self.others):
             at, held = ("others", str(number)), any(map(other.holds, range(self.layers)))
             do = f"correct start and stop; there are {self.layers} layers"
             require(held, "other layers are some of the model's", f"none from {other.start} on", *at, do=do)
-            inner = isinstance(other.feed_forward, Experts) and other.feed_forward.dense_layers
-            require(not inner, "others say which layers are dense", "dense_layers", *at, "feed_forward")
 
 
 class LlamaModel(Part):

@@ -25,8 +25,8 @@ def test_the_cut_of_the_workloads_is_one_that_is_selected_and_the_same_in_both()
     models = [job.model for job in jobs]
     assert models[0] == models[1]
     assert [job.batch * job.parallel.data * job.parallel.micro_batches for job in jobs] == [16, 16]
-    fed = models[0].feed_forward
-    cut = rf"{models[0].layers} +{fed.routed} +{fed.dense_layers} +{jobs[0].sequence} +{jobs[0].swiglu} +2\.58 s\n"
+    experts, (dense,) = models[0].feed_forward, models[0].others
+    cut = rf"{models[0].layers} +{experts.routed} +{dense.stop} +{jobs[0].sequence} +{jobs[0].swiglu} +2\.58 s\n"
     assert re.search(cut, shown(f"hosim sensitivity {BASELINE} --choices"))
 
 

@@ -8,7 +8,7 @@ import simulator as hosim
 GQA = "{kind: gqa, heads: 4, kv_heads: 2, head_size: 64, qk_norms: true}"
 MLA = "{kind: mla, heads: 4, q_lora_rank: 64, kv_lora_rank: 128, qk_nope: 64, qk_rope: 32, v_head: 64}"
 DENSE = "{kind: dense, width: 1024}"
-EXPERTS = "{kind: experts, routed: 8, top_k: 2, width: 256, shared: 1, dense_layers: 1, dense_width: 1024}"
+EXPERTS = f"{{kind: experts, routed: 8, top_k: 2, width: 256, shared: 1}}, others: [{{stop: 1, feed_forward: {DENSE}}}]"
 WORK = """\
 schema: hosim/workload/1
 name: job

@@ -13,8 +13,9 @@ from simulator.cli.check import describe
 from simulator.errors import ConfigError
 from simulator.run.studies import robustness
 
-EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 1, dense_width: 64"
-JOB = documents.decoder(3, EXPERTS, batch=1, sequence=16, steps=4, experts="each")
+EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1"
+DENSE_FIRST = "[{stop: 1, feed_forward: {kind: dense, width: 64}}]"
+JOB = documents.decoder(3, EXPERTS, DENSE_FIRST, batch=1, sequence=16, steps=4, experts="each")
 STORY = """\
 schema: hosim/scenario/1
 name: story
@@ -80,7 +81,7 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
 @pytest.mark.parametrize("ahead", [0, 4])
 def test_a_runtime_does_not_block_itself_where_every_home_is_free(tmp_path, budget, ahead, evict) -> None:
     """What stays in its cache from step to step makes room for what must be back when a step ends."""
-    small = EXPERTS.replace("512", "64").replace("dense_layers: 1, dense_width: 64", "dense_layers: 0")
+    small = EXPERTS.replace("512", "64")
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     (tmp_path / "job.yaml").write_text(documents.decoder(2, small, batch=1, sequence=16, steps=3, experts="each"))
     text = story.read_text().replace("{expert: ddr}", '{"*": free}').replace("2 MB", budget)
@@ -113,7 +114,7 @@ def test_what_is_read_late_and_free_lives_where_there_is_room(tmp_path) -> None:
 @pytest.mark.parametrize("evict", ["lru", "lfu"])
 def test_a_runtime_does_not_block_itself_over_two_links(tmp_path, evict) -> None:
     """What came back when a step ended leaves unused in the next, in the room that copies over the other link took."""
-    small = EXPERTS.replace("routed: 6", "routed: 3").replace("512", "256").replace("1, dense_width: 64", "0")
+    small = EXPERTS.replace("routed: 6", "routed: 3").replace("512", "256")
     fields = {"batch": 2, "sequence": 64, "new_tokens": 2, "steps": 2, "experts": "each"}
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     (tmp_path / "job.yaml").write_text(documents.decoder(3, small, **fields))

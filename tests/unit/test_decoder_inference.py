@@ -17,13 +17,15 @@ from simulator.workload import Workload
 GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6, "qk_norms": True}
 MLA = {"kind": "mla", "heads": 3, "q_lora_rank": 10, "kv_lora_rank": 12, "qk_nope": 5, "qk_rope": 4, "v_head": 7}
 DENSE = {"kind": "dense", "width": 24}
-EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 9, "shared": 1, "dense_layers": 1, "dense_width": 20}
+EXPERTS = {"kind": "experts", "routed": 8, "top_k": 2, "width": 9, "shared": 1}
 H, V, LAYERS = 16, 40, 3
 
 
 def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, **more: Any) -> Workload:
     sizes = {"layers": LAYERS, "hidden": H, "vocabulary": V}
     model = {"family": "decoder", **sizes, "attention": attention, "feed_forward": feed_forward}
+    if "routed" in feed_forward:
+        model["others"] = [{"stop": 1, "feed_forward": {"kind": "dense", "width": 20}}]
     return Workload.model_validate({"name": "w", "model": model, "batch": 2, "sequence": 12, **more})
 
 
@@ -177,10 +179,6 @@ def test_what_does_not_go_together_is_refused() -> None:
     assert refusal(feed_forward=EXPERTS | {"ranks": 4, "copies": 2}, phase="decode").startswith("ranks divides places")
     assert refusal(feed_forward=EXPERTS | {"copies": 8}, phase="decode").startswith(
         "copies are for experts that lie on"
-    )
-    assert refusal(feed_forward=EXPERTS | {"dense_layers": 3}, phase="decode").startswith("some layers have experts")
-    assert refusal(feed_forward=EXPERTS | {"dense_layers": 0}, phase="decode").startswith(
-        "dense_layers and dense_width"
     )
     with pytest.raises(ValidationError, match=r"is for phase prefill, decode|is for inference"):
         Workload.model_validate(

@@ -102,13 +102,6 @@ def test_local_layers_train_within_their_window() -> None:
     assert found == {f"L{i:02d}": unit * (near if i % 3 == 0 else whole) for i in range(LAYERS)}
 
 
-def test_dense_layers_first_are_the_same_either_way() -> None:
-    short = workload("train", part=EXPERTS | {"dense_layers": 2, "dense_width": 40})
-    long = workload("train", part=EXPERTS, others=[{"stop": 2, "feed_forward": {"kind": "dense", "width": 40}}])
-    one, two = build(short), build(long)
-    assert (one.ops, one.tensors) == (two.ops, two.tensors)
-
-
 def test_the_last_entry_that_holds_a_layer_decides_part_by_part() -> None:
     wide, wider = ({"kind": "dense", "width": width} for width in (40, 60))
     others = [LOCAL, {"stop": 4, "feed_forward": wide}, {"start": 3, "feed_forward": wider}]
@@ -125,10 +118,6 @@ def test_the_last_entry_that_holds_a_layer_decides_part_by_part() -> None:
         ([{"start": 6, "feed_forward": DENSE}], "other layers are some of the model's"),
         ([{"start": 3, "stop": 3, "feed_forward": DENSE}], "other layers are some of the model's"),
         ([{"start": 3}], "other layers have another attention or feed_forward"),
-        (
-            [{"feed_forward": EXPERTS | {"dense_layers": 1, "dense_width": 8}}],
-            "others say which layers are dense",
-        ),
     ],
 )
 def test_others_that_mean_nothing_are_refused(others: list[dict[str, Any]], message: str) -> None:

@@ -28,6 +28,7 @@ from trained import (
     V,
     by_op,
     check_lives,
+    fed_by,
     flops,
     saved_bytes,
     sizes,
@@ -42,7 +43,7 @@ from simulator.workload import Attention, DecoderModel, LlamaModel, Workload
 
 def workload(attention: dict[str, Any] = MLA, feed_forward: dict[str, Any] = EXPERTS, /, **parallel: Any) -> Workload:
     model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
-    model |= {"attention": attention, "feed_forward": feed_forward}
+    model |= {"attention": attention, **fed_by(feed_forward)}
     spread = {"ranks": "all", **parallel} if parallel else {}
     data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, "parallel": spread}
     return Workload.model_validate(data)
@@ -79,7 +80,7 @@ def seen(part: Attention, sequence: int) -> list[float]:
 
 def expected_saved(model: DecoderModel, layer: int, sequences: int, sequence: int) -> int:
     """What a layer saves for backward [B], bf16, by the sums of the papers' dimensions."""
-    part, fed, tokens = model.attention, model.feed_forward, sequences * sequence
+    part, fed, tokens = model.attention, model.layer(layer).feed_forward, sequences * sequence
     sparse, fp32, blocks = part.sparse, part.heads, 0
     if part.kind == "mla" and sparse:  # absorbed: queries as wide as latents, what comes out of views, of their mixture
         norms = 2 * (part.q_lora_rank or 0) + 2 * part.views * (part.kv_lora_rank + part.qk_rope)
@@ -97,8 +98,6 @@ def expected_saved(model: DecoderModel, layer: int, sequences: int, sequence: in
         blocks = sequences * number * width * (sparse.compress.block + 3)
     if fed.kind == "dense":
         wide = 4 * fed.width
-    elif layer < fed.dense_layers:
-        wide = 4 * fed.dense_width
     else:
         wide, fp32 = 2 * fed.top_k * model.hidden + 4 * fed.width * (fed.top_k + fed.shared), fp32 + fed.top_k
     return tokens * (2 * (4 * model.hidden + attention + wide) + 4 * fp32) + 2 * blocks
@@ -109,12 +108,13 @@ def linear_parameters(model: DecoderModel) -> int:
 
     Nor those that compress tokens, of keys and of values or of latents.
     """
-    found, part, fed = count(model), model.attention, model.feed_forward
+    found, part = count(model), model.attention
     norms = (part.q_lora_rank or 0) + part.kv_lora_rank if part.kind == "mla" else 2 * part.head_size * part.qk_norms
     if part.sparse:
         width, block = compressed(part, SEQUENCE)[1], part.sparse.compress.block
         norms += (2 if part.kind == "gqa" else 1) * (block * width * width + width * width + block * width)
-    biases = (model.layers - fed.dense_layers) * fed.routed if getattr(fed, "router_bias", False) else 0
+    feds = [(one.feed_forward, layers) for one, layers in model.kinds.items()]
+    biases = sum(layers * one.routed for one, layers in feds if getattr(one, "router_bias", False))
     norms = model.layers * (norms + 2 * model.hidden) + model.hidden
     return found.active - norms - biases - (0 if model.tied_embeddings else found.table)
 

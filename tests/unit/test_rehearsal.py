@@ -18,7 +18,7 @@ from simulator.run.sweep import silent
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
 STEPS = 3 * REHEARSED
-EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1, dense_layers: 0"
+EXPERTS = "kind: experts, routed: 6, top_k: 2, width: 512, shared: 1"
 JOB = documents.decoder(2, EXPERTS, batch=1, sequence=16, steps=STEPS, experts="each")
 STORY = """\
 schema: hosim/scenario/1

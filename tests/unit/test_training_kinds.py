@@ -24,6 +24,7 @@ from trained import (
     V,
     by_op,
     check_lives,
+    fed_by,
     flops,
     saved_bytes,
     sizes,
@@ -46,7 +47,7 @@ WARM_UP = ["embed/*", "head/*", "L*/norm*", "L*/ffn*", "L*/attn.[!i]*"]
 
 def workload(attention: dict[str, Any], feed_forward: dict[str, Any] = DENSE, **more: Any) -> Workload:
     model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
-    model |= {"attention": attention, "feed_forward": feed_forward}
+    model |= {"attention": attention, **fed_by(feed_forward)}
     return Workload.model_validate({"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE} | more)
 
 

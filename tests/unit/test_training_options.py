@@ -26,6 +26,7 @@ from trained import (
     V,
     by_op,
     check_lives,
+    fed_by,
     flops,
     saved_bytes,
     sizes,
@@ -47,7 +48,7 @@ PARAMETERS = LAYERS * (sum(i * o for i, o in LINEARS.values()) + 2 * H) + 2 * H 
 
 def workload(attention: dict[str, Any] = GQA, feed_forward: dict[str, Any] = DENSE, /, **more: Any) -> Workload:
     model = {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V}
-    model |= {"attention": attention, "feed_forward": feed_forward}
+    model |= {"attention": attention, **fed_by(feed_forward)}
     data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE, **more}
     return Workload.model_validate(data)
 
@@ -430,7 +431,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     other = draw(
         st.none() | st.fixed_dictionaries({"start": st.integers(0, 2), "attention": st.sampled_from([GQA, MLA])})
     )
-    model = {"attention": attention, "feed_forward": feed_forward, "norms": draw(st.sampled_from(["before", "both"]))}
+    model = {"attention": attention, **fed_by(feed_forward), "norms": draw(st.sampled_from(["before", "both"]))}
     model |= {"family": "decoder", "layers": LAYERS, "hidden": H, "vocabulary": V, "others": [other] if other else []}
     patterns = st.sampled_from(["embed/*", "L00/*", "L0[01]/*", "*/attn.*", "*norm*", "head/*"])
     data = {"name": "w", "model": model, "batch": BATCH, "sequence": SEQUENCE}
