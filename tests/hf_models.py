@@ -167,6 +167,14 @@ PUBLISHED = {
         "safetensors.total; arXiv 2508.10925, table 1: active with the head",
         1,
     ),
+    "ChatGLM2-6B": Published(
+        {"model_type": "chatglm", "num_layers": 28, "hidden_size": 4096, "ffn_hidden_size": 13696}
+        | {"num_attention_heads": 32, "multi_query_group_num": 2, "kv_channels": 128, "padded_vocab_size": 65024}
+        | {"add_qkv_bias": True, "add_bias_linear": False},
+        6.243584,
+        None,
+        "counted by peft: github.com/hiyouga/ChatGLM-Efficient-Tuning, issue 396",
+    ),
     "GLM-4-9B-0414": Published({"model_type": "glm4"}, 9.400279040),
     "GLM-4.5": Published(
         GLM

@@ -24,6 +24,7 @@ from simulator.workload import Workload
 
 _MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
 # Keys that stand outside of a ``text_config`` and hold for it, too.
+_DECODERS = ("text_config", "llm_config", "language_config")  # where a multimodal model says what its decoder is
 _OF_BOTH = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
 _ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -100,7 +101,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     path = path / "config.json" if path.is_dir() else path
     outer = _parsed(path)
     config, told = _decoder(outer, shown(path))
-    limit = config.count("max_position_embeddings", derived=_USUAL_SEQUENCE)
+    limit = config.count("max_position_embeddings", "seq_length", derived=_USUAL_SEQUENCE)
     wanted = min(_USUAL_SEQUENCE, limit) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
@@ -140,21 +141,20 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]:
     """What the file says of a decoder, and what stands beside it."""
-    inner = outer.get("text_config", outer)
-    insist(isinstance(inner, dict), f"{where}, text_config", "this is an object", repr(inner))
+    at = next((key for key in _DECODERS if key in outer), "")
+    inner = outer[at] if at else outer
+    insist(isinstance(inner, dict), f"{where}, {at}", "this is an object", repr(inner))
     kind = inner.get("model_type") or outer.get("model_type")
     name = ALSO.get(kind, kind) if isinstance(kind, str) else None
-    if name not in FAMILIES:
-        do = "capture a step of it (hosim import torch package.module:function), or name a family with the same layers"
-        raise ConfigError(f"{where}, model_type", "this is a family of decoders that hosim knows", repr(kind), do)
+    do = "capture a step of it (hosim import torch package.module:function), or name a family with the same layers"
+    insist(name in FAMILIES, f"{where}, model_type", "this is a family of decoders that hosim knows", repr(kind), do)
     told = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
     shared = {key: outer[key] for key in _OF_BOTH if key in outer}
-    if inner is not outer:
-        own = {"text_config", "model_type", *shared, *TOWERS}
+    if at:
+        own = {at, "model_type", *shared, *TOWERS}
         told |= {key: 1 for key in outer if key not in own and not is_irrelevant(key)}
-    else:
-        inner = {key: value for key, value in outer.items() if key not in TOWERS}
-    return Config(shared | inner, FAMILIES[name], where), told
+    inner = {key: value for key, value in inner.items() if key not in TOWERS}
+    return Config(shared | inner, FAMILIES[str(name)], where), told
 
 
 def _name(outer: dict[str, Any], path: Path) -> str:

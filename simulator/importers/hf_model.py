@@ -151,8 +151,8 @@ def _grouped(c: Config, hidden: int) -> dict[str, Any]:
     part: dict[str, Any] = {
         "kind": "gqa",
         "heads": heads,
-        "kv_heads": c.count("num_key_value_heads", path=f"{at}.kv_heads", derived=heads),
-        "head_size": c.count("head_dim", path=f"{at}.head_size", derived=hidden // heads),
+        "kv_heads": c.count("num_key_value_heads", "multi_query_group_num", path=f"{at}.kv_heads", derived=heads),
+        "head_size": c.count("head_dim", "kv_channels", path=f"{at}.head_size", derived=hidden // heads),
     }
     biased = {letter for key, letters in family.biases.items() if not key or c.flag(key) for letter in letters}
     norms = c.flag(family.qk_norms) if family.qk_norms in family.defaults else family.qk_norms

@@ -410,6 +410,13 @@ def test_a_decoder_inside_of_a_multimodal_model(folder: Path) -> None:
     assert found.dropped == {"vision_config (a tower beside the decoder)": 1, "odd": 1}
 
 
+@pytest.mark.parametrize("key", ["llm_config", "language_config"])
+def test_the_decoder_may_have_another_key(key: str, folder: Path) -> None:
+    found = read({"model_type": "odd_chat", key: TINY, "vision_config": {"depth": 2}, "audio_token_id": 7}, sequence=32)
+    assert found.workload.model == read(TINY, sequence=32).workload.model
+    assert found.dropped == {"vision_config (a tower beside the decoder)": 1}
+
+
 def test_no_key_is_both_used_and_irrelevant() -> None:
     used = {key for family in FAMILIES.values() for key in family.defaults}
     assert not used & IRRELEVANT

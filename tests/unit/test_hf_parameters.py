@@ -14,7 +14,7 @@ from parameters import count
 import simulator as hosim
 from simulator.workload import DecoderModel
 
-BUILT = {name: one for name, one in (PUBLISHED | RELATIVES).items() if name != "DeepSeekMoE-16B"}
+BUILT = {name: one for name, one in (PUBLISHED | RELATIVES).items() if name not in ("ChatGLM2-6B", "DeepSeekMoE-16B")}
 """What transformers has modules of."""
 NOT_COUNTED = ("qwen2_moe", "phimoe")  # a gate of one output; biases of norms and of the head
 
