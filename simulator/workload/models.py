@@ -236,10 +236,6 @@ class LlamaModel(Part):
         Tokens that it knows (``vocab_size``).
     tied_embeddings
         Whether the output projection is the embedding matrix.
-    experts
-        Feed-forwards of each layer, each of width `ffn`, of which a token goes through `top_k`; default: one for all.
-    top_k
-        How many of `experts` a token goes through.
     """
 
     family: Literal["llama"] = "llama"
@@ -250,22 +246,16 @@ class LlamaModel(Part):
     ffn: Count
     vocabulary: Count
     tied_embeddings: StrictBool = False
-    experts: Few | None = None
-    top_k: Few = 1
 
     def _check(self) -> None:
         self._divides("heads", "hidden")
         self._divides("kv_heads", "heads")
-        must, found = "a token goes through at most all experts", f"{self.top_k} of {self.experts or 'none'}"
-        require(self.top_k <= (self.experts or 1), must, found, "top_k", do="lower top_k, or raise experts")
 
     @property
     def decoder(self) -> DecoderModel:
         """The same, as a decoder's parts."""
         attention = Gqa(kind="gqa", heads=self.heads, kv_heads=self.kv_heads, head_size=self.hidden // self.heads)
-        feed_forward: Dense | Experts = Dense(kind="dense", width=self.ffn)
-        if self.experts:
-            feed_forward = Experts(kind="experts", routed=self.experts, top_k=self.top_k, width=self.ffn)
+        feed_forward = Dense(kind="dense", width=self.ffn)
         alike = {key: getattr(self, key) for key in ("layers", "hidden", "vocabulary", "tied_embeddings")}
         return DecoderModel(family="decoder", attention=attention, feed_forward=feed_forward, **alike)
 

@@ -193,9 +193,8 @@ def test_a_layer_of_deepseek_v3_in_the_order_of_its_ops() -> None:
 
 def test_a_flat_llama_is_trained_as_the_same_in_parts() -> None:
     flat = LlamaModel(layers=2, hidden=24, heads=4, kv_heads=2, ffn=9, vocabulary=V)
-    for model in (flat, flat.model_copy(update={"experts": 4, "top_k": 2})):
-        both = [build(Workload(name="w", model=one, batch=2, sequence=6)) for one in (model, model.decoder)]
-        assert both[0] == both[1]
+    both = [build(Workload(name="w", model=one, batch=2, sequence=6)) for one in (flat, flat.decoder)]
+    assert both[0] == both[1]
 
 
 @st.composite

@@ -5,28 +5,33 @@ from itertools import product
 
 import pytest
 from building import build
-from pydantic import ValidationError
 
 from simulator.builders import build_job
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job
 from simulator.lifetime import Lifetimes
-from simulator.workload import LlamaModel, Parallel, Workload
+from simulator.workload import DecoderModel, Dense, Experts, Gqa, Parallel, Workload
 
 LAYERS, HIDDEN, FFN, EXPERTS, TOP_K = 2, 16, 8, 4, 2
-MODEL = LlamaModel(
-    layers=LAYERS, hidden=HIDDEN, heads=4, kv_heads=2, ffn=FFN, vocabulary=12, experts=EXPERTS, top_k=TOP_K
+PART = Experts(kind="experts", routed=EXPERTS, top_k=TOP_K, width=FFN)
+MODEL = DecoderModel(
+    family="decoder",
+    layers=LAYERS,
+    hidden=HIDDEN,
+    vocabulary=12,
+    attention=Gqa(kind="gqa", heads=4, kv_heads=2, head_size=4),
+    feed_forward=PART,
 )
+DENSE = MODEL.model_copy(update={"feed_forward": Dense(kind="dense", width=FFN)})
 TOKENS = 2 * 6
 
 
-def job(model: LlamaModel = MODEL, **parallel: object) -> Job:
+def job(model: DecoderModel = MODEL, **parallel: object) -> Job:
     layout = Parallel(ranks="all", **parallel)  # type: ignore[arg-type]
     return build_job(Workload(name="w", model=model, batch=2, sequence=6, parallel=layout))
 
 
-def alone(**changes: object) -> Graph:
-    model = MODEL.model_copy(update=changes)
+def alone(model: DecoderModel = MODEL) -> Graph:
     return build(Workload(name="w", model=model, batch=2, sequence=6))
 
 
@@ -35,7 +40,7 @@ def flops(graph: Graph, part: str) -> int:
 
 
 def test_a_token_goes_through_top_k_of_the_experts() -> None:
-    dense = alone(experts=None, top_k=1)
+    dense = alone(DENSE)
     for part in ("fwd/ffn", "bwd/ffn"):
         router = flops(alone(), f"{part}.router")
         assert flops(alone(), part) - router == TOP_K * flops(dense, part)
@@ -112,7 +117,7 @@ def test_fewer_experts_than_ranks_are_refused() -> None:
     message = "expert divides experts, choices of a rank's tokens, found 8, and 4 experts; set parallel.expert to 4"
     assert str(caught.value) == f"workload w, parallel.expert: {message}"
     with pytest.raises(ConfigError, match=r"found 2, and 1 experts; set parallel\.expert to 1"):
-        job(MODEL.model_copy(update={"experts": None, "top_k": 1}), data=2, expert=2)
+        job(DENSE, data=2, expert=2)
 
 
 def test_expert_cuts_the_number_of_experts_alone() -> None:
@@ -125,9 +130,7 @@ def test_expert_cuts_the_number_of_experts_alone() -> None:
 
 
 def test_routing_that_is_uneven_over_expert_ranks_is_refused() -> None:
-    odd = MODEL.model_copy(update={"experts": 5})
+    odd = MODEL.model_copy(update={"feed_forward": PART.model_copy(update={"routed": 5})})
     assert flops(job(odd).graphs[0], "fwd/ffn.up") == LAYERS * TOP_K * 2 * TOKENS * HIDDEN * FFN
     with pytest.raises(ConfigError, match="expert divides experts, choices of a rank's tokens, found 5, and 24"):
         job(odd, data=5, expert=5)
-    with pytest.raises(ValidationError, match="a token goes through at most all experts, found 5 of 4"):
-        LlamaModel(**MODEL.model_dump() | {"top_k": 5})
