@@ -13,7 +13,7 @@ check:  ## formatting, lint, types, architecture, size of the house
 	lint-imports
 	$(PYTHON) tests/house.py
 
-test:  ## the tests, in three and a half minutes on two cores
+test:  ## the tests, in less than three minutes on two cores
 	$(PYTHON) -m pytest
 
 slow:  ## the other tests: large scenarios and large families of problems
