@@ -1,7 +1,7 @@
 """Attention: the kinds that a workload can name, each from the normed input to what ``attn.o`` takes.
 
-In training a whole sequence attends to itself (`at_once`); at inference new tokens do, to themselves and to what is
-cached (`attended`).
+In training a whole sequence attends to itself (`attention_gradients`); at inference new tokens attend to themselves and
+to what is cached (`attended`).
 
 Let n be the new tokens of a sequence, c those cached, and P = n * c + n * (n + 1) / 2 the pairs that attend.
 
@@ -203,7 +203,7 @@ def _expanded(t: Tape, part: Mla, cache: Cache, made: list[str]) -> Query:
     q, latent = made
     rows, taken = cache.seen + cache.tokens, [latent, *cache.held]
     latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
-    read_bytes, held = part.kv_lora_rank * latents_bytes, cache.at_once + cache.tokens
+    read_bytes, held = part.kv_lora_rank * latents_bytes, cache.expanded + cache.tokens
     k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows, made=(held, 0)) for name in ("k_b", "v_b"))
     seen_bytes = t.made_bytes(k, v) * rows // held + part.qk_rope * latents_bytes
     pair_flops = 2 * part.heads * sum(part.key_and_value)

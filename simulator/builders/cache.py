@@ -80,8 +80,8 @@ class Cache:
         Where what comes out goes, if it is not a tensor of its own; and the same if others are in it already.
     longest
         How many tokens the longest sequence has in the end; 0 if that is not known.
-    at_once
-        Of so many cached latents keys and values are there at a time.
+    expanded
+        How many cached latents have their keys and values made at a time.
     gates
         Of the views of sparse attention, if they are made for others as well.
     span, store, compressed
@@ -99,7 +99,7 @@ class Cache:
         self.held_bytes, self.added_bytes = self.seen * tape.token_bytes, tokens * part.views * tape.token_bytes
         self.held, self.added, self.before, self.after = list[str](), list[str](), list[str](), list[str]()
         self.state, self.out, self.gates = f"{tape.block}/state", "", ""
-        self.at_once, self.longest = self.seen, 0
+        self.expanded, self.longest = self.seen, 0
 
 
 class CacheRoom:

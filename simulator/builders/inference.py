@@ -38,8 +38,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from simulator.builders.at_once import at_once
 from simulator.builders.attention import attend, attended, drawn, finished
+from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, starts
@@ -116,7 +116,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
     t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
     x = embed(t)
     for layer in blocks(t.model.layers):
-        x = forward(t, layer, x, partial(at_once, t))
+        x = forward(t, layer, x, partial(attend_whole, t))
         made = [t.name("rope.k.out"), t.name("attn.v.out")]
         t.meet("send", CollectiveKind.SEND, group, t.made_bytes(*made), made, [])
     token = answer(t, x, last=t.workload.batch)
@@ -310,7 +310,7 @@ def _apart(t: Tape, work: Iteration, x: str) -> str:
             cache.span, cache.store, cache.compressed = _ENDLESS, store, store
             cache.held, cache.added, cache.before, cache.out, cache.after = held, [here], [here], out, after
             if t.workload.requests:
-                cache.at_once = min(cache.seen, t.workload.requests.max_tokens)
+                cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
             cache.gates = gates
             attend(t, cache, taken, x)
             after = [out]

@@ -78,7 +78,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate, pairwise
 
-from simulator.builders.at_once import at_once
+from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import Tape, starts
 from simulator.builders.weights import BATCH, Laid, blocks, is_matrix, passes_on, stage_layers
@@ -315,7 +315,7 @@ class Stage:
         made = self.made[t.micro] = {"": x}
         for block in self.layers:
             _gather_before(t, block, [x])
-            made[block] = x = forward(t, block, x, partial(at_once, t))
+            made[block] = x = forward(t, block, x, partial(attend_whole, t))
         if self.is_last:
             _gather_before(t, "head", [x])
             loss(t, x)

@@ -1,4 +1,4 @@
-"""Attention of whole sequences to themselves: in training, and where prompts are read for another pool.
+"""Attention of whole sequences to themselves, with its gradients; also where prompts are read for another pool.
 
 *Softmax.* Keys have k elements and values v. Half of the square of T tokens in sequences of s takes T * s * heads *
 (k + v) FLOP, and T * s * heads * (3 * k + 2 * v) in backward, which makes the scores again; where a token sees at most
@@ -72,8 +72,8 @@ class Heads(NamedTuple):
     view: str = ""
 
 
-def at_once(t: Tape, x: str) -> str:
-    """Attend to a whole sequence without a cache, each rank with its heads; with gradients in training."""
+def attend_whole(t: Tape, x: str) -> str:
+    """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
     part, sequence = t.layer.attention, t.workload.sequence
     if isinstance(part, Linear):
         pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(TokenSpan(0, sequence)))
@@ -97,12 +97,12 @@ def at_once(t: Tape, x: str) -> str:
 
 
 def _pairs(t: Tape, heads: Heads, out: str) -> int:
-    """Twice the pairs of tokens that attend, of all sequences and heads of this rank."""
+    """Count the pairs of tokens that attend, twice, over all sequences and heads of this rank."""
     return t.elements(out) * heads.pairs // (t.workload.sequence * heads.sizes[1])
 
 
 def _core(t: Tape, heads: Heads) -> str:
-    """What heads put out; in training with the numbers of rows from which their scores are made again."""
+    """Attend with these heads; in training keep a number for each row, from which backward makes the scores again."""
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
     here = t.cut(max((t.layout(x).tensor_map[1] for x in heads.own), key=len))
     taken, sinks = [*(t.to(x, here) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
@@ -133,7 +133,7 @@ def _core(t: Tape, heads: Heads) -> str:
 
 
 def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
-    """Keys of heads with the rotary part of each its own; what they are made of is saved, as values are views of it."""
+    """Give each head a whole key, with the rotary part; what it is made of stays saved, as values are views of it."""
     out = t.tensor("attn.keys.out", part.heads * part.key_and_value[0], t.layout(k))
     t.op("attn.keys", [k, latent], [out])
 
@@ -150,7 +150,7 @@ def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
 
 
 def _through_latents(t: Tape, part: Mla, q: str, latent: str, index: tuple[str, ...], x: str) -> str:
-    """Attend to the latents themselves: in three views, or to the tokens that an indexer chooses."""
+    """Attend to the latents themselves (absorbed): in three views, or to the tokens that an indexer chooses."""
     chosen, pairs = _chosen(t, part.indexer, index) if part.indexer else ((), 0)
     q = t.linear("attn.k_b", q, heads=part.heads * part.latent)
     heads = Heads([q], [latent], (part.latent, part.kv_lora_rank), pairs, index, chosen)
@@ -159,7 +159,7 @@ def _through_latents(t: Tape, part: Mla, q: str, latent: str, index: tuple[str, 
 
 
 def _chosen(t: Tape, about: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """The tokens that an indexer chooses, with their scores if it learns; and twice the pairs that attend then."""
+    """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
     sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", about.top, size=ID_BYTES)
     scores = [t.tensor("attn.index.scores", about.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     flops = t.own_tokens * sequence * about.heads * about.head_size
@@ -168,7 +168,7 @@ def _chosen(t: Tape, about: Indexer, index: tuple[str, ...]) -> tuple[tuple[str,
 
 
 def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
-    """Give an indexer its gradients, as far as it is trained: from the scores of all heads, added up."""
+    """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
     taught, here, about = [x for x in heads.scoring if t.wants(x)], t.layout(context), t.layer.attention
     if not taught or not isinstance(about, Mla) or not about.indexer:
         return
@@ -193,7 +193,7 @@ def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
 
 
 def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
-    """Attend to compressed, selected and near tokens, and mix what comes out by gates, which are made from `x`."""
+    """Attend to compressed, selected and near tokens, and mix the three results by gates, which are made from `x`."""
     sequence, gates = t.workload.sequence, t.linear("attn.gate", x)
     seen = heads.shared or heads.own[1:]
     compress, selected, near = map(list, zip(*(_parts(t, one, about.caches) for one in seen), strict=True))
@@ -213,7 +213,7 @@ def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
 
 
 def _parts(t: Tape, x: str, caches: str) -> list[str]:
-    """Keys, values or latents as each view sees them: whole rows, or a third of each, with one gradient in the end."""
+    """Divide keys, values or latents among the views: all read whole rows, or each a third; their gradients add up."""
     if caches == "shared":
         return [x] * 3
     parts = [t.named(x, name, t.spread[x].width // 3) for name in ("compressed", "selected", "near")]
@@ -253,7 +253,7 @@ def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
 
 
 def _selected(t: Tape, about: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
-    """Select blocks by the scores of the compressed keys; none if the sequence has no more than are selected."""
+    """Select blocks by the scores of compressed keys; none if the sequence has so few that each sees all of them."""
     part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
     if sequence <= about.select.top * about.select.block:
         return ()
