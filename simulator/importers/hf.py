@@ -25,7 +25,7 @@ from simulator.workload import Workload
 _MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
 # Keys that stand outside of a ``text_config`` and hold for it, too.
 _DECODERS = ("text_config", "llm_config", "language_config")  # where a multimodal model says what its decoder is
-_OF_BOTH = ("quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")
+_OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 _ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
@@ -97,8 +97,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
         If the file is none that can be read; if its ``model_type`` is unknown, or says what hosim cannot; or if an
         option does not suit the phase or the model.
     """
-    path = Path(source)
-    path = path / "config.json" if path.is_dir() else path
+    path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
     outer = _parsed(path)
     config, told = _decoder(outer, shown(path))
     limit = config.count("max_position_embeddings", "seq_length", derived=_USUAL_SEQUENCE)
@@ -158,9 +157,8 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
 
 
 def _name(outer: dict[str, Any], path: Path) -> str:
-    said = outer.get("_name_or_path")
-    name = said.rstrip("/").rpartition("/")[2] if isinstance(said, str) else ""
-    return name or (path.absolute().parent.name if path.stem == "config" else path.stem)
+    said = str(outer.get("_name_or_path") or "")
+    return said.rstrip("/").rpartition("/")[2] or (path.absolute().parent.name if path.stem == "config" else path.stem)
 
 
 def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
@@ -171,15 +169,14 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
         lacks = "no type for arithmetic (torch_dtype)" if said is None else f"{said!r}, in which no arithmetic is done"
         c.derived.append(f"bf16, as config.json names {lacks}.")
     beside = path.with_name("hf_quant_config.json")  # where ModelOpt says it
-    quantized = c.get("quantization_config") or (_parsed(beside) if beside.is_file() else None)
-    if not quantized:
-        return found
-    kept, told = _kept_as(quantized, c.where)
-    if phase == "train":
+    quantized = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
+    if quantized and phase == "train":
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")
-        return found
-    c.derived += told
-    return found | kept
+    elif quantized:
+        kept, told = _kept_as(quantized, c.where)
+        c.derived += told
+        found |= kept
+    return found
 
 
 def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +222,7 @@ def _dropped(c: Config) -> dict[str, int]:
 
 
 _ROUTED = re.compile(r"(?<!shared_)experts")
-_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
+_METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
 # Inputs that share a scale -> the format in four bits.
 _GROUPS = {128: "int4", 32: "int4_of_32"}
 
@@ -253,8 +250,7 @@ def _kept_as(said: Any, where: str) -> tuple[dict[str, str], list[str]]:
         If weights are kept in a way that hosim does not know.
     """
     where = f"{where}, quantization_config"
-    insist(isinstance(said, dict), where, "this is an object", repr(said))
-    said = said.get("quantization", said)
+    said = said.get("quantization", said) if isinstance(said, dict) else said
     insist(isinstance(said, dict), where, "this is an object", repr(said))
     found, told = _weights(said, where)
     cache = said.get("kv_cache_quant_algo") or said.get("kv_cache_scheme")
@@ -273,8 +269,12 @@ def _weights(said: dict[str, Any], where: str) -> tuple[dict[str, str], list[str
         block = said.get("weight_block_size")
         told = [] if block == [128, 128] else ["Scales of fp8 count as one for each block of 128 x 128."]
         return {"weights": "fp8"}, told
-    if method in ("awq", "gptq"):
-        bits, group = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
+    if method == "bitsandbytes":
+        return ({alone: "nf4"}, []) if said.get("load_in_4bit") else _integers(8, None, alone, where)
+    bits, group = said.get("bits", said.get("w_bit")), said.get("group_size", said.get("q_group_size"))
+    if method is None and bits and isinstance(group, int):
+        method, group = "gptq", group // 2  # MLX has a scale and an offset for each group
+    if method in ("auto-round", "awq", "gptq"):
         return _integers(bits, group, alone, where)
     if method == "compressed-tensors":
         return _compressed(said, alone, where)

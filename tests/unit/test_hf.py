@@ -323,6 +323,10 @@ KEPT: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "mxfp4": ({"quant_method": "mxfp4"}, {"experts": "mxfp4"}),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 128}, {"weights": "int4"}),
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, {"weights": "int4_of_32"}),
+    "auto-round": ({"quant_method": "auto-round", "bits": 4, "group_size": 128}, {"weights": "int4"}),
+    "bnb": ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, {"weights": "nf4"}),
+    "bnb8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, {"weights": "fp8"}),
+    "mlx": ({"group_size": 64, "bits": 4}, {"weights": "int4_of_32"}),
     "gptq8": ({"quant_method": "gptq", "bits": 8, "group_size": 128}, {"weights": "fp8"}),
     "experts": (
         {"quant_method": "compressed-tensors", "config_groups": GROUP, "ignore": ["re:.*self_attn.*", "lm_head"]},
@@ -373,7 +377,7 @@ def test_what_modelopt_says_stands_beside(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "how weights are kept is known, found quant_method 'bitsandbytes'"),
+        ({"quant_method": "hqq"}, "how weights are kept is known, found quant_method 'hqq'"),
         ({"quant_method": "awq", "bits": 3}, "integers are kept in 4 or 8 bits, found 3"),
         ({"quant_method": "compressed-tensors"}, "a group says how weights are kept, found None"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"type": "float"}}}}, "4 or 8 bits"),
@@ -588,6 +592,11 @@ def test_a_type_that_is_unknown_is_named(said: str | None, compute: str, told: s
     found = read(TINY | {"torch_dtype": said})
     assert found.workload.dtypes.compute == compute
     assert found.derived == ((told,) if told else ())
+
+
+def test_mlx_names_it_by_another_key(folder: Path) -> None:
+    found = read(TINY | {"quantization": {"group_size": 64, "bits": 4}}, sequence=32)
+    assert (found.workload.dtypes.weights, found.dropped) == ("int4_of_32", {})
 
 
 def test_a_tower_beside_the_keys_of_a_decoder_is_told_once(folder: Path) -> None:
