@@ -343,8 +343,11 @@ def stage_layers(parallel: Parallel, layers: int, where: str) -> tuple[int, ...]
     """
     few, more = divmod(layers, parallel.pipeline)
     found = parallel.layers or tuple(few + (stage < more) for stage in range(parallel.pipeline))
-    must = f"the stages have the {layers} layers of the model, and one at least"
-    said, do = ", ".join(map(str, found)), f"set pipeline to at most {layers}, or correct layers"
+    must, do = f"each stage has some of the model's {layers} layers", f"set pipeline to at most {layers}"
+    said = f"{parallel.pipeline} stages"
+    if parallel.layers:
+        must, do = f"the stages have the {layers} layers of the model, and one at least", "correct parallel.layers"
+        said = ", ".join(map(str, found))
     insist(sum(found) == layers and 0 not in found, f"{where}, parallel.pipeline", must, said, do)
     return found
 

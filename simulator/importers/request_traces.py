@@ -91,7 +91,7 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         undated = partial(_first_turns, characters=characters)
         read = partial(_of_blocks, size=hash_block, nodes={}) if is_timed else undated
         come = Arriving.first(_answered(path, records, read, dropped), most)
-        must = "a trace of requests has some that add a token: with lengths, or a question (human) and its answer (gpt)"
+        must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
         insist(come.requests, shown(path), must, "none", "choose another file")
         if is_timed:
             block = hash_block
@@ -203,7 +203,7 @@ def _of_blocks(
     is_list = type(ids) is list and all(type(one) in (int, str) for one in ids)
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
     must, found = f"hash_ids names each block of {size:,} tokens", f"{len(ids):,} names for {prompt:,} tokens"
-    require(len(ids) in (0, -(-prompt // size)), must, found, "hash_ids", do="see --hash-block")
+    require(len(ids) in (0, -(-prompt // size)), must, found, "hash_ids", do="say what an id stands for: --hash-block")
     chain, node = list[tuple[int, int]](), -1
     for end, name in enumerate(ids, 1):
         node = nodes.setdefault((node, end, name), len(nodes))

@@ -84,7 +84,7 @@ def test_layout_of_pools(hosim):
             "tensor: 3",
             "tensor divides heads, kv_heads, ffn, vocabulary, found 3, and 8 heads; set parallel.tensor to 2",
         ),
-        ("pipeline: 5", "one at least, found 1, 1, 1, 1, 0; set pipeline to at most 4"),
+        ("pipeline: 5", "found 5 stages; set pipeline to at most 4"),
         (
             "data: 2\n  axis_names: [data, data, tensor, pipeline]",
             "each axis is named once (pipeline, data, tensor), found data, data, tensor, pipeline; correct it",

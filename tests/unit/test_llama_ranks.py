@@ -311,7 +311,10 @@ BAD = {
     ),
     "what would do": ({"tensor": 3}, "set parallel.tensor to 2"),
     "kv heads": ({"tensor": 4}, "found 4, and 2 kv_heads; set parallel.tensor to 2"),
-    "stages": ({"pipeline": 6}, "one at least, found 1, 1, 1, 1, 1, 0; set pipeline to at most 5"),
+    "stages": (
+        {"pipeline": 6},
+        "each stage has some of the model's 5 layers, found 6 stages; set pipeline to at most 5",
+    ),
     "layers": (
         {"pipeline": 2, "layers": (2, 2)},
         "the stages have the 5 layers of the model, and one at least, found 2, 2",
