@@ -23,8 +23,8 @@ from simulator.inputs import shown
 from simulator.workload import Workload
 
 _MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
-# Keys that stand outside of a ``text_config`` and hold for it, too.
-_DECODERS = ("text_config", "llm_config", "language_config")  # where a multimodal model says what its decoder is
+# Where a multimodal model says what its decoder is; and keys that stand outside of it and hold for it, too.
+_DECODERS = ("text_config", "llm_config", "language_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 _ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -153,7 +153,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
         own = {at, "model_type", *shared, *TOWERS}
         told |= {key: 1 for key in outer if key not in own and not is_irrelevant(key)}
     inner = {key: value for key, value in inner.items() if key not in TOWERS}
-    return Config(shared | inner, FAMILIES[str(name)], where), told
+    return Config(inner | shared, FAMILIES[str(name)], where), told
 
 
 def _name(outer: dict[str, Any], path: Path) -> str:

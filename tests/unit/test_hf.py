@@ -419,6 +419,9 @@ def test_the_decoder_may_have_another_key(key: str, folder: Path) -> None:
     found = read({"model_type": "odd_chat", key: TINY, "vision_config": {"depth": 2}, "audio_token_id": 7}, sequence=32)
     assert found.workload.model == read(TINY, sequence=32).workload.model
     assert found.dropped == {"vision_config (a tower beside the decoder)": 1}
+    outer = read({"model_type": "odd_chat", key: TINY, "tie_word_embeddings": True}).workload.model
+    assert isinstance(outer, DecoderModel)
+    assert outer.tied_embeddings
 
 
 def test_no_key_is_both_used_and_irrelevant() -> None:
