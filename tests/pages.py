@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from simulator.cli.run import _told
-from simulator.report.rows import by_step
 from simulator.run.results import Results
 from simulator.run.row import silent
 from simulator.run.what_if import what_would_free
@@ -46,9 +45,7 @@ def commands(text: str) -> list[str]:
 
 def printed(results: Results) -> str:
     """What `hosim run` prints of results, into a pipe."""
-    fastest = next(iter(by_step(results.values())), None)
-    if fastest is not None:
-        results.told = results.told or what_would_free(fastest, None, silent, is_asked=None)
+    results.told = results.told or what_would_free([*results.values()], None, silent, is_asked=None)
     return "\n\n".join(_told(results, None)) + "\n"
 
 

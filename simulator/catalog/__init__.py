@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from simulator import inputs
-from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, outside, own_change, recorded
+from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, freed, outside, own_change, recorded
 from simulator.catalog.settings import apply, factor, fields, setting
 from simulator.catalog.shelf import (
     KINDS,
@@ -42,7 +42,7 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, exact, nearest, require, unit_of
 
 __all__ = [
-    "KINDS", "Axis", "BudgetError", "Loaded", "asked_at", "at", "dump", "factor", "left_open", "load", "names",
+    "KINDS", "Axis", "BudgetError", "Loaded", "asked_at", "at", "dump", "factor", "freed", "left_open", "load", "names",
     "path_of", "question", "read_hardware", "read_scenario", "read_workload", "resolve", "scenario_of", "schema",
     "setting", "studied",
 ]  # fmt: skip

@@ -18,7 +18,7 @@ from simulator.catalog.text import scalar
 from simulator.document import Fit
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
-from simulator.scenario import DrawsOrigin, PolicyChoice, Scenario
+from simulator.scenario import DrawsOrigin, Largest, PolicyChoice, Scenario
 from simulator.units import exact, human
 from simulator.workload import Workload
 
@@ -289,3 +289,26 @@ def _factors(machine: Hardware, axis: Axis, value: float) -> dict[str, FieldChan
     with told_at(axis.place(value)):
         figures = outside(multiplied(machine, dict.fromkeys(axis.fields, value)))
     return {path: replace(change, where=axis.place(value)) for path, change in figures.items()}
+
+
+def freed(loaded: Loaded, question: Largest) -> Loaded:
+    """Return the documents without what would fix a field: what rows set of it, and a budget below the capacity.
+
+    Parameters
+    ----------
+    loaded, question
+        The documents, and what is searched.
+    """
+    path, scenario = question.path, loaded.scenario
+    rows = [
+        row.model_copy(update={"set_": {key: row.set_[key] for key in row.set_ if not _overlap(path, key)}})
+        for row in scenario.policies
+    ]
+    is_of_room = question.unit != "x" and _overlap(path, f"tiers.{loaded.hardware.compute_tier}.capacity")
+    changes = {"policies": tuple(rows), "budget_bytes": None if is_of_room else scenario.budget_bytes}
+    return replace(loaded, scenario=scenario.model_copy(update=changes))
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Whether one of two paths, whose parts may be patterns, names what the other does."""
+    return any(fnmatchcase(part, other) or fnmatchcase(other, part) for part in path.split(" + "))

@@ -15,6 +15,7 @@ from simulator.catalog.shelf import Keys, to_error, told_at
 from simulator.catalog.text import compose, scalar
 from simulator.document import ABOUT_ITSELF, Document, faults
 from simulator.errors import ConfigError, insist
+from simulator.hardware import Hardware
 from simulator.units import FieldError, exact, nearest, parse, unit_of
 
 Changed = TypeVar("Changed", bound=Document)
@@ -154,6 +155,18 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
             rule = f"a change names a field of the {type(document).__name__.lower()}"
             after = f"after {'.'.join(path)!r} " if path else ""
             raise FieldError(rule, repr(key), after + (nearest(part, names) if names else "nothing stands"))
+    return found
+
+
+def amounts(hardware: Hardware) -> dict[str, Any]:
+    """Return the amounts and shares that a machine states, by field path: no counts, nothing that is 0 or infinite."""
+    found = {}
+    for path in hardware.figures():
+        ((_, value),) = fields(hardware, path)
+        unit = unit_of(value)
+        amount = parse(value, unit) if unit else value
+        if (unit or isinstance(value, float)) and isinstance(amount, int | float) and 0 < amount < math.inf:
+            found[path] = value
     return found
 
 

@@ -38,10 +38,10 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     The table has the main columns; summary.csv has all, such as least_peak_bytes: no plan with a step
     as short has a lower peak.
 
-    A run of one rank with at most 10,000 ops ends with the least bandwidth, and the least capacity, with
-    which its fastest row neither stalls nor runs ops again. --what-if searches them for larger runs, too,
-    and adds to the page what a lower peak costs and what limits the row. hosim frontier asks the same of
-    every row, and more.
+    A run ends with the least bandwidth, and the least capacity, with which its fastest row neither stalls
+    nor runs ops again, and its page has what a lower peak costs that row and what limits it: where that is
+    quick to find, judged by the plans that were tried. --what-if searches all of it however long it takes.
+    hosim frontier asks the same of every row, and more.
 
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
@@ -52,10 +52,9 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
 
     case = read(scenario, set=more["set"], trace="none" if more["no_trace"] else None)
     policies, what_if = more["policies"] or None, more["what_if"]
-    with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages:
-        with Shown() as progress:
-            each = None if pages is None else pages.add
-            results = run_case(case, policies, progress, each, aside=True, what_if=what_if)
+    with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages, Shown() as progress:
+        each = None if pages is None else pages.add
+        results = run_case(case, policies, progress, each, aside=True, what_if=what_if)
         if pages is not None:
             results.finish(pages)
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)

@@ -346,7 +346,8 @@ class Graph:
         """
         if pattern in set(TensorKind):
             return [i for i, t in enumerate(self.tensors) if t.kind == pattern]
-        return [i for i, t in enumerate(self.tensors) if re.match(translate(pattern), t.name)]
+        is_meant = re.compile(translate(pattern)).match
+        return [i for i, t in enumerate(self.tensors) if is_meant(t.name)]
 
     def repeated(self, steps: int, where: str = "") -> Self:
         """Return the same graph run `steps` times.

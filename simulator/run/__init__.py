@@ -12,7 +12,6 @@ from simulator import catalog
 from simulator.errors import insist
 from simulator.graph import Job
 from simulator.importers import refuse_foreign
-from simulator.report.rows import by_step
 from simulator.run.case import Case, Policies, names_in, prepare
 from simulator.run.questions import searched
 from simulator.run.results import Result, Results
@@ -70,7 +69,7 @@ def run(  # noqa: PLR0913 - what is run, and how
     scenario = asked_for(scenario, hardware, workload, policies)
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
-    return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if)
+    return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if if job is None else False)
 
 
 def asked_for(
@@ -153,9 +152,8 @@ def run_case(
     """
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
-    fastest = next(iter(by_step(results)), None)
-    told = what_would_free(fastest, policies, progress, is_asked=what_if) if fastest and what_if is not False else []
-    also = partial(beside, fastest, progress) if fastest and what_if else tuple
+    told = what_would_free(results, policies, progress, is_asked=what_if) if what_if is not False else []
+    also = partial(beside, results, progress, is_asked=bool(what_if)) if what_if is not False else tuple
     if question is None:
         return Results(case, results, told=told, also=also)
     found = searched(case.loaded, question, policies, progress)

@@ -6,7 +6,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -65,7 +64,7 @@ class Search:
         self._where = partial(catalog.asked_at, loaded, question.key, given)
         self._check_over(loaded)
         self._documents = loaded.asking_nothing()
-        self.base = _freed(self._documents, question)
+        self.base = catalog.freed(self._documents, question)
         self.axis = Axis(question.field, tuple(question.path.split(" + ")), self._where("field"), question.unit)
         with told_at(self._where("such_that")):
             texts = question.such_that if isinstance(question, Frontier) else ()
@@ -128,7 +127,7 @@ class Search:
             values, True, bisect_left(values, self.first), last, key=lambda value: _met(in_bound((value,))[0], math.inf)
         )
         if holds(at) or holds(last):
-            step, is_held = (-1, True) if holds(at) else (1, False)
+            step, is_held = (-1, True) if holds(at) else (4, False)  # what does not do takes longest to try
             while 0 <= at + step <= last and holds(at + step) == is_held:
                 at, step = at + step, 2 * step
             low, high = sorted((at, max(-1, min(at + step, last))))
@@ -247,27 +246,10 @@ class Search:
         return found | {"next": limit[question.field], "next_slowdown": limit.get("slowdown"), **lacks}
 
 
-def _freed(loaded: Loaded, question: Largest) -> Loaded:
-    """Return the documents without what would fix the field: what rows set of it, and a budget below the capacity."""
-    path, scenario = question.path, loaded.scenario
-    rows = [
-        row.model_copy(update={"set_": {key: row.set_[key] for key in row.set_ if not _overlap(path, key)}})
-        for row in scenario.policies
-    ]
-    is_of_room = question.unit != "x" and _overlap(path, f"tiers.{loaded.hardware.compute_tier}.capacity")
-    changes = {"policies": tuple(rows), "budget_bytes": None if is_of_room else scenario.budget_bytes}
-    return replace(loaded, scenario=scenario.model_copy(update=changes))
-
-
 def _lacking(short: Shortfall) -> Row:
     """What is in the way where something does not fit."""
     sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
     return {"limit": short.tier, "limit_at": short.at, **sizes}
-
-
-def _overlap(path: str, other: str) -> bool:
-    """Whether one of two paths, whose parts may be patterns, names what the other does."""
-    return any(fnmatchcase(part, other) or fnmatchcase(other, part) for part in path.split(" + "))
 
 
 def _met(row: Row, within: float) -> bool:

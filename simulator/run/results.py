@@ -88,15 +88,11 @@ def _experts(case: Case) -> list[str]:
     if homes.get(TensorKind.WEIGHT, here) == here:
         return []
     named = {one for pattern in homes for graph in case.job.graphs for one in graph.matching(pattern)}
-    graph = case.job.graphs[0]
-    left = [
-        one.size_bytes
-        for number, one in enumerate(graph.tensors)
-        if one.kind is TensorKind.EXPERT and number not in named
-    ]
+    tensors = enumerate(case.job.graphs[0].tensors)
+    left = sum(one.size_bytes for number, one in tensors if one.kind is TensorKind.EXPERT and number not in named)
     if not left:
         return []
-    forgotten = f"{human(sum(left), 'B')} of experts live in {here}: give expert a home as well"
+    forgotten = f"{human(left, 'B')} of experts live in {here}: give expert a home as well"
     return [f"homes names weight and not expert, so that {forgotten}."]
 
 
@@ -108,12 +104,13 @@ class Result(Row):
     ----------
     case
         What ran.
-    remarks
-        What the referee noticed that is no breach.
+    remarks, tries
+        What the referee noticed that is no breach; and how many plans the policy tried.
     """
 
     case: Case = field(repr=False, kw_only=True)
     remarks: tuple[str, ...] = field(default=(), repr=False)
+    tries: int = field(default=0, repr=False)
 
     @classmethod
     def of(cls, case: Case, label: str, summary: dict[str, Any], **more: Any) -> Result:

@@ -79,7 +79,7 @@ def _rows_aside(
     return [Result.of(case.of(label), label, **found[number]) for number, label in enumerate(rows)]
 
 
-_SENT = ("summary", "trace", "ran", "shortfall", "remarks")
+_SENT = ("summary", "trace", "ran", "shortfall", "remarks", "tries")
 """Attributes of a row that a fork sends back as they are."""
 
 
@@ -135,8 +135,8 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
         If the policy does not know how to plan this.
     """
     plans, errors = [], []
+    case.trials.begin(lambda number: progress(f"{label}, plan {number:,} is tried", 0, 0))
     for task in case.tasks:
-        case.trials.begin(lambda number: progress(f"{label}, plan {number:,} is tried", 0, 0))
         try:
             plan = decide(task.problem)
         except CapacityError as error:
@@ -248,7 +248,7 @@ def replayed(
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     is_kept = case.loaded.scenario.trace == "kept"
     happened = {"trace": trace} if is_kept else {"ran": ran}
-    return Result.of(case, label, summary, plans=named, remarks=findings.remarks, **happened)
+    return Result.of(case, label, summary, plans=named, remarks=findings.remarks, tries=case.trials.begun, **happened)
 
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:

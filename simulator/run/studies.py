@@ -21,7 +21,6 @@ or no longer fits is an outcome, counted as slower than anything that runs. Cond
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
-from simulator.catalog.settings import fields
+from simulator.catalog.settings import amounts
 from simulator.errors import CapacityError, ConfigError, insist
 from simulator.hardware import without_effect
 from simulator.report.answers import limits_view
@@ -41,7 +40,6 @@ from simulator.run.conditions import Once
 from simulator.run.grid import Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
 from simulator.scenario import Scenario
-from simulator.units import parse, unit_of
 
 MORE = 1.1
 """A figure is tried with 10 % more: enough that what a plan decides may change, as it would on such a machine."""
@@ -183,7 +181,7 @@ def limits_at(
         What was tried.
     """
     studies = list[Study]()
-    values = [figures_of(place) for place, _ in places]
+    values = [amounts(place.hardware) for place, _ in places]
     for number, (place, policies) in enumerate(places):
         measure, about = Cells(policies, with_bounds=False), {"place": number, "figure": None}
         studies.append(Study(place, measure, about=about, is_strict=True))
@@ -212,18 +210,6 @@ def limits_at(
     ]
     view = limits_view(rows, usual, len(tried), [*unfit, *capped], title)
     return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": tried})
-
-
-def figures_of(loaded: Loaded) -> dict[str, Any]:
-    """Return the amounts and shares that a machine states, by field path: no counts, nothing that is 0 or infinite."""
-    found = {}
-    for path in loaded.hardware.figures():
-        ((_, value),) = fields(loaded.hardware, path)
-        unit = unit_of(value)
-        amount = parse(value, unit) if unit else value
-        if (unit or isinstance(value, float)) and isinstance(amount, int | float) and 0 < amount < math.inf:
-            found[path] = value
-    return found
 
 
 JITTER, LINKS = "jitter", "slower links"

@@ -131,7 +131,7 @@ class Trials:
         tell
             Called before each plan is tried, with its number, from 1 on.
         """
-        self._begun, self._tell = 0, tell
+        self.begun, self._tell = 0, tell
         self._fastest: tuple[int, Problem, Plan, Trace] | None = None
 
     def __call__(self, problem: Problem, plan: Plan) -> Replay:
@@ -140,8 +140,8 @@ class Trials:
         A fixed plan is tried as if ops with dynamic reads read all candidates and took the time that is expected; a
         runtime is tried with draws that are not those of the run.
         """
-        self._begun += 1
-        self._tell(self._begun)
+        self.begun += 1
+        self._tell(self.begun)
         graph, hardware, times_ns = problem.graph, problem.hardware, problem.durations_ns
         draws = self._drawn.draws(graph, rehearsal=True) if plan.fixed is None else None
         lone, starts = alone(graph, times_ns), plan.starts_ns

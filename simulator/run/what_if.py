@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 from simulator import catalog
+from simulator.catalog.settings import amounts
 from simulator.policies import POLICIES
 from simulator.processes import forked
 from simulator.report.answers import free_told
+from simulator.report.rows import by_step
+from simulator.report.views import SweepView
 from simulator.run.bisection import Search
 from simulator.run.case import Case, Policies
 from simulator.run.questions import front
@@ -22,36 +26,49 @@ from simulator.scenario import Frontier
 
 _FREE = "stall + recompute <= 0.1 %"
 """Of a step. To run ops again is no way to be free: a row that may do so stalls with hardly any bandwidth no more."""
-_QUICK = 10_000
-"""Ops that a run computes: for as many, the search takes about as long as a run of all rows does, a few seconds."""
+_QUICK = 25_000
+"""Ops that are computed until a row has its plan: of a row with no more, a search takes a few seconds."""
+_SEARCHED = {*POLICIES} - {"optimal"}
+"""Policies that are asked again without being told: a solver takes its time, however few plans it tries."""
+_PAGE = 80_000
+"""Ops that are computed for what stands beside a run on its page, where nobody asks for it: a few seconds, too."""
+_ROOMS = 8
+"""A front takes about as long as the row does so many times: where there is room, there is little to plan."""
 
 
 def what_would_free(
-    fastest: Result, policies: Policies | None, progress: Progress, *, is_asked: bool | None
+    rows: Sequence[Result], policies: Policies | None, progress: Progress, *, is_asked: bool | None
 ) -> list[str]:
-    """Say with which bandwidth, and with which capacity, a row is free: it neither stalls nor runs ops again.
+    """Say with which bandwidth, and with which capacity, the fastest row is free: it neither stalls nor runs ops again.
+
+    Each search tries about two plans of the row that are as hard to find as its own, so it takes as long as the run
+    where the row took half of that.
 
     Parameters
     ----------
-    fastest
-        The row.
+    rows
+        All rows of the run.
     policies, progress
         As for `simulator.run.run_case`.
     is_asked
-        Whether the amounts are searched; None: if the row is not free already, and that is quick. Where it is not, what
-        is said is how to ask.
+        Whether the amounts are searched; None: if the row is not free already, and that takes no longer than the rows
+        did, or a few seconds. Else what is said is how to ask. The same run always says the same: what counts is how
+        many plans were tried, and not the time that took.
 
     Returns
     -------
     list of str
-        A sentence for each amount, which was tried.
+        A sentence for each amount, which was tried; nothing if no row ran.
     """
+    fastest = next(iter(by_step(rows)), None)
+    if fastest is None:
+        return []
     case, label = fastest.case, fastest.label
     if case.choice(label).is_file:
         return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
-    ops, is_searched = len(case.graph.ops) * case.graph.steps, fastest.policy in {*POLICIES} - {"optimal"}
-    is_quick = is_searched and case.job.ranks == 1 and ops <= _QUICK and not case.graph.dynamic_reads
-    if is_asked is None and (fastest.is_free or not is_quick):
+    is_quick = _work(fastest) <= max(_QUICK, sum(map(_work, rows)) / 2)
+    is_searched = is_quick and fastest.policy in _SEARCHED
+    if is_asked is None and (fastest.is_free or not is_searched):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
         return [] if fastest.is_free else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]
     machine = case.loaded.hardware
@@ -72,17 +89,33 @@ def _searched(case: Case, row: str, policies: Policies | None, what: str, field:
     return free_told(search.answer(search.near_bound(row), math.inf), question, what, has_budget=has_budget)
 
 
-def beside(fastest: Result, progress: Progress) -> list[Sweep]:
-    """Find what stands beside these sentences on a page: peaks against steps of the row, and what limits it.
+def _work(row: Result) -> int:
+    """Ops that are computed until a row has run, and its plans were tried."""
+    graph = row.case.graph
+    return len(graph.ops) * graph.steps * row.case.job.ranks * (row.tries + 1)
+
+
+def beside(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> list[Sweep]:
+    """Find what stands beside these sentences on a page: peaks against steps of the fastest row, and what limits it.
 
     Parameters
     ----------
-    fastest, progress
-        As for `what_would_free`; of a row that is a function nothing is found.
+    rows, progress
+        As for `what_would_free`; of a row that is a function, or of no row, nothing is found.
+    is_asked
+        Whether both are found however long it takes; else the page says how to ask for what would take long.
     """
-    loaded, row = fastest.case.loaded, fastest.label
-    if row not in {one.row for one in loaded.scenario.policies} | {*POLICIES}:
+    fastest = next(iter(by_step(rows)), None)
+    if fastest is None or fastest.policy not in (POLICIES if is_asked else _SEARCHED):
         return []
-    found, own = front(loaded, [row], progress), loaded.asking_nothing()
-    found = replace(found, view=found.view._replace(title=f"What a lower peak costs {row}"))
-    return [found, limits_at(own, [(own, [row])], 1, progress, f"What limits {row}")]
+    loaded, row = fastest.case.loaded, fastest.label
+    own, titles = loaded.asking_nothing(), (f"What a lower peak costs {row}", f"What limits {row}")
+    is_short = [is_asked or times * _work(fastest) <= _PAGE for times in (_ROOMS, len(amounts(own.hardware)))]
+    found = [front(loaded, [row], progress)] if is_short[0] else []
+    found = [replace(one, view=one.view._replace(title=titles[0])) for one in found]
+    found += [limits_at(own, [(own, [row])], 1, progress, titles[1])] if is_short[1] else []
+    if lacking := [f"w{title[1:]}" for title, is_there in zip(titles, is_short, strict=True) if not is_there]:
+        command = shlex.join(["hosim", "run", loaded.scenario.name, "--policy", row, "--what-if", "--out", "DIR"])
+        view = SweepView("What else can be asked", [], [f"{command} adds {' and '.join(lacking)}."])
+        found.append(Sweep("asked", [loaded], [], view))
+    return found

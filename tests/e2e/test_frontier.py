@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import documents
@@ -11,9 +12,11 @@ import yaml
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.catalog.settings import amounts
 from simulator.errors import ConfigError
 from simulator.report.answers import frontier_view, is_bound
 from simulator.report.expectations import condition, unmet
+from simulator.run import what_if
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
 from simulator.run.questions import undominated
@@ -371,6 +374,35 @@ def test_the_page_of_a_search_has_a_picture_with_the_bound_and_what_limits_at_th
     assert also.more["steps_ns"] == {"static": found.rows[0]["step_ns"]}
     found.write(tmp_path / "out")
     assert (tmp_path / "out" / "frontier.png").exists()
+
+
+@pytest.mark.parametrize("policies", [["static"], ["static", "reactive", "lookahead", "offload_saved"]])
+def test_a_run_searches_what_would_free_it_if_that_takes_no_longer_than_its_rows(laid, policies, monkeypatch):
+    """By the plans that were tried: the clock would say another thing each time."""
+    monkeypatch.setattr(what_if, "_QUICK", 0)
+    found = hosim_api.run(laid, policies=policies, what_if=None)
+    again = hosim_api.run(laid, policies=policies)
+    tries = {label: row.tries + 1 for label, row in again.items()}
+    fastest = min(found.values(), key=lambda row: row.summary["step_ns"]).label
+    is_searched = "free (no stall, no recompute)" in found.sentences[-1]
+    assert is_searched == (2 * tries[fastest] <= sum(tries.values())) == (len(policies) > 1)
+    assert is_searched or found.sentences[-1].endswith(f": ask with --policy {fastest} --what-if.")
+
+
+def test_a_page_has_what_is_quick_to_find_and_says_how_to_get_the_rest(hosim, story, tmp_path, monkeypatch):
+    def heads(limit):
+        monkeypatch.setattr(what_if, "_PAGE", limit)
+        assert hosim("run", story, "--policy", "static", "--out", tmp_path / "out").code == 0
+        text = (tmp_path / "out" / "report.html").read_text()
+        return re.findall("<h2>(What [^<]*)</h2>", text), re.findall("adds (what .*?)\\.", text)
+
+    front, limits, rest = "What a lower peak costs static", "What limits static", "What else can be asked"
+    assert heads(10**9) == ([front, limits], [])
+    (row,) = hosim_api.run(story, policies=["static"]).values()
+    ops = len(row.case.graph.ops) * row.case.graph.steps * (row.tries + 1)
+    figures = len(amounts(row.hardware))  # of a toy: fewer than a front takes rows
+    assert heads(figures * ops) == ([limits, rest], ["what a lower peak costs static"])
+    assert heads(figures * ops - 1) == ([rest], ["what a lower peak costs static and what limits static"])
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 
 import simulator as hosim_api
 from simulator import catalog
+from simulator.catalog.settings import amounts
 from simulator.report.answers import limits_view
-from simulator.run.studies import figures_of
 
 STORY = """\
 schema: hosim/scenario/1
@@ -38,7 +38,7 @@ def test_a_row_is_what_a_run_with_more_of_the_figure_gives(story):
     found = hosim_api.limits(story, policies=["static"], workers=1)
     assert found.rows
     usual = hosim_api.run(story, policies=["static"])["static"].summary["step_ns"]
-    known = figures_of(catalog.resolve(story, None))
+    known = amounts(catalog.resolve(story, None).hardware)
     for row in found.rows:
         assert row["value"] == known[row["figure"]]
         assert row["step_ns"] != usual
@@ -65,7 +65,7 @@ def test_it_is_the_same_with_any_number_of_workers(story):
 
 
 def test_counts_and_what_has_no_end_are_not_tried(story):
-    tried = figures_of(catalog.resolve(story, None))
+    tried = amounts(catalog.resolve(story, None).hardware)
     assert "links.d2h.bandwidth" in tried
     assert not {path for path in tried if path.endswith("channels")}
     assert "tiers.ddr.capacity" not in tried
