@@ -64,7 +64,9 @@ def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
     """
     try:
         if not isfile(path):
-            raise ConfigError(shown(path), "an input is a file", instead(path), "correct the path")
+            raise ConfigError(
+                shown(path), "an input is a file", instead(path), "correct the path; hosim downloads nothing"
+            )
         with path.open("rb") as file:
             is_packed = not is_raw and file.read(2) == b"\x1f\x8b"
         with cast(BinaryIO, gzip.open(path)) if is_packed else path.open("rb") as file:
