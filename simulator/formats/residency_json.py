@@ -114,6 +114,13 @@ class _Trace(_Record):
     ops: tuple[_TracedOp, ...]
     schedule: _Schedule = _Schedule()
 
+    @property
+    def names(self) -> dict[int, str]:
+        """Storages that some op accesses -> names of the tensors that they become, padded so that they sort."""
+        accessed = {access.storage for op in self.ops for access in (*op.reads, *op.writes)}
+        width = max((len(str(storage.id)) for storage in self.storages), default=1)
+        return {storage.id: f"s{storage.id:0{width}d}" for storage in self.storages if storage.id in accessed}
+
 
 def read(path: Path, views: Views = "reads") -> Graph:
     """Read the graph of a trace; it runs one step.
@@ -174,11 +181,11 @@ def describe(path: Path) -> str:
 def unused(path: Path) -> dict[str, int]:
     """What of a trace its graph does not have -> how often."""
     trace = _load(path)
-    accessed = {access.storage for op in trace.ops for access in (*op.reads, *op.writes)}
+    names = trace.names
     found = {
         "entry of the schedule": len(trace.schedule.pre) + len(trace.schedule.post),
         "memory_limit_bytes": int(trace.memory_limit_bytes is not None),
-        "storage that no op accesses": sum(storage.id not in accessed for storage in trace.storages),
+        "storage that no op accesses": sum(storage.id not in names for storage in trace.storages),
     }
     return {what: often for what, often in found.items() if often}
 
@@ -199,11 +206,9 @@ def _load(path: Path) -> _Trace:
 
 
 def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
-    sizes = {storage.id: storage.size_bytes for storage in trace.storages}
-    names = _storage_names(trace)
+    sizes, names = {storage.id: storage.size_bytes for storage in trace.storages}, trace.names
     builder = GraphBuilder(str(trace.source.get("kind", path.stem)), str(path))
-    accessed = {access.storage for op in trace.ops for access in (*op.reads, *op.writes)}
-    kept = [storage for storage in trace.storages if storage.id in accessed]
+    kept = [storage for storage in trace.storages if storage.id in names]
     for storage in kept:
         builder.tensor(names[storage.id], storage.size_bytes, "gradient" if storage.kind == "wgrad" else "activation")
     width = len(str(max((op.id for op in trace.ops), default=0)))
@@ -251,7 +256,7 @@ def _steps(path: Path, trace: _Trace, graph: Graph) -> Actions:
 def _asked(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], list[tuple[tuple[int, ...], int]]]:
     """Table of the schedule, op of the graph -> what is to be done with which tensor."""
     ids = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
-    tensors = {storage: ids[name] for storage, name in _storage_names(trace).items() if name in ids}
+    tensors = {storage: ids[name] for storage, name in trace.names.items()}
     ops = {op.id: number for number, op in enumerate(trace.ops)}
     asked: dict[tuple[str, int], list[tuple[tuple[int, ...], int]]] = defaultdict(list)
     for table, entries in (("pre", trace.schedule.pre), ("post", trace.schedule.post)):
@@ -261,8 +266,3 @@ def _asked(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], lis
                 raise ConfigError(f"{path}: schedule.{table}", must, found, "correct it")
             asked[table, ops[op]].append((_ACTIONS[action], tensors[storage]))
     return asked
-
-
-def _storage_names(trace: _Trace) -> dict[int, str]:
-    width = max((len(str(storage.id)) for storage in trace.storages), default=1)
-    return {storage.id: f"s{storage.id:0{width}d}" for storage in trace.storages}
