@@ -180,7 +180,10 @@ def test_a_change_is_a_key_and_a_value(text):
         (
             "[resident]",
             "[resident, best.jsonl]",
-            "story.yaml:8, policies.1: an input is a file, found no such file: 'best.jsonl'; correct the path",
+            (
+                "story.yaml:8, policies.1: an input is a file, found no such file: 'best.jsonl'; correct the path; "
+                "hosim downloads nothing"
+            ),
         ),
         (
             "[resident]",
