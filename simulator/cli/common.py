@@ -50,6 +50,14 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     return path
 
 
+def own(context: click.Context, parameter: click.Parameter, reference: str) -> str:
+    """Refuse a file that must be imported first, in place of a document of hosim."""
+    from simulator.importers import refuse_foreign
+
+    refuse_foreign(reference, str(parameter.name))
+    return reference
+
+
 _WHAT = {
     "workload": "Run this there, without a scenario; a name or a .yaml.",
     "hardware": "Run on this machine, without a scenario; a name or a .yaml.",

@@ -111,7 +111,7 @@ def schema(kind: str) -> None:
 
 
 @common.command("Write the operator graph of a workload as a file.")
-@click.argument("workload")
+@click.argument("workload", callback=common.own)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder.")
 def graph(workload: str, out: Path) -> None:
     """Write the operator graph of WORKLOAD as JSON lines (hosim-graph/1), and a workload that runs the file.
@@ -130,7 +130,7 @@ def graph(workload: str, out: Path) -> None:
 
 
 @common.command("Say what every rank holds, and what ranks communicate.", "json")
-@click.argument("workload")
+@click.argument("workload", callback=common.own)
 def layout(workload: str, as_json: bool) -> None:
     """Spread WORKLOAD over its ranks: who holds what, how weights are cut, what is communicated in a step.
 

@@ -152,7 +152,7 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 
 
 @common.command("Run all points of a study: a grid, a list, draws.", "policy", "set", "workers", "json")
-@click.argument("scenario", metavar="STUDY|SCENARIO")
+@click.argument("scenario", metavar="STUDY|SCENARIO", callback=common.own)
 @click.option("--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field; see below.")
 @click.option("--out", type=click.Path(path_type=Path), help="A folder for all of it, or a .csv or .parquet of rows.")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")

@@ -177,3 +177,14 @@ def test_a_kind_that_nobody_has_is_told_with_those_there_are(hosim):
     assert done.code == 2
     assert "'pytorch' is no kind of file: use one of graph, hf, " in done.err
     assert "did you mean 'torch'" in done.err
+
+
+@pytest.mark.parametrize(
+    "command", [("run",), ("serve",), ("plan",), ("sweep",), ("layout",), ("graph", "--out", "graph")]
+)
+def test_a_program_is_refused_by_each_command_that_takes_a_document(command, hosim, tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text("raise SystemExit(3)")
+    done = hosim(command[0], file, *command[1:])
+    assert done.code == 1
+    assert "found a Python program, which is not run; run `hosim import torch train:FUNCTION -o train.yaml`" in done.err
