@@ -33,7 +33,6 @@ MOST_NODES = 1_000_000
 _TYPES = ("invalid", "metadata", "memory loads", "memory stores", "compute", "sends", "receives", "collective")
 _COMPUTE, _COLLECTIVE = 4, 7
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
-_OLDEST = (0, 0, 4)
 _SIZES = {1: 8, 5: 4}  # wire type -> bytes of a value; 0 is a number, and 2 has its length before it
 _LONGEST_US = 1 << 40
 
@@ -134,7 +133,18 @@ class _Node:
         return OperatorNode(self.id, 0, 0, self.name, text, reads, written, (), *shapes, _values(self.read.text(3)))
 
 
-def _load(path: Path) -> list[_Node]:
+def _check_version(about: _Message, where: str, derived: list[str]) -> None:
+    """Refuse schemas but 0.0.4 to 1.x, in which a node is the same; some converters name it in an attribute."""
+    named = (one.text(29) for one in map(_Message, about.texts[2]) if one.text(1) == b"schema")
+    version = (about.text(1) or next(named, b"")).rpartition(b"chakra.")[2].decode(errors="replace")[:50]
+    parts = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", version or "0.0.4")
+    numbers, must = tuple(map(int, parts.groups())) if parts else (), "hosim reads schemas 0.0.4 to 1.x of Chakra"
+    insist((0, 0, 4) <= numbers < (2,), where, must, repr(version), "convert it by a chakra_converter of one of them")
+    if numbers > (1, 0, 0):
+        derived.append(f"Schema {version} of Chakra is read as 1.0.0, the newest known: what it adds is left out.")
+
+
+def _load(path: Path, derived: list[str]) -> list[_Node]:
     """Read all nodes; the first message is about the file.
 
     Raises
@@ -151,11 +161,7 @@ def _load(path: Path) -> list[_Node]:
                 node = _Node(message)
                 nodes[node.id] = node
             else:
-                version = _Message(message).text(1).decode(errors="replace")[:50]
-                parts = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", version)
-                is_known = not version or (parts is not None and tuple(map(int, parts.groups())) >= _OLDEST)
-                must, do = "a Chakra trace is of schema 0.0.4 or later", "convert it by a newer chakra_converter"
-                insist(is_known, where, must, repr(version), do)
+                _check_version(_Message(message), where, derived)
             must = f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id"
             insist(len(nodes) == number <= MOST_NODES, f"{where}: message {number}", must, "one more")
             number += 1
@@ -205,7 +211,7 @@ def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
     path, recording = Path(source), Recording()
     must = f"from 1 to {MOST_RANKS:,} ranks meet"
     insist(1 <= ranks <= MOST_RANKS, "ranks", must, str(ranks), "correct --ranks")
-    nodes = _load(path)
+    nodes = _load(path, recording.derived)
     recording.kept["nodes"], where = f"{len(nodes):,}", shown(path)
     if all(node.is_on_host for node in nodes):
         recording.derived.append("Nothing ran on a device: the nodes of the host are the ops.")

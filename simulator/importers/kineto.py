@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
-from simulator.importers.recordings import Event, Recording, collective_kind, json_of, short, whole
+from simulator.importers.recordings import Event, Recording, collective_kind, json_of, objects, short, whole
 from simulator.importers.streams import Activity, Calls, Wait, lay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
@@ -79,17 +80,16 @@ class Timeline:
     """
 
     def __init__(self, path: Path) -> None:
-        found = json_of(path)
-        events = found.get("traceEvents") if isinstance(found, dict) else found
+        found = json_of(path, records="traceEvents")
+        events: Any = found.get("traceEvents") if isinstance(found, dict) else found
         self.path, where = path, shown(path)
-        if not isinstance(events, list) or not all(isinstance(one, dict) for one in events):
-            must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
-            raise ConfigError(where, must, type(events).__name__, do)
+        must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
+        insist(isinstance(events, list), where, must, type(events).__name__, do)
         self.device, self.ops, self.marks = list[TimelineSpan](), list[TimelineSpan](), list[TimelineSpan]()
         self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
         self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()
         self._told_waits = list[dict[str, Any]]()
-        for event in events:
+        for event in objects(events, f"{where}: traceEvents", "an event is an object"):
             self._sort(event)
         must, do = "some of what ran on a device has times", "record it again"
         insist(self.device or not self.others[UNTIMED], where, must, f"{self.others[UNTIMED]:,} {UNTIMED}", do)
@@ -117,12 +117,12 @@ class Timeline:
         if start_ns is None or took_ns is None:
             self.others[UNTIMED if cat in ON_DEVICE else f"events {cat!r} whose ts or dur is no number from 0"] += 1
             return
-        at = str(event.get("pid"))[:50], str(args.get("stream", event.get("tid")))[:50]
-        span = TimelineSpan(start_ns, start_ns + took_ns, name, cat, at, args)
+        at = sys.intern(str(event.get("pid"))[:50]), sys.intern(str(args.get("stream", event.get("tid")))[:50])
+        span = TimelineSpan(start_ns, start_ns + took_ns, sys.intern(name), sys.intern(cat), at, args)
         if cat in ON_DEVICE:
             self.device.append(span)
-        elif cat == "cpu_op":
-            self.ops.append(span)
+        elif cat == "cpu_op":  # shapes of what it reads would take a multiple of the file
+            self.ops.append(span._replace(args={"Record function id": args.get("Record function id")}))
         elif cat == "user_annotation":
             self.marks.append(span)
         elif cat in _CALLS:
@@ -191,7 +191,8 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
     _remember([one for one in timeline.memory if window[0] <= one[0] < window[1]], recording, (begins, ends), ops)
     recording.dropped.update(timeline.others)
     recording.dropped["operators of the host"] += len(timeline.ops)
-    return recording.imported(timeline.path, "A step")
+    del timeline, spans, later, begins, ends, ops  # which take as much memory as the file
+    return recording.imported(Path(source), "A step")
 
 
 def _one_step(
@@ -354,9 +355,8 @@ def read_memory_timeline(source: str | Path) -> Imported:
         elif at <= max(0, made := live[size, category].pop()):
             recording.dropped["what lived for no time"] += 1
         else:
-            recording.hold(
-                size, _CATEGORIES[category], recording.ops[made] if made >= 0 else None, recording.ops[at - 1]
-            )
+            first = recording.ops[made] if made >= 0 else None
+            recording.hold(size, _CATEGORIES[category], first, recording.ops[at - 1])
     for (size, category), found in live.items():
         for made in found:
             recording.hold(size, _CATEGORIES[category], recording.ops[made] if made >= 0 else None, None)

@@ -21,7 +21,7 @@ from simulator.graph import LARGEST, Collective
 from simulator.importers.imported import Imported
 from simulator.importers.kineto import STEP, UNTIMED, Timeline, chosen_step, event_of, tell_spans
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, views
-from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, short, whole
+from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, objects, short, whole
 from simulator.importers.streams import lay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
@@ -38,20 +38,21 @@ def nodes_of(path: Path) -> list[OperatorNode]:
     ConfigError
         If the file is none, or of another version.
     """
-    found, where = json_of(path), shown(path)
+    found, where = json_of(path, records="nodes"), shown(path)
     is_trace = isinstance(found, dict) and isinstance(found.get("nodes"), list)
     insist(is_trace, where, "an execution trace has schema and nodes", type(found).__name__, "choose another file")
     must, version = "hosim reads versions 1 of execution traces", str(found.get("schema"))[:100]
     insist(_VERSION.fullmatch(version), f"{where}: schema", must, repr(version), "record it by a PyTorch from 2.1 on")
-    nodes = [_node(raw, f"{where}: nodes[{number}]") for number, raw in enumerate(found["nodes"])]
+    raws = objects(found["nodes"], f"{where}: nodes", "a node has an id and a name")
+    nodes = [_node(raw, f"{where}: nodes[{number}]") for number, raw in enumerate(raws)]
     nodes.sort(key=attrgetter("id"))
     twice = next((b.id for a, b in pairwise(nodes) if a.id == b.id), None)
     insist(twice is None, where, "each node has its own id", f"{twice} twice", "record it again")
     return nodes
 
 
-def _node(raw: Any, where: str) -> OperatorNode:
-    is_node = isinstance(raw, dict) and type(raw.get("id")) is int and isinstance(raw.get("name"), str)
+def _node(raw: dict[str, Any], where: str) -> OperatorNode:
+    is_node = type(raw.get("id")) is int and isinstance(raw.get("name"), str)
     insist(is_node, where, "a node has an id and a name", f"{raw!r:.60}", "record the trace again")
     attrs = raw["attrs"] if isinstance(raw.get("attrs"), list) else []
     more = {str(one.get("name")): one.get("value") for one in attrs if isinstance(one, dict)} or raw
@@ -167,9 +168,8 @@ def read_pytorch_trace(
     recording.dropped["nodes that only view, make room, hold others or work on the host"] += idle
     if kineto is None:
         recording.ops = list(ops.values())
-        recording.derived.append(
-            f"Without times a roofline gives them; float is multiplied as {of_float} (--of-float)."
-        )
+        text = f"Without times a roofline gives them; float is multiplied as {of_float} (--of-float)."
+        recording.derived.append(text)
     else:
         _take_times(tree, ops, Timeline(kineto), recording)
     recording.derived.append("What no node makes was there before: weights, optimizer state, gradients, inputs.")

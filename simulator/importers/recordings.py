@@ -7,12 +7,13 @@ import json
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
 from simulator import formats, inputs
@@ -27,7 +28,7 @@ from simulator.units import FieldError, counted, human
 from simulator.workload import Workload
 
 MOST_BYTES = 400_000_000
-"""Most bytes of a recording, unpacked; it is in memory as a whole, as objects several times as large."""
+"""Most bytes of a recording, unpacked; its text is in memory as a whole."""
 MOST_VALUES = 40_000_000
 """Most values of one in JSON: short ones take many times their bytes."""
 
@@ -44,7 +45,7 @@ def unpacked(path: Path, most: int | None = None) -> bytes:
     if path.name.endswith((".tar", ".tar.gz", ".tgz")):
         data = _first_file(data, where)
     inputs.data_only(data, path)
-    insist(data.strip(), where, "a file holds something", "an empty one", "write it again")
+    insist(data and not data.isspace(), where, "a file holds something", "an empty one", "write it again")
     return data
 
 
@@ -62,16 +63,33 @@ def _first_file(data: bytes, where: str) -> bytes:
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path, most: int | None = None, *, distinct: bool = False) -> Any:
-    """Read a file in JSON, of at most so many bytes; errors as of `unpacked`, or if it is none.
+def json_of(path: Path, most: int | None = None, *, distinct: bool = False, records: str = "") -> Any:
+    """Read a file in JSON.
 
-    With `distinct`, a key that comes twice in an object is an error, too: parsers silently keep the last.
+    Parameters
+    ----------
+    path, most
+        The file, and how many bytes it may have.
+    distinct
+        Whether a key that comes twice in an object is an error; else the last one counts.
+    records
+        The key of a list whose items stay text for `objects`: a recording takes many times its size as objects of
+        Python, and its readers need little of that at once.
+
+    Raises
+    ------
+    ConfigError
+        As of `unpacked`, or if the file is no JSON.
     """
     text = inputs.unmarked(unpacked(path, most), path)
     values = sum(map(text.count, (b",", b"[", b"{")))
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
+        if records:
+            with suppress(*_UNREAD):  # what is no JSON, or has another shape, is read as a whole, to tell what is wrong
+                raws, of_key = msgspec.json.decode(text, type=dict[str, msgspec.Raw]), {records: list[msgspec.Raw]}
+                return {key: msgspec.json.decode(raw, type=of_key.get(key, object)) for key, raw in raws.items()}
         parsed = orjson.loads(text)
         if distinct:
             with suppress(RecursionError):  # a depth that orjson reads
@@ -85,6 +103,22 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False) -> A
                 return json.loads(text)
         where, found = f"{inputs.shown(path)}:{error.lineno}", f"{error.msg} (column {error.colno})"
         raise ConfigError(where, "the file is JSON", found, "write it again, or choose another one") from None
+
+
+_UNREAD = (msgspec.MsgspecError, RecursionError, ValueError)
+
+
+def objects(records: Iterable[Any], where: str, must: str) -> Iterator[dict[str, Any]]:
+    """Read the records that `json_of` left as text; an error tells the place of one that is not what each must be."""
+    read = msgspec.json.Decoder().decode
+    for number, record in enumerate(records):
+        try:
+            found = read(record) if isinstance(record, msgspec.Raw) else record
+        except _UNREAD as error:
+            found = error
+        if not isinstance(found, dict):
+            raise ConfigError(f"{where}[{number}]", must, f"{found!r:.60}", "record the trace again")
+        yield found
 
 
 def whole(value: object) -> int:
@@ -211,7 +245,8 @@ class Recording:
         width = len(str(len(self.ops)))
         for number, op in enumerate(self.ops):
             op.name = f"{number:0{width}d}/{op.name}"
-        return graph_of(GraphBuilder(name, where), storages, self.ops, self.groups)
+        ops, self.ops, self.storages = self.ops, [], []  # which take more memory than the graph
+        return graph_of(GraphBuilder(name, where), storages, ops, self.groups)
 
     def imported(self, path: Path, what: str) -> Imported:
         """Make the graph and a workload that runs it, and say what was kept.
@@ -231,13 +266,11 @@ class Recording:
         name = named(path.name.partition(".")[0])
         graph = self.graph(name, inputs.shown(path))
         there = sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent)
-        took = [op.duration_ns for op in graph.ops if op.duration_ns is not None]
+        took, most = [op.duration_ns for op in graph.ops if op.duration_ns is not None], int(live_bytes(graph).max())
         kept = {
             **self.kept,
             "there before the step": human(there, "B") if there else "",
-            "most at once": human(int(live_bytes(graph).max()), "B")
-            if any(t.size_bytes for t in graph.tensors)
-            else "",
+            "most at once": human(most, "B") if most else "",
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
         }
@@ -246,13 +279,9 @@ class Recording:
             steps, why = 1, "it frees what was there before it"
         about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": steps}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
-        return Imported(
-            files={".yaml": workload, ".jsonl": graph},
-            kept={key: value for key, value in kept.items() if value},
-            derived=tuple(self.derived),
-            dropped={key: times for key, times in self.dropped.items() if times},
-            recorded_ns=self.step_ns,
-        )
+        kept = {key: value for key, value in kept.items() if value}
+        dropped = {key: times for key, times in self.dropped.items() if times}
+        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), dropped, self.step_ns)
 
 
 def graph_of(

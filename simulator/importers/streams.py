@@ -91,8 +91,7 @@ def lay(
     """
     (syncs, waits), in_time = calls, sorted(ran, key=lambda one: (one.start_ns, one.end_ns))
     first_ns, last_ns = in_time[0].start_ns, max(one.end_ns for one in in_time)
-    overlap_ns = _overlap_ns(in_time)
-    streams = _by_stream(in_time, first_ns)
+    streams, overlap_ns = _by_stream(in_time, first_ns)
     parts = [part for on_stream in streams.values() for part in on_stream]
     latency_ns = _usual_latency(parts, first_ns)
     for part in parts:  # what was launched before the step is there when it begins
@@ -114,34 +113,25 @@ def lay(
         step.derived.append(text)
     if host := [one for one in program if one.stream == _HOST]:
         took, synced = human(sum(one.took_ns for one in host), "ns"), sum(bool(one.after) for one in host)
-        step.derived.append(
-            f"The host works for {took} from launch to launch; it waits for the device {synced:,} times."
-        )
+        text = f"The host works for {took} from launch to launch; it waits for the device {synced:,} times."
+        step.derived.append(text)
     if overlap_ns:
         step.derived.append(f"{human(overlap_ns, 'ns')} of what overlaps on one stream are cut: it runs one at a time.")
     if idle_ns := sum(one.idle_ns for one in program):
         step.derived.append(f"Streams wait {human(idle_ns, 'ns')} for what is not recorded, which ops 'idle' take.")
 
 
-def _overlap_ns(in_time: Iterable[Activity]) -> int:
-    """For how long parts run beside an earlier one of their stream [ns]."""
-    ends, overlap_ns = Counter[str](), 0
-    for part in in_time:
-        overlap_ns += max(0, min(part.end_ns, ends[part.stream]) - part.start_ns)
-        ends[part.stream] = max(part.end_ns, ends[part.stream])
-    return overlap_ns
-
-
-def _by_stream(in_time: Iterable[Activity], first_ns: int) -> dict[str, list[Activity]]:
+def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, list[Activity]], int]:
     """What ran on each stream, the busiest first: parts of one op that follow each other are one.
 
-    What begins before the one before it has ended counts from there on.
+    What begins before the one before it has ended counts from there on; for how long in all is returned, too [ns].
     """
-    streams, seen = defaultdict[str, list[Activity]](list), set[int]()
+    streams, seen, overlap_ns = defaultdict[str, list[Activity]](list), set[int](), 0
     for part in in_time:
         mine = streams[part.stream]
         before = mine[-1] if mine else None
         part.free_ns = before.end_ns if before else first_ns
+        overlap_ns += max(0, min(part.end_ns, part.free_ns) - part.start_ns) if before else 0
         part.took_ns = max(0, part.end_ns - max(part.start_ns, part.free_ns))
         part.end_ns = max(part.end_ns, part.free_ns)
         if before and before.op is part.op:
@@ -154,7 +144,7 @@ def _by_stream(in_time: Iterable[Activity], first_ns: int) -> dict[str, list[Act
             part.op = Event(part.op.name)
         seen.add(id(part.op))
         mine.append(part)
-    return dict(sorted(streams.items(), key=lambda one: -sum(part.took_ns for part in one[1])))
+    return dict(sorted(streams.items(), key=lambda one: -sum(part.took_ns for part in one[1]))), overlap_ns
 
 
 def _usual_latency(parts: Iterable[Activity], first_ns: int) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -35,17 +36,14 @@ _CUDA = re.compile(r"cuda(:\d+)?")
 _FEW = 1024
 _SHORT = (torch.bfloat16, torch.float16)
 # Functions that autocast runs in fp32 on CUDA.
-_IN_FP32 = frozenset(
-    re.findall(
-        r"\w+",
-        """__pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh
-        cosine_embedding_loss cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1
-        group_norm hinge_embedding_loss kl_div l1_loss layer_norm log log10 log1p log2 log_softmax
-        margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm normalize pdist
-        poisson_nll_loss pow prod reciprocal renorm rsqrt sinh smooth_l1_loss soft_margin_loss softmax
-        softmin softplus sum tan triplet_margin_loss""",
-    )
-)
+_IN_FP32 = """
+    __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
+    cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
+    layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
+    nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh smooth_l1_loss
+    soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
+"""
+_FP32_FUNCTIONS = frozenset(_IN_FP32.split())
 
 
 def _on_cpu(value: Any) -> Any:
@@ -76,7 +74,7 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
         if func is functional.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
-        if getattr(func, "__name__", "") in _IN_FP32 and torch.is_autocast_enabled("cpu"):
+        if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map_only(torch.Tensor, _long, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -91,14 +89,10 @@ def accelerated() -> Iterator[None]:
         dtype = dtype or torch.get_autocast_dtype(device_type)
         make(self, _on_cpu(device_type), dtype, *more, **options)
 
-    patches = [
-        (torch.autocast, "__init__", autocast),
-        (init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor),  # it draws until values are in bounds
-    ]
     with ExitStack() as stack:
-        for place, name, instead in patches:
-            stack.callback(setattr, place, name, getattr(place, name))
-            setattr(place, name, instead)
+        stack.enter_context(patch.object(torch.autocast, "__init__", autocast))
+        # which draws until all values are in bounds
+        stack.enter_context(patch.object(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)  # recurrent layers are one op there, whose FLOPs are not counted
         if "torch._dynamo" in sys.modules:
@@ -125,9 +119,8 @@ def entered() -> Iterator[None]:
 
     log = logging.getLogger(FakeTensorMode.__module__)  # it prints what is raised, too
     with ExitStack() as stack:
-        stack.callback(setattr, torch.utils, "swap_tensors", swap)
+        stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
         stack.callback(log.setLevel, log.level)
-        torch.utils.swap_tensors = swap_unheld
         log.setLevel(logging.CRITICAL)
         stack.enter_context(accelerated())
         stack.enter_context(mode())

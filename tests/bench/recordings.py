@@ -190,9 +190,12 @@ def profile(kernels: int, streams: int) -> Iterator[dict[str, Any]]:
         if number % 1000 == 0:
             yield event("cuda_runtime", "cudaDeviceSynchronize", host + 1.5, max(1, max(free) - host), 1)
             host = max(host, *free) + 2
-        yield event("cuda_runtime", "cudaLaunchKernel", host + 2, 2, 1, correlation=number)
+        about = {"External id": number, "cbid": 211, "correlation": number}
+        yield event("cuda_runtime", "cudaLaunchKernel", host + 2, 2, 1, **about)
         start, took = max(free[stream] + 1, host + 6), draw.uniform(1, 12)
-        yield event("kernel", "gemm", start, took, 7 + stream, correlation=number, stream=7 + stream, grid=[8, 8, 1])
+        about |= {"queued": 0, "device": 0, "context": 1, "stream": 7 + stream, "registers per thread": 126}
+        about |= {"shared memory": 8704, "blocks per SM": 3.764706, "grid": [16, 8, 2], "block": [64, 1, 1]}
+        yield event("kernel", "volta_sgemm_64x64_tn", start, took, 7 + stream, **about)
         free[stream] = start + took
 
 
@@ -203,7 +206,7 @@ def grown(folder: Path) -> None:
         for kernels in (25_000, 100_000):
             with (folder / "profile.json").open("w", encoding="utf-8") as file:
                 file.write('{"schemaVersion": 1, "traceEvents": [\n{"ph": "M"}')
-                file.writelines(f",\n{json.dumps(event, indent=1)}" for event in profile(kernels, streams))
+                file.writelines(f",\n{json.dumps(event, indent=2)}" for event in profile(kernels, streams))
                 file.write("]}")
             command = [sys.executable, __file__, "--read", str(folder / "profile.json")]
             read_s, replay_s, grew = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)

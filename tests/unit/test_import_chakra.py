@@ -184,14 +184,31 @@ def test_without_a_device_the_nodes_of_the_host_are_the_ops(tmp_path):
     assert about(found.graph) == [("aten::relu", 3_000, 1, 1)]
 
 
-@pytest.mark.parametrize("version", ["", "0.0.4", "0.0.5", "1.0.0-rc", "0.1.0"])
+@pytest.mark.parametrize("version", ["", "0.0.4", "0.0.5", "1.0.0-rc", "0.1.0", "1.0.0", "1.1.1-chakra.0.0.4"])
 def test_versions_from_0_0_4_on_are_read(tmp_path, version):
-    assert read(tmp_path, chakra_node(1, "a", took=1), version=version)
+    assert "Schema" not in str(read(tmp_path, chakra_node(1, "a", took=1), version=version))
 
 
-@pytest.mark.parametrize("version", ["0.0.3", "0.0.1", "new", "4"])
+def test_a_newer_version_is_read_as_the_newest_that_is_known_and_told(tmp_path):
+    told = "Schema 1.2.0 of Chakra is read as 1.0.0, the newest known: what it adds is left out."
+    assert told in read(tmp_path, chakra_node(1, "a", took=1), version="1.2.0").derived
+
+
+@pytest.mark.parametrize(("version", "is_read"), [("1.1.1-chakra.1.0.0", True), ("1.1.1-chakra.2.0.0", False)])
+def test_a_version_in_an_attribute_counts_as_well(tmp_path, version, is_read):
+    path = tmp_path / "step.et"
+    node, about = chakra_node(1, "a", took=1), message((2, message((1, "schema"), (29, version))))
+    path.write_bytes(varint(len(about)) + about + varint(len(node)) + node)
+    if is_read:
+        assert hosim.read_chakra(path).recorded_ns == 1000
+        return
+    with pytest.raises(ConfigError, match=r"0\.0\.4 to 1\.x of Chakra, found '2\.0\.0'; convert it"):
+        hosim.read_chakra(path)
+
+
+@pytest.mark.parametrize("version", ["0.0.3", "0.0.1", "new", "4", "2.0.0"])
 def test_other_versions_are_refused(tmp_path, version):
-    with pytest.raises(ConfigError, match=r"a Chakra trace is of schema 0\.0\.4 or later, found "):
+    with pytest.raises(ConfigError, match=r"hosim reads schemas 0\.0\.4 to 1\.x of Chakra, found "):
         read(tmp_path, chakra_node(1, "a", took=1), version=version)
 
 

@@ -299,7 +299,8 @@ def test_allocations_live_from_the_next_launch_to_the_last_one_before_their_end(
     [
         ({}, "a Kineto trace is an object with a list traceEvents, found NoneType"),
         (3, "a Kineto trace is an object with a list traceEvents, found int"),
-        ({"traceEvents": [1]}, "a Kineto trace is an object with a list traceEvents, found list"),
+        ({"traceEvents": [{}, 1]}, r"traceEvents\[1\]: an event is an object, found 1; record the trace again"),
+        ({"traceEvents": [{}, {"ts": "\ud800"}]}, r"an event is an object, found DecodeError|the file is JSON"),
         ({"traceEvents": []}, "something runs in a recording, found neither kernels, nor operators of the host"),
         ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": -1, "dur": 1}]}, "some of what ran on a device has times"),
         ({"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "1", "dur": 1}]}, "has times, found 1 kernels"),
