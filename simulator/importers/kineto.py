@@ -255,8 +255,7 @@ def tell_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
 
 def _outermost(spans: Iterable[TimelineSpan]) -> list[TimelineSpan]:
     """Spans that no span of the same thread holds."""
-    ends: dict[tuple[str, str], int] = defaultdict(int)
-    found = []
+    ends, found = defaultdict[tuple[str, str], int](int), list[TimelineSpan]()
     for span in spans:
         if span.start_ns >= ends[span.at]:
             found.append(span)

@@ -232,17 +232,20 @@ class Tree:
         self.trains = "backward" in self.phase.values()
 
     def _kept(self) -> set[int]:
-        """Ids of nodes that work, with none below that do; or that put out what none below makes, and so work, too."""
+        """Ids of nodes that work, with none below that do; or that write what none below writes, and so work, too."""
         kept, holds, made = set[int](), set[int](), dict[int, set[int]]()
         for node in reversed(self.nodes):
-            below = made.pop(node.id, set())
+            below, beside = made.pop(node.id, set()), made.get(node.parent, set())
             fresh = self.storages(node.writes) - self.storages(*node.reads)
-            if node.is_operator and self._touches(node) and (node.id not in holds or fresh - below):
+            in_place = self.storages(*(node.reads[at] for at in changed(node.schema) if at < len(node.reads)))
+            written = fresh | {~storage for storage in in_place}  # what is made, and what is changed
+            is_at_work = node.is_operator and any(map(self.here, (node.writes, *node.reads)))
+            if is_at_work and (node.id not in holds or written - below):
                 kept.add(node.id)
-            if node.id in kept or MAKES.fullmatch(plain(node.name)):
-                below |= fresh
+                below |= written
+            elif MAKES.fullmatch(plain(node.name)):  # what makes room writes nothing, unless something fills it then
+                below |= {storage for storage in fresh if ~storage in beside}
             if node.parent < node.id:
-                beside = made.get(node.parent, set())
                 small, large = sorted((below, beside), key=len)
                 large |= small
                 made[node.parent] = large
@@ -256,9 +259,6 @@ class Tree:
     def storages(self, *several: list[TensorView]) -> set[int]:
         """Ids of the storages of tensors that are on the device and not empty."""
         return {view.storage for some in several for view in self.here(some)}
-
-    def _touches(self, node: OperatorNode) -> bool:
-        return any(map(self.here, (node.writes, *node.reads)))
 
 
 class Memory:

@@ -274,9 +274,10 @@ class Recording:
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
         }
-        steps, why = 2, "the first warms up, the last is counted"
-        if any(not graph.tensors[t].persistent for t in graph.inputs):
-            steps, why = 1, "it frees what was there before it"
+        frees = any(not graph.tensors[t].persistent for t in graph.inputs)
+        steps, why = (
+            (1, "it frees what was there before it") if frees else (2, "the first warms up, the last is counted")
+        )
         about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": steps}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}

@@ -117,6 +117,25 @@ def test_the_room_of_what_an_op_puts_out_is_no_workspace(tmp_path):
     assert [op.workspace_bytes for op in read(tmp_path, nodes).graph.ops] == [0]
 
 
+def test_an_op_that_changes_what_none_below_changes_works_itself(tmp_path):
+    """As updates in place, which convert a number first: their time is theirs, and not idle."""
+    w, number, made = tensor(10, 1, 64), tensor(11, 2, 1), tensor(12, 3, 1)
+    copy = node(2, 1, "aten::copy_", [made, number], [made], "aten::copy_(Tensor(a!) self, Tensor src) -> Tensor(a!)")
+    graph = read(tmp_path, [node(1, 0, "aten::add_", [w, number], [w], ADD), copy]).graph
+    assert [op.name for op in graph.ops] == ["0/aten::add_"]
+
+
+@pytest.mark.parametrize(("fills", "name"), [(True, "fill_"), (False, "backward")])
+def test_an_op_that_makes_room_below_works_unless_something_else_below_fills_it(tmp_path, fills, name):
+    """As a backward that asks for the room of all its results, and copies something else."""
+    x, made, other = tensor(10, 1, 64), tensor(11, 2, 64), tensor(12, 3, 64)
+    room = node(2, 1, "aten::empty", [[64]], [made], EMPTY, types=["GenericList[Int]"])
+    filled = made if fills else other
+    fill = node(3, 1, "aten::fill_", [filled, 1], [filled], FILL, types=["Tensor(float)", "Int"])
+    outer = node(1, 0, "aten::backward", [x], [made], "aten::backward(Tensor x) -> Tensor")
+    assert [op.name for op in read(tmp_path, [outer, room, fill]).graph.ops] == [f"0/aten::{name}"]
+
+
 def test_an_op_that_puts_out_what_none_below_makes_works_itself(tmp_path):
     """As products on the CPU, which copy the bias, and sums, which fill their result first."""
     a, w, out = tensor(10, 1, 64), tensor(11, 2, 64), tensor(12, 3, 64)
