@@ -295,6 +295,8 @@ def question(loaded: Loaded, kind: type[Largest], given: Mapping[str, Any]) -> L
     if issubclass(kind, Frontier):
         with told_at(where("field")):
             asked["start"] = _start(loaded, str(asked.get("field")))
+        if asked.get("field") == "scenario.budget":  # no budget is larger than what can be used
+            asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
     try:
         return kind.model_validate(asked)
     except ValidationError as error:

@@ -51,9 +51,6 @@ def frontier_view(
         end = "" if "next" in row or "tried" not in row else f" or {more}"
         return (question.written(row[question.column]) or ("none" if end or "next" in row else ABSENT)) + end
 
-    def at(row: Row) -> str:
-        return row.get("limit_at") or _slowdown(row.get("next_slowdown"), question)
-
     columns = figures(rows, ("policy",))
     if question.slowdown:
         columns.append(Column.texts("within", (question.within(row["within"]) for row in rows)))
@@ -63,11 +60,12 @@ def frontier_view(
         columns.append(Column.texts("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False))
     columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_cost_columns(rows)))
     columns.append(Column.texts("limited by", (row.get("limit") or ABSENT for row in rows)))
-    columns.append(Column.texts("at", map(at, rows)))
+    ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)
+    columns.append(Column.texts("at", ends))
     first, last = map(question.written, (question.values[0], question.values[-1]))
     tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
-    is_answered = any(row[question.column] is not None for row in rows)
-    premise = f"{tries} that does not: what fits is taken to fit with {less}, too{is_answered * question.assurance}."
+    assurance = question.assurance if any(row[question.column] is not None for row in rows) else ""
+    premise = f"{tries} that does not: what fits is taken to fit with {less}, too{assurance}."
     told = [*(_reached(row, question) for row in rows), *capped, premise]
     return SweepView(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
 
@@ -93,16 +91,14 @@ def free_told(row: Row, question: Largest, what: str, *, has_budget: bool = Fals
     has_budget
         Whether it is searched without the budget that the scenario has.
     """
-    who, value = row["policy"], row[question.column]
+    who, value, start = row["policy"], row[question.column], question.read("start")
     if value is None:
         why = f": with {question.written(row['next'])} {_obstacle(row, question)}" if "next" in row else ""
         return f"No {what} that was tried makes {who} free{why}."
-    start = question.read("start")
-    now = "its budget leaves" if has_budget else "it has"
+    now, alone = ("its budget leaves", " and no budget") if has_budget else ("it has", "")
     has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
     verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
     beyond = f" (with {question.written(row['next'])} {_obstacle(row, question)})" if "next" in row else " or less"
-    alone = " and no budget" if has_budget else ""
     return f"{who} {verb} with {question.path} {question.written(value)}{alone}{beyond}{has}."
 
 
@@ -170,7 +166,8 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
     costs: dict[float, dict[str, float | None]] = {price: {} for price in PRICES}
     for price, amounts in costs.items():
         for who, found in own.items():
-            amounts[who] = floors[who][price] if who in floors else _least_within(found, price, column)
+            within = min((row[column] for row in found if row["slowdown"] <= price), default=None)
+            amounts[who] = floors[who][price] if who in floors else within
     columns = [
         *figures(least, {"policy": "policy", column: f"least {'peak' if is_peak else name}", "step_ns": "step there"}),
         Column.texts("vs compute", (ratio(row["slowdown"]) for row in least), left=False),
@@ -189,11 +186,6 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
     bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again."
     told = [*_prices(costs, name, column), *_costs_at_ends(own, name, paid), premise + (bounds if floors else "")]
     return SweepView(title, [Section(columns=columns)], told, [panel])
-
-
-def _least_within(rows: Rows, price: float, column: str) -> float | None:
-    """Return the least amount whose step is within a slowdown; None if no step is."""
-    return min((row[column] for row in rows if row["slowdown"] <= price), default=None)
 
 
 def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column: str) -> Iterator[str]:
@@ -243,9 +235,10 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Larg
     columns = [Column.texts(end, (question.written(row[end]) for row in rows), left=False) for end in _ENDS]
     columns += figures(rows, ("faster",))
     columns += (Column.texts(name, (_steps(name, row) for row in rows), left=False) for name in names)
-    low, high = question.written(rows[0]["from"]), question.written(rows[-1]["to"])
-    parts = [(question.written(row["from"]), question.written(row["to"]), _faster(row, names)) for row in rows]
-    where = "; ".join(f"from {start} to {end} {faster}" for start, end, faster in parts)
+    ends = [(question.written(row["from"]), question.written(row["to"])) for row in rows]
+    ranges = [f"at {low}" if low == high else f"from {low} to {high}" for low, high in ends]
+    where = "; ".join(f"{at} {_faster(row, names)}" for at, row in zip(ranges, rows, strict=True))
+    low, high = ends[0][0], ends[-1][1]
     told = f"Over {question.field}, {where}."
     if len(rows) == 1:
         told = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."

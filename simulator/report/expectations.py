@@ -297,9 +297,13 @@ def unmet(
     for one in asked:
         step = dict.fromkeys(one.columns, 0) | {one.columns[0]: row.get("step_ns")}  # a sum is over the step once
         value = _value(one, {ITSELF: row, OTHER: other or {}, STEP: step})
-        if not all(holds for _, holds in _limits(one, value)):
-            exact = f"{_number(value):.5g}x" if one.over == OTHER else f"{100 * _number(value):.3g} %"
-            return " + ".join(figure_of(own).head for own in one.columns), exact if one.over else _said(one, value)
+        limits = _limits(one, value)
+        if not all(holds for _, holds in limits):
+            share = f"{_number(value):.5g}x" if one.over == OTHER else f"{100 * _number(value):.3g} %"
+            said, unit = share if one.over else _said(one, value), figure_of(one.columns[0]).unit
+            if unit in ("B", "ns") and any(limit.endswith(f" {said}") for limit, _ in limits):
+                said = f"{value:,} {unit}"  # three digits would tell it to be what is asked for
+            return " + ".join(figure_of(own).head for own in one.columns), said
     return None
 
 

@@ -115,7 +115,7 @@ def beside(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> lis
     found = [replace(one, view=one.view._replace(title=titles[0])) for one in found]
     found += [limits_at(own, [(own, [row])], 1, progress, titles[1])] if is_short[1] else []
     if lacking := [f"w{title[1:]}" for title, is_there in zip(titles, is_short, strict=True) if not is_there]:
-        command = shlex.join(["hosim", "run", loaded.scenario.name, "--policy", row, "--what-if", "--out", "DIR"])
-        view = SweepView("What else can be asked", [], [f"{command} adds {' and '.join(lacking)}."])
+        again = f"run the same again with --policy {shlex.quote(row)} --what-if"
+        view = SweepView("What else can be asked", [], [f"To see {' and '.join(lacking)}, {again}."])
         found.append(Sweep("asked", [loaded], [], view))
     return found

@@ -14,7 +14,7 @@ import simulator as hosim_api
 from simulator import catalog
 from simulator.catalog.settings import amounts
 from simulator.errors import ConfigError
-from simulator.report.answers import frontier_view, is_bound
+from simulator.report.answers import crossover_view, frontier_view, is_bound
 from simulator.report.expectations import condition, unmet
 from simulator.run import what_if
 from simulator.run.bisection import Search
@@ -125,6 +125,18 @@ def test_a_budget_is_not_in_the_way_of_a_peak(tmp_path):
     assert row["least_peak.hbm"] > 50_000_000
     assert row["stall_ns"] == 0
     assert bound["least_peak.hbm"] <= row["least_peak.hbm"]
+
+
+def test_a_budget_is_searched_up_to_what_can_be_used(laid):
+    (row,) = hosim_api.frontier(laid, of="scenario.budget", policies=["recompute"], resolution=1).rows[:1]
+    usable = catalog.resolve(laid).hardware.tiers["hbm"].usable_bytes
+    assert 0 < row["next"] < row["least_scenario.budget"] <= usable
+
+
+def test_what_is_not_met_by_less_than_three_digits_show_is_told_in_full(laid):
+    asked = [condition("peak.hbm <= 59.9 MB", catalog.resolve(laid).hardware)]
+    assert unmet(asked, {"status": "ok", "peak_hbm_bytes": 59_934_208}, {}) == ("peak hbm", "59,934,208 B")
+    assert unmet(asked, {"status": "ok", "peak_hbm_bytes": 60_034_208}, {}) == ("peak hbm", "60.0 MB")
 
 
 def test_a_budget_is_lifted_for_the_capacity_that_it_is_of_and_that_is_told(tmp_path):
@@ -394,7 +406,7 @@ def test_a_page_has_what_is_quick_to_find_and_says_how_to_get_the_rest(hosim, st
         monkeypatch.setattr(what_if, "_PAGE", limit)
         assert hosim("run", story, "--policy", "static", "--out", tmp_path / "out").code == 0
         text = (tmp_path / "out" / "report.html").read_text()
-        return re.findall("<h2>(What [^<]*)</h2>", text), re.findall("adds (what .*?)\\.", text)
+        return re.findall("<h2>(What [^<]*)</h2>", text), re.findall("To see (what .*?), run", text)
 
     front, limits, rest = "What a lower peak costs static", "What limits static", "What else can be asked"
     assert heads(10**9) == ([front, limits], [])
@@ -452,6 +464,13 @@ def test_a_crossover_is_where_the_faster_row_changes(laid):
             assert steps == {who: row[f"{end}_{who}_ns"] for who in steps}
             least = min(steps, key=steps.__getitem__) if len({*steps.values()}) > 1 else "tie"
             assert row["faster"] == least
+
+
+def test_a_range_of_one_value_is_told_as_one(laid):
+    question = catalog.question(catalog.resolve(laid), Frontier, {"field": "workload.batch"})
+    rows = [{"faster": who, "from": low, "to": high} for who, low, high in (("a", 1, 1), ("tie", 2, 3))]
+    told = crossover_view(rows, [], ["a", "b"], question, "").sentences[0]
+    assert told == "Over workload.batch, at 1 a is faster; from 2 to 3 both take as long."
 
 
 def test_rows_that_do_not_swap_are_told_with_both_ends(hosim, story):
