@@ -179,8 +179,9 @@ def _in_order(nodes: list[_Node], where: str) -> list[_Node]:
     """
     known = {node.id: node for node in nodes}
     for parts in (True, False):
-        after = {node.id: known.keys() & {*node.after, *(node.under if parts else ())} for node in nodes}
-        sorter, ready, found = TopologicalSorter(after), list[tuple[bool, int]](), list[_Node]()
+        sorter, ready, found = TopologicalSorter[int](), list[tuple[bool, int]](), list[_Node]()
+        for node in nodes:
+            sorter.add(node.id, *(known.keys() & {*node.after, *(node.under if parts else ())}))
         with suppress(CycleError):
             sorter.prepare()
             while sorter.is_active():

@@ -110,10 +110,9 @@ _UNREAD = (msgspec.MsgspecError, RecursionError, ValueError)
 
 def objects(records: Iterable[Any], where: str, must: str) -> Iterator[dict[str, Any]]:
     """Read the records that `json_of` left as text; an error tells the place of one that is not what each must be."""
-    read = msgspec.json.Decoder().decode
     for number, record in enumerate(records):
         try:
-            found = read(record) if isinstance(record, msgspec.Raw) else record
+            found = msgspec.json.decode(record) if isinstance(record, msgspec.Raw) else record
         except _UNREAD as error:
             found = error
         if not isinstance(found, dict):
