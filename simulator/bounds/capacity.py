@@ -17,12 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.bounds.cuts import reached
 from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence, own_streams
 from simulator.errors import Shortfall, full_from
 from simulator.graph import Graph
-from simulator.hardware import Hardware
+from simulator.hardware import Hardware, reached
 from simulator.plan import FREE
 from simulator.trace import Ints
 from simulator.units import counted, human

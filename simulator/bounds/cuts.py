@@ -102,15 +102,6 @@ def cuts_of(hardware: Hardware, most_bytes: int) -> list[Cut]:
     return cuts
 
 
-def reached(start: int, edges: Sequence[tuple[int, int]]) -> set[int]:
-    """Tiers (ids) that can be reached from `start` along the edges, itself included."""
-    reached, last = {start}, 0
-    while len(reached) > last:
-        last = len(reached)
-        reached.update(target for source, target in edges if source in reached)
-    return reached
-
-
 class Bottleneck(NamedTuple):
     """What copies over a cut have to pass: its links one way, or what both ways share.
 

@@ -30,9 +30,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from simulator.bounds.critical_path import Timing
-from simulator.bounds.cuts import Cut, rate_of, reached, time_ns
+from simulator.bounds.cuts import Cut, rate_of, time_ns
 from simulator.bounds.idle import Demand
 from simulator.cost.service import ceil_div, transfer_ns
+from simulator.hardware import reached
 
 Move = tuple[int, int, list[int]]
 """From which tier (id) to which one; sizes of the tensors that must get there [B]. One is the compute tier."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field
 
@@ -251,10 +251,10 @@ class Hardware(Document):
             require(name not in self.links, must, f"both {name!r}", "fabrics", name)
         self._check_queues()
         ends = [(link.source, link.target) for link in self.links.values()]
-        reached = _reached(self.compute_tier, ends) | _reached(self.compute_tier, [end[::-1] for end in ends])
+        joined = reached(self.compute_tier, ends) | reached(self.compute_tier, [end[::-1] for end in ends])
         for name in self.tiers:
             must = f"links join every tier with the compute tier {self.compute_tier!r}"
-            require(name in reached, must, f"none to or from {name!r}", "tiers", name, do="add one, or remove the tier")
+            require(name in joined, must, f"none to or from {name!r}", "tiers", name, do="add one, or remove the tier")
 
     def _check_queues(self) -> None:
         waiting = Counter(link for queue in self.copy_queues.values() for link in queue)
@@ -272,11 +272,16 @@ def _check_name(name: str, known: Iterable[str], must: str, *at: str) -> None:
     require(name in names, must, repr(name), *at, do=nearest(name, names))
 
 
-def _reached(start: str, edges: list[tuple[str, str]]) -> set[str]:
-    """The tiers that links lead to from a tier, itself included."""
-    reached = {start}
-    for _ in edges:  # as many links as there are lead to the last tier
-        reached |= {target for source, target in edges if source in reached}
+Place = TypeVar("Place", int, str)
+"""A tier, or a rank: by number, or by name."""
+
+
+def reached(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
+    """Places that can be reached from `start` along the edges, itself included."""
+    reached, last = {start}, 0
+    while len(reached) > last:
+        last = len(reached)
+        reached.update(target for source, target in edges if source in reached)
     return reached
 
 

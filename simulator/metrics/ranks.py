@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulator.bounds import Bound
-from simulator.bounds.cuts import reached
 from simulator.cost.service import transfer_ns
 from simulator.graph import Graph, Job
-from simulator.hardware import Hardware
+from simulator.hardware import Hardware, reached
 from simulator.metrics.figures import figure_of
 from simulator.metrics.steps import Ran, peaks_bytes
 from simulator.metrics.summary import achieved, against, counted, exposed_ns, is_collective
