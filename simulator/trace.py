@@ -1,4 +1,7 @@
-"""The trace: what happened, as facts only, in columns. Nothing in it is computed from something else in it."""
+"""The trace: what happened, as facts only, in columns. Nothing in it is computed from something else in it.
+
+A `Recorder` writes one during a run. The functions at the end work on columns of any rows that come in groups.
+"""
 
 from __future__ import annotations
 

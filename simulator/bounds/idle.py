@@ -174,7 +174,7 @@ class Demand:
         for after, reader in pairwise((*(uses or (-1,)), ops)):
             first, last = after + 1, reader - 1
             if not is_there:
-                first, last = precedence.first_behind(after), precedence.ended[reader]
+                first, last = precedence.follows[after] if after >= 0 else 0, precedence.ended[reader]
             if first <= last and (lifetimes.is_read(tensor, reader) if reader < ops else tensor in lifetimes.stays):
                 due = precedence.awaited_by(reader) if reader < ops else ops
                 version = bisect_right(writes, after) - 1

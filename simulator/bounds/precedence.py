@@ -121,10 +121,6 @@ class Precedence:
                 follows[p] = min(follows[p], first)
         return follows
 
-    def first_behind(self, op: int) -> int:
-        """The first op of the line that surely starts after the end of an op; of -1, of the start of the step."""
-        return self.follows[op] if op >= 0 else 0
-
     def no_sooner(self, op: int) -> int:
         """The last op of the line than which it surely starts no sooner; -1 if there is none."""
         return self.ended[op] if self.streams[op] else op
