@@ -298,8 +298,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[Gap, ...],
     """Take gaps, the longest in ops first, until the peak is within the limit or none is left.
 
     Of equally long gaps the largest tensor comes first, then the earlier gap, then the tensor that was used first. A
-    gap in which the limit is kept at every op is passed over. What was taken is never given back. The original looks at
-    every op for every gap; a `Profile` answers the same questions in near-linear time.
+    gap in which the limit is kept at every op is passed over. What was taken is never given back.
 
     Parameters
     ----------
