@@ -42,19 +42,24 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, exact, nearest, require, unit_of
 
 __all__ = [
-    "KINDS", "Axis", "BudgetError", "Loaded", "asked_at", "at", "dump", "factor", "freed", "left_open", "load", "names",
-    "path_of", "question", "read_hardware", "read_scenario", "read_workload", "resolve", "scenario_of", "schema",
-    "setting", "studied",
+    "KINDS", "Axis", "BudgetError", "Loaded", "Named", "asked_at", "at", "dump", "factor", "freed", "left_open", "load",
+    "names", "path_of", "question", "read_hardware", "read_scenario", "read_workload", "resolve", "scenario_of",
+    "schema", "setting", "studied",
 ]  # fmt: skip
 
 
-def resolve(scenario: str | Path | Scenario, changes: Mapping[str, Any] | None = None) -> Loaded:
+Named = str | Path | Scenario | Loaded
+"""A scenario: a name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it."""
+
+
+def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded:
     """Read a scenario and what it names, and apply what it sets.
 
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself; what was read already comes back
+        as it is, and takes no changes.
     changes
         Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path that begins
         with ``workload.`` is of the workload, any other one of the machine.
@@ -64,6 +69,8 @@ def resolve(scenario: str | Path | Scenario, changes: Mapping[str, Any] | None =
     ConfigError
         If a document, a change, a home or the budget is wrong.
     """
+    if isinstance(scenario, Loaded):
+        return scenario
     do = "write {'links.*.bandwidth': '50 GB/s'}"
     insist(isinstance(changes or {}, Mapping), "set", "changes are fields with their values", repr(changes), do)
     entries: dict[str, Entry[Any]] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}

@@ -13,7 +13,7 @@ from simulator.errors import insist
 from simulator.graph import Job
 from simulator.importers import refuse_foreign
 from simulator.run.case import Case, Policies, names_in, prepare
-from simulator.run.questions import searched
+from simulator.run.questions import frontier
 from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
 from simulator.run.sweep import Progress, silent
@@ -156,7 +156,7 @@ def run_case(
     also = partial(beside, results, progress, is_asked=bool(what_if)) if what_if is not False else tuple
     if question is None:
         return Results(case, results, told=told, also=also)
-    found = searched(case.loaded, question, policies, progress)
+    found = frontier(case.loaded, kind=type(question), policies=policies, progress=progress)
     answers = {(answer["policy"], answer["within"]): answer for answer in found.rows}
     for row in results:
         for column, (limit, own) in question.columns(case.hardware.compute_tier).items():

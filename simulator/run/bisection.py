@@ -46,8 +46,10 @@ class Search:
 
     Parameters
     ----------
-    loaded, question, policies, given
-        As for `searched`.
+    loaded, question, policies
+        The scenario, what is searched, and its rows, as in `simulator.run`.
+    given
+        What of the question is not the scenario's: a message about it names the option.
     is_bounded
         Whether what no plan beats is searched, too.
 

@@ -11,11 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 from simulator import catalog, metrics
-from simulator.catalog import Loaded
+from simulator.catalog import Loaded, Named
 from simulator.catalog.shelf import told_at
 from simulator.errors import insist
 from simulator.hardware import without_effect
@@ -23,15 +22,14 @@ from simulator.lifetime import live_bytes
 from simulator.metrics import figure_of
 from simulator.report.answers import PRICES, crossover_view, frontier_view, pareto_view
 from simulator.report.expectations import named
-from simulator.run.bisection import Given, Search
+from simulator.run.bisection import Search
 from simulator.run.case import Policies
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
-from simulator.scenario import Frontier, Largest, Least, Scenario
+from simulator.scenario import Frontier, Largest, Least
 from simulator.scenario.study import COMPUTE
 from simulator.units import exact
 
-_NONE: Given = {}
 _ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
 """Rooms from the least that any plan needs to what all needs at once, rooms to try between two of them, and how much
 longer a step is in the one that calls for that: a hundredth of the way tells where a front bends."""
@@ -42,7 +40,7 @@ _NEAR = 8
 
 
 def frontier(
-    scenario: str | Path | Scenario,
+    scenario: Named,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
@@ -60,7 +58,7 @@ def frontier(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
     set, policies
         As in `simulator.run`.
     progress
@@ -104,59 +102,8 @@ def frontier(
     """
     loaded = catalog.resolve(scenario, set)
     asked = {"field" if key == "of" else key: value for key, value in asked.items()}
-    return searched(loaded, catalog.question(loaded, kind, asked), policies, progress, asked, workers)
-
-
-def largest(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
-    """Search the largest value of a field of the workload with which each row still fits: see `frontier`.
-
-    Parameters
-    ----------
-    scenario, asked
-        As for `frontier`; of ``slowdown`` (how many times as long as that of ``over`` a step may be) each has an
-        answer. What is not given is as the scenario says under ``largest``.
-    """
-    return frontier(scenario, kind=Largest, **asked)
-
-
-def least(scenario: str | Path | Scenario, **asked: Any) -> Sweep:
-    """Search the least value of a figure of the machine with which each row still fits: see `frontier`.
-
-    What rows set for themselves of it does not count.
-
-    Parameters
-    ----------
-    scenario, asked
-        As for `largest`; in a scenario the question stands under ``least``.
-    """
-    return frontier(scenario, kind=Least, **asked)
-
-
-def searched(
-    loaded: Loaded,
-    question: Largest,
-    policies: Policies | None,
-    progress: Progress | None,
-    given: Given = _NONE,
-    workers: int = 1,
-) -> Sweep:
-    """Answer a question about a scenario.
-
-    Parameters
-    ----------
-    loaded, question
-        The scenario, and what is searched.
-    policies, progress, workers
-        As for `frontier`.
-    given
-        What of the question is not the scenario's: a message about it names the option.
-
-    Raises
-    ------
-    ConfigError
-        If the question names no field, or no row.
-    """
-    search, hardware = Search(loaded, question, policies, given), loaded.hardware
+    question = catalog.question(loaded, kind, asked)
+    search, hardware = Search(loaded, question, policies, asked), loaded.hardware
     first = [(search.first,)] if search.grows else [(question.values[-1],), (question.values[0],)]
     studies = [search.study(who, first, is_searched=True) for who in search.rows]
     tried = sweep(studies, progress=progress)
@@ -175,14 +122,40 @@ def searched(
     return Sweep(question.key, [loaded], found, view, {"points": tried} if search.grows else {}, also=also)
 
 
-def pareto(
-    scenario: str | Path | Scenario,
+def largest(scenario: Named, **asked: Any) -> Sweep:
+    """Search the largest value of a field of the workload with which each row still fits: see `frontier`.
+
+    Parameters
+    ----------
+    scenario, asked
+        As for `frontier`; of ``slowdown`` (how many times as long as that of ``over`` a step may be) each has an
+        answer. What is not given is as the scenario says under ``largest``.
+    """
+    return frontier(scenario, kind=Largest, **asked)
+
+
+def least(scenario: Named, **asked: Any) -> Sweep:
+    """Search the least value of a figure of the machine with which each row still fits: see `frontier`.
+
+    What rows set for themselves of it does not count.
+
+    Parameters
+    ----------
+    scenario, asked
+        As for `largest`; in a scenario the question stands under ``least``.
+    """
+    return frontier(scenario, kind=Least, **asked)
+
+
+def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
+    scenario: Named,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     progress: Progress | None = None,
     workers: int = 1,
-    **asked: Any,
+    of: str = "",
+    rooms: int = _ROOMS,
 ) -> Sweep:
     """Hold the peak of the compute tier, or a cost, against the step, row by row.
 
@@ -193,10 +166,11 @@ def pareto(
     ----------
     scenario, set, policies, progress, workers
         As for `frontier`.
-    asked
-        ``of``: what is held against the step: ``peak.hbm``, of the compute tier, with what no plan beats as its edge,
-        or a cost that the machine states, by its heading or its column (``cost``, ``energy/token``); default: the peak.
-        ``rooms``: how many capacities are tried first.
+    of
+        What is held against the step: ``peak.hbm``, of the compute tier, with what no plan beats as its edge, or a cost
+        that the machine states, by its heading or its column (``cost``, ``energy/token``); default: the peak.
+    rooms
+        How many capacities are tried first.
 
     Returns
     -------
@@ -209,19 +183,7 @@ def pareto(
     ConfigError
         If a document is wrong, or the machine states no such cost.
     """
-    return front(catalog.resolve(scenario, set), policies, progress, workers, **asked)
-
-
-def front(
-    loaded: Loaded,
-    policies: Policies | None,
-    progress: Progress | None,
-    workers: int = 1,
-    *,
-    of: str = "",
-    rooms: int = _ROOMS,
-) -> Sweep:
-    """Hold a peak or a cost against the step; parameters, results and errors as of `pareto`."""
+    loaded = catalog.resolve(scenario, set)
     machine, tier = loaded.hardware, loaded.hardware.compute_tier
     peak = f"peak_{tier}_bytes"
     paid = [column for column in metrics.columns(machine, ("cost",)) if figure_of(column).worse != "less"]
@@ -282,7 +244,7 @@ def undominated(rows: Rows, column: str) -> Rows:
 
 
 def crossover(
-    scenario: str | Path | Scenario,
+    scenario: Named,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,

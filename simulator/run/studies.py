@@ -25,7 +25,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, Unpack, cast
+from typing import Any
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
@@ -215,59 +215,34 @@ def limits_at(
 JITTER, LINKS = "jitter", "slower links"
 
 
-class PerturbationKind(NamedTuple):
-    """A kind of perturbation: its key in `Conditions`, levels where none are given, the most that a level is."""
-
-    key: str
-    levels: tuple[float, ...]
-    most: float
-
-
-KINDS = {
-    JITTER: PerturbationKind("jitter", (0.01, 0.02, 0.05, 0.1, 0.2), 1),
-    LINKS: PerturbationKind("slower_links", (0.1, 0.2, 0.3, 0.5), 0.99),
-    INSPECTION: PerturbationKind("inspect", (100, 500, 1000, 2000, 5000), 1e9),
-    SEQUENCE: PerturbationKind("longer", (0.01, 0.05, 0.1, 0.25, 0.5), 99),
+LEVELS = {
+    JITTER: (0.01, 0.02, 0.05, 0.1, 0.2),
+    LINKS: (0.1, 0.2, 0.3, 0.5),
+    INSPECTION: (100, 500, 1000, 2000, 5000),
+    SEQUENCE: (0.01, 0.05, 0.1, 0.25, 0.5),
 }
+"""Perturbation -> its levels where none are given: shares, or times [ns]."""
+MOST = {JITTER: 1, LINKS: 0.99, INSPECTION: 1e9, SEQUENCE: 99}
+"""Perturbation -> the most that a level is."""
 DRAWS = 20
 """Draws of jitter at each level where no number is given."""
 
 
-class Conditions(TypedDict, total=False):
-    """What `robustness` tries.
-
-    Attributes
-    ----------
-    set
-        Changes to the nominal machine, as in `simulator.run`.
-    jitter, slower_links, longer
-        Levels, as shares (0.05 is 5 %); an empty list leaves the kind out.
-    inspect
-        Times of a look at the state [ns].
-    draws, seed
-        How many draws of jitter there are at each level, and what they begin with.
-    headroom
-        Share of the budget that the tested plan leaves free, as a reserve; the run may use all of it.
-    """
-
-    set: Mapping[str, Any]
-    jitter: Sequence[float]
-    slower_links: Sequence[float]
-    inspect: Sequence[float]
-    longer: Sequence[float]
-    draws: int
-    seed: int
-    headroom: float
-
-
-def robustness(
+def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     scenario: str | Path | Scenario,
     *,
     policy: str = "static",
     against: str = "reactive",
+    set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
+    jitter: Sequence[float] | None = None,
+    slower_links: Sequence[float] | None = None,
+    inspect: Sequence[float] | None = None,
+    longer: Sequence[float] | None = None,
+    draws: int = DRAWS,
+    seed: int = 0,
+    headroom: float = 0.0,
     workers: int = 1,
     progress: Progress | None = None,
-    **conditions: Unpack[Conditions],
 ) -> Sweep:
     """Replay a plan that was made for nominal conditions under others, beside a policy that decides while it runs.
 
@@ -277,13 +252,21 @@ def robustness(
         A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
     policy, against
         Rows of the scenario or names of policies: the one whose plan is tested, and the one it is compared with.
+    set
+        Changes to the nominal machine, as in `simulator.run`.
+    jitter, slower_links, longer
+        Levels, as shares (0.05 is 5 %); default: `LEVELS`. An empty list leaves the perturbation out.
+    inspect
+        Times of a look at the state [ns], in the same way.
+    draws, seed
+        How many draws of jitter there are at each level, and what they begin with.
+    headroom
+        Share of the budget that the tested plan leaves free, as a reserve; the run may use all of it.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
     progress
         Called when a replay is done.
-    **conditions
-        See `Conditions`.
 
     Returns
     -------
@@ -299,7 +282,7 @@ def robustness(
     CapacityError
         If the tested policy has no plan under nominal conditions.
     """
-    loaded, headroom = catalog.resolve(scenario, conditions.get("set")), conditions.get("headroom", 0.0)
+    loaded = catalog.resolve(scenario, set)
     case = prepare(loaded)
     tested, other = (next(iter(case.rows([name]))) for name in (policy, against))
     rule, do = "two rows are compared that set the same of the machine", "name two such rows"
@@ -307,7 +290,8 @@ def robustness(
     insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
     insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
     once = Once(loaded.asking_nothing(), (tested, other), headroom)
-    studies = list(_studies(once, conditions))
+    asked = {JITTER: jitter, LINKS: slower_links, INSPECTION: inspect, SEQUENCE: longer}
+    studies = list(_studies(once, asked, draws, seed))
     if isinstance(plan := once.plans[tested], CapacityError):
         raise plan
     points = sweep(studies, workers, progress)
@@ -318,7 +302,7 @@ def robustness(
         row["why"] = row.get("notes") or row.get("short_at") or ""
     columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
     tidy = [{column: row[column] for column in columns} for row in points]
-    rows, more = quantiles(tidy), {"seed": conditions.get("seed", 0)}
+    rows, more = quantiles(tidy), {"seed": seed}
     return Sweep("robust", [loaded], rows, robust_view(rows, (tested, other)), {"points": tidy}, more)
 
 
@@ -326,19 +310,18 @@ MOST_DRAWS = 10_000
 """Most draws at a level: each is a replay and a row, and with more of them quantiles hardly move."""
 
 
-def _studies(once: Once, conditions: Conditions) -> Iterator[Study]:
-    """Make a study for each kind and level, the nominal one first; its points are draws."""
-    loaded, draws, seed = once.loaded, conditions.get("draws", DRAWS), conditions.get("seed", 0)
+def _studies(once: Once, asked: Mapping[str, Sequence[float] | None], draws: int, seed: int) -> Iterator[Study]:
+    """Make a study for each perturbation and level, the nominal one first; its points are draws."""
+    loaded = once.loaded
     rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
     insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")
     levels = [(NOMINAL, 0.0)]
-    for name, kind in KINDS.items():
-        default = kind.levels if name != SEQUENCE or loaded.workload.model is not None else ()
-        given = cast(Mapping[str, Any], conditions).get(kind.key)
-        levels += [(name, level) for level in sorted(set(default if given is None else given))]
+    for name, given in asked.items():
+        usual = LEVELS[name] if name != SEQUENCE or loaded.workload.model is not None else ()
+        levels += [(name, level) for level in sorted({*(usual if given is None else given)})]
     for name, level in levels:
         where = f"levels of {name}"
-        most = KINDS[name].most if name in KINDS else 0
+        most = MOST.get(name, 0)
         rule = f"a level is above 0 and at most {most:g}, as a share, or as a time in ns"
         insist(name == NOMINAL or 0 < level <= most, where, rule, f"{level:g}")
         axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))

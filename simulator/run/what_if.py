@@ -18,7 +18,7 @@ from simulator.report.rows import by_step
 from simulator.report.views import SweepView
 from simulator.run.bisection import Search
 from simulator.run.case import Case, Policies
-from simulator.run.questions import front
+from simulator.run.questions import pareto
 from simulator.run.results import Result
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Progress, Sweep
@@ -111,7 +111,7 @@ def beside(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> lis
     loaded, row = fastest.case.loaded, fastest.label
     own, titles = loaded.asking_nothing(), (f"What a lower peak costs {row}", f"What limits {row}")
     is_short = [is_asked or times * _work(fastest) <= _PAGE for times in (_ROOMS, len(amounts(own.hardware)))]
-    found = [front(loaded, [row], progress)] if is_short[0] else []
+    found = [pareto(loaded, policies=[row], progress=progress)] if is_short[0] else []
     found = [replace(one, view=one.view._replace(title=titles[0])) for one in found]
     found += [limits_at(own, [(own, [row])], 1, progress, titles[1])] if is_short[1] else []
     if lacking := [f"w{title[1:]}" for title, is_there in zip(titles, is_short, strict=True) if not is_there]:
