@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from xml.etree import ElementTree
 
 from pydantic import ValidationError
 
@@ -18,6 +17,7 @@ from simulator.document import faults
 from simulator.hardware import Hardware
 from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, percent, present, ratio, shown, signed
+from simulator.report.views import rendered
 from simulator.scenario import Claim, Expectation, Kind
 from simulator.units import FieldError, nearest, require, unit_of
 
@@ -351,28 +351,9 @@ def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
     file
         An earlier one is replaced; its folders are made. What XML 1.0 has no way to write is replaced in it.
     """
-    root = ElementTree.Element(
-        "testsuites", {"name": "hosim", **_counts([one for own in suites.values() for one in own])}
-    )
-    for name, cases in suites.items():
-        skipped = str(sum(bool(one.skipped) for one in cases))
-        suite = ElementTree.SubElement(root, "testsuite", {"name": name, **_counts(cases), "skipped": skipped})
-        for one in cases:
-            about = ElementTree.SubElement(suite, "testcase", {"classname": name, "name": one.name, "time": "0"})
-            if one.failure:
-                failure = {"message": one.failure, "type": "expectation"}
-                ElementTree.SubElement(about, "failure", failure).text = one.details
-            if one.skipped:
-                ElementTree.SubElement(about, "skipped", {"message": one.skipped})
-    ElementTree.indent(root)
-    text = re.sub(_UNWRITABLE, "\ufffd", ElementTree.tostring(root, encoding="unicode"))
+    text = rendered("junit.xml.j2", suites=suites)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(f"<?xml version='1.0' encoding='utf-8'?>\n{text}\n".encode())
+    file.write_bytes(re.sub(_UNWRITABLE, "\ufffd", text).encode())
 
 
 _UNWRITABLE = "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"
-
-
-def _counts(cases: Sequence[Check]) -> dict[str, str]:
-    failures = sum(bool(one.failure) for one in cases)
-    return {"tests": str(len(cases)), "failures": str(failures), "errors": "0", "time": "0"}

@@ -351,20 +351,17 @@ class Untested(Part):
 class Claim(Part):
     """A published sentence that the scenario puts to the test.
 
+    Which printed figures something was fitted to, and which are predicted, its expectations say (`kind`).
+
     Attributes
     ----------
     sentence
         What is claimed.
     source
         Where it is printed.
-    fitted
-        Which printed figures the scenario was fitted to, in words; `figure` and `kind` of its expectations, and
-        its table `fitted`, say the same for `hosim validate`.
     chosen
         What is not printed and was chosen because it explains printed figures, which do not come out without it: name
         -> why.
-    predicted
-        Which printed figures it predicts, in words.
     untested
         Printed figures for which no row can be run.
     unstated
@@ -383,9 +380,7 @@ class Claim(Part):
 
     sentence: str
     source: str
-    fitted: str = ""
     chosen: dict[Line, Reason] = {}
-    predicted: str = ""
     untested: tuple[Untested, ...] = ()
     unstated: tuple[Unstated, ...] = ()
     choices: tuple[Choice, ...] = ()

@@ -327,15 +327,12 @@ class Distribution(Part):
 
 
 class Sample(Part):
-    """Draws of what is not certain; the policies of a draw all meet the same.
+    """Independent draws of what is not certain; all policies meet the same in a draw.
 
     Attributes
     ----------
     size
         How many draws.
-    method
-        ``random``: they are independent. ``sobol``: a scrambled Sobol sequence, which fills the space more evenly; of
-        it a power of two is best.
     seed
         What they begin with.
     of
@@ -345,7 +342,6 @@ class Sample(Part):
     """
 
     size: Few
-    method: Literal["random", "sobol"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     of: dict[str, Distribution] = {}
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0
