@@ -1,0 +1,307 @@
+"""What is asked of a scenario: which value of a field is on the edge for a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from simulator.document import Count, Part
+from simulator.scenario.claim import WORKLOAD, Bound, Label
+from simulator.units import exact, in_field, parse, ratio, require, unit_of
+
+COMPUTE, FASTEST = "compute", "fastest"
+"""In place of a row: what all computes take; and the fastest of the rows, with the documents as they are."""
+Amount = Literal["at_least", "at_most", "multiple_of", "start"]
+"""Fields of a question that are values of what is searched."""
+_STEP = {"B": 10**8, "B/s": 10**8}
+"""Unit -> only multiples of this are tried, if nothing is said."""
+_REACH = {"largest": 16, "least": 1000}
+"""So many times as much as the documents say, and as little, is tried: a long sequence takes long to try."""
+
+
+class Question(Part):
+    """How far a field may go while a row fits, or does what else is asked of it.
+
+    Attributes
+    ----------
+    field
+        What is varied.
+    at_most
+        The largest value that is tried.
+    at_least
+        The smallest value that is tried, if it is a multiple.
+    multiple_of
+        Only multiples of this are tried.
+    over
+        Label of the row whose step others are held against; or ``compute``: the time of all computes.
+    slowdown
+        How many times as long as that a step may be, such as ``[1.01x, 1.25x, inf]``; for each there is an answer.
+        Default: any.
+    """
+
+    key: ClassVar[str]
+    """The command that asks it, and the key of a scenario."""
+    prefix: ClassVar[str] = ""
+    """What stands before the field in a path from the three documents."""
+    assurance: ClassVar[str] = ""
+    """What was done for what is taken for granted, for people."""
+    further: ClassVar[tuple[str, str]] = ("lower at_least", "raise at_most")
+    """What lets a search for the least, or the largest, go on where it ended, for people."""
+
+    field: Annotated[str, Field(min_length=1)]
+    at_most: str | float | None
+    at_least: str | float | None
+    multiple_of: str | float
+    over: Label = COMPUTE
+    slowdown: tuple[Bound, ...] = ()
+
+    @property
+    def path(self) -> str:
+        """Path to the field, from the three documents."""
+        return self.prefix + self.field
+
+    @property
+    def direction(self) -> str:
+        """Which value is searched: the ``largest`` or the ``least``."""
+        return self.key
+
+    @property
+    def sign(self) -> int:
+        """Times a value: the more, the harder it is to fit."""
+        return 1 if self.direction == "largest" else -1
+
+    @property
+    def column(self) -> str:
+        """The column that holds the answer."""
+        return f"{self.direction}_{self.field}"
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """How many times as long a step may be, for each answer; ``inf`` if it may be any."""
+        return tuple(map(ratio, self.slowdown)) or (math.inf,)
+
+    def within(self, limit: float) -> str:
+        """Say how long a step may be: one of the `limits`."""
+        return "any step" if limit == math.inf else f"{limit:g}x {self.over}"
+
+    def does(self, limit: float) -> str:
+        """Say what a row does that meets all that is asked."""
+        return f"fits within {self.within(limit)}" if self.slowdown else "fits"
+
+    def columns(self, tier: str) -> dict[str, tuple[float, str]]:
+        """Columns that the summary of a row gets -> of which answer they are, and the column there.
+
+        Parameters
+        ----------
+        tier
+            The compute tier.
+        """
+        found = {}
+        for limit in self.limits:
+            at = f"at_{limit:g}x" if limit < math.inf else f"at_{self.direction}"
+            found[self.column if limit == math.inf else f"{at}_{self.column}"] = (limit, self.column)
+            found |= {f"{at}_{own}": (limit, own) for own in ("step_ns", "slowdown", f"peak_{tier}_bytes")}
+        return found
+
+    @cached_property
+    def values(self) -> Sequence[int | float]:
+        """All values that may be tried, in order."""
+        least, most, step = (int(self.read(key)) for key in ("at_least", "at_most", "multiple_of"))
+        return range(-(-least // step) * step, most + 1, step)
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of what is searched; None of a number."""
+        return unit_of(self.at_most)
+
+    @property
+    def size(self) -> str:
+        """Which values are tried, for people."""
+        step = self.written(self.read("multiple_of"))
+        return "whole numbers" if step == "1" else f"multiples of {step}"
+
+    def beside(self, value: int | float) -> int | float | None:
+        """With which value the row runs that a step is held against; None: with the documents as they are."""
+        return None
+
+    def read(self, key: Amount) -> int | float:
+        """Read an amount of the question as a number of its unit."""
+        stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
+        if isinstance(stated, int) and (self.unit is None or not stated):
+            return stated or usual
+        with in_field(key):
+            whole = parse(stated, self.unit or "B")  # a number without a unit is none
+            require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
+        return int(whole)
+
+    def written(self, value: int | float | None) -> str:
+        """Write a value for people; nothing for none."""
+        if value is None or self.unit in (None, "x"):
+            return "" if value is None else f"{value:,}{self.unit or ''}"
+        return exact(value, str(self.unit))
+
+    def _check(self) -> None:
+        step = int(self.read("multiple_of"))
+        least = self.written(-(-int(self.read("at_least")) // step) * step)
+        must, do = f"at_most is at least {least}, the least multiple that is tried", "raise it, or lower multiple_of"
+        require(self.values, must, self.written(self.read("at_most")), "at_most", do=do)
+        with in_field("slowdown"):
+            must, shortest = "a step is held to more than 0x of another one", min(self.limits)
+            require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
+
+
+class Largest(Question):
+    """The question up to which value a row still fits, and is not much slower than another with the same value.
+
+    Attributes
+    ----------
+    field
+        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down.
+    """
+
+    key: ClassVar[str] = "largest"
+    prefix: ClassVar[str] = WORKLOAD
+    at_most: Count
+    at_least: Count = 1
+    multiple_of: Count = 1
+
+    def beside(self, value: int | float) -> int | float | None:
+        """With which value the row runs that a step is held against: with the same."""
+        return value
+
+
+class Least(Question):
+    """The question down to which value a row still fits, and is not much slower than another with the largest value.
+
+    Attributes
+    ----------
+    field
+        Field path of a figure of the machine, such as ``tiers.hbm.capacity`` or ``links.*.bandwidth``.
+    at_most
+        The largest value that is tried, with its unit (``200 GB/s``), as all that is tried; or a count.
+    multiple_of
+        Only multiples of this are tried; if nothing is said, of 100 MB, or 100 MB/s.
+    """
+
+    key: ClassVar[str] = "least"
+    at_most: str | Count
+    at_least: str | Count = 0
+    multiple_of: str | Count = 0
+
+    def beside(self, value: int | float) -> int | float | None:
+        """With which value the row runs that a step is held against: with the largest one."""
+        return self.values[-1]
+
+    def _check(self) -> None:
+        super()._check()
+        is_machines, do = not self.field.startswith((WORKLOAD, "scenario.")), "ask hosim largest for such fields"
+        require(is_machines, "the least value is of the machine", self.field, "field", do=do)
+
+
+class Frontier(Question):
+    """The question how far a field may go while a row meets conditions: up, of the workload and of times; else down.
+
+    Attributes
+    ----------
+    field
+        Field path from the three documents: of the machine (``links.*.bandwidth``), ``workload.sequence`` or
+        ``scenario.budget``, or several, joined by `` + ``; or ``peak.TIER``: the capacity of a tier, for the peak
+        there. Where the fields have several values all are multiplied by a factor.
+    at_most, at_least
+        Where the search ends; default: so far from what the documents say that it hardly gets there.
+    multiple_of
+        Only multiples of this are tried; default: what has so many significant digits as `resolution` says.
+    over
+        What ratios (``1.01x``) are of: a row with the documents as they are, the ``fastest`` of those that are asked
+        for, or ``compute``.
+    such_that
+        What must hold of the row, such as ``stall <= 0.1 %``.
+    resolution
+        Significant digits of the answer.
+    start
+        What the documents say.
+    """
+
+    key: ClassVar[str] = "frontier"
+    assurance: ClassVar[str] = ", as was tried beside each answer"
+    further: ClassVar[tuple[str, str]] = ("lower --at-least", "raise --at-most")
+    at_most: str | int | float | None = None
+    at_least: str | int | float | None = None
+    multiple_of: str | int | float = 0
+    over: Label = FASTEST
+    such_that: tuple[str, ...] = ()
+    resolution: Annotated[int, Field(ge=1, le=5)] = 3
+    start: str | int | float
+
+    @staticmethod
+    def path_of(field: str) -> str:
+        """Path to a field, from the three documents."""
+        return f"tiers.{field.removeprefix('peak.')}.capacity" if field.startswith("peak.") else field
+
+    @property
+    def path(self) -> str:
+        """Path to the field, from the three documents."""
+        return self.path_of(self.field)
+
+    @property
+    def direction(self) -> str:
+        """Which value is searched: the ``largest`` or the ``least``."""
+        return "largest" if self.path.startswith(WORKLOAD) or self.unit == "ns" else "least"
+
+    @property
+    def unit(self) -> str | None:
+        """Unit of what is searched, of a factor ``x``; None of a number."""
+        return "x" if str(self.start).endswith("x") else unit_of(self.start)
+
+    @property
+    def size(self) -> str:
+        """Which values are tried, for people."""
+        return super().size if self.multiple_of else f"values of {self.resolution} significant digits"
+
+    def does(self, limit: float) -> str:
+        """Say what a row does that meets all that is asked."""
+        return f"meets {' and '.join(self.such_that)}" if self.such_that else "fits"
+
+    @cached_property
+    def values(self) -> Sequence[int | float]:
+        """All values that may be tried, in order."""
+        if self.multiple_of:
+            return super().values
+        return _rounded(self.read("at_least"), self.read("at_most"), self.resolution)
+
+    def read(self, key: Amount) -> int | float:
+        """Read an amount of the question as a number of its unit."""
+        stated = getattr(self, key)
+        if stated is None:
+            start, reach = self.read("start"), _REACH[self.direction]
+            least: int | float = 1 if isinstance(start, int) else 0.0
+            return start * reach if key == "at_most" else max(least, type(start)(start / reach))
+        with in_field(key):
+            if self.unit == "x":
+                return float(ratio(stated))
+            value = stated if self.unit is None else parse(stated, self.unit)
+            must, do = "what is searched is a number above 0 that has an end", "say where to look: at_least and at_most"
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            require(is_number, must, repr(stated), do=do)
+        return value
+
+    def _check(self) -> None:
+        self.read("start")
+        low, high = self.read("at_least"), self.read("at_most")
+        must, do = f"at_most is more than at_least, {self.written(low)}", "raise it"
+        require(low < high, must, self.written(high), "at_most", do=do)
+
+
+def _rounded(low: int | float, high: int | float, digits: int) -> list[int | float]:
+    """Numbers with so many significant digits between two, and these: whole numbers if both are."""
+    found, is_whole = {low, high}, isinstance(low, int) and isinstance(high, int)
+    for power in range(math.floor(math.log10(low)) - digits + 1, math.ceil(math.log10(high)) - digits + 2):
+        for digit in range(10 ** (digits - 1), 10**digits):
+            value = digit * 10**power if power >= 0 else float(f"{digit}e{power}")
+            if low < value < high and (not is_whole or value == int(value)):
+                found.add(int(value) if is_whole else float(value))
+    return sorted(found)
