@@ -156,7 +156,7 @@ class Shortfall:
     staged: str = ""
 
     @property
-    def gap_bytes(self) -> int:
+    def short_bytes(self) -> int:
         """By how many bytes the demand exceeds the capacity."""
         return self.demand_bytes - self.capacity_bytes
 
@@ -195,6 +195,6 @@ class CapacityError(HosimError):
         full += f", {r.staged}" if r.staged else ""
         return quotable(
             f"{r.at}: what is live at once must fit in {r.tier} ({r.capacity_bytes:,} B), "
-            f"found {r.demand_bytes:,} B, short by {r.gap_bytes:,} B{full}{advice}",
+            f"found {r.demand_bytes:,} B, short by {r.short_bytes:,} B{full}{advice}",
             sum(_LONGEST),
         )

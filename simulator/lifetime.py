@@ -15,7 +15,7 @@ dead after an op
 live bytes
     What is born and has not died while an op runs, with the op's workspace: after its allocations and before
     its frees, which is where a peak is.
-idle gap
+idle interval
     The ops between two consecutive uses of a tensor. A persistent tensor of a graph that runs several steps
     has one more, which wraps: from its last use over the step boundary to its first use in the next step.
 working set
@@ -41,8 +41,8 @@ NEVER = -1
 """The op index of what does not happen."""
 
 
-class Gap(NamedTuple):
-    """An idle gap of a tensor.
+class IdleInterval(NamedTuple):
+    """An idle interval of a tensor.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Gap(NamedTuple):
     after, before
         The uses on either side (op indices); the ops between them do not need the tensor.
     wraps
-        Whether `before` lies in the next step, and the gap spans the step boundary.
+        Whether `before` lies in the next step, and the interval spans the step boundary.
     """
 
     tensor: int
@@ -116,8 +116,8 @@ class Lifetimes:
         return at < len(reads) and reads[at] == op
 
 
-def idle_gaps(graph: Graph) -> Iterator[Gap]:
-    """Iterate over the idle gaps by tensor id, then by time; consecutive uses with no op between have none.
+def idle_intervals(graph: Graph) -> Iterator[IdleInterval]:
+    """Iterate over the idle intervals by tensor id, then by time; consecutive uses with no op between have none.
 
     Parameters
     ----------
@@ -127,10 +127,10 @@ def idle_gaps(graph: Graph) -> Iterator[Gap]:
     for t, uses in enumerate(Lifetimes.of(graph).uses):
         for after, before in pairwise(uses):
             if before > after + 1:
-                yield Gap(t, after, before)
+                yield IdleInterval(t, after, before)
         is_around = graph.steps > 1 and graph.tensors[t].persistent
         if is_around and uses and (uses[0] > 0 or uses[-1] < len(graph.ops) - 1):
-            yield Gap(t, uses[-1], uses[0], wraps=True)
+            yield IdleInterval(t, uses[-1], uses[0], wraps=True)
 
 
 def live_bytes(graph: Graph) -> NDArray[np.int64]:

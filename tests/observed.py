@@ -86,9 +86,9 @@ class _Observer:
         self._problem, self._program, self._plan = problem, program, plan
         self._op = -1
         self._version = [-1] * len(problem.sizes)
-        self._gaps: dict[int, list[int]] = {}
-        for g, gap in enumerate(program.idle):
-            self._gaps.setdefault(gap.tensor, []).append(g)
+        self._intervals: dict[int, list[int]] = {}
+        for g, idle in enumerate(program.idle):
+            self._intervals.setdefault(idle.tensor, []).append(g)
 
     def see(self, kind: int, a: int, rest: tuple[int, int], start: int) -> str:
         """Follow one step; say what is strange about it if it is not one that the program knows."""
@@ -98,8 +98,8 @@ class _Observer:
                 self._version[tensor] = self._op + self._program.lead
             return "" if a == self._op else "an op runs again"
         if kind == DETACH:
-            if rest[0] == self._problem.compute_tier and (gap := self._gap(a)) is not None:
-                self.found.away.add(gap)
+            if rest[0] == self._problem.compute_tier and (idle := self._interval(a)) is not None:
+                self.found.away.add(idle)
             return ""
         return self._copy(a, rest, start) if kind == COPY else "the host waits"
 
@@ -122,8 +122,8 @@ class _Observer:
         return True
 
     def _back(self, tensor: int) -> int | None:
-        """The gap that a copy in ends at the present point, unless nothing has left or a barrier is crossed."""
-        g, program = self._gap(tensor), self._program
+        """The interval that a copy in ends at the present point, unless nothing has left or a barrier is crossed."""
+        g, program = self._interval(tensor), self._program
         if g is None or program.idle[g].back is None:
             return None
         if g not in self.found.away and program.idle[g].after >= program.lead:
@@ -131,10 +131,12 @@ class _Observer:
         fence = self._problem.fences[program.idle[g].before - program.lead]
         return g if self._op >= fence - 1 else None
 
-    def _gap(self, tensor: int) -> int | None:
-        """The gap of the tensor that the present point lies in."""
-        at, gaps = self._op + self._program.lead, self._program.idle
-        return next((g for g in self._gaps.get(tensor, ()) if gaps[g].after <= at < gaps[g].before), None)
+    def _interval(self, tensor: int) -> int | None:
+        """The interval of the tensor that the present point lies in."""
+        at, intervals = self._op + self._program.lead, self._program.idle
+        return next(
+            (g for g in self._intervals.get(tensor, ()) if intervals[g].after <= at < intervals[g].before), None
+        )
 
     def choose(self) -> None:
         """Say what lived away; and of each interval within the step whether it was spent away, with a valid copy."""

@@ -55,7 +55,7 @@ class Need(NamedTuple):
     counts_idle: bool = False
 
     @property
-    def gap_bytes(self) -> int | float:
+    def short_bytes(self) -> int | float:
         """By how much the demand exceeds the capacity."""
         return self.demand_bytes - self.capacity_bytes
 
@@ -90,7 +90,7 @@ def infeasible(
     fit = GraphNeeds(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     if not fit.short:
         return None
-    worst = max(fit.short, key=lambda need: need.gap_bytes)
+    worst = max(fit.short, key=lambda need: need.short_bytes)
     at, full = "the homes at time 0", ""
     if worst.at is not None:
         at, full = f"op {graph.ops[worst.at].name!r}", fit.full(worst, worst.at)
@@ -153,7 +153,7 @@ class GraphNeeds:
         for counts_idle in (False, True):
             needed = self.by_op[counts_idle]
             needs.append(Need(self.here, int(needed.max()), self.budget_bytes, int(needed.argmax()), counts_idle))
-        self.short = [need for need in needs if need.gap_bytes > 0]
+        self.short = [need for need in needs if need.short_bytes > 0]
 
     def largest(self, need: Need) -> tuple[tuple[str, int], ...]:
         """The largest residents where something is needed: name and size [B], largest first."""
@@ -188,7 +188,7 @@ class GraphNeeds:
             least[names[need.tier]] = max(need.demand_bytes, least.get(names[need.tier], 0))
         if not self.below or not all(need.counts_idle for need in self.short):
             return (least,)
-        gap = max(need.gap_bytes for need in self.short)
+        gap = max(need.short_bytes for need in self.short)
         return least, {names[self.below[0]]: int(self.usable[self.below[0]] + gap)}
 
     def freed(self) -> Iterator[str]:

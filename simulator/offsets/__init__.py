@@ -11,7 +11,7 @@ be below the most that is live at once.
 *Resting.* A place whose range was freed a moment ago in issue order waits for the copy that frees it, although there
 may be room elsewhere. So where there is room each gets the range that has been free for longest (`spread`). Found in
 issue order, such a layout would be in pieces when the most is live; it is found outward from there instead: what is
-live then lies without a gap, and from there on there is ever more room, later as well as, with time reversed, before.
+live then lies without a hole, and from there on there is ever more room, later as well as, with time reversed, before.
 Reversed, the range that has been free for longest is that whose next place comes last.
 """
 
@@ -250,7 +250,7 @@ def tight(tenancies: Sequence[Tenancy], steps: int, enough: int) -> list[int]:
 
 
 def _packed(tenancies: Sequence[Tenancy], steps: int, order: Sequence[int]) -> list[int]:
-    """Place tenancies one by one, each in the smallest gap that suffices between those that overlap it, or behind."""
+    """Place tenancies one by one, each in the smallest hole that suffices between those that overlap it, or behind."""
     stays = [one.stays(steps) for one in tenancies]
     first, last = np.array([*chain.from_iterable(stays)], np.int64).reshape(-1, 2).T
     owner = np.repeat(np.arange(len(stays)), [len(own) for own in stays])
@@ -259,25 +259,25 @@ def _packed(tenancies: Sequence[Tenancy], steps: int, order: Sequence[int]) -> l
     for number in order:
         overlaps = np.logical_or.reduce([(first <= end) & (last >= start) for start, end in stays[number]])
         near = owner[overlaps & is_placed]
-        low[number] = _gap(low[near], high[near], tenancies[number].size_bytes)
+        low[number] = _hole(low[near], high[near], tenancies[number].size_bytes)
         high[number] = low[number] + tenancies[number].size_bytes
         is_placed |= owner == number
     offsets: list[int] = low.tolist()
     return offsets
 
 
-def _gap(low: Ints, high: Ints, size: int) -> int:
-    """The lowest of the smallest gaps that suffice between ranges, or the end of the last."""
+def _hole(low: Ints, high: Ints, size: int) -> int:
+    """The lowest of the smallest holes that suffice between ranges, or the end of the last."""
     if not len(low):
         return 0
     order = low.argsort(kind="stable")
     ends = np.maximum.accumulate(high[order])
-    gaps = low[order]
-    gaps[1:] -= ends[:-1]
-    fits = (gaps >= size).nonzero()[0]
+    holes = low[order]
+    holes[1:] -= ends[:-1]
+    fits = (holes >= size).nonzero()[0]
     if not len(fits):
         return int(ends[-1])
-    at = fits[gaps[fits].argmin()]
+    at = fits[holes[fits].argmin()]
     return int(ends[at - 1]) if at else 0
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from simulator.document import Part
-from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
+from simulator.lifetime import NEVER, IdleInterval, idle_intervals, live_bytes
 from simulator.plan import Plan
 from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
@@ -103,38 +103,38 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     lifetimes, ops, fences = problem.lifetimes, len(problem.graph.ops), problem.fences
     live, visitors = Profile(live_bytes(problem.graph)), set(problem.visitors)
     made = (t for t, uses in enumerate(lifetimes.uses) if uses and not problem.starts_with[t] and not problem.pinned(t))
-    away, moved = list[tuple[Gap, int]](), 0
+    away, moved = list[tuple[IdleInterval, int]](), 0
     for tensor in (*problem.visitors, *sorted(made, key=lifetimes.first_use.__getitem__)):
         if tensor not in visitors and live.peak(0, ops - 1) <= problem.budget_bytes:
             break
-        gaps = _far_apart(problem, tensor, select_distance)
-        moved += bool(gaps) and tensor not in visitors
-        for gap in gaps:
-            comes = gap.before < ops and (gap.after != NEVER or problem.comes_in(tensor))
-            back = max(gap.after + 1, fences[gap.before], gap.before - distance) if comes else gap.before
-            live.add(gap.after + 1, back - 1, -problem.sizes[tensor])
-            away.append((gap, back if comes else ops))
+        intervals = _far_apart(problem, tensor, select_distance)
+        moved += bool(intervals) and tensor not in visitors
+        for idle in intervals:
+            comes = idle.before < ops and (idle.after != NEVER or problem.comes_in(tensor))
+            back = max(idle.after + 1, fences[idle.before], idle.before - distance) if comes else idle.before
+            live.add(idle.after + 1, back - 1, -problem.sizes[tensor])
+            away.append((idle, back if comes else ops))
     away.sort(key=lambda one: one[0].before)
-    leaving = [gap for gap, _ in away if gap.after != NEVER]
-    moves = [Move(lifetimes.first_use[gap.tensor] + 1, Writer.back_up, gap.tensor) for gap in leaving]
-    moves += [Move(gap.after + 1, _leave, gap.tensor) for gap in leaving]
-    moves += [Move(back, Writer.fetch, gap.tensor) for gap, back in away if back < ops]
+    leaving = [idle for idle, _ in away if idle.after != NEVER]
+    moves = [Move(lifetimes.first_use[idle.tensor] + 1, Writer.back_up, idle.tensor) for idle in leaving]
+    moves += [Move(idle.after + 1, _leave, idle.tensor) for idle in leaving]
+    moves += [Move(back, Writer.fetch, idle.tensor) for idle, back in away if back < ops]
     note = f"select_distance {select_distance}, distance {distance}: {counted(moved, 'tensor')} that ops make moved"
     return write(problem, "lookahead", moves, (note,))
 
 
-def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[Gap]:
+def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[IdleInterval]:
     """Idle intervals longer than a distance; a tensor with its home elsewhere is also away at the ends of the step."""
     uses = problem.lifetimes.uses[tensor]
-    gaps = [Gap(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
-    return [*gaps, *_at_ends(problem, tensor)] if problem.starts_with[tensor] else gaps
+    intervals = [IdleInterval(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
+    return [*intervals, *_at_ends(problem, tensor)] if problem.starts_with[tensor] else intervals
 
 
-def _at_ends(problem: Problem, visitor: int) -> list[Gap]:
+def _at_ends(problem: Problem, visitor: int) -> list[IdleInterval]:
     """When a tensor with its home elsewhere is away at the start of a step (`NEVER`), and if it persists at its end."""
     uses, ops = problem.lifetimes.uses[visitor], len(problem.graph.ops)
-    gaps = [Gap(visitor, NEVER, uses[0]), Gap(visitor, uses[-1], ops)]
-    return gaps if problem.graph.tensors[visitor].persistent else gaps[:1]
+    intervals = [IdleInterval(visitor, NEVER, uses[0]), IdleInterval(visitor, uses[-1], ops)]
+    return intervals if problem.graph.tensors[visitor].persistent else intervals[:1]
 
 
 def _leave(writer: Writer, tensor: int) -> None:
@@ -184,8 +184,8 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     """
     phases, saved = ["", *(op.phase for op in problem.graph.ops)], _saved(problem)
     turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
-    away = [*saved, *(gap for tensor in problem.visitors for gap in _at_ends(problem, tensor))]
-    after = {gap.tensor: gap.after for gap in away if gap.after != NEVER}
+    away = [*saved, *(idle for tensor in problem.visitors for idle in _at_ends(problem, tensor))]
+    after = {idle.tensor: idle.after for idle in away if idle.after != NEVER}
     leave, come = (_leave_alone, _come_alone) if options.synchronous else (Writer.store, Writer.recall)
     moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
     for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
@@ -194,9 +194,9 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     return write(problem, "offload_saved", moves, (f"{counted(len(saved), 'tensor')} saved for backward and moved",))
 
 
-def _saved(problem: Problem) -> list[Gap]:
+def _saved(problem: Problem) -> list[IdleInterval]:
     """Idle intervals, from last forward to first backward use, of the tensors that are saved for backward."""
-    ops, clock, here, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[Gap]()
+    ops, clock, here, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[IdleInterval]()
     for tensor, writes in enumerate(problem.lifetimes.writes):
         if problem.pinned(tensor) or problem.starts_with[tensor] or not writes or ops[writes[0]].phase != "forward":
             continue
@@ -206,11 +206,11 @@ def _saved(problem: Problem) -> list[Gap]:
         away = problem.away(tensor)[0]
         copies_ns = problem.copy_ns(tensor, here, away) + problem.copy_ns(tensor, away, here)
         if forward < backward and clock[backward] - clock[forward + 1] > copies_ns:
-            saved.append(Gap(tensor, forward, backward))
+            saved.append(IdleInterval(tensor, forward, backward))
     return saved
 
 
-def _comes(problem: Problem, away: list[Gap], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
+def _comes(problem: Problem, away: list[IdleInterval], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
     """Choose the op before which each tensor comes in: in order of use, one after another, as soon as there is room."""
     sizes, fences, ops = problem.sizes, problem.fences, len(problem.graph.ops)
     ahead = ops if options.ahead is None else options.ahead
@@ -259,7 +259,7 @@ class UpstreamGreedy(Part):
 
 
 def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
-    """Copy out right after the last write before the gap, free at the gap's start, copy in before its end.
+    """Copy out after the last write before the idle interval, free when it starts, copy in before it ends.
 
     This is the decision rule of the open-source HyperOffload planner, from its description. It knows the order of the
     ops and the sizes of what they make; it knows no durations, no bandwidth, no other traffic. Persistent tensors and
@@ -280,9 +280,9 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     lifetimes, homes = problem.lifetimes, zip(problem.graph.tensors, problem.resolved_homes(), strict=True)
     stays = sum(t.size_bytes for t, home in homes if t.persistent and home == problem.compute_tier)
     limit = problem.budget_bytes - stays if options.limit is None else options.limit
-    gaps, peak = choose(problem, limit)
-    moves, leaves = list[Move](), [Move(gap.after + 1, Writer.store, gap.tensor) for gap in gaps]
-    for tensor, after, before, _ in gaps:
+    intervals, peak = choose(problem, limit)
+    moves, leaves = list[Move](), [Move(idle.after + 1, Writer.store, idle.tensor) for idle in intervals]
+    for tensor, after, before, _ in intervals:
         writes = lifetimes.writes[tensor]
         moves.append(Move(writes[bisect_right(writes, after) - 1] + 1, Writer.back_up, tensor))
         leaves.append(Move(max(before - options.lead, after + 1, problem.fences[before]), Writer.fetch, tensor))
@@ -294,11 +294,11 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     return write(problem, "upstream_greedy", [*moves, *leaves, *comes], tuple(notes))
 
 
-def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[Gap, ...], int]:
-    """Take gaps, the longest in ops first, until the peak is within the limit or none is left.
+def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterval, ...], int]:
+    """Take idle intervals, the longest in ops first, until the peak is within the limit or none is left.
 
-    Of equally long gaps the largest tensor comes first, then the earlier gap, then the tensor that was used first. A
-    gap in which the limit is kept at every op is passed over. What was taken is never given back.
+    Of equally long intervals the largest tensor comes first, then the earlier interval, then the tensor that was used
+    first. An interval in which the limit is kept at every op is passed over. What was taken is never given back.
 
     Parameters
     ----------
@@ -309,9 +309,9 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[Gap, ...],
 
     Returns
     -------
-    (gaps, peak_bytes)
+    (intervals, peak_bytes)
         Those in which a tensor leaves, in the order in which they were taken; and the most that the planner expects to
-        hold [B], above the limit if no gap was left that would have helped.
+        hold [B], above the limit if no idle interval was left that would have helped.
     """
     last, sizes, uses = len(problem.graph.ops) - 1, problem.sizes, problem.lifetimes.uses
     held, order = Profile([0] * (last + 1)), dict[int, int]()
@@ -319,14 +319,14 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[Gap, ...],
         held.add(uses[tensor][0], uses[tensor][-1], sizes[tensor])
         if not problem.pinned(tensor):
             order[tensor] = number
-    gaps = [g for g in idle_gaps(problem.graph) if g.tensor in order and not g.wraps]
+    intervals = [g for g in idle_intervals(problem.graph) if g.tensor in order and not g.wraps]
     taken = []
-    for gap in sorted(gaps, key=lambda g: (g.after - g.before, -sizes[g.tensor], g.after, order[g.tensor])):
+    for idle in sorted(intervals, key=lambda g: (g.after - g.before, -sizes[g.tensor], g.after, order[g.tensor])):
         if not held.exceeds(0, last, limit_bytes):
             break
-        if held.exceeds(gap.after + 1, gap.before - 1, limit_bytes):
-            held.add(gap.after + 1, gap.before - 1, -sizes[gap.tensor])
-            taken.append(gap)
+        if held.exceeds(idle.after + 1, idle.before - 1, limit_bytes):
+            held.add(idle.after + 1, idle.before - 1, -sizes[idle.tensor])
+            taken.append(idle)
     return tuple(taken), held.peak(0, last)
 
 

@@ -73,7 +73,7 @@ class Best(Generic[Candidate]):
         try:
             yield
         except CapacityError as error:
-            if self._least is None or error.report.gap_bytes < self._least.report.gap_bytes:
+            if self._least is None or error.report.short_bytes < self._least.report.short_bytes:
                 self._least = error
 
     def offer(self, plan: Plan, candidate: Candidate) -> Replay | None:

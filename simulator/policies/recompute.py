@@ -36,7 +36,7 @@ from itertools import chain
 
 from simulator.document import Part
 from simulator.graph import Graph, OpKind
-from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps, live_bytes
+from simulator.lifetime import NEVER, IdleInterval, Lifetimes, idle_intervals, live_bytes
 from simulator.plan import Plan
 from simulator.policies.decide import tune
 from simulator.policies.problem import Problem
@@ -135,9 +135,9 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
         What to plan for, and how to make things again.
     """
     graph, live = problem.graph, Profile(live_bytes(problem.graph))
-    for gap in idle_gaps(graph):
-        if not graph.tensors[gap.tensor].persistent and remaker.maker(gap.tensor, gap.before) != NEVER:
-            live.add(gap.after + 1, gap.before - 1, -problem.sizes[gap.tensor])
+    for idle in idle_intervals(graph):
+        if not graph.tensors[idle.tensor].persistent and remaker.maker(idle.tensor, idle.before) != NEVER:
+            live.add(idle.after + 1, idle.before - 1, -problem.sizes[idle.tensor])
     return live.peak(0, live.length - 1)
 
 
@@ -364,26 +364,26 @@ class Remaker:
         return tuple(sorted(ops))
 
 
-def gaps(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[Gap, tuple[int, ...]]]:
-    """For each idle gap, the ops that recompute its tensor at the end if everything else that is live stays.
+def remakes(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[IdleInterval, tuple[int, ...]]]:
+    """For each idle interval, the ops that recompute its tensor at the end if everything else that is live stays.
 
     Parameters
     ----------
     graph
         The graph.
     most_ops
-        Gaps that take more ops than this are left out, as are those whose tensor cannot be made again; so that this
-        takes time in proportion to the number of gaps.
+        Intervals that take more ops than this are left out, as are those whose tensor cannot be made again; so the
+        time that this takes is in proportion to the number of idle intervals.
     """
     found = Lifetimes(graph)
     remaker = Remaker(graph, found)
-    for gap in idle_gaps(graph):
-        if gap.wraps or not found.is_read(gap.tensor, gap.before):
+    for idle in idle_intervals(graph):
+        if idle.wraps or not found.is_read(idle.tensor, idle.before):
             continue
 
-        def is_there(t: int, gap: Gap = gap) -> bool:
-            return t != gap.tensor and NEVER < found.born[t] < gap.before <= found.dies[t]
+        def is_there(t: int, idle: IdleInterval = idle) -> bool:
+            return t != idle.tensor and NEVER < found.born[t] < idle.before <= found.dies[t]
 
-        ops = remaker.chain((gap.tensor,), gap.before, is_there, most_ops)
+        ops = remaker.chain((idle.tensor,), idle.before, is_there, most_ops)
         if ops is not None:
-            yield gap, ops
+            yield idle, ops

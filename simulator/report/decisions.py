@@ -33,16 +33,16 @@ def decisions(explanation: Explanation) -> list[Line]:
     problem, ops = explanation.problem, explanation.problem.graph.ops
     lines = []
     for choice in explanation.choices:
-        gap, about = choice.gap, problem.graph.tensors[choice.gap.tensor]
+        idle, about = choice.interval, problem.graph.tensors[choice.interval.tensor]
         is_made_again = choice.decision is Decision.RECOMPUTE
         line: Line = {"tensor": about.name, "kind": str(about.kind), "size_bytes": about.size_bytes}
-        line |= {"after": ops[gap.after].name, "before": ops[gap.before].name if gap.before < len(ops) else ""}
-        line |= {"wraps": int(gap.wraps), "idle_ns": gap.lead_ns + gap.trail_ns, "out_ns": gap.out_ns}
-        line |= {"in_ns": gap.in_ns, "remake_ns": choice.remake_ns, "decision": str(choice.decision)}
-        line |= {"tier": "" if is_made_again else problem.tiers[gap.away]}
+        line |= {"after": ops[idle.after].name, "before": ops[idle.before].name if idle.before < len(ops) else ""}
+        line |= {"wraps": int(idle.wraps), "idle_ns": idle.lead_ns + idle.trail_ns, "out_ns": idle.out_ns}
+        line |= {"in_ns": idle.in_ns, "remake_ns": choice.remake_ns, "decision": str(choice.decision)}
+        line |= {"tier": "" if is_made_again else problem.tiers[idle.away]}
         line |= {"score": choice.score.total}
         line |= {f"term_{term}": value for term, value in zip(TERMS, choice.score.terms, strict=True)}
-        line |= {"reason": choice.reason, "made_by": ops[gap.before].name if is_made_again else ""}
+        line |= {"reason": choice.reason, "made_by": ops[idle.before].name if is_made_again else ""}
         lines.append(line)
     return lines
 
@@ -89,14 +89,14 @@ def plan_text(explanation: Explanation) -> str:
     """Write the whole plan as tables: decisions, cache operators and links."""
     parts = []
     for decision, found in grouped(decisions(explanation), itemgetter("decision")).items():
-        gaps = [gap | {"copies_ns": gap["out_ns"] + gap["in_ns"], "to": gap["tier"]} for gap in found]
-        rows = _alike(gaps, ("kind", "to", "reason"), ("idle_ns", "copies_ns", "remake_ns", "score"))
+        intervals = [idle | {"copies_ns": idle["out_ns"] + idle["in_ns"], "to": idle["tier"]} for idle in found]
+        rows = _alike(intervals, ("kind", "to", "reason"), ("idle_ns", "copies_ns", "remake_ns", "score"))
         for row in rows:
             row["score"] = round(row["score"] / row["count"], 1)
         remake = ["remake_ns"] if any(row["remake_ns"] for row in rows) else []
         columns = ("kind", "tensors", "count", "size_bytes", "to", "idle_ns", "copies_ns", *remake, "score", "reason")
         size = human(sum(row["size_bytes"] for row in rows), "B")
-        parts.append(_cut(f"{decision}: {counted(len(gaps), 'idle interval')}, {size}", rows, columns))
+        parts.append(_cut(f"{decision}: {counted(len(intervals), 'idle interval')}, {size}", rows, columns))
     if moved := [line for line in cache_ops(explanation) if line["role"] != "detach"]:
         head = "cache operators, the cost terms of Algorithm 1 at their positions, and what the replay waited"
         columns = ("role", "tensors", "count", "size_bytes", *_COSTS)
@@ -152,14 +152,14 @@ def tensor_text(explanation: Explanation, name: str) -> str:
         do = f"did you mean {near!r}?" if near else f"the first tensor is {next(iter(tensors))!r}"
         raise ConfigError("--tensor", "the graph has the tensor", repr(name), do)
     said = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
-    for gap in (line for line in decisions(explanation) if line["tensor"] == name):
-        until, idle = gap["before"] or "the end of the step", human(gap["idle_ns"], "ns")
-        terms = (f"{term} {gap[f'term_{term}']:+.2f}" for term in TERMS if gap[f"term_{term}"])
-        said.append(f"  idle from {gap['after']} to {until}, for {idle}; {gap['decision']}: {gap['reason']}")
-        said.append(f"    score {gap['score']:.2f} = {', '.join(terms)}")
-        if gap["remake_ns"] is not None:
-            by, copies = f" by {gap['made_by']}" * bool(gap["made_by"]), human(gap["out_ns"] + gap["in_ns"], "ns")
-            said.append(f"    making it again{by} takes {human(gap['remake_ns'], 'ns')}, its copies {copies}")
+    for idle in (line for line in decisions(explanation) if line["tensor"] == name):
+        until, lasts = idle["before"] or "the end of the step", human(idle["idle_ns"], "ns")
+        terms = (f"{term} {idle[f'term_{term}']:+.2f}" for term in TERMS if idle[f"term_{term}"])
+        said.append(f"  idle from {idle['after']} to {until}, for {lasts}; {idle['decision']}: {idle['reason']}")
+        said.append(f"    score {idle['score']:.2f} = {', '.join(terms)}")
+        if idle["remake_ns"] is not None:
+            by, copies = f" by {idle['made_by']}" * bool(idle["made_by"]), human(idle["out_ns"] + idle["in_ns"], "ns")
+            said.append(f"    making it again{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
     point = explanation.candidate.augmented.point
     for one in (line for line in cache_ops(explanation) if line["tensor"] == name):
         window = f"{point(one['first_point'])} ... {point(one['last_point'])}"

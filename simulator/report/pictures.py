@@ -125,7 +125,7 @@ def _stacked(rows: Sequence[Row]) -> Iterator[tuple[str, NDArray[np.float64], ND
 
 def _no_step(row: Row) -> str:
     """Say why a row has no step."""
-    short = f", short by {quantity(row.shortfall.gap_bytes, 'B')}" if row.shortfall else ""
+    short = f", short by {quantity(row.shortfall.short_bytes, 'B')}" if row.shortfall else ""
     return f"{row.summary['status']}{short}"
 
 

@@ -74,7 +74,7 @@ def _not_running(rows: Sequence[Row]) -> str:
     for why, own in grouped(unfit, _shortfall).items():
         parts.append(f"{listed([row.label for row in own])} {'do' if own[1:] else 'does'} {why}")
     if unfit and len(unfit) == len(rows):
-        least = min((row.shortfall for row in unfit if row.shortfall), key=lambda short: short.gap_bytes)
+        least = min((row.shortfall for row in unfit if row.shortfall), key=lambda short: short.short_bytes)
         parts += [", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
     parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]
     parts += [f"{row.label} blocks itself: {'; '.join(row.blocked[:_SOME])}" for row in rows if row.blocked]
@@ -88,7 +88,7 @@ def _shortfall(row: Row) -> str:
         return ""
     place = short.at if " " in short.at else f"op {short.at!r}"
     full = f", and full {short.full}" if short.full else ""
-    return f"not fit in {short.tier}: short by {quantity(short.gap_bytes, 'B')} at {place}{full}"
+    return f"not fit in {short.tier}: short by {quantity(short.short_bytes, 'B')} at {place}{full}"
 
 
 def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:

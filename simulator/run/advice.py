@@ -84,7 +84,7 @@ def _wanted(case: Case, report: Shortfall) -> int:
     """Return what must be usable of a tier so that each rank which shares it gets what one rank lacks [B]."""
     tier = case.hardware.tiers[report.tier]
     usable = case.problem.budget_bytes if report.tier == case.hardware.compute_tier else tier.usable_bytes
-    return int(usable) + together(case.job.ranks, case.hardware)[tier.scope] * max(1, report.gap_bytes)
+    return int(usable) + together(case.job.ranks, case.hardware)[tier.scope] * max(1, report.short_bytes)
 
 
 def _with_room(case: Case, room: Mapping[str, int]) -> Case:

@@ -195,7 +195,7 @@ class Search:
         case, kind = self.built(point[0]), self.bounds.get(name, _ONCE)
         short = [found for task in case.tasks if (found := task.unfit(may_repeat=kind["may_repeat"]))]
         if short:
-            return [{"policy": name, "status": "infeasible", **_lacking(max(short, key=lambda one: one.gap_bytes))}]
+            return [{"policy": name, "status": "infeasible", **_lacking(max(short, key=lambda one: one.short_bytes))}]
         if not self.grows and self.question.limits == (math.inf,):
             return [{"policy": name, "status": "ok", "slowdown": None}]
         step_ns = case.bound(**kind).ns

@@ -94,7 +94,7 @@ class Case:
         """What no plan of a row can fit, if there is such a thing; else, none that runs each op once in a step."""
         may_repeat = row is not None and self.may_repeat(row)
         found = (task.unfit(may_repeat=may_repeat) for task in self.tasks)
-        return max(filter(None, found), key=lambda short: short.gap_bytes, default=None)
+        return max(filter(None, found), key=lambda short: short.short_bytes, default=None)
 
     def may_repeat(self, row: str) -> bool:
         """Whether the row's plan may run an op again: unless it is a policy that never does."""

@@ -112,7 +112,7 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
         return replayed(case, label, plans_of(case, label, decide, progress), partial(progress, label))
     except CapacityError as error:
         short = error.report
-        summary = {"policy": label, "status": "infeasible", "short_bytes": short.gap_bytes, "short_at": short.at}
+        summary = {"policy": label, "status": "infeasible", "short_bytes": short.short_bytes, "short_at": short.at}
         tell = partial(progress, f"{label}, how much room is enough")
         return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
     except ScopeError as error:
@@ -147,7 +147,7 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
                 raise ConfigError(f"policy {label!r}", rule, repr(plan), do)
             plans.append(plan)
     if errors:
-        raise max(errors, key=lambda error: error.report.gap_bytes)
+        raise max(errors, key=lambda error: error.report.short_bytes)
     return plans
 
 

@@ -94,7 +94,7 @@ def test_the_acceptance_table(share, rate, planned, step, stall, held, freed):
 
 
 @pytest.mark.parametrize(("layers", "taken"), [(8, 48), (32, 180), (128, 708), (512, 2820)])
-def test_it_takes_as_many_gaps_as_were_counted(layers, taken):
+def test_it_takes_as_many_intervals_as_were_counted(layers, taken):
     given = case(16, FREED, layers)
     limit = int(live_bytes(given.graph).max()) // 2
     assert len(choose(given.problem, limit)[0]) == taken

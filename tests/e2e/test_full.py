@@ -52,7 +52,7 @@ def test_a_runtime_names_the_op_and_what_it_lacks(story):
     story.write_text(STORY.replace("free}", "hbm}").replace("resident, static", "reactive").replace("164", "166"))
     short = hosim.run(story)["reactive"].shortfall
     assert short is not None
-    assert (short.at, short.gap_bytes) == ("op 't12/L01/decode/attn.core'", 3740)
+    assert (short.at, short.short_bytes) == ("op 't12/L01/decode/attn.core'", 3740)
 
 
 def test_what_is_too_much_for_any_plan_tells_from_which_op_on_also_if_nothing_came(story):

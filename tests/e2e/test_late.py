@@ -177,7 +177,7 @@ def test_an_amount_that_is_more_than_the_shortage_says_for_whom(tmp_path: Path) 
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     story.write_text(story.read_text().replace("2 MB", "0 B"))
     short = hosim.run(story, policies=["static"])["static"].shortfall
-    assert short.rooms[0]["hbm"] > short.gap_bytes
+    assert short.rooms[0]["hbm"] > short.short_bytes
     assert short.levers[0].endswith("B), with which static runs")
 
 

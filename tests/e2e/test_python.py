@@ -53,7 +53,7 @@ def test_import_loads_nothing_heavy():
 def test_results_are_a_mapping_of_rows(results):
     assert list(results) == ["resident", "reactive", "static"]
     assert results["static"].status == "ok"
-    assert results["resident"].shortfall.gap_bytes == 1_900_000
+    assert results["resident"].shortfall.short_bytes == 1_900_000
     assert repr(results) == "<Results of chain: 'resident': infeasible, 'reactive': ok, 'static': ok>"
 
 

@@ -146,7 +146,7 @@ def test_room_that_chunks_keep_is_told(lacking):
     case = changed(prepare(loaded), {"tiers.ddr.capacity": capacity})
     row = run_case(case, ["static"])["static"]
     assert row.shortfall is not None
-    assert row.shortfall.gap_bytes == lacking
+    assert row.shortfall.short_bytes == lacking
     assert row.shortfall.staged == "where ssd_to_hbm and hbm_to_ssd keep 33.6 MB for chunks under way"
     assert f"({capacity + lacking:,} B)" in row.shortfall.levers[0]
     assert "where ssd_to_hbm and hbm_to_ssd keep 33.6 MB" in str(CapacityError(row.shortfall))

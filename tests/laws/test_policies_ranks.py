@@ -97,8 +97,8 @@ def test_conformance(name, options, case):
         plan = POLICIES[name].plan(p, options)
         trace = engine.run([engine.Program(p.graph, plan, p.durations_ns)] * 2, p.hardware, budget_bytes=p.budget_bytes)
     except CapacityError as caught:
-        event("does not fit" if caught.report.gap_bytes > 0 else "no gap")
-        if caught.report.gap_bytes <= 0:
+        event("does not fit" if caught.report.short_bytes > 0 else "fits in bytes")
+        if caught.report.short_bytes <= 0:
             raise
         return
     event("runs beside" if any(p.streams) else "runs in line")

@@ -12,10 +12,10 @@ from policy_problems import machine, problem, replay
 from simulator import engine, metrics
 from simulator.errors import CapacityError
 from simulator.graph_builder import GraphBuilder
-from simulator.lifetime import Gap, live_bytes, working_set_bytes
+from simulator.lifetime import IdleInterval, live_bytes, working_set_bytes
 from simulator.plan import NOWHERE, Plan
 from simulator.policies import POLICIES, Problem
-from simulator.policies.recompute import gaps
+from simulator.policies.recompute import remakes
 from simulator.policies.writer import Writer
 from simulator.referee import check_plan, check_trace
 
@@ -71,10 +71,10 @@ def test_a_step_takes_its_compute_and_what_runs_again_and_no_longer_than_the_bou
 
 @given(steps())
 def test_what_makes_a_tensor_again_can_run_there(p: Problem):
-    """For each gap: the tensor goes, its ops run again before it is used, and the referee finds every value right."""
+    """In each idle interval the tensor goes and its ops run again; the referee finds all values right."""
     ample = replace(p, budget_bytes=10**6)
-    for gap, ops in gaps(p.graph):
-        plan = with_gap(ample, gap, ops)
+    for idle, ops in remakes(p.graph):
+        plan = with_idle(ample, idle, ops)
         check_plan(p.graph, p.hardware, plan)
         done = replay(ample, plan)
         assert done.status == "ok"
@@ -82,12 +82,12 @@ def test_what_makes_a_tensor_again_can_run_there(p: Problem):
         event("made again")
 
 
-def with_gap(p: Problem, gap: Gap, ops: tuple[int, ...]) -> Plan:
-    """Everything stays, but for the tensor of the gap."""
+def with_idle(p: Problem, idle: IdleInterval, ops: tuple[int, ...]) -> Plan:
+    """Everything stays, but for the tensor of the interval."""
     writer = Writer(p, "by hand")
     for op in range(len(p.graph.ops)):
-        if op == gap.before:
-            writer.detach(gap.tensor, p.compute_tier)
+        if op == idle.before:
+            writer.detach(idle.tensor, p.compute_tier)
             for again in ops:
                 writer.compute(again, again=True)
         writer.compute(op)

@@ -1,9 +1,9 @@
 """More room in a tier below, or another tier, never hurts `static`: exactly so on a fixed family of small problems.
 
 As for bandwidth and budget (`test_static_monotone.py`), an optimal planner would keep this law always, and a heuristic
-does where its local search reaches the optimum. Without that search it may be led to another set of gaps; that is
-bounded here by what was found on the family, 12 % of the step. A further tier beside the first it may leave alone, so
-that the law holds without that search as well.
+does where its local search reaches the optimum. Without that search it may be led to other idle intervals; that is
+bounded here by what was found on the family, 12 % of the step. A further tier beside the first it may leave alone,
+so that the law holds without that search as well.
 """
 
 from __future__ import annotations

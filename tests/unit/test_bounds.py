@@ -210,7 +210,7 @@ def test_an_op_that_needs_more_than_the_budget_is_infeasible():
     g = graph("a 40, b 30", "f: -> a, 1 ns", "g: a -> b, 1 ns, workspace 20")
     assert infeasible(g, machine(), ids(g, {}), 90) is None
     found = infeasible(g, machine(), ids(g, {}), 89)
-    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.gap_bytes, found.at) == (
+    assert (found.tier, found.demand_bytes, found.capacity_bytes, found.short_bytes, found.at) == (
         "hbm",
         90,
         89,
@@ -274,7 +274,7 @@ def test_what_is_needed_at_once_fits_in_all_tiers_together(budget: int, fits: bo
         assert found is None
     else:
         assert found.tier == "hbm"
-        assert found.gap_bytes == 1
+        assert found.short_bytes == 1
         assert found.rooms == ({"hbm": 90}, {"ddr": 31})
 
 

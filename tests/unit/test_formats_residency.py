@@ -190,9 +190,9 @@ def test_recorded_schedules_are_what_upstream_greedy_decides(recorded):
     check_plan(graph, hardware, formats.read_plan(recorded, graph, ("hbm", "ddr")))
     homes, times = (FREE,) * len(graph.tensors), [op.duration_ns for op in graph.ops]
     problem = Problem(graph, hardware, homes, float("inf"), times, lambda of, plan: None)
-    gaps, peak_bytes = choose(problem, record["memory_limit_bytes"])
+    intervals, peak_bytes = choose(problem, record["memory_limit_bytes"])
     width = len(graph.tensors[0].name) - 1
-    came_in = [[gap.before, f"{graph.tensors[gap.tensor].name}"] for gap in gaps]
+    came_in = [[idle.before, graph.tensors[idle.tensor].name] for idle in intervals]
     assert sorted(came_in, key=lambda c: c[0]) == [[op, f"s{s:0{width}d}"] for op, _, s in record["schedule"]["pre"]]
     assert peak_bytes == record["planner"]["predicted_peak_bytes"]
     assert residency_json.describe(recorded).startswith("trace ")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
-from simulator.lifetime import NEVER, Gap, Lifetimes, idle_gaps, live_bytes, working_set_bytes
+from simulator.lifetime import NEVER, IdleInterval, Lifetimes, idle_intervals, live_bytes, working_set_bytes
 
 W, X, A, B, OUT, SPARE = range(6)
 
@@ -49,21 +49,26 @@ def test_working_set_counts_each_tensor_once() -> None:
     assert working_set_bytes(story()).tolist() == [1, 130, 100, 30, 25, 100]
 
 
-def test_gaps_of_one_step_lie_between_two_uses() -> None:
-    assert list(idle_gaps(story())) == [Gap(W, 1, 5), Gap(A, 2, 4)]
+def test_intervals_of_one_step_lie_between_two_uses() -> None:
+    assert list(idle_intervals(story())) == [IdleInterval(W, 1, 5), IdleInterval(A, 2, 4)]
 
 
 def test_persistent_tensors_wrap_over_the_step_boundary() -> None:
-    gaps = list(idle_gaps(story(steps=2)))
-    assert gaps == [Gap(W, 1, 5), Gap(W, 5, 1, wraps=True), Gap(X, 1, 1, wraps=True), Gap(A, 2, 4)]
+    intervals = list(idle_intervals(story(steps=2)))
+    assert intervals == [
+        IdleInterval(W, 1, 5),
+        IdleInterval(W, 5, 1, wraps=True),
+        IdleInterval(X, 1, 1, wraps=True),
+        IdleInterval(A, 2, 4),
+    ]
 
 
-def test_no_gap_wraps_if_no_op_lies_in_it() -> None:
+def test_no_interval_wraps_if_no_op_lies_in_it() -> None:
     builder = GraphBuilder("g")
     builder.tensor("w", 1, persistent=True)
     builder.op("0", ["w"])
     builder.op("1", ["w"])
-    assert list(idle_gaps(builder.build(steps=3))) == []
+    assert list(idle_intervals(builder.build(steps=3))) == []
 
 
 def test_persistent_tensors_that_nobody_uses_are_live_all_step() -> None:
@@ -128,17 +133,17 @@ def test_what_was_not_there_from_the_start_and_is_no_output_dies_once(graph: Gra
 
 
 @given(graphs())
-def test_gaps_and_uses_share_out_all_ops(graph: Graph) -> None:
-    """Over a step that wraps, each op either uses a persistent tensor or lies in exactly one of its gaps."""
+def test_intervals_and_uses_share_out_all_ops(graph: Graph) -> None:
+    """Over a step that wraps, each op either uses a persistent tensor or lies in exactly one of its intervals."""
     found, n = Lifetimes(graph), len(graph.ops)
     for t, tensor in enumerate(graph.tensors):
         if not (tensor.persistent and graph.steps > 1 and found.uses[t]):
             continue
         seen = np.zeros(n, int)
         seen[list(found.uses[t])] += 1
-        for gap in idle_gaps(graph):
-            if gap.tensor == t:
-                inside = [i % n for i in range(gap.after + 1, gap.before + (n if gap.wraps else 0))]
+        for idle in idle_intervals(graph):
+            if idle.tensor == t:
+                inside = [i % n for i in range(idle.after + 1, idle.before + (n if idle.wraps else 0))]
                 seen[inside] += 1
         assert (seen == 1).all()
 

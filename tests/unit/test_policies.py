@@ -110,7 +110,7 @@ def test_resident_that_does_not_fit_says_by_how_much_where_and_what_would_help()
     with pytest.raises(CapacityError) as caught:
         POLICIES["resident"].plan(p)
     report = caught.value.report
-    assert (report.tier, report.demand_bytes, report.capacity_bytes, report.gap_bytes) == ("hbm", 36, 30, 6)
+    assert (report.tier, report.demand_bytes, report.capacity_bytes, report.short_bytes) == ("hbm", 36, 30, 6)
     assert report.at == "op 'b2'"
     assert report.largest[0] == ("a0", 10)
     assert report.levers[0] == "a policy that moves more data, such as 'static', needs less"

@@ -99,17 +99,17 @@ def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
     p, found = mixed
     again = found.decided(Decision.RECOMPUTE)
     ops, tensors = found.problem.graph.ops, found.problem.graph.tensors
-    assert [ops[one.gap.before].name for one in again] == [op.name for op in ops if "#" in op.name]
+    assert [ops[one.interval.before].name for one in again] == [op.name for op in ops if "#" in op.name]
     for one in again:
-        gap = one.gap
-        (made,) = ops[gap.before].writes
-        before, after = tensors[gap.tensor].name, tensors[made].name
+        idle = one.interval
+        (made,) = ops[idle.before].writes
+        before, after = tensors[idle.tensor].name, tensors[made].name
         assert before.split("#")[0] == after.split("#")[0]
-        assert (one.remake_ns, gap.out_ns, gap.in_ns, gap.size_bytes) == (6, 10, 10, 10)
-        assert gap.before == min(found.problem.lifetimes.uses[made])
-        assert gap.lead_ns == 6 * (gap.before - gap.after - 1)
+        assert (one.remake_ns, idle.out_ns, idle.in_ns, idle.size_bytes) == (6, 10, 10, 10)
+        assert idle.before == min(found.problem.lifetimes.uses[made])
+        assert idle.lead_ns == 6 * (idle.before - idle.after - 1)
         assert one.reason in {CHEAPER, IN_PASSING}
-        assert one.score == scored(gap, queue_ns=6)
+        assert one.score == scored(idle, queue_ns=6)
     done = replay(p, found.plan)
     assert 6 * len(again) == metrics.summarise(p.graph, p.hardware, done.trace, None)["recompute_ns"]
 
@@ -121,7 +121,7 @@ def test_what_was_dead_is_made_again_in_passing():
     passing = [one for one in found.decided(Decision.RECOMPUTE) if one.reason == IN_PASSING]
     assert passing
     for one in passing:
-        (made,) = found.problem.graph.ops[one.gap.before].writes
+        (made,) = found.problem.graph.ops[one.interval.before].writes
         assert "#" in found.problem.graph.ops[last[found.problem.graph.tensors[made].name]].name
 
 

@@ -162,7 +162,7 @@ def test_no_room_away_is_a_shortfall_of_that_tier():
     with pytest.raises(CapacityError) as caught:
         tell(p, POLICIES["reactive"].plan(p, {"evict": "lru", "look_ahead": 0}))
     assert caught.value.report.tier == "ddr"
-    assert caught.value.report.gap_bytes == 5
+    assert caught.value.report.short_bytes == 5
 
 
 def test_best_is_no_slower_than_any_single_choice():

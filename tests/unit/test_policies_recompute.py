@@ -12,9 +12,9 @@ from stories import graph
 from simulator import catalog
 from simulator.errors import CapacityError
 from simulator.graph import OpKind
-from simulator.lifetime import Gap, Lifetimes
+from simulator.lifetime import IdleInterval, Lifetimes
 from simulator.policies import POLICIES
-from simulator.policies.recompute import Remaker, gaps, least_peak_bytes
+from simulator.policies.recompute import Remaker, least_peak_bytes, remakes
 from simulator.referee import check_plan
 from simulator.run import prepare
 
@@ -165,7 +165,7 @@ def test_what_must_not_run_again_is_kept(why):
     assert extra_ns(problem(plain, budget=30)) == 10
 
 
-def test_gaps_tell_what_makes_a_tensor_again():
+def test_intervals_tell_what_makes_a_tensor_again():
     """b is made of a (dead by then) and of w: f and g run again."""
     g = graph(
         "w 5 persistent, a 10, b 4",
@@ -174,14 +174,14 @@ def test_gaps_tell_what_makes_a_tensor_again():
         "h: ->, 5 ns",
         "m: b ->, 5 ns",
     )
-    found = dict(gaps(g))
-    assert found == {Gap(2, 1, 3): (0, 1)}
-    assert dict(gaps(g, most_ops=0)) == {}
+    found = dict(remakes(g))
+    assert found == {IdleInterval(2, 1, 3): (0, 1)}
+    assert dict(remakes(g, most_ops=0)) == {}
 
 
-def test_gaps_of_a_chain_take_their_own_op_each():
+def test_intervals_of_a_chain_take_their_own_op_each():
     g = train(5)
-    found = {gap: made for gap, made in gaps(g) if gap.tensor in range(1, 6)}
+    found = {idle: made for idle, made in remakes(g) if idle.tensor in range(1, 6)}
     assert all(len(made) == 1 for made in found.values())
     assert len(found) == 4
 

@@ -40,21 +40,21 @@ def placed(p, found, selection, *, eager=False):
     }
 
 
-def names(p, gaps):
-    return [p.graph.tensors[gap.tensor].name for gap in gaps]
+def names(p, intervals):
+    return [p.graph.tensors[idle.tensor].name for idle in intervals]
 
 
-def gap_of(p, name):
+def idle_of(p, name):
     found = analyse(p)
     return next(g for g in (*found.forced, *found.candidates) if p.graph.tensors[g.tensor].name == name)
 
 
-def test_analyse_finds_gaps_in_time_and_prices_the_copies():
+def test_analyse_finds_intervals_in_time_and_prices_the_copies():
     p = problem(train(4), hardware=machine(h2d={"bandwidth": "0.5 GB/s"}))
-    gap = gap_of(p, "a0")
-    assert (gap.after, gap.before, gap.wraps, gap.returns) == (1, 7, False, True)
-    assert (gap.lead_ns, gap.out_ns, gap.in_ns, gap.exposed_ns) == (50, 10, 20, 0)
-    assert gap_of(p, "a2").exposed_ns == 20
+    idle = idle_of(p, "a0")
+    assert (idle.after, idle.before, idle.wraps, idle.returns) == (1, 7, False, True)
+    assert (idle.lead_ns, idle.out_ns, idle.in_ns, idle.exposed_ns) == (50, 10, 20, 0)
+    assert idle_of(p, "a2").exposed_ns == 20
     assert names(p, analyse(p).candidates) == ["a0", "a1", "a2"]
 
 
@@ -63,7 +63,7 @@ def test_analyse_wraps_what_may_live_away_around_the_step():
         "u 10 persistent, v 10 persistent, x 1", "a: -> x, 10 ns", "b: u v -> u, 10 ns", "c: x ->, 30 ns", steps=2
     )
     p = problem(g, homes={"u": FREE, "v": DDR})
-    clean, dirty = gap_of(p, "v"), gap_of(p, "u")
+    clean, dirty = idle_of(p, "v"), idle_of(p, "u")
     assert [*names(p, analyse(p).forced), *names(p, analyse(p).candidates)] == ["v", "x", "u"]
     assert (clean.wraps, clean.lead_ns, clean.trail_ns, clean.out_ns, clean.in_ns) == (True, 10, 30, 0, 10)
     assert dirty.out_ns == 10
@@ -88,24 +88,24 @@ def test_select_takes_the_longest_idle_first_and_only_as_much_as_needed():
     p = problem(train(6))
     found = analyse(p)
     peak = int(found.live_bytes.max())
-    assert select(p, found, peak).gaps == ()
-    assert names(p, select(p, found, peak - 10).gaps) == ["a0"]
-    assert names(p, select(p, found, peak - 11).gaps) == ["a0", "a1"]
+    assert select(p, found, peak).intervals == ()
+    assert names(p, select(p, found, peak - 10).intervals) == ["a0"]
+    assert names(p, select(p, found, peak - 11).intervals) == ["a0", "a1"]
     assert select(p, found, peak - 11).live_bytes.max() == peak - 20
 
 
 def test_select_prefers_large_tensors_where_latency_makes_small_ones_dear():
     g = graph("s 2, l 20, y 1", "a: -> s l", "b: -> y, 500 ns", "c: s l ->")
     p = problem(g, hardware=machine(d2h={"latency": "40 ns"}, h2d={"latency": "40 ns"}))
-    assert names(p, select(p, analyse(p), 22).gaps) == ["l"]
+    assert names(p, select(p, analyse(p), 22).intervals) == ["l"]
 
 
 def test_select_gives_back_what_turned_out_needless():
     """s is worth more and goes first, but is not enough; l, which must follow, would have been."""
     g = graph("s 2, l 20, y 1", "a: -> s l", "b: -> y, 500 ns, workspace 10", "c: s l ->")
     p = problem(g)
-    assert scored(gap_of(p, "s")).total > scored(gap_of(p, "l")).total
-    assert names(p, select(p, analyse(p), 22).gaps) == ["l"]
+    assert scored(idle_of(p, "s")).total > scored(idle_of(p, "l")).total
+    assert names(p, select(p, analyse(p), 22).intervals) == ["l"]
 
 
 def test_select_says_what_is_left_over():
@@ -118,7 +118,7 @@ def test_place_ends_each_copy_just_before_its_use_and_before_the_next_copy():
     p = problem(train(8, size=15))
     found = analyse(p)
     selection = select(p, found, int(found.live_bytes.max()) - 45)
-    assert names(p, selection.gaps) == ["a0", "a1", "a2"]
+    assert names(p, selection.intervals) == ["a0", "a1", "a2"]
     assert placed(p, found, selection) == {"a0": "b1", "a1": "b2", "a2": "b4"}
 
 
@@ -226,12 +226,12 @@ def test_blocks_of_alike_caches_leave_in_turn():
     names = [name for blocks in listed for name in blocks]
     g = graph(", ".join(f"{name} 10 persistent" for name in names), *ops, steps=2)
     p = problem(g, budget=130, homes=dict.fromkeys(names, FREE))
-    chosen = select(p, analyse(p), 130).gaps
-    assert sorted(g.tensors[gap.tensor].name[:2] for gap in chosen) == ["c1", "c1", "c2", "c3", "c3"]
+    chosen = select(p, analyse(p), 130).intervals
+    assert sorted(g.tensors[idle.tensor].name[:2] for idle in chosen) == ["c1", "c1", "c2", "c3", "c3"]
 
 
 def test_blocks_leave_in_turn_also_if_they_idle_longer_and_longer():
-    """As above, for three tokens one after another, each op longer than the one before: one op's gaps are never alike.
+    """As above, for three tokens one after another, each op longer than the one before: no two intervals are alike.
 
     What is only read lives away and is never stored, but for what the first op waits for.
     """
@@ -243,11 +243,11 @@ def test_blocks_leave_in_turn_also_if_they_idle_longer_and_longer():
     g = graph(", ".join(f"{name} 10 persistent" for name in blocks), *ops)
     g = replace(g, tensors=tuple(replace(t, kind=TensorKind.KV_CACHE) for t in g.tensors))
     p = problem(g, budget=130, homes=dict.fromkeys(blocks, FREE))
-    chosen = select(p, analyse(p), 130).gaps
-    back = Counter(gap.before for gap in chosen)
+    chosen = select(p, analyse(p), 130).intervals
+    back = Counter(idle.before for idle in chosen)
     assert len(back) > 8, "of nearly each op"
     assert max(back.values()) == 2, "50 B for every four ops, and never all of one"
-    assert {g.tensors[gap.tensor].name[:2] for gap in chosen if gap.out_ns} <= {"c0"}
+    assert {g.tensors[idle.tensor].name[:2] for idle in chosen if idle.out_ns} <= {"c0"}
 
 
 def read_only(listed, *ops):
@@ -269,7 +269,7 @@ def test_a_block_that_the_first_op_reads_lives_away_where_that_is_faster():
 
 
 def test_the_same_few_blocks_leave_for_each_token():
-    """Three tokens of four ops that read four blocks each, 30 B too much: where each gap is chosen alone, six leave.
+    """Three tokens of four ops that read four blocks each, 30 B too much; if each interval is chosen alone, six leave.
 
     A block whose home is away comes in at the beginning of the step as well, whatever it leaves for.
     """
@@ -278,8 +278,8 @@ def test_the_same_few_blocks_leave_for_each_token():
         f"t{t}f{op}: {' '.join(blocks[4 * op : 4 * op + 4])} ->, {100 + 4 * t} ns" for t in range(3) for op in range(4)
     ]
     p = problem(read_only(blocks, *ops), budget=130, homes=dict.fromkeys(blocks, FREE))
-    chosen = select(p, analyse(p), 130).gaps
-    assert len({gap.tensor for gap in chosen}) == 5
+    chosen = select(p, analyse(p), 130).intervals
+    assert len({idle.tensor for idle in chosen}) == 5
 
 
 def test_what_is_asked_for_leaves_and_a_home_here_keeps():
@@ -288,7 +288,7 @@ def test_what_is_asked_for_leaves_and_a_home_here_keeps():
 
     def gone(move=(), budget=76, homes=None):
         p = problem(g, budget=budget, homes=homes)
-        return names(p, compiled(p, Options(move=[*move])).candidate.selection.gaps)
+        return names(p, compiled(p, Options(move=[*move])).candidate.selection.intervals)
 
     assert gone() == ["a0"]
     assert gone(["a[3]"]) == ["a3"]

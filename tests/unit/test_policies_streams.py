@@ -89,7 +89,7 @@ def test_room_is_bounded_by_what_an_op_uses_and_what_stays():
              groups=GROUPS)  # fmt: skip
     homes = [HBM, NOWHERE, NOWHERE]
     assert infeasible(g, MACHINE, homes, 90) is None
-    assert infeasible(g, MACHINE, homes, 89).gap_bytes == 1
+    assert infeasible(g, MACHINE, homes, 89).short_bytes == 1
     assert limits_alone(g, MACHINE, durations_ns(g, MACHINE, 0), homes).peak_bytes(50) == 90
 
 

@@ -11,7 +11,7 @@ from strategies import graphs
 
 from simulator.errors import CapacityError
 from simulator.graph_builder import GraphBuilder
-from simulator.lifetime import Gap
+from simulator.lifetime import IdleInterval
 from simulator.policies import POLICIES
 from simulator.policies.baselines import choose
 
@@ -32,7 +32,7 @@ def story(*ops, **sizes):
 
 
 def greedy(graph, limit):
-    """The same rule, op by op and gap by gap."""
+    """The same rule, op by op and interval by interval."""
     accesses: dict[int, list[int]] = {}
     for i, op in enumerate(graph.ops):
         for t in dict.fromkeys((*op.reads, *op.writes)):
@@ -42,16 +42,16 @@ def greedy(graph, limit):
     for t, at in tracked.items():
         for i in range(at[0], at[-1] + 1):
             resident[i] += graph.tensors[t].size_bytes
-    gaps = [
+    intervals = [
         (b - a, graph.tensors[t].size_bytes, -a, t) for t, at in tracked.items() for a, b in pairwise(at) if b > a + 1
     ]
     taken = []
-    for distance, size, minus_start, t in sorted(gaps, key=lambda g: g[:3], reverse=True):
+    for distance, size, minus_start, t in sorted(intervals, key=lambda g: g[:3], reverse=True):
         if max(resident) <= limit:
             break
         interior = range(1 - minus_start, distance - minus_start)
         if any(resident[i] > limit for i in interior):
-            taken.append(Gap(t, -minus_start, distance - minus_start))
+            taken.append(IdleInterval(t, -minus_start, distance - minus_start))
             for i in interior:
                 resident[i] -= size
     return tuple(taken), max(resident)
@@ -65,8 +65,8 @@ def test_decisions_are_those_of_the_rule(graph, limit):
 
 def test_redundant_picks_stay():
     graph = story(">a", ">b", "b>c", ">c", "b>", "a>", a=10, b=60, c=50)
-    gaps, _ = choose(problem(graph), 70)
-    assert [graph.tensors[g.tensor].name for g in gaps] == ["a", "b"]
+    intervals, _ = choose(problem(graph), 70)
+    assert [graph.tensors[g.tensor].name for g in intervals] == ["a", "b"]
 
 
 def test_it_plans_once_more_than_it_can_keep_and_does_not_say_no():

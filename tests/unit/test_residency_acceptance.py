@@ -9,7 +9,7 @@ from building import build
 from simulator import catalog
 from simulator.cost import durations_ns
 from simulator.formats import read_graph
-from simulator.lifetime import idle_gaps, live_bytes
+from simulator.lifetime import idle_intervals, live_bytes
 
 
 def accesses(graph):
@@ -25,9 +25,9 @@ def shipped(**update):
     ("layers", "printed"),
     [(8, (195, 542, 219, 152)), (32, (771, 2150, 867, 608)), (128, (3075, 8582, 3459, 2432))],
 )
-def test_counts_of_ops_accesses_storages_and_gaps(layers, printed):
+def test_counts_of_ops_accesses_storages_and_intervals(layers, printed):
     found = graph(layers)
-    assert (len(found.ops), accesses(found), len(found.tensors), sum(1 for _ in idle_gaps(found))) == printed
+    assert (len(found.ops), accesses(found), len(found.tensors), sum(1 for _ in idle_intervals(found))) == printed
 
 
 def test_the_shipped_file_has_32_layers():

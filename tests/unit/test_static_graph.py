@@ -165,9 +165,9 @@ def two_tiers(ddr):
 
 def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
-    gaps = assign(p, analyse(p).candidates[:4])
-    assert sorted(gap.away for gap in gaps) == [1, 1, 1, 2]
-    longest = max(gaps, key=lambda gap: gap.lead_ns)
+    intervals = assign(p, analyse(p).candidates[:4])
+    assert sorted(idle.away for idle in intervals) == [1, 1, 1, 2]
+    longest = max(intervals, key=lambda idle: idle.lead_ns)
     assert longest.away == 2
     plan = POLICIES["static"].plan(p)
     done = replay(p, plan)
@@ -177,8 +177,8 @@ def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
 def test_only_what_is_too_much_for_ddr_goes_on():
     """DDR holds 5 of 6 tensors; the one that goes on passes it while there is room."""
     p = problem(train(8, duration=60), budget=28, hardware=two_tiers("50 B"))
-    gaps = explained(p, Options()).candidate.augmented.gaps
-    assert sorted(gap.away for gap in gaps) == [1, 1, 1, 1, 1, 2]
+    intervals = explained(p, Options()).candidate.augmented.intervals
+    assert sorted(idle.away for idle in intervals) == [1, 1, 1, 1, 1, 2]
 
 
 def test_what_no_op_uses_takes_no_room_in_the_tier_that_others_need():
@@ -195,15 +195,15 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
             went[tensor] = max(target, went.get(tensor, 0))
     moved = found.decided(Decision.MOVE)
     assert set(went.values()) == {1, 2}
-    assert {choice.gap.tensor: choice.gap.away for choice in moved} == went
+    assert {choice.interval.tensor: choice.interval.away for choice in moved} == went
     for choice in moved:
-        copies = 20 * choice.gap.away
-        assert choice.gap.out_ns + choice.gap.in_ns == copies
+        copies = 20 * choice.interval.away
+        assert choice.interval.out_ns + choice.interval.in_ns == copies
         assert dict(zip(TERMS, choice.score.terms, strict=True))["bandwidth"] == -log2(1 + copies)
     assert [choice.score.total for choice in moved] == sorted((c.score.total for c in moved), reverse=True)
-    further = next(choice for choice in moved if choice.gap.away == 2)
+    further = next(choice for choice in moved if choice.interval.away == 2)
     assert further.reason == "without it the budget is exceeded; ddr has no room or no time for it"
-    assert "hbm to ssd: alone 20 ns" in decisions.tensor_text(found, p.graph.tensors[further.gap.tensor].name)
+    assert "hbm to ssd: alone 20 ns" in decisions.tensor_text(found, p.graph.tensors[further.interval.tensor].name)
     decisions.write(found, tmp_path)
     rows = csv.DictReader((tmp_path / "decisions.csv").read_text().splitlines())
     names = {p.graph.tensors[t].name: ("", "ddr", "ssd")[tier] for t, tier in went.items()}
@@ -212,7 +212,7 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
 
 def test_all_stays_in_ddr_where_it_fits():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("1 kB"))
-    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1}
+    assert {idle.away for idle in assign(p, analyse(p).candidates)} == {1}
 
 
 def staged(ddr, read="0.5 GB/s"):
@@ -238,15 +238,15 @@ def test_a_tier_behind_the_link_of_another_takes_no_load_from_it():
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("1 kB"))
     assert p.links[2, 0].via == ("read", "h2d")
-    assert {gap.away for gap in assign(p, analyse(p).candidates)} == {1}
+    assert {idle.away for idle in assign(p, analyse(p).candidates)} == {1}
 
 
 def test_what_is_too_much_for_a_tier_is_spread_over_the_step():
     """DDR has room for two of three, beside the chunks; the link is busy all the time, and the SSD half of it."""
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("84 B"))
-    gaps = assign(p, analyse(p).candidates)
-    further = sorted(gap.before for gap in gaps if gap.away == 2)
+    intervals = assign(p, analyse(p).candidates)
+    further = sorted(idle.before for idle in intervals if idle.away == 2)
     assert len(further) == 4
     assert all(2 <= after - before <= 5 for before, after in pairwise(further))
 
@@ -263,12 +263,12 @@ def test_the_ledger_marks_slots_in_which_more_is_wanted_than_fits():
     assert any(slot.is_oversubscribed for slot in slots if slot.link == "d2h")
 
 
-def test_every_gap_is_explained_and_one_tensor_is_told_in_full():
+def test_every_interval_is_explained_and_one_tensor_is_told_in_full():
     p = problem(train(6), budget=47)
     found = explained(p, Options())
     analysis = analyse(p)
     assert len(found.choices) == len(analysis.candidates) + len(analysis.forced)
-    moved = {choice.gap.tensor for choice in found.decided(Decision.MOVE)}
+    moved = {choice.interval.tensor for choice in found.decided(Decision.MOVE)}
     assert moved == {one.tensor for one in found.candidate.augmented.cache_ops}
     told = decisions.tensor_text(found, "a0")
     assert "idle from f1 to b0" in told

@@ -2,7 +2,7 @@
 
 from synthetic import chain, decode
 
-from simulator.lifetime import Gap, Lifetimes, idle_gaps, live_bytes, working_set_bytes
+from simulator.lifetime import IdleInterval, Lifetimes, idle_intervals, live_bytes, working_set_bytes
 
 
 def test_a_chain_reads_its_own_weight_and_what_came_before() -> None:
@@ -22,7 +22,7 @@ def test_a_chain_without_activations_streams_weights_only() -> None:
     graph = chain(12, weight_bytes=100, duration_ns=7, steps=2)
     assert len(graph.tensors) == 12
     assert working_set_bytes(graph).tolist() == [100] * 12
-    assert list(idle_gaps(graph))[5] == Gap(5, 5, 5, wraps=True)
+    assert list(idle_intervals(graph))[5] == IdleInterval(5, 5, 5, wraps=True)
 
 
 def test_a_decode_layer_has_four_computes_and_its_attention_appends_to_the_cache() -> None:

@@ -1,8 +1,9 @@
 """The step as a scheduling problem for CP-SAT, in whole nanoseconds and bytes; and the plan that a solution is.
 
 *Base* is what the compute tier holds if nothing moves: what exists from the start, and from each op what it takes at
-its start and gives up at its end. Moving only ever takes tensors out of it, gap by gap. Each copy is an optional
-interval, the copies of a link do not overlap, and a reservoir holds what is in the compute tier at every moment.
+its start and gives up at its end. Moving only ever takes tensors out of it, for one idle interval or
+several. Each copy is an optional interval of the solver, the copies of a link do not overlap, and a reservoir holds
+what is in the compute tier at every moment.
 
 Every run of a plan of this kind on the engine is a solution, so no plan is faster than the best solution. A solution
 may let something wait that the engine would start; the replay tells.
@@ -56,7 +57,7 @@ class CopyInterval(NamedTuple):
     made: BoolVarT
 
 
-class IdleInterval(NamedTuple):
+class IdleChoice(NamedTuple):
     """An idle interval that a tensor may spend away.
 
     Attributes
@@ -165,7 +166,7 @@ class ScheduleModel:
         self.end = self.model.new_int_var(least_ns, self._horizon_ns, "end")
         self.starts = [self._time() for _ in self._durations]
         self.outs: dict[tuple[int, int], CopyInterval] = {}
-        self.idle: list[IdleInterval] = []
+        self.idle: list[IdleChoice] = []
         self.homes: dict[int, BoolVarT] = {}
         self._dead: list[tuple[int, int]] = []
         self._start_bytes = 0
@@ -237,7 +238,7 @@ class ScheduleModel:
             model.add(start >= left).only_enforce_if(away)
             model.add(start >= (self.starts[fence - 1] if fence else 0)).only_enforce_if(away)
             model.add(self.starts[before] >= back.end).only_enforce_if(away)
-        self.idle.append(IdleInterval(tensor, after, before, away, version, out, left, back))
+        self.idle.append(IdleChoice(tensor, after, before, away, version, out, left, back))
 
     def _copy_out(self, tensor: int, version: int) -> CopyInterval:
         """The copy out of a version, behind the op that makes it; the only step of a run ends after it."""

@@ -128,7 +128,7 @@ class Validator:
     Attributes
     ----------
     analysis
-        Its gaps.
+        Its intervals.
     best
         The fastest so far.
     """
@@ -147,7 +147,7 @@ class Validator:
             If none fits: that of the least demand.
         """
         for selection, augmented in self._candidates():
-            if not selection.gaps:
+            if not selection.intervals:
                 return self._written(selection, augmented)
             self._offer(selection, augmented)
             if self._is_enough(selection):
@@ -170,7 +170,7 @@ class Validator:
         """
         selection = self._select(self._problem.budget_bytes)
         augmented = insert(self._problem, self.analysis, selection)
-        if not selection.gaps:
+        if not selection.intervals:
             return self._written(selection, augmented)
         self._offer(selection, augmented)
         return self.best.chosen()
@@ -189,18 +189,18 @@ class Validator:
         """Selections for the whole budget, and for smaller ones that can be met.
 
         Where the effort is spent with few candidates, the first keep room for what any one op waits for: without it
-        these copies in wait until what they replace has left, and of so many gaps a few more make no difference.
+        these copies in wait until what they replace has left, and of so many intervals a few more make no difference.
         """
         budget, seen = self._problem.budget_bytes, []
         whole = self._select(budget)
-        unit = max((g.size_bytes for g in whole.gaps), default=0)
+        unit = max((g.size_bytes for g in whole.intervals), default=0)
         limits = [budget - reserve * unit for reserve in RESERVES]
         if self._has_few(whole):
             limits.insert(0, budget - max(_returning(whole).values(), default=0))
         for limit in limits:
             selection = whole if limit == budget else self._select(limit)
-            if selection.gaps not in seen and (limit == budget or selection.excess_bytes == 0):
-                seen.append(selection.gaps)
+            if selection.intervals not in seen and (limit == budget or selection.excess_bytes == 0):
+                seen.append(selection.intervals)
                 yield selection
 
     def _select(self, limit_bytes: int | float) -> Selection:
@@ -218,9 +218,9 @@ class Validator:
 
     def _note(self, selection: Selection) -> str:
         """What the plan says about itself."""
-        if selection.gaps:
-            moved = sum(gap.size_bytes for gap in selection.gaps)
-            return f"{counted(len(selection.gaps), 'idle interval')} spent away, {human(moved, 'B')} in all"
+        if selection.intervals:
+            moved = sum(idle.size_bytes for idle in selection.intervals)
+            return f"{counted(len(selection.intervals), 'idle interval')} spent away, {human(moved, 'B')} in all"
         most, budget = int(selection.live_bytes.max(initial=0)), self._problem.budget_bytes
         return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 
@@ -242,15 +242,15 @@ class Validator:
 
     def _effort(self, selection: Selection) -> int:
         """Effort of a candidate: its ops, or what moves if that is more."""
-        return max(len(self._problem.graph.ops), len(selection.gaps))
+        return max(len(self._problem.graph.ops), len(selection.intervals))
 
 
 def _returning(selection: Selection) -> Counter[int]:
     """Bytes that come back in for each op."""
     found: Counter[int] = Counter()
-    for gap in selection.gaps:
-        if gap.in_ns:
-            found[gap.before] += gap.size_bytes
+    for idle in selection.intervals:
+        if idle.in_ns:
+            found[idle.before] += idle.size_bytes
     return found
 
 
@@ -307,7 +307,7 @@ class Compiled:
     problem
         What was compiled: the problem as given, or rewritten so that some ops run again.
     analysis
-        Its gaps.
+        Its intervals.
     candidate
         What was chosen for that problem.
     plan
@@ -341,7 +341,7 @@ def compiled(problem: Problem, options: Options) -> Compiled:
             best: Compiled | CapacityError = _passes(problem, options)
         except CapacityError as error:
             best = error
-        if options.recompute and (isinstance(best, CapacityError) or best.candidate.selection.gaps):
+        if options.recompute and (isinstance(best, CapacityError) or best.candidate.selection.intervals):
             best = _mixed(problem, options, best)
     if isinstance(best, CapacityError):
         raise best

@@ -1,8 +1,8 @@
 """First pass: which tensors idle, when, for how long, and what it costs and gains to spend that time away.
 
-Why one gap is spent away rather than another is a score whose terms are named, and kept for the reader. A term is the
-binary logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth rank by *room
-times time gained, per time of link taken*. What cannot hide its copies comes last.
+Why one idle interval is spent away rather than another is a score whose terms are named, and kept for the reader. A
+term is the binary logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth
+rank by *room times time gained, per time of link taken*. What cannot hide its copies comes last.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.graph import TensorKind
-from simulator.lifetime import NEVER, Gap, idle_gaps, live_bytes
+from simulator.lifetime import NEVER, IdleInterval, idle_intervals, live_bytes
 from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 
 
 class Idle(NamedTuple):
-    """A gap between two uses that a tensor can spend away from the compute tier.
+    """An idle interval that a tensor can spend away from the compute tier.
 
     Attributes
     ----------
@@ -32,13 +32,13 @@ class Idle(NamedTuple):
     after, before
         The uses on either side (op indices); the number of ops where an output waits for the end of the step.
     wraps
-        The gap spans the step boundary: the tensor's home is away, and `before` comes first in the step.
+        The interval spans the step boundary: the tensor's home is away, and `before` comes first in the step.
     returns
-        Whether a copy in ends the gap (not if the next use only writes, or there is none).
+        Whether a copy in ends the interval (not if the next use only writes, or there is none).
     size_bytes
         Room that it leaves [B].
     lead_ns, trail_ns
-        Idle time before the next use, and, if the gap wraps, after the last one [ns].
+        Idle time before the next use, and, if the interval wraps, after the last one [ns].
     out_ns, in_ns
         Times of the copies out (0 if what is away is valid still, or if the next use only writes) and in (0 if there
         is none) [ns].
@@ -66,7 +66,7 @@ class Idle(NamedTuple):
         return max(0, self.out_ns + self.in_ns - self.lead_ns)
 
     def spent_in(self, problem: Problem, tier: int) -> Idle:
-        """Return the gap as spent in a tier, with the times of its copies over the whole path.
+        """Return the interval as spent in a tier, with the times of its copies over the whole path.
 
         Parameters
         ----------
@@ -81,7 +81,7 @@ class Idle(NamedTuple):
         return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
     def stretched(self, lasts_ns: int, computes_ns: int) -> Idle:
-        """Return the gap with idle times as in a step that lasts longer than it computes [ns]."""
+        """Return the interval with idle times as in a step that lasts longer than it computes [ns]."""
         if lasts_ns <= computes_ns:
             return self
         lead_ns, trail_ns = (idle_ns * lasts_ns // max(1, computes_ns) for idle_ns in (self.lead_ns, self.trail_ns))
@@ -112,9 +112,9 @@ class Analysis:
     live_bytes
         By op: live bytes if everything stays in the compute tier [B].
     forced
-        Gaps of tensors that live elsewhere: they are away whether it helps or not.
+        Idle intervals of tensors that live elsewhere: they are away whether it helps or not.
     candidates
-        All other gaps.
+        All other idle intervals.
     idle_homes
         Tensors whose home is free and that no op uses: they live away at no cost.
     moving_homes
@@ -129,7 +129,7 @@ class Analysis:
 
 
 def analyse(problem: Problem) -> Analysis:
-    """Find the idle gaps of all tensors that may move.
+    """Find the idle intervals of all tensors that may move.
 
     Parameters
     ----------
@@ -178,12 +178,12 @@ def moving_homes(problem: Problem) -> frozenset[int]:
 
 
 def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
-    """Gaps between two uses in a step, and last those in which an output waits for the end of the step."""
+    """Idle intervals between two uses in a step, and last those in which an output waits for the end of the step."""
     graph, lifetimes, ops = problem.graph, problem.lifetimes, len(problem.graph.ops)
     waiting = (t for t in graph.outputs if not graph.tensors[t].persistent and lifetimes.last_use[t] < ops - 1)
-    gaps = chain(idle_gaps(graph), (Gap(t, lifetimes.last_use[t], ops) for t in waiting))
-    for gap in gaps:
-        tensor, after, before, wraps = gap
+    intervals = chain(idle_intervals(graph), (IdleInterval(t, lifetimes.last_use[t], ops) for t in waiting))
+    for idle in intervals:
+        tensor, after, before, wraps = idle
         if wraps or problem.pinned(tensor):
             continue
         lives_away = problem.starts_with[tensor] and problem.homes[tensor] != FREE
@@ -191,34 +191,34 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
         clean = lives_away and (not writes or writes[0] > after)
         clean = clean or tensor in moving_homes
         is_read = lifetimes.is_read(tensor, before)
-        yield idle(problem, gap, goes_out=before == ops or (is_read and not clean), returns=is_read)
+        yield priced(problem, idle, goes_out=before == ops or (is_read and not clean), returns=is_read)
 
 
 def _around(problem: Problem, tensor: int) -> Idle:
-    """The gap over the step boundary of a tensor that exists from the start."""
+    """The interval over the step boundary of a tensor that exists from the start."""
     lifetimes, stays = problem.lifetimes, problem.graph.tensors[tensor].persistent
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor] if stays else len(problem.graph.ops) - 1
     is_stored, is_read = stays and bool(lifetimes.writes[tensor]), lifetimes.is_read(tensor, first)
-    return idle(problem, Gap(tensor, last, first, wraps=True), goes_out=is_stored, returns=is_read)
+    return priced(problem, IdleInterval(tensor, last, first, wraps=True), goes_out=is_stored, returns=is_read)
 
 
-def idle(problem: Problem, gap: Gap, *, goes_out: bool, returns: bool) -> Idle:
-    """Add to a gap its idle times, and the times of its copies to and from the best tier.
+def priced(problem: Problem, idle: IdleInterval, *, goes_out: bool, returns: bool) -> Idle:
+    """Add to an idle interval its idle times, and the times of its copies to and from the best tier.
 
     Parameters
     ----------
-    problem, gap
-        What is planned for, and which gap.
+    problem, idle
+        What is planned for, and which idle interval.
     goes_out, returns
         Whether a copy out begins it, and whether a copy in ends it.
     """
-    here, away = problem.compute_tier, next(iter(problem.away(gap.tensor)), NOWHERE)
+    here, away = problem.compute_tier, next(iter(problem.away(idle.tensor)), NOWHERE)
     clock, may_move = problem.clock, away != NOWHERE
-    begin_ns = clock[gap.after + 1]
-    lead_ns, trail_ns = (clock[gap.before], clock[-1] - begin_ns) if gap.wraps else (clock[gap.before] - begin_ns, 0)
-    out_ns = problem.copy_ns(gap.tensor, here, away) if goes_out and may_move else 0
-    in_ns = problem.copy_ns(gap.tensor, away, here) if returns and may_move else 0
-    return Idle(*gap, returns, problem.sizes[gap.tensor], lead_ns, trail_ns, out_ns, in_ns, away)
+    begin_ns = clock[idle.after + 1]
+    lead_ns, trail_ns = (clock[idle.before], clock[-1] - begin_ns) if idle.wraps else (clock[idle.before] - begin_ns, 0)
+    out_ns = problem.copy_ns(idle.tensor, here, away) if goes_out and may_move else 0
+    in_ns = problem.copy_ns(idle.tensor, away, here) if returns and may_move else 0
+    return Idle(*idle, returns, problem.sizes[idle.tensor], lead_ns, trail_ns, out_ns, in_ns, away)
 
 
 Alike = TypeVar("Alike")
@@ -236,7 +236,7 @@ BITS = 64
 
 
 class Score(NamedTuple):
-    """The score of a gap: gaps with a higher score leave first.
+    """The score of an idle interval: intervals with a higher score leave first.
 
     Attributes
     ----------
@@ -256,27 +256,27 @@ class Score(NamedTuple):
     is_asked: bool = False
 
 
-def scored(gap: Idle, asked: frozenset[int] = frozenset(), queue_ns: int = 0) -> Score:
-    """Score a gap.
+def scored(idle: Idle, asked: frozenset[int] = frozenset(), queue_ns: int = 0) -> Score:
+    """Score an idle interval.
 
     Parameters
     ----------
-    gap
-        The gap.
+    idle
+        The interval.
     asked
         Tensors that it was asked for to leave.
     queue_ns
         What copies take that come in for the same op before this one [ns].
     """
-    taken_ns, exposed_ns = gap.out_ns + gap.in_ns, gap.exposed_ns
-    gained_ns = max(0, gap.lead_ns + gap.trail_ns - taken_ns - queue_ns)
+    taken_ns, exposed_ns = idle.out_ns + idle.in_ns, idle.exposed_ns
+    gained_ns = max(0, idle.lead_ns + idle.trail_ns - taken_ns - queue_ns)
     terms = (
-        log2(1 + gap.size_bytes),
+        log2(1 + idle.size_bytes),
         log2(1 + gained_ns),
         -log2(1 + taken_ns),
         -EXPOSED * (1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
     )
-    return Score(sum(terms), terms, queue_ns, gap.tensor in asked)
+    return Score(sum(terms), terms, queue_ns, idle.tensor in asked)
 
 
 def spread(row: Sequence[Alike]) -> list[Alike]:

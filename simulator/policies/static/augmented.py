@@ -100,15 +100,15 @@ class Augmented:
         With the ops, and the tiers.
     homes
         Tensor -> tier for tensors whose home the planner chose away from the compute tier.
-    gaps
-        The gap of each trip.
+    intervals
+        The interval of each trip.
     cache_ops
         The cache operators in the order of their issue.
     """
 
     problem: Problem
     homes: Mapping[int, int]
-    gaps: tuple[Idle, ...]
+    intervals: tuple[Idle, ...]
     cache_ops: tuple[CacheOp, ...]
 
     def moved(self, changed: Mapping[CacheOp, CacheOp]) -> Augmented:
@@ -125,7 +125,7 @@ class Augmented:
     @cached_property
     def chains(self) -> tuple[dict[Role, CacheOp], ...]:
         """For each trip its cache operators by role."""
-        found: tuple[dict[Role, CacheOp], ...] = tuple({} for _ in self.gaps)
+        found: tuple[dict[Role, CacheOp], ...] = tuple({} for _ in self.intervals)
         for one in self.cache_ops:
             found[one.trip][one.role] = one
         return found

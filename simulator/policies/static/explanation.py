@@ -1,8 +1,9 @@
-"""What a compiler engineer may ask of a plan: which gaps, why, where each cache operator is, and what the links do.
+"""What a compiler engineer may ask of a plan: which intervals, why, where cache operators are, and what the links do.
 
-A tensor that is given up and made again idles from its last use to the run that makes it again. That gap is neither
-kept nor moved: its third answer costs the time of the run, saves the room meanwhile, and saves the copies out and in.
-What was dead and is made again only because others are made of it is made *in passing*: that costs time and saves none.
+A tensor that is given up and made again idles from its last use to the run that makes it again. In that interval it
+is neither kept nor moved: this third answer costs the time of the run, and saves the room meanwhile and the copies out
+and in. What was dead and is made again only because others are made of it is made *in passing*: that costs time and
+saves none.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.lifetime import Gap
+from simulator.lifetime import IdleInterval
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
 from simulator.policies import recompute
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
 from simulator.policies.static import Candidate, Compiled, Options, compiled
-from simulator.policies.static.analyse import Idle, Score, idle, scored
+from simulator.policies.static.analyse import Idle, Score, priced, scored
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.room import PlannedRoom, held
@@ -37,7 +38,7 @@ DEARER = "making it again takes no less time than its copies, but none of the li
 
 
 class Decision(StrEnum):
-    """What the plan does about a gap."""
+    """What the plan does about an idle interval."""
 
     KEEP = "keep"
     MOVE = "move"
@@ -46,12 +47,12 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleDecision:
-    """A decision about one gap, with its reason.
+    """A decision about one idle interval, with its reason.
 
     Attributes
     ----------
-    gap
-        The gap; if the tensor is made again, up to the run that makes it.
+    interval
+        The interval; if the tensor is made again, up to the run that makes it.
     decision
         Keep, move or recompute.
     score
@@ -64,7 +65,7 @@ class IdleDecision:
         there.
     """
 
-    gap: Idle
+    interval: Idle
     decision: Decision
     score: Score
     reason: str
@@ -146,7 +147,7 @@ def _wanted(problem: Problem, augmented: Augmented) -> Iterator[HopCopy]:
     for one in augmented.cache_ops:
         if one.role is Role.DETACH:
             continue
-        after = augmented.gaps[one.trip].after
+        after = augmented.intervals[one.trip].after
         moment = starts[after] + durations[after] if after >= 0 else 0
         if one.role is Role.PREFETCH:
             moment = starts[one.before] - problem.copy_ns(one.tensor, one.source, one.target)
@@ -179,7 +180,7 @@ class Explanation:
     plan
         The plan for the problem as given.
     choices
-        The decision about each gap, best score first; at last those to make a tensor again, in order.
+        The decision about each idle interval, best score first; at last those to make a tensor again, in order.
     replay
         What happened.
     slots
@@ -234,10 +235,10 @@ def explained(problem: Problem, options: Options) -> Explanation:
     """
     found = compiled(problem, options)
     problem, candidate = found.problem, found.candidate
-    again_ns: dict[Gap, int] = {}
+    again_ns: dict[IdleInterval, int] = {}
     if options.recompute:
         durations_ns = problem.durations_ns
-        again_ns = {gap: sum(durations_ns[op] for op in ops) for gap, ops in recompute.gaps(problem.graph)}
+        again_ns = {idle: sum(durations_ns[op] for op in ops) for idle, ops in recompute.remakes(problem.graph)}
     replay = problem.replay(candidate.plan)
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:
@@ -245,43 +246,43 @@ def explained(problem: Problem, options: Options) -> Explanation:
     return Explanation(problem, candidate, found.plan, tuple(_choices(found, again_ns)), replay, slots)
 
 
-def _choices(found: Compiled, again_ns: Mapping[Gap, int]) -> Iterator[IdleDecision]:
-    """Give the decision about every gap with its reason: first those that homes force, then by score.
+def _choices(found: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
+    """Give the decision about every idle interval with its reason: first those that homes force, then by score.
 
     Each is told, and scored, in the tier that it really goes to; what is kept, in the first that has room for it. What
     is made again comes last.
     """
-    problem, selection, spent = found.problem, found.candidate.selection, found.candidate.augmented.gaps
+    problem, selection, spent = found.problem, found.candidate.selection, found.candidate.augmented.intervals
     asked, order = selection.ranking
-    in_tier, below = dict(zip(selection.gaps, spent, strict=True)), held(problem, spent)
-    for gap in (in_tier[forced] for forced in found.analysis.forced):
-        yield IdleDecision(gap, Decision.MOVE, scored(gap, asked), "its home is in another tier")
+    in_tier, below = dict(zip(selection.intervals, spent, strict=True)), held(problem, spent)
+    for idle in (in_tier[forced] for forced in found.analysis.forced):
+        yield IdleDecision(idle, Decision.MOVE, scored(idle, asked), "its home is in another tier")
     live, choices = Profile(selection.live_bytes), []
-    for gap, alone in order:
-        told, made_ns = in_tier.get(gap), again_ns.get(Gap(*gap[:4]))
+    for idle, alone in order:
+        told, made_ns = in_tier.get(idle), again_ns.get(IdleInterval(*idle[:4]))
         if told is not None:
             decision, why = Decision.MOVE, _why_moved(problem, told, alone)
         else:
-            told = gap.spent_in(problem, below.nearest(gap))
-            decision, why = Decision.KEEP, _why_kept(selection, live, gap, alone)
+            told = idle.spent_in(problem, below.nearest(idle))
+            decision, why = Decision.KEEP, _why_kept(selection, live, idle, alone)
         choices.append(IdleDecision(told, decision, scored(told, asked, alone.queue_ns), why, made_ns))
-    yield from sorted(choices, key=lambda choice: turn((choice.gap, choice.score)))
+    yield from sorted(choices, key=lambda choice: turn((choice.interval, choice.score)))
     if found.rewritten is not None:
         yield from _remade(found.rewritten, below)
 
 
-def _why_moved(problem: Problem, gap: Idle, score: Score) -> str:
-    nearest = problem.away(gap.tensor)[0]
-    further = f"; {problem.tiers[nearest]} has no room or no time for it" if gap.away != nearest else ""
+def _why_moved(problem: Problem, idle: Idle, score: Score) -> str:
+    nearest = problem.away(idle.tensor)[0]
+    further = f"; {problem.tiers[nearest]} has no room or no time for it" if idle.away != nearest else ""
     why = "asked for by the option move" if score.is_asked else "without it the budget is exceeded"
     return why + further
 
 
-def _why_kept(selection: Selection, live: Profile, gap: Idle, score: Score) -> str:
-    if gap in selection.given_back:
+def _why_kept(selection: Selection, live: Profile, idle: Idle, score: Score) -> str:
+    if idle in selection.given_back:
         return "taken at first; others that were taken later made it needless"
     asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""
-    if not exceeds(live, gap, selection.limit_bytes - gap.size_bytes):
+    if not exceeds(live, idle, selection.limit_bytes - idle.size_bytes):
         return f"there is room for it while it idles{asked}"
     return f"others, of a better score or alike, made the room while it idles{asked}"
 
@@ -299,10 +300,10 @@ def _remade(rewritten: Rewritten, below: PlannedRoom) -> Iterator[IdleDecision]:
             continue
         by, after = lifetimes.writes[tensor][0], lifetimes.last_use[before]
         made_ns = problem.durations_ns[by]
-        gap = idle(problem, Gap(before, after, by), goes_out=True, returns=True)
+        idle = priced(problem, IdleInterval(before, after, by), goes_out=True, returns=True)
         if may_move := not problem.pinned(before):
-            gap = gap.spent_in(problem, below.nearest(gap))
-        is_cheaper = not may_move or made_ns < gap.out_ns + gap.in_ns
+            idle = idle.spent_in(problem, below.nearest(idle))
+        is_cheaper = not may_move or made_ns < idle.out_ns + idle.in_ns
         in_passing = all(first[op_of[op]] != op for op in lifetimes.uses[tensor][1:])
         why = IN_PASSING if in_passing else CHEAPER if is_cheaper else DEARER
-        yield IdleDecision(gap, Decision.RECOMPUTE, scored(gap, queue_ns=made_ns), why, made_ns)
+        yield IdleDecision(idle, Decision.RECOMPUTE, scored(idle, queue_ns=made_ns), why, made_ns)

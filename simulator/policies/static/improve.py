@@ -1,9 +1,9 @@
 """An extra pass for small graphs: local improvement by replays.
 
 Where a replay costs a millisecond the compiler can afford to try changes one by one: another position of a cache
-operator, one gap less, one more, one instead of another. A change stays if the replayed step is shorter, or as long
-with its ops starting earlier in sum. After a round without gain the search goes on from a neighbour of the best plan
-(changes drawn with a fixed seed), until its replays are used up or the bound is met.
+operator, one idle interval less, one more, one instead of another. A change stays if the replayed step is shorter, or
+as long with its ops starting earlier in sum. After a round without gain the search goes on from a neighbour of the best
+plan (changes drawn with a fixed seed), until its replays are used up or the bound is met.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Place = tuple[Idle, Role]
 
 
 class State(NamedTuple):
-    """A set of gaps with positions.
+    """A set of idle intervals with positions.
 
     Attributes
     ----------
-    gaps
+    intervals
         What leaves.
     points
         Program points of cache operators that are not at their default.
     """
 
-    gaps: frozenset[Idle]
+    intervals: frozenset[Idle]
     points: Mapping[Place, int]
 
 
@@ -86,10 +86,10 @@ class Improver:
         augmented
             Its cache operators.
         """
-        gaps = selection.gaps
-        points = {(gaps[one.trip], one.role): one.position for one in augmented.cache_ops}
+        intervals = selection.intervals
+        points = {(intervals[one.trip], one.role): one.position for one in augmented.cache_ops}
         self._selection = selection
-        start = best = self._try(State(frozenset(gaps), points))
+        start = best = self._try(State(frozenset(intervals), points))
         before = -1
         while start is not None and best is not None and self._goes_on(best) and len(self._seen) > before:
             before = len(self._seen)
@@ -126,23 +126,23 @@ class Improver:
         """States that one change leads to."""
         state = found.state
         for one in found.augmented.cache_ops:
-            place = found.selection.gaps[one.trip], one.role
+            place = found.selection.intervals[one.trip], one.role
             for point in _points(one):
                 yield state._replace(points={**state.points, place: point})
         stay = {*self._analysis.forced}, self._selection.ranking.asked
-        movable = [gap for gap in found.selection.gaps if gap not in stay[0] and gap.tensor not in stay[1]]
-        others = [gap for gap in self._analysis.candidates if gap not in state.gaps]
-        for gap in movable:
-            yield state._replace(gaps=state.gaps - {gap})
+        movable = [idle for idle in found.selection.intervals if idle not in stay[0] and idle.tensor not in stay[1]]
+        others = [idle for idle in self._analysis.candidates if idle not in state.intervals]
+        for idle in movable:
+            yield state._replace(intervals=state.intervals - {idle})
             for other in others:
-                yield state._replace(gaps=state.gaps - {gap} | {other})
+                yield state._replace(intervals=state.intervals - {idle} | {other})
         for other in others:
-            yield state._replace(gaps=state.gaps | {other})
+            yield state._replace(intervals=state.intervals | {other})
 
     def _try(self, state: State) -> Found | None:
         """Replay a state, unless it cannot fit or was tried before."""
-        selection = replace(self._selection, gaps=tuple(sorted(state.gaps, key=in_order)))
-        augmented = _placed(insert(self._problem, self._analysis, selection), selection.gaps, state.points)
+        selection = replace(self._selection, intervals=tuple(sorted(state.intervals, key=in_order)))
+        augmented = _placed(insert(self._problem, self._analysis, selection), selection.intervals, state.points)
         key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(selection, augmented)
@@ -152,16 +152,16 @@ class Improver:
         return self._seen[key]
 
 
-def _placed(augmented: Augmented, gaps: tuple[Idle, ...], points: Mapping[Place, int]) -> Augmented:
+def _placed(augmented: Augmented, intervals: tuple[Idle, ...], points: Mapping[Place, int]) -> Augmented:
     """Put the cache operators where the state wants them, as far as windows and chains allow."""
     changed = {}
-    for gap, own, chain in zip(gaps, augmented.gaps, augmented.chains, strict=True):
+    for idle, own, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):
         earliest = 0
         for role in Role:
             one = chain.get(role)
             if one is None:
                 continue
-            point = max(points.get((gap, role), one.position), 0 if own.wraps and role is Role.PREFETCH else earliest)
+            point = max(points.get((idle, role), one.position), 0 if own.wraps and role is Role.PREFETCH else earliest)
             point = min(max(point, one.first), one.last)
             earliest = point
             if point != one.position:

@@ -43,7 +43,7 @@ FOREVER = 2**62
 
 
 def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmented:
-    """Add the cache operators of the chosen gaps to the graph.
+    """Add the cache operators of the chosen idle intervals to the graph.
 
     Parameters
     ----------
@@ -52,40 +52,40 @@ def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmen
     analysis, selection
         What leaves.
     """
-    gaps = assign(problem, selection.gaps)
-    homes = {gap.tensor: gap.away for gap in gaps if gap.wraps and problem.homes[gap.tensor] == FREE}
-    below = held(problem, gaps)
+    intervals = assign(problem, selection.intervals)
+    homes = {idle.tensor: idle.away for idle in intervals if idle.wraps and problem.homes[idle.tensor] == FREE}
+    below = held(problem, intervals)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
     homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if problem.starts_with[t])
     stored = {tensor: NOWHERE for tensor, home in homed if home not in (FREE, problem.compute_tier)}
     walls, nodes = _walls(problem), list[CacheOp]()
-    for trip, gap in enumerate(gaps):
-        nodes += _cache_ops(problem, gap, trip, walls[gap.after + 1], stored)
+    for trip, idle in enumerate(intervals):
+        nodes += _cache_ops(problem, idle, trip, walls[idle.after + 1], stored)
     nodes.sort(key=issue_order)
-    return Augmented(problem, homes, gaps, tuple(nodes))
+    return Augmented(problem, homes, intervals, tuple(nodes))
 
 
-def _cache_ops(problem: Problem, gap: Idle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
-    """The cache operators of one gap; `stored` notes by tensor the op that wrote what is valid away, or `NOWHERE`."""
-    tensor, here, point, ops, nodes = gap.tensor, problem.compute_tier, gap.after + 1, len(problem.graph.ops), []
-    leaves = not gap.wraps or problem.graph.tensors[tensor].persistent
-    last = min(wall, ops if gap.wraps else gap.before)
+def _cache_ops(problem: Problem, idle: Idle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
+    """The cache operators of an interval; `stored` has by tensor the op that wrote what is valid away, or `NOWHERE`."""
+    tensor, here, point, ops, nodes = idle.tensor, problem.compute_tier, idle.after + 1, len(problem.graph.ops), []
+    leaves = not idle.wraps or problem.graph.tensors[tensor].persistent
+    last = min(wall, ops if idle.wraps else idle.before)
     writes = problem.lifetimes.writes[tensor]
-    written = bisect_right(writes, gap.after)
+    written = bisect_right(writes, idle.after)
     writer = writes[written - 1] if written else NOWHERE
-    is_needed = gap.wraps or gap.returns or gap.before == ops
+    is_needed = idle.wraps or idle.returns or idle.before == ops
     if leaves and is_needed and (tensor not in stored or stored[tensor] != writer):
         stored[tensor] = writer
         first = max(writer + 1, problem.fences[min(point, ops)])
-        where = (tensor, here, gap.away, gap.size_bytes, problem.copy_ns(tensor, here, gap.away))
+        where = (tensor, here, idle.away, idle.size_bytes, problem.copy_ns(tensor, here, idle.away))
         nodes.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
     if leaves:
-        where = (tensor, here, NOWHERE, gap.size_bytes, 0)
-        nodes.append(CacheOp(DETACH, trip, *where, gap.after, NOWHERE, point, last, point))
-    if gap.returns:
-        first = max(0 if gap.wraps else point, problem.fences[gap.before])
-        where = (tensor, gap.away, here, gap.size_bytes, gap.in_ns)
-        nodes.append(CacheOp(PREFETCH, trip, *where, NOWHERE, gap.before, first, gap.before, gap.before))
+        where = (tensor, here, NOWHERE, idle.size_bytes, 0)
+        nodes.append(CacheOp(DETACH, trip, *where, idle.after, NOWHERE, point, last, point))
+    if idle.returns:
+        first = max(0 if idle.wraps else point, problem.fences[idle.before])
+        where = (tensor, idle.away, here, idle.size_bytes, idle.in_ns)
+        nodes.append(CacheOp(PREFETCH, trip, *where, NOWHERE, idle.before, first, idle.before, idle.before))
     return nodes
 
 
@@ -112,7 +112,7 @@ def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager
     eager
         Whether copies in come as early as there is room, instead of just in time.
     """
-    starts, gates, below = problem.clock, _gates(problem), held(problem, augmented.gaps)
+    starts, gates, below = problem.clock, _gates(problem), held(problem, augmented.intervals)
     placed: dict[CacheOp, CacheOp] = {}
     for one, begin_ns in _served(problem, augmented):
         wanted = min(max(one.first, bisect_right(gates, begin_ns) - 1), one.position)

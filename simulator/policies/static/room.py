@@ -1,4 +1,4 @@
-"""Room in the tiers below: what each holds at each program point, and which tier each chosen gap is spent in.
+"""Room in the tiers below: what each holds at each program point, and which tier each chosen idle interval is spent in.
 
 Only a tier that could not hold all tensors at once is *scarce*, and counted. A tensor takes room there from its store
 to its last copy back, or always if the tier is its home; in a tier that its copies only pass, at their points alone.
@@ -26,24 +26,24 @@ from simulator.policies.static.analyse import Idle, scored, spread
 from simulator.policies.static.augmented import PREFETCH, STORE, CacheOp
 
 Run = tuple[Idle, ...]
-"""Gaps of one tensor that share a copy away, because no op writes between them."""
+"""Idle intervals of one tensor that share a copy away, because no op writes between them."""
 
 
-def runs(problem: Problem, gaps: Sequence[Idle]) -> list[Run]:
-    """Group gaps by the copy away that they share.
+def runs(problem: Problem, intervals: Sequence[Idle]) -> list[Run]:
+    """Group intervals by the copy away that they share.
 
     Parameters
     ----------
     problem
         What is planned for.
-    gaps
+    intervals
         What leaves.
     """
-    wrapping, writes = {gap.tensor for gap in gaps if gap.wraps}, problem.lifetimes.writes
+    wrapping, writes = {idle.tensor for idle in intervals if idle.wraps}, problem.lifetimes.writes
     found: dict[tuple[int, int], list[Idle]] = {}
-    for gap in gaps:
-        version = 0 if gap.tensor in wrapping else bisect_right(writes[gap.tensor], gap.after)
-        found.setdefault((gap.tensor, version), []).append(gap)
+    for idle in intervals:
+        version = 0 if idle.tensor in wrapping else bisect_right(writes[idle.tensor], idle.after)
+        found.setdefault((idle.tensor, version), []).append(idle)
     return [tuple(run) for run in found.values()]
 
 
@@ -83,10 +83,10 @@ class PlannedRoom:
         room = self._problem.capacities[tier] - extra_bytes
         return any(profile.exceeds(low, high, room) for low, high in self._stays(run))
 
-    def nearest(self, gap: Idle) -> int:
-        """The first tier with room for a gap; if none has, the last that it may go to."""
-        tiers = self._problem.neighbours if chooses(self._problem, gap.tensor) else (gap.away,)
-        return next((t for t in tiers if not self.is_short(t, (gap,), gap.size_bytes)), tiers[-1])
+    def nearest(self, idle: Idle) -> int:
+        """The first tier with room for an idle interval; if none has, the last that it may go to."""
+        tiers = self._problem.neighbours if chooses(self._problem, idle.tensor) else (idle.away,)
+        return next((t for t in tiers if not self.is_short(t, (idle,), idle.size_bytes)), tiers[-1])
 
     def settle(self, size_bytes: int) -> int:
         """Take room for a tensor that is never copied in the furthest tier that has it; in the first if none has."""
@@ -102,15 +102,18 @@ class PlannedRoom:
         self._stay(run, tier, sign * run[0].size_bytes)
         for passed in self._problem.path(self._problem.compute_tier, tier)[1:-1]:
             if passed in self._profiles:
-                stored, fetched = {gap.after + 1 for gap in run if gap.out_ns}, {gap.before for gap in run if gap.in_ns}
+                stored, fetched = (
+                    {idle.after + 1 for idle in run if idle.out_ns},
+                    {idle.before for idle in run if idle.in_ns},
+                )
                 for point in stored | fetched:
                     self._profiles[passed].add(point, point, sign * run[0].size_bytes)
 
     def visit(self, run: Run) -> None:
         """Count a run in its own tier alone."""
         self._stay(run, run[0].away, run[0].size_bytes)
-        if not any(gap.wraps for gap in run):
-            self._last.add((run[0].tensor, max(gap.before for gap in run)))
+        if not any(idle.wraps for idle in run):
+            self._last.add((run[0].tensor, max(idle.before for idle in run)))
 
     def _stay(self, run: Run, tier: int, delta_bytes: int) -> None:
         lives_there = self._problem.homes[run[0].tensor] == tier and self._problem.starts_with[run[0].tensor]
@@ -120,10 +123,10 @@ class PlannedRoom:
 
     def _stays(self, run: Run) -> Iterator[tuple[int, int]]:
         """Points at which a tier holds a run; all points if no run is given."""
-        if not run or any(gap.wraps for gap in run):
+        if not run or any(idle.wraps for idle in run):
             yield 0, self._end
         else:
-            yield min(gap.after for gap in run) + 1, max(gap.before for gap in run)
+            yield min(idle.after for idle in run) + 1, max(idle.before for idle in run)
 
     def earliest(self, one: CacheOp, point: int, latest: int) -> int:
         """The first point, no earlier than a wanted one, at which a copy fits into the tiers on its way.
@@ -151,18 +154,18 @@ class PlannedRoom:
             self._profiles[one.source].add(point + 1, one.before, -one.size_bytes)
 
 
-def held(problem: Problem, gaps: Sequence[Idle]) -> PlannedRoom:
-    """Count gaps in the tiers where they are spent; copies that only pass through a tier do not count.
+def held(problem: Problem, intervals: Sequence[Idle]) -> PlannedRoom:
+    """Count intervals in the tiers where they are spent; copies that only pass through a tier do not count.
 
     Parameters
     ----------
     problem
         What is planned for.
-    gaps
+    intervals
         What leaves, and where to.
     """
     room = PlannedRoom(problem)
-    for run in runs(problem, gaps) if room.is_scarce else ():
+    for run in runs(problem, intervals) if room.is_scarce else ():
         room.visit(run)
     return room
 
@@ -171,19 +174,19 @@ DIGITS = 1
 """Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
 
 
-def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
-    """Choose the tier of each gap; return the gaps with their tiers and the times of their copies.
+def assign(problem: Problem, intervals: Sequence[Idle]) -> tuple[Idle, ...]:
+    """Choose the tier of each idle interval; return the intervals with their tiers and the times of their copies.
 
     Parameters
     ----------
     problem
         What to plan for.
-    gaps
+    intervals
         What leaves.
     """
     if len(problem.neighbours) < 2:
-        return tuple(gaps)
-    room, tiers = PlannedRoom(problem), {run: run[0].away for run in runs(problem, gaps)}
+        return tuple(intervals)
+    room, tiers = PlannedRoom(problem), {run: run[0].away for run in runs(problem, intervals)}
     for run, tier in tiers.items():
         room.enter(run, tier)
 
@@ -192,7 +195,7 @@ def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
         room.enter(run, tier)
         tiers[run] = tier
 
-    lasts_ns = _busy_ns(gaps)
+    lasts_ns = _busy_ns(intervals)
     for tier, further in pairwise(problem.neighbours):
         gone, there = [], [run for run in tiers if tiers[run] == tier and chooses(problem, run[0].tensor)]
         for run in _ranked(problem, there, further, lasts_ns) if room.is_short(tier) else ():
@@ -203,23 +206,23 @@ def assign(problem: Problem, gaps: Sequence[Idle]) -> tuple[Idle, ...]:
             move(run, tier)
             if room.is_short(tier, run):
                 move(run, further)
-    moved = {gap: gap.spent_in(problem, tier) for run, tier in tiers.items() for gap in run}
-    return tuple(moved[gap] for gap in gaps)
+    moved = {idle: idle.spent_in(problem, tier) for run, tier in tiers.items() for idle in run}
+    return tuple(moved[idle] for idle in intervals)
 
 
 def _ranked(problem: Problem, found: Sequence[Run], tier: int, lasts_ns: int) -> list[Run]:
-    """Order runs that may go on to a tier by the score of their worst gap there, the best first."""
+    """Order runs that may go on to a tier by the score of their worst idle interval there, the best first."""
     alike: dict[float, list[Run]] = {}
     for run in sorted(found, key=lambda run: (run[0].before, run[0].tensor)):
-        spent = (gap.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for gap in run)
-        alike.setdefault(-round(min(scored(gap).total for gap in spent), DIGITS), []).append(run)
+        spent = (idle.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for idle in run)
+        alike.setdefault(-round(min(scored(idle).total for idle in spent), DIGITS), []).append(run)
     return [run for key in sorted(alike) for run in spread(alike[key])]
 
 
-def _busy_ns(gaps: Sequence[Idle]) -> int:
-    """How long the busiest path to or from a tier is busy with these gaps [ns]; no step is shorter."""
+def _busy_ns(intervals: Sequence[Idle]) -> int:
+    """How long the busiest path to or from a tier is busy with these intervals [ns]; no step is shorter."""
     busy = Counter[tuple[int, bool]]()
-    for gap in gaps:
-        busy[gap.away, True] += gap.in_ns
-        busy[gap.away, False] += gap.out_ns
+    for idle in intervals:
+        busy[idle.away, True] += idle.in_ns
+        busy[idle.away, False] += idle.out_ns
     return max(busy.values(), default=0)

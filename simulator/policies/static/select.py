@@ -1,4 +1,4 @@
-"""Second pass: which gaps a tensor spends away, so that live bytes fit a limit at the least cost."""
+"""Second pass: which idle intervals a tensor spends away, so that live bytes fit a limit at the least cost."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Selection:
 
     Attributes
     ----------
-    gaps
-        The chosen gaps, by op and tensor.
+    intervals
+        The chosen idle intervals, by op and tensor.
     live_bytes
         By op: what is live in the compute tier then, if each copy in comes right before its use [B].
     excess_bytes
@@ -52,10 +52,10 @@ class Selection:
     ranking
         By which it was chosen.
     given_back
-        Gaps that were taken, and turned out needless once others were.
+        Idle intervals that were taken, and turned out needless once others were.
     """
 
-    gaps: tuple[Idle, ...]
+    intervals: tuple[Idle, ...]
     live_bytes: NDArray[np.int64]
     excess_bytes: int
     limit_bytes: int | float
@@ -70,38 +70,38 @@ def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
     where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
     alike (`SHADES`) are spread over the step, of which tensors follow the course.
     """
-    found = sorted(((gap, scored(gap, asked)) for gap in analysis.candidates), key=turn)
+    found = sorted(((idle, scored(idle, asked)) for idle in analysis.candidates), key=turn)
     queues_ns: dict[tuple[int, int, int], int] = {}
     alike: dict[tuple[bool, int], list[tuple[Idle, Score]]] = {}
-    for gap, alone in found:
-        queue = gap.before, gap.away, round(alone.total * SHADES)
+    for idle, alone in found:
+        queue = idle.before, idle.away, round(alone.total * SHADES)
         queue_ns = queues_ns.get(queue, 0)
-        queues_ns[queue] = queue_ns + gap.in_ns
-        queued = scored(gap, asked, queue_ns) if queue_ns else alone
+        queues_ns[queue] = queue_ns + idle.in_ns
+        queued = scored(idle, asked, queue_ns) if queue_ns else alone
         key = not queued.is_asked, -round(queued.total * SHADES)
-        alike.setdefault(key, []).append((gap, queued))
+        alike.setdefault(key, []).append((idle, queued))
     return Ranking(asked, [pair for key in sorted(alike) for pair in spread(alike[key])])
 
 
 def turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:
-    """Sort key of a gap with its score: those that were asked for first, then the best score."""
-    gap, score = pair
-    return not score.is_asked, -score.total, gap.tensor, gap.after
+    """Sort key of an idle interval with its score: those that were asked for first, then the best score."""
+    idle, score = pair
+    return not score.is_asked, -score.total, idle.tensor, idle.after
 
 
 def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> Selection:
-    """Take gaps in order until live bytes fit the limit everywhere, then give back those that turn out needless.
+    """Take idle intervals in order until live bytes fit the limit everywhere; then give back those that are needless.
 
-    What is asked for and hides its copies is taken in any case; another gap only if it helps somewhere. One sort, and
-    a few range operations per gap. What is detached and never stored lives away, so that all of its gaps that help are
-    taken with the first, and the one over the step boundary in any case.
+    What is asked for and hides its copies is taken in any case; another interval only if it helps somewhere. One
+    sort, and a few range operations per interval. What is detached and never stored lives away, so that all of its
+    intervals that help are taken with the first, and the one over the step boundary in any case.
 
     Parameters
     ----------
     problem
         What to plan for.
     analysis
-        Its idle gaps.
+        Its idle intervals.
     limit_bytes
         What live bytes shall not exceed [B].
     ranking
@@ -110,16 +110,16 @@ def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranki
     taker = _Taker(problem, analysis, limit_bytes, ranking)
     taker.run()
     live, chosen, given_back = taker.live, list(analysis.forced), []
-    away = Counter(gap.tensor for gap in taker.taken if not gap.wraps and gap.tensor in analysis.moving_homes)
-    for gap in reversed(taker.taken):
-        stays_away = gap in taker.asked or (gap.wraps and away.get(gap.tensor))
-        if stays_away or exceeds(live, gap, limit_bytes - gap.size_bytes):
-            chosen.append(gap)
+    away = Counter(idle.tensor for idle in taker.taken if not idle.wraps and idle.tensor in analysis.moving_homes)
+    for idle in reversed(taker.taken):
+        stays_away = idle in taker.asked or (idle.wraps and away.get(idle.tensor))
+        if stays_away or exceeds(live, idle, limit_bytes - idle.size_bytes):
+            chosen.append(idle)
             continue
-        add(live, gap, gap.size_bytes)
-        given_back.append(gap)
-        if gap.tensor in away:
-            away[gap.tensor] -= 1
+        add(live, idle, idle.size_bytes)
+        given_back.append(idle)
+        if idle.tensor in away:
+            away[idle.tensor] -= 1
     chosen.sort(key=in_order)
     values = live.values()
     excess = max(0, int(values.max()) - limit_bytes) if len(values) else 0
@@ -133,31 +133,31 @@ class _Taker:
         self._problem, self._room, self._limit = problem, PlannedRoom(problem), limit_bytes
         self._asked, self._order = ranking
         self.live, self.taken = Profile(analysis.live_bytes), dict[Idle, None]()
-        self.asked = dict.fromkeys(gap for gap, score in self._order if score.is_asked and not gap.exposed_ns)
+        self.asked = dict.fromkeys(idle for idle, score in self._order if score.is_asked and not idle.exposed_ns)
         self._together: dict[int, list[Idle]] = {}
-        moving = (gap for gap, _ in self._order if gap.tensor in analysis.moving_homes)
-        for gap in sorted(moving, key=lambda gap: not gap.wraps):
-            self._together.setdefault(gap.tensor, []).append(gap)
-        for gap in analysis.forced:
-            add(self.live, gap, -gap.size_bytes)
-            self._room.enter((gap,), gap.away)
+        moving = (idle for idle, _ in self._order if idle.tensor in analysis.moving_homes)
+        for idle in sorted(moving, key=lambda idle: not idle.wraps):
+            self._together.setdefault(idle.tensor, []).append(idle)
+        for idle in analysis.forced:
+            add(self.live, idle, -idle.size_bytes)
+            self._room.enter((idle,), idle.away)
 
     def run(self) -> None:
-        """Take the gaps that were asked for, and others until live bytes fit the limit."""
-        for gap in self.asked:
-            self._take(gap)
+        """Take the intervals that were asked for, and others until live bytes fit the limit."""
+        for idle in self.asked:
+            self._take(idle)
         last = self.live.length - 1
         over = self.live.exceeds(0, last, self._limit)
-        for count, gap in enumerate(self._offers()):
+        for count, idle in enumerate(self._offers()):
             if not over:
                 break
-            if gap not in self.taken and exceeds(self.live, gap, self._limit):
-                self._take(gap)
+            if idle not in self.taken and exceeds(self.live, idle, self._limit):
+                self._take(idle)
                 over = count % 8 != 7 or self.live.exceeds(0, last, self._limit)
 
-    def _take(self, gap: Idle) -> None:
-        """Take a gap and those that go with it, and count each in the first tier that has room."""
-        for one in self._together.get(gap.tensor, (gap,)):
+    def _take(self, idle: Idle) -> None:
+        """Take an idle interval and those that go with it, and count each in the first tier that has room."""
+        for one in self._together.get(idle.tensor, (idle,)):
             helps = one in self.asked or one.wraps or exceeds(self.live, one, self._limit)
             if one not in self.taken and helps:
                 add(self.live, one, -one.size_bytes)
@@ -166,31 +166,31 @@ class _Taker:
 
     def _offers(self) -> Iterator[Idle]:
         if not self._room.is_scarce:
-            yield from (gap for gap, _ in self._order)
+            yield from (idle for idle, _ in self._order)
             return
         tiers = self._problem.neighbours
         heap = [(turn(pair), 0, pair[0], pair[1].queue_ns) for pair in self._order]
         while heap:
-            _, nth, gap, queue_ns = heappop(heap)
-            fits = not self._room.is_short(tiers[nth], (gap,), gap.size_bytes)
-            if fits or nth + 1 == len(tiers) or not chooses(self._problem, gap.tensor):
-                yield gap
+            _, nth, idle, queue_ns = heappop(heap)
+            fits = not self._room.is_short(tiers[nth], (idle,), idle.size_bytes)
+            if fits or nth + 1 == len(tiers) or not chooses(self._problem, idle.tensor):
+                yield idle
             else:
-                further = gap.spent_in(self._problem, tiers[nth + 1])
-                heappush(heap, (turn((further, scored(further, self._asked, queue_ns))), nth + 1, gap, queue_ns))
+                further = idle.spent_in(self._problem, tiers[nth + 1])
+                heappush(heap, (turn((further, scored(further, self._asked, queue_ns))), nth + 1, idle, queue_ns))
 
 
-def in_order(gap: Idle) -> tuple[int, int, int]:
-    """Sort key of chosen gaps: by op and tensor."""
-    return gap.after, gap.tensor, gap.before
+def in_order(idle: Idle) -> tuple[int, int, int]:
+    """Sort key of chosen idle intervals: by op and tensor."""
+    return idle.after, idle.tensor, idle.before
 
 
-def add(live: Profile, gap: Idle, delta_bytes: int) -> None:
-    """Add to live bytes over a gap."""
-    for first, last in gap.ranges(live.length):
+def add(live: Profile, idle: Idle, delta_bytes: int) -> None:
+    """Add to live bytes over an idle interval."""
+    for first, last in idle.ranges(live.length):
         live.add(first, last, delta_bytes)
 
 
-def exceeds(live: Profile, gap: Idle, limit_bytes: int | float) -> bool:
-    """Whether live bytes exceed a limit somewhere in a gap."""
-    return any(live.exceeds(first, last, limit_bytes) for first, last in gap.ranges(live.length))
+def exceeds(live: Profile, idle: Idle, limit_bytes: int | float) -> bool:
+    """Whether live bytes exceed a limit somewhere in an idle interval."""
+    return any(live.exceeds(first, last, limit_bytes) for first, last in idle.ranges(live.length))
