@@ -36,7 +36,7 @@ from simulator.catalog.shelf import (
 from simulator.catalog.text import scalar
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
-from simulator.scenario import Frontier, Largest, Scenario, Unstated
+from simulator.scenario import Frontier, Question, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.study import StudyDocument
 from simulator.units import FieldError, exact, nearest, require, unit_of
@@ -279,7 +279,7 @@ def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float | str:
     return value
 
 
-def question(loaded: Loaded, kind: type[Largest], given: Mapping[str, Any]) -> Largest:
+def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> Question:
     """What is asked of a scenario: up, or down, to which value of a field its rows fit.
 
     Parameters

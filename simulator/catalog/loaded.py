@@ -18,7 +18,7 @@ from simulator.catalog.text import scalar
 from simulator.document import Fit
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
-from simulator.scenario import DrawsOrigin, Largest, PolicyChoice, Scenario
+from simulator.scenario import DrawsOrigin, PolicyChoice, Question, Scenario
 from simulator.units import exact, human
 from simulator.workload import Workload
 
@@ -291,7 +291,7 @@ def _factors(machine: Hardware, axis: Axis, value: float) -> dict[str, FieldChan
     return {path: replace(change, where=axis.place(value)) for path, change in figures.items()}
 
 
-def freed(loaded: Loaded, question: Largest) -> Loaded:
+def freed(loaded: Loaded, question: Question) -> Loaded:
     """Return the documents without what would fix a field: what rows set of it, and a budget below the capacity.
 
     Parameters

@@ -9,7 +9,7 @@ from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown, signed
 from simulator.report.tables import Column, figures, occurring
 from simulator.report.views import Panel, Section, SweepView, by
-from simulator.scenario import Largest
+from simulator.scenario import Question
 from simulator.units import counted, human, parse, unit_of
 
 Row = Mapping[str, Any]
@@ -28,7 +28,7 @@ def is_bound(row: Row) -> bool:
 
 
 def frontier_view(
-    rows: Rows, tried: Rows, question: Largest, tier: str, capped: Sequence[str], title: str
+    rows: Rows, tried: Rows, question: Question, tier: str, capped: Sequence[str], title: str
 ) -> SweepView:
     """Show the answer of each row: the least or largest value with which it does what was asked.
 
@@ -70,7 +70,7 @@ def frontier_view(
     return SweepView(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
 
 
-def _steps_over(tried: Rows, question: Largest) -> Panel:
+def _steps_over(tried: Rows, question: Question) -> Panel:
     """Make a panel of the step over the field that was searched."""
     size = _GB if question.unit in ("B", "B/s") else 1
     ran = (row for row in tried if present(row.get("step_ns")))
@@ -79,7 +79,7 @@ def _steps_over(tried: Rows, question: Largest) -> Panel:
     return Panel("one step", axis, "ns", drawn, "at", "step_ns")
 
 
-def free_told(row: Row, question: Largest, what: str, *, has_budget: bool = False) -> str:
+def free_told(row: Row, question: Question, what: str, *, has_budget: bool = False) -> str:
     """Say with how much bandwidth, or capacity, a row is free: it neither stalls nor recomputes.
 
     Parameters
@@ -102,14 +102,14 @@ def free_told(row: Row, question: Largest, what: str, *, has_budget: bool = Fals
     return f"{who} {verb} with {question.path} {question.written(value)}{alone}{beyond}{has}."
 
 
-def _slowdown(slowdown: float | None, question: Largest) -> str:
+def _slowdown(slowdown: float | None, question: Question) -> str:
     """Write a slowdown with enough digits to tell it from the limits that were asked for."""
     if slowdown is None or all(limit == round(limit, 2) for limit in question.limits):
         return ratio(slowdown)
     return f"{slowdown:.4f}x"
 
 
-def _reached(row: Row, question: Largest) -> str:
+def _reached(row: Row, question: Question) -> str:
     """Say with which value a row does what was asked, how slow it is there, and why the next value does not do."""
     value, who = question.written(row[question.column]), row["policy"]
     if "tried" not in row:
@@ -131,7 +131,7 @@ def _reached(row: Row, question: Largest) -> str:
     return f"{told}: with {question.written(row['next'])} {_obstacle(row, question)}."
 
 
-def _obstacle(row: Row, question: Largest) -> str:
+def _obstacle(row: Row, question: Question) -> str:
     """Say why a row does not do what was asked with the next value."""
     if row["limit"] == "step" and "limit_at" not in row:
         return f"a step takes {_slowdown(row['next_slowdown'], question)} {question.over}"
@@ -218,7 +218,7 @@ def _cost_columns(rows: Rows) -> list[str]:
     return [one for kind in kinds for one in occurring(rows, kind)[:1]]
 
 
-def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Largest, title: str) -> SweepView:
+def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Question, title: str) -> SweepView:
     """Show over which ranges of a field which of two rows is faster.
 
     Parameters

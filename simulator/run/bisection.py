@@ -22,8 +22,8 @@ from simulator.run.case import Case, Policies
 from simulator.run.grid import Cells
 from simulator.run.row import row_of
 from simulator.run.sweep import Point, Row, Rows, Study, silent
-from simulator.scenario import Frontier, Largest
-from simulator.scenario.study import COMPUTE, FASTEST
+from simulator.scenario import Frontier, Question
+from simulator.scenario.question import COMPUTE, FASTEST
 from simulator.units import nearest
 
 Given = Mapping[str, Any]
@@ -60,7 +60,7 @@ class Search:
     """
 
     def __init__(
-        self, loaded: Loaded, question: Largest, policies: Policies | None, given: Given, *, is_bounded: bool = True
+        self, loaded: Loaded, question: Question, policies: Policies | None, given: Given, *, is_bounded: bool = True
     ) -> None:
         self.question, self._policies, self.grows = question, policies, isinstance(question, Frontier)
         self._where = partial(catalog.asked_at, loaded, question.key, given)

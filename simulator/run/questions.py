@@ -26,8 +26,8 @@ from simulator.run.bisection import Search
 from simulator.run.case import Policies
 from simulator.run.studies import limits_at
 from simulator.run.sweep import Point, Progress, Row, Rows, Study, Sweep, sweep
-from simulator.scenario import Frontier, Largest, Least
-from simulator.scenario.study import COMPUTE
+from simulator.scenario import Frontier, Largest, Least, Question
+from simulator.scenario.question import COMPUTE
 from simulator.units import exact
 
 _ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
@@ -45,7 +45,7 @@ def frontier(
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
     progress: Progress | None = None,
-    kind: type[Largest] = Frontier,
+    kind: type[Question] = Frontier,
     workers: int = 1,
     **asked: str | int | Sequence[str] | None,
 ) -> Sweep:

@@ -12,12 +12,12 @@ from pydantic_core import CoreSchema
 
 from simulator.document import Document, Part, with_prefixes
 from simulator.scenario.claim import LIMITS, Claim, Expectation, Kind, Label, Unstated, label_of
-from simulator.scenario.study import Frontier, Largest, Least
+from simulator.scenario.question import Frontier, Largest, Least, Question
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [
     "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Keep", "Kind", "Largest", "Least",
-    "PolicyChoice", "Scenario", "Slo", "Switches", "Unstated", "label_of",
+    "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
 
 Keep = Literal["kept", "none"]
@@ -237,7 +237,7 @@ class Scenario(Document):
     claim: Claim | None = None
 
     @property
-    def question(self) -> Largest | None:
+    def question(self) -> Question | None:
         """What is searched, if anything."""
         return self.least or self.largest
 
