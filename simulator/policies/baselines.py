@@ -102,7 +102,7 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     """Plan with these two distances."""
     lifetimes, ops, fences = problem.lifetimes, len(problem.graph.ops), problem.fences
     live, visitors = Profile(live_bytes(problem.graph)), set(problem.visitors)
-    made = (t for t, uses in enumerate(lifetimes.uses) if uses and not problem.starts_with[t] and not problem.pinned(t))
+    made = (t for t, uses in enumerate(lifetimes.uses) if uses and t not in lifetimes.inputs and not problem.pinned(t))
     away, moved = list[tuple[IdleInterval, int]](), 0
     for tensor in (*problem.visitors, *sorted(made, key=lifetimes.first_use.__getitem__)):
         if tensor not in visitors and live.peak(0, ops - 1) <= problem.budget_bytes:
@@ -127,7 +127,7 @@ def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[Idle
     """Idle intervals longer than a distance; a tensor with its home elsewhere is also away at the ends of the step."""
     uses = problem.lifetimes.uses[tensor]
     intervals = [IdleInterval(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
-    return [*intervals, *_at_ends(problem, tensor)] if problem.starts_with[tensor] else intervals
+    return [*intervals, *_at_ends(problem, tensor)] if tensor in problem.lifetimes.inputs else intervals
 
 
 def _at_ends(problem: Problem, visitor: int) -> list[IdleInterval]:
@@ -197,10 +197,11 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
 def _saved(problem: Problem) -> list[IdleInterval]:
     """Idle intervals, from last forward to first backward use, of the tensors that are saved for backward."""
     ops, clock, here, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[IdleInterval]()
-    for tensor, writes in enumerate(problem.lifetimes.writes):
-        if problem.pinned(tensor) or problem.starts_with[tensor] or not writes or ops[writes[0]].phase != "forward":
+    lifetimes = problem.lifetimes
+    for tensor, writes in enumerate(lifetimes.writes):
+        if problem.pinned(tensor) or tensor in lifetimes.inputs or not writes or ops[writes[0]].phase != "forward":
             continue
-        uses = problem.lifetimes.uses[tensor]
+        uses = lifetimes.uses[tensor]
         forward = max(i for i in uses if ops[i].phase == "forward")
         backward = min((i for i in uses if ops[i].phase == "backward"), default=NEVER)
         away = problem.away(tensor)[0]
@@ -315,7 +316,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterv
     """
     last, sizes, uses = len(problem.graph.ops) - 1, problem.sizes, problem.lifetimes.uses
     held, order = Profile([0] * (last + 1)), dict[int, int]()
-    for number, tensor in enumerate(t for t in _by_first_use(problem) if not problem.starts_with[t]):
+    for number, tensor in enumerate(t for t in _by_first_use(problem) if t not in problem.lifetimes.inputs):
         held.add(uses[tensor][0], uses[tensor][-1], sizes[tensor])
         if not problem.pinned(tensor):
             order[tensor] = number

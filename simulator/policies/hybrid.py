@@ -141,7 +141,9 @@ def _divided(dynamic: DynamicReaders, options: Options, here: frozenset[int]) ->
         return dynamic, static.plan(problem, static.Options()), 0
     _check_links(dynamic)
     cache_bytes = _cache_bytes(dynamic, options.cache)
-    planned = static.plan(problem.static_part(problem.budget_bytes - cache_bytes), static.Options())
+    left_bytes = problem.budget_bytes - cache_bytes
+    without_reads = replace(problem, graph=problem.graph.certain, budget_bytes=left_bytes, popularity={})
+    planned = static.plan(without_reads, static.Options())
     notes = [f"of all but what is read dynamically: {note}" for note in planned.notes]
     if here:
         size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]

@@ -32,6 +32,9 @@ cache; one that holds more than this many steps choose is judged while it still 
 checked, over all steps.
 """
 
+Hop = tuple[int, int]
+"""Two tiers that a link joins, the source first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replay:
@@ -65,9 +68,9 @@ class Replay:
     demand: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Problem:
-    """Everything a policy may know: immutable data, and `trial`.
+    """Everything a policy may know: data that nobody changes, and `trial`.
 
     Attributes
     ----------
@@ -97,6 +100,21 @@ class Problem:
         before.
     allocator
         How places of the compute tier get addresses when a plan is tried.
+    tiers, compute_tier, capacities
+        Names of the tiers, by id; the id of the compute tier; what may be used of each [B]: of the compute tier, the
+        budget.
+    sizes, lifetimes
+        Size of each tensor [B]; when it is used and live.
+    streams, precedence
+        For each op, the stream that it runs on; what happens before what.
+    known_homes
+        Where each tensor is at time 0, `FREE`, or `NOWHERE` if an op makes it: what a bound may rely on.
+    gives_homes, visitors
+        Whether the home of some tensor that ops use is given, rather than free; those of them whose home is another
+        tier than the compute tier.
+    links, link_names, queues
+        For each ordered pair of tiers, or *hop*, that a link joins, the first such link, its name, and the number of
+        its copy queue. Hops of one queue share its channels.
     """
 
     graph: Graph
@@ -112,6 +130,29 @@ class Problem:
     turns: tuple[int, ...] = ()
     popularity: Mapping[int, tuple[float, ...]] = field(default_factory=dict, repr=False)
     allocator: AllocatorKind = "ideal"
+
+    def __post_init__(self) -> None:
+        hardware, graph = self.hardware, self.graph
+        self.tiers, self.lifetimes = hardware.tier_names, Lifetimes.of(graph)
+        self.compute_tier = here = self.tiers.index(hardware.compute_tier)
+        usable = list(self.room_bytes or (tier.usable_bytes for tier in hardware.tiers.values()))
+        usable[here] = self.budget_bytes
+        self.capacities = tuple(usable)
+        self.sizes = tuple(tensor.size_bytes for tensor in graph.tensors)
+        self.streams = streams_of(graph, self.switches)
+        self.precedence = Precedence(graph, self.streams)
+        inputs = self.lifetimes.inputs
+        self.known_homes = [home if t in inputs else NOWHERE for t, home in enumerate(self.homes)]
+        used = zip(self.lifetimes.uses, self.known_homes, strict=True)
+        placed = [t for t, (uses, home) in enumerate(used) if uses and home not in {FREE, NOWHERE}]
+        self.gives_homes = bool(placed)
+        self.visitors = tuple(t for t in placed if self.homes[t] != here)
+        number = {name: i for i, queue in enumerate(hardware.queues) for name in queue}
+        self.links, self.link_names, self.queues = dict[Hop, Link](), dict[Hop, str](), dict[Hop, int]()
+        for name, link in hardware.links.items():
+            hop = self.tiers.index(link.source), self.tiers.index(link.target)
+            if hop not in self.links:
+                self.links[hop], self.link_names[hop], self.queues[hop] = link, name, number[name]
 
     def replay(self, plan: Plan) -> Replay:
         """Try a plan."""
@@ -129,42 +170,6 @@ class Problem:
         """The same problem as if this rank had shared buses and tiers for itself."""
         return replace(self, sharers={}, room_bytes=None, ranks=1, turns=())
 
-    def static_part(self, budget_bytes: int | float) -> Problem:
-        """The same problem without dynamic reads, under another budget [B]."""
-        return replace(self, graph=self.graph.certain, budget_bytes=budget_bytes, popularity={})
-
-    @cached_property
-    def lifetimes(self) -> Lifetimes:
-        """When its tensors are used and live."""
-        return Lifetimes.of(self.graph)
-
-    @cached_property
-    def tiers(self) -> tuple[str, ...]:
-        """Tier names, by id."""
-        return self.hardware.tier_names
-
-    @cached_property
-    def compute_tier(self) -> int:
-        """Id of the compute tier."""
-        return self.tiers.index(self.hardware.compute_tier)
-
-    @cached_property
-    def capacities(self) -> tuple[int | float, ...]:
-        """What may be used of each tier [B]; of the compute tier, the budget."""
-        usable = list(self.room_bytes or (tier.usable_bytes for tier in self.hardware.tiers.values()))
-        usable[self.compute_tier] = self.budget_bytes
-        return tuple(usable)
-
-    @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Size of each tensor [B]."""
-        return tuple(t.size_bytes for t in self.graph.tensors)
-
-    @cached_property
-    def streams(self) -> tuple[int, ...]:
-        """For each op, the stream that it runs on: as it says; the collectives of each group have one of their own."""
-        return streams_of(self.graph, self.switches)
-
     @cached_property
     def clock(self) -> tuple[int, ...]:
         """Start of each op, and then the end of the last, if nothing but other ops keeps them waiting [ns].
@@ -179,16 +184,6 @@ class Problem:
             starts.append(max((ends[op] for op in earlier), default=0))
             ends.append(starts[-1] + took)
         return (*accumulate(starts, max), max(ends))
-
-    @cached_property
-    def precedence(self) -> Precedence:
-        """What happens before what."""
-        return Precedence(self.graph, self.streams)
-
-    @cached_property
-    def known_homes(self) -> list[int]:
-        """Where each tensor is at time 0, `FREE`, or `NOWHERE` if an op makes it: what a bound may rely on."""
-        return [home if there else NOWHERE for home, there in zip(self.homes, self.starts_with, strict=True)]
 
     @cached_property
     def bound_ns(self) -> int:
@@ -211,46 +206,10 @@ class Problem:
             arrivals.setdefault(self.fences[self.lifetimes.first_use[tensor]], []).append(tensor)
         return arrivals
 
-    @cached_property
-    def starts_with(self) -> tuple[bool, ...]:
-        """For each tensor, whether it exists before the first op."""
-        return tuple(t in self.lifetimes.inputs for t in range(len(self.graph.tensors)))
-
-    @cached_property
-    def gives_homes(self) -> bool:
-        """Whether the home of some tensor that is used is given, rather than free."""
-        used = zip(self.lifetimes.uses, self.known_homes, strict=True)
-        return any(uses and home not in {FREE, NOWHERE} for uses, home in used)
-
-    @cached_property
-    def visitors(self) -> tuple[int, ...]:
-        """Tensors that ops use and whose home is another tier than the compute tier."""
-        stay, used = {FREE, NOWHERE, self.compute_tier}, zip(self.lifetimes.uses, self.known_homes, strict=True)
-        return tuple(t for t, (uses, home) in enumerate(used) if uses and home not in stay)
-
     def comes_in(self, tensor: int) -> bool:
         """Whether some op reads the value with which a step begins, rather than overwriting it first."""
         first = self.lifetimes.first_use[tensor]
         return self.lifetimes.is_read(tensor, first)
-
-    @cached_property
-    def hops(self) -> dict[str, tuple[int, int]]:
-        """The two tiers that each link joins."""
-        links, tiers = self.hardware.links, self.tiers
-        return {name: (tiers.index(link.source), tiers.index(link.target)) for name, link in links.items()}
-
-    @cached_property
-    def link_names(self) -> dict[tuple[int, int], str]:
-        """Name of the first link of each ordered pair of tiers."""
-        found: dict[tuple[int, int], str] = {}
-        for name, hop in self.hops.items():
-            found.setdefault(hop, name)
-        return found
-
-    @cached_property
-    def links(self) -> dict[tuple[int, int], Link]:
-        """The first link of each ordered pair of tiers."""
-        return {hop: self.hardware.links[name] for hop, name in self.link_names.items()}
 
     @cached_property
     def neighbours(self) -> tuple[int, ...]:
@@ -325,12 +284,6 @@ class Problem:
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
         """Time of a copy that has all links of its path for itself [ns]."""
         return sum(transfer_ns(self.sizes[tensor], self.links[hop]) for hop in pairwise(self.path(source, target)))
-
-    @cached_property
-    def queues(self) -> dict[tuple[int, int], int]:
-        """Number of the copy queue of each hop; hops of one queue share its channels."""
-        number = {name: i for i, queue in enumerate(self.hardware.queues) for name in queue}
-        return {hop: number[name] for hop, name in self.link_names.items()}
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
         """Tiers of the fastest way from one tier to another, both ends included.

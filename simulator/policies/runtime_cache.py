@@ -100,7 +100,7 @@ def _times_used(eviction: Eviction, tensor: int) -> tuple[int, int]:
 def _oldest_producer(eviction: Eviction, tensor: int) -> tuple[int, int, int]:
     """FIFO by producer, then the larger first: the warm-up rule of the open-source HyperOffload."""
     problem = eviction.problem
-    born = -1 if problem.starts_with[tensor] else problem.lifetimes.writes[tensor][0]
+    born = -1 if tensor in problem.lifetimes.inputs else problem.lifetimes.writes[tensor][0]
     return born, -problem.sizes[tensor], tensor
 
 

@@ -182,7 +182,7 @@ class WorkingSets:
         graph = problem.graph
         self.ops = graph.certain.ops if dynamic.readers else graph.ops
         self.pinned = frozenset(t for t in range(len(graph.tensors)) if problem.pinned(t))
-        here = frozenset(t for t in self.pinned if graph.tensors[t].persistent and problem.starts_with[t])
+        here = frozenset(t for t in self.pinned if graph.tensors[t].persistent and t in problem.lifetimes.inputs)
         self.reads = [dict.fromkeys(t for t in op.reads if t not in here) for op in self.ops]
         self.uses = [tuple(dict.fromkeys(t for t in (*op.reads, *op.writes) if t not in here)) for op in self.ops]
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]

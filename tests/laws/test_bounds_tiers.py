@@ -124,7 +124,7 @@ def test_no_policy_is_faster_than_the_bound_of_tiers_that_just_hold_its_plan(p: 
         event(done.status)
         return
     peaks = [done.peak_bytes[tier] for tier in p.tiers]
-    homes = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+    homes = p.known_homes
     hardware = tighten(p.hardware, peaks)
     found = bound(p.graph, hardware, p.durations_ns, homes, peaks[HBM])
     ample = bound(p.graph, endless(p.hardware), p.durations_ns, homes, peaks[HBM])

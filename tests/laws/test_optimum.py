@@ -21,7 +21,7 @@ from strategies import DDR, HBM, graphs, machines
 
 from simulator.bounds import infeasible
 from simulator.errors import CapacityError
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import Plan
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.policies.optimal import optimum
 from simulator.policies.optimal.schedule import ScheduleModel
@@ -44,7 +44,7 @@ def problems(draw, steps: tuple[int, int] = (1, 1)) -> Problem:
 
 
 def facts(p: Problem) -> tuple[list[int], float]:
-    homes = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+    homes = p.known_homes
     return homes, p.budget_bytes
 
 

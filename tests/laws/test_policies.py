@@ -94,14 +94,14 @@ def test_conformance(name, options, case):
     assert trace.status == "ok"
     check_plan(p.graph, p.hardware, recorded(plan, trace))
     check_trace(p.graph, p.hardware, [plan], trace, p.budget_bytes)
-    start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+    start = p.known_homes
     repeats = metrics.repeats(p.graph, trace)
     event("repeats" if repeats else "runs each op once")
     limit = bound(p.graph, p.hardware, p.durations_ns, start, p.budget_bytes, may_repeat=repeats)
     assert metrics.summarise(p.graph, p.hardware, trace)["step_ns"] >= limit.ns
     entry = POLICIES[name]
     assert repeats <= entry.may_repeat(entry.read_options(options))
-    pinned = [t for t, home in enumerate(p.homes) if home != FREE and p.starts_with[t]]
+    pinned = [t for t, home in enumerate(p.homes) if home != FREE and t in p.lifetimes.inputs]
     assert [plan.home[t] for t in pinned] == [p.homes[t] for t in pinned]
 
 
@@ -135,7 +135,7 @@ def test_a_search_chooses_the_first_of_the_fastest_whenever_it_ends(case, rows):
 def test_what_each_op_needs_is_enough_where_the_rest_may_leave(name, case):
     """Static and reactive fit whenever pinned tensors and each working set do, if there is ample room away."""
     p = case.problem
-    rest_at_home = sum(s for t, s in enumerate(p.sizes) if p.homes[t] == HBM and p.starts_with[t])
+    rest_at_home = sum(s for t, s in enumerate(p.sizes) if p.homes[t] == HBM and t in p.lifetimes.inputs)
     if (
         not case.ample
         or max(needed(p.graph, list(p.homes)), default=0) > p.budget_bytes

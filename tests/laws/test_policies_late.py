@@ -143,7 +143,9 @@ def test_the_static_part_of_hybrid_is_the_plan_of_static(graph: Graph, origin: D
     p = problem(graph, hardware, origin, least(graph) + spare)
     room = least(graph) - FEW
     mine = POLICIES["hybrid"].plan(p, {"cache": f"{room} B", "evict": "lru"})
-    static_part = static.plan(p.static_part(p.budget_bytes - room), static.Options())
+    static_part = static.plan(
+        replace(p, graph=p.graph.certain, budget_bytes=p.budget_bytes - room, popularity={}), static.Options()
+    )
     draws = drawn(graph, hardware, origin, 3)
     program = engine.Program(graph, mine, p.durations_ns, draws=draws)
     issued = engine.run([program], hardware, budget_bytes=p.budget_bytes).issued[0].whole()

@@ -106,7 +106,7 @@ def test_conformance(name, options, case):
     check_plan(p.graph, p.hardware, recorded(plan, trace))
     job = Job.of(p.graph, 2)
     check_trace(job, p.hardware, [plan] * 2, trace, p.budget_bytes, p.switches)
-    start = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+    start = p.known_homes
     repeats = metrics.repeats(p.graph, trace)
     order = Timing.alone(p.precedence, p.durations_ns, may_repeat=repeats)
     limit = Limits(order, p.hardware, start, may_repeat=repeats).step(p.budget_bytes)

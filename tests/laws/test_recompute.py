@@ -13,7 +13,7 @@ from simulator import engine, metrics
 from simulator.errors import CapacityError
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import IdleInterval, live_bytes, working_set_bytes
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import Plan
 from simulator.policies import POLICIES, Problem
 from simulator.policies.recompute import remakes
 from simulator.policies.writer import Writer
@@ -64,7 +64,7 @@ def test_a_step_takes_its_compute_and_what_runs_again_and_no_longer_than_the_bou
     assert row["peak_hbm_bytes"] <= p.budget_bytes
     repeats = metrics.repeats(p.graph, trace)
     event("recomputes" if repeats else "fits")
-    homes = [home if there else NOWHERE for home, there in zip(p.homes, p.starts_with, strict=True)]
+    homes = p.known_homes
     least = bound(p.graph, p.hardware, p.durations_ns, homes, p.budget_bytes, may_repeat=repeats)
     assert row["step_ns"] >= least.ns
 

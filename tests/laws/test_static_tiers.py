@@ -63,7 +63,7 @@ def on(p: Problem, machine: dict[str, Any]) -> Problem:
 def capacities(p: Problem, **options: int) -> list[int]:
     """From what is at home in DDR, and one tensor more, to all that `static` would put there."""
     wanted = replay(p, POLICIES["static"].plan(p, options)).peak_bytes["ddr"]
-    least = max(p.sizes) + sum(size for t, size in enumerate(p.sizes) if p.homes[t] == DDR and p.starts_with[t])
+    least = max(p.sizes) + sum(size for t, size in enumerate(p.sizes) if p.homes[t] == DDR and t in p.lifetimes.inputs)
     return [least + max(0, wanted - least) * sixths // 6 for sixths in SIXTHS]
 
 

@@ -193,7 +193,7 @@ class ScheduleModel:
 
     def _hold(self, tensor: int) -> None:
         """Add what a tensor takes and gives up if it stays; and if it may move its idle intervals, over borders too."""
-        p, size, exists = self._problem, self._problem.sizes[tensor], self._problem.starts_with[tensor]
+        p, size, exists = self._problem, self._problem.sizes[tensor], tensor in self._problem.lifetimes.inputs
         uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
         if exists:
             self._start_bytes += size if uses or tensor not in self._to else 0
@@ -342,7 +342,7 @@ class ScheduleModel:
         for start_ns, _, one in sorted(back, key=itemgetter(0, 1)):
             begun = bisect_right(begun_ns, start_ns, hi=one.before)
             moves.append(Move(begun, partial(Writer.copy, source=to[one.tensor], target=here), one.tensor))
-        unused = {t for t in to if p.starts_with[t] and not p.lifetimes.uses[t]}
+        unused = {t for t in to if t in p.lifetimes.inputs and not p.lifetimes.uses[t]}
         homes = {t: to[t] for t in sorted(unused | lives_away)}
         moves = [move._replace(point=max(move.point - self.lead, 0)) for move in moves]
         return write(p, "optimal", moves, chosen_homes=homes)

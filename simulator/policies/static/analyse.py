@@ -136,12 +136,12 @@ def analyse(problem: Problem) -> Analysis:
     problem
         What to plan for.
     """
-    live = live_bytes(problem.graph)
+    live, lifetimes = live_bytes(problem.graph), problem.lifetimes
     forced: list[Idle] = []
     leaving = moving_homes(problem)
     candidates, unused = [*_inner(problem, leaving)], []
-    for tensor, uses in enumerate(problem.lifetimes.uses):
-        if not problem.starts_with[tensor] or problem.pinned(tensor):
+    for tensor, uses in enumerate(lifetimes.uses):
+        if tensor not in lifetimes.inputs or problem.pinned(tensor):
             continue
         free = problem.homes[tensor] == FREE
         if uses:
@@ -168,7 +168,7 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     found = set()
     for tensor, about in enumerate(problem.graph.tensors):
         first = lifetimes.first_use[tensor]
-        is_read_only = problem.starts_with[tensor] and first != NEVER and not lifetimes.writes[tensor]
+        is_read_only = tensor in lifetimes.inputs and first != NEVER and not lifetimes.writes[tensor]
         may_go = problem.homes[tensor] == FREE and problem.neighbours
         if not may_go or not is_read_only or about.kind not in _NEVER_STORED:
             continue
@@ -186,7 +186,7 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
         tensor, after, before, wraps = idle
         if wraps or problem.pinned(tensor):
             continue
-        lives_away = problem.starts_with[tensor] and problem.homes[tensor] != FREE
+        lives_away = tensor in lifetimes.inputs and problem.homes[tensor] != FREE
         writes = lifetimes.writes[tensor]
         clean = lives_away and (not writes or writes[0] > after)
         clean = clean or tensor in moving_homes

@@ -56,7 +56,7 @@ def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmen
     homes = {idle.tensor: idle.away for idle in intervals if idle.wraps and problem.homes[idle.tensor] == FREE}
     below = held(problem, intervals)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
-    homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if problem.starts_with[t])
+    homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if t in problem.lifetimes.inputs)
     stored = {tensor: NOWHERE for tensor, home in homed if home not in (FREE, problem.compute_tier)}
     walls, nodes = _walls(problem), list[CacheOp]()
     for trip, idle in enumerate(intervals):

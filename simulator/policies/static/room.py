@@ -49,7 +49,7 @@ def runs(problem: Problem, intervals: Sequence[Idle]) -> list[Run]:
 
 def chooses(problem: Problem, tensor: int) -> bool:
     """Whether the planner may choose the tier in which a tensor is away."""
-    return problem.homes[tensor] == FREE or not problem.starts_with[tensor]
+    return problem.homes[tensor] == FREE or tensor not in problem.lifetimes.inputs
 
 
 class PlannedRoom:
@@ -67,7 +67,7 @@ class PlannedRoom:
         everything = sum(problem.sizes)
         self._profiles = dict[int, Profile]()
         for tier in (tier for tier in problem.neighbours if problem.capacities[tier] < everything):
-            there = (t for t, home in enumerate(problem.homes) if home == tier and problem.starts_with[t])
+            there = (t for t, home in enumerate(problem.homes) if home == tier and t in problem.lifetimes.inputs)
             self._profiles[tier] = Profile(np.full(self._end + 1, sum(problem.sizes[t] for t in there), np.int64))
 
     @property
@@ -116,7 +116,7 @@ class PlannedRoom:
             self._last.add((run[0].tensor, max(idle.before for idle in run)))
 
     def _stay(self, run: Run, tier: int, delta_bytes: int) -> None:
-        lives_there = self._problem.homes[run[0].tensor] == tier and self._problem.starts_with[run[0].tensor]
+        lives_there = self._problem.homes[run[0].tensor] == tier and run[0].tensor in self._problem.lifetimes.inputs
         if tier in self._profiles and not lives_there:
             for low, high in self._stays(run):
                 self._profiles[tier].add(low, high, delta_bytes)
