@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
@@ -136,13 +135,16 @@ class Search:
             bisect_left(range(len(values)), True, low + 1, high, key=holds)
         return [tried[at] for at in sorted(tried)]
 
-    def study(self, who: str, points: Sequence[Point], *, is_searched: bool = False) -> Study:
-        """Make a study of a row: at some points, and between those that differ."""
-        study = Study(self.base, self.rows[who], (self.axis,), points, about={"policy": who}, is_strict=not self.grows)
-        if not is_searched:
-            return study
-        more = self.more if self.grows else None
-        return replace(study, candidates=self.question.values, differ=self.differ, more=more)
+    def study(self, who: str, points: Sequence[Point], **between: Any) -> Study:
+        """Make a study of a row: at some points, and at what is tried between them, as `Study` has it."""
+        about, is_strict = {"policy": who}, not self.grows
+        return Study(self.base, self.rows[who], (self.axis,), points, about=about, is_strict=is_strict, **between)
+
+    def edge(self, who: str) -> Study:
+        """Make the study that finds the edge of a row: from what the documents say on, or from both ends inwards."""
+        values, more = self.question.values, self.more if self.grows else None
+        first = [(self.first,)] if self.grows else [(values[-1],), (values[0],)]
+        return self.study(who, first, candidates=values, differ=self.differ, more=more)
 
     def _built(self, value: int | float | None) -> Case:
         """All that rows share with a value; None: with the documents as they are."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -104,9 +103,7 @@ def frontier(
     asked = {"field" if key == "of" else key: value for key, value in asked.items()}
     question = catalog.question(loaded, kind, asked)
     search, hardware = Search(loaded, question, policies, asked), loaded.hardware
-    first = [(search.first,)] if search.grows else [(question.values[-1],), (question.values[0],)]
-    studies = [search.study(who, first, is_searched=True) for who in search.rows]
-    tried = sweep(studies, progress=progress)
+    tried = sweep([search.edge(who) for who in search.rows], progress=progress)
     own = {label: [row for row in tried if row["policy"] == label] for label in search.rows}
     found = [search.answer(own[label], limit) for label in search.rows for limit in question.limits]
     at_most = search.built(question.values[-1]) if question.sign < 0 else None
@@ -198,7 +195,7 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     usable = dict.fromkeys(low + (high - low) * number // steps for number in range(steps + 1))
     fine = [case.hardware.tiers[tier].capacity_for(one) for one in usable]
     first = [(one,) for one in dict.fromkeys([*fine[::_BETWEEN], fine[-1]])]
-    studies = [replace(search.study(who, first), candidates=fine, differ=_bends) for who in search.rows]
+    studies = [search.study(who, first, candidates=fine, differ=_bends) for who in search.rows]
     tried = sweep(studies, progress=progress)
     own = {who: [row for row in tried if row["policy"] == who] for who in search.rows}
     found = [row for rows in own.values() for row in undominated(rows, column)]

@@ -241,7 +241,7 @@ def test_where_it_does_not_go_on_to_hold_is_told(laid, row, holes):
     loaded = catalog.resolve(laid)
     question = catalog.question(loaded, Frontier, {"field": WIRE, "such_that": (STALL,)})
     search = row(loaded, question, ["static"], {}, is_bounded=False)
-    found = search.answer(sweep([search.study("static", [(search.first,)], is_searched=True)]), float("inf"))
+    found = search.answer(sweep([search.edge("static")]), float("inf"))
     assert found[f"least_{WIRE}"] == 30_000_000_000
     assert [*found["holes"][:1], *found["holes"][-1:]] == holes[::-1]
     said = frontier_view([found], [], question, "hbm", [], "a test").sentences[0]
