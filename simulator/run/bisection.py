@@ -1,4 +1,4 @@
-"""Tries rows, and what no plan beats, with values of a field until the edge of what is asked is known."""
+"""Bisection over the values of a field: finds the last one with which a row, or a bound, does what is asked."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _OF_BOUND = {"step_ns", "stall_ns", "recompute_ns", "tokens_per_s"}
 
 
 class Search:
-    """Tries rows, and what no plan beats, with values of a field.
+    """Tries values of a field on rows and on bounds.
 
     Parameters
     ----------
     loaded, question, policies
         The scenario, what is searched, and its rows, as in `simulator.run`.
     given
-        What of the question is not the scenario's: a message about it names the option.
+        What was asked in place of the scenario's words: messages about it name the option, not the document.
     is_bounded
-        Whether what no plan beats is searched, too.
+        Whether bounds are searched, too.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Search:
         self.rows |= {name: partial(self.bounded, name) for name in self.bounds}
 
     def _check_over(self, loaded: Loaded) -> None:
-        """Refuse to hold steps against a row that there is none of."""
+        """Refuse to compare steps with a row that does not exist."""
         over, known = self.question.over, [*(row.row for row in loaded.scenario.policies), COMPUTE, *POLICIES]
         known += [FASTEST] if self.grows else []
         must = "steps are held against those of a row, or against compute"
@@ -97,7 +97,7 @@ class Search:
 
     @cached_property
     def first(self) -> int | float:
-        """The value that is tried first: what the documents say, if the search is to begin there."""
+        """The first value to try: the documents' own, if the search grows from there."""
         values = self.question.values
         if not self.grows:
             return values[-1]
@@ -151,7 +151,7 @@ class Search:
         return self._cells.case(self._documents if value is None else catalog.at(self.base, {self.axis: value}))
 
     def _beside(self, value: int | float | None) -> Row:
-        """The row that others are held against."""
+        """The row that others are compared with."""
         case, over = self.built(value), self.question.over
         if over == COMPUTE:
             return {"step_ns": case.compute_ns}
@@ -164,11 +164,11 @@ class Search:
         return min((row for row in ran if row["status"] == "ok"), key=lambda row: row["step_ns"])
 
     def differ(self, fewer: Rows, more: Rows) -> bool:
-        """Whether a boundary lies between two values."""
+        """Whether an answer lies between two values."""
         return any(_met(fewer[0], limit) != _met(more[0], limit) for limit in self.question.limits)
 
     def more(self, known: Mapping[Point, Rows]) -> list[Point]:
-        """Twice or half as much, until the answer lies between; then what is beside it, as what is easier should do."""
+        """Double or halve until the answer is bracketed; then try what is beside it, where easier values should do."""
         values, held = self.question.values, {at: _met(rows[0], math.inf) for (at,), rows in known.items()}
         if len(held) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in known.values()):
             return []
@@ -183,17 +183,17 @@ class Search:
         return [(at,) for at in beside if at not in held]
 
     def _between(self, known: Mapping[Point, Rows]) -> list[Point]:
-        """The middle of each two values that ran, once: a figure that turns may do what was asked only between them."""
+        """The middle of each two neighbours that ran, once: a figure may rise and fall again between them."""
         ran = sorted(at for (at,), rows in known.items() if rows[0]["status"] == "ok")
         middles = (self.near(math.sqrt(low * high)) for low, high in pairwise(ran) if high > _FINE * low)
         return [(at,) for at in dict.fromkeys(middles) if (at,) not in known]
 
     def tried(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
-        """Try whether a row does with a value, and how slow it is: what is in the way, if something is."""
+        """Run a row with a value, and tell whether it does what is asked, how slow it is, and what it fails for."""
         return [self._held(self._run(label, decide, point[0]), point[0])]
 
     def bounded(self, name: str, _: Loaded, point: Point) -> Rows:
-        """Say what no plan beats with a value, of those that run each op once, or of all."""
+        """Find with a value what no plan can beat: none that runs each op once, or none at all."""
         case, kind = self.built(point[0]), self.bounds.get(name, _ONCE)
         short = [found for task in case.tasks if (found := task.unfit(may_repeat=kind["may_repeat"]))]
         if short:
@@ -212,7 +212,7 @@ class Search:
         return [self._held(row, point[0])]
 
     def _held(self, row: Row, value: int | float) -> Row:
-        """Hold a row against another one, and against what is asked of it."""
+        """Compare a row with another one, and with the conditions."""
         other = self._other(self.question.beside(value)) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
         row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
@@ -251,7 +251,7 @@ class Search:
 
 
 def _lacking(short: Shortfall) -> Row:
-    """What is in the way where something does not fit."""
+    """Columns that say what lacks room."""
     sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
     return {"limit": short.tier, "limit_at": short.at, **sizes}
 

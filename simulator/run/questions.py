@@ -1,8 +1,8 @@
-"""What asks back: `hosim frontier`, with its presets `hosim largest` and `hosim least`, and `hosim crossover`.
+"""Inverse questions: `hosim frontier`, with its presets `hosim largest` and `hosim least`, and `hosim crossover`.
 
-*Frontier*: how far a field of the documents may go while a row still meets what is asked of it, and while any plan may.
-*Largest* and *least* ask that it fits, and for its step. *Crossover*: where two rows swap. All are one search, in which
-candidates are halved between two that differ.
+*Frontier*: how far a field of the documents can go before a row violates a condition, and before every plan must.
+*Largest* and *least*: how far it can go before a row no longer fits, or slows down too much. *Crossover*: where two
+rows swap. All of them bisect between two values whose rows differ.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def frontier(
     workers: int = 1,
     **asked: str | int | Sequence[str] | None,
 ) -> Sweep:
-    """Search how far a field may go while each row still meets conditions, and while any plan may.
+    """Search how far a field can go before each row violates a condition, and before every plan must.
 
-    Values are halved between one that does and one that does not. The search begins with what the documents say and
-    doubles or halves it until the answer lies between. That what holds with a value holds with all that are easier is
-    tried at a few values beside the answer; where it does not, that is told.
+    The search starts at the documents' value and doubles or halves it until the answer is bracketed, then bisects. This
+    assumes that what holds with a value holds with every easier one. A few values beside the answer test that; where it
+    does not hold, the result says so.
 
     Parameters
     ----------
@@ -61,11 +61,11 @@ def frontier(
     set, policies
         As in `simulator.run`.
     progress
-        Called when a value was tried.
+        Called after each value that is tried.
     kind
-        The question; see `largest` and `least`.
+        The class of the question; see `largest` and `least`.
     workers
-        Processes for what limits the answers, which is found when they are written.
+        Processes that find what limits each answer, when the result is written.
     asked
         ``field`` (or ``of``): a field path, ``links.*.bandwidth``, ``workload.sequence``, or ``peak.hbm``;
         ``such_that``: conditions, as ``["stall <= 0.1 %"]``; ``at_most``, ``at_least``, ``multiple_of``, ``over``,
@@ -74,30 +74,29 @@ def frontier(
     Returns
     -------
     Sweep
-        One row per policy, and one each, ``bound``, for what no plan beats that runs each op once, or that may run it
-        again: the columns of `simulator.run`'s summary with the answer, and
+        One row per policy, and a row for each bound: what no plan can beat that runs each op once (``bound``), or that
+        may run it again (``bound with recompute``). The columns of `simulator.run`'s summary at the answer, and
 
         ``within``
-            How many times as long as that of the row ``over`` a step may be; ``inf`` if it may be any.
+            The longest step allowed, as a multiple of the step of the row ``over``; ``inf`` if any step is.
         ``least_<field>``, ``largest_<field>``
-            The answer; None if there is none among what may be tried.
+            The answer; None if no value that may be tried is one.
         ``slowdown``
-            How many times as long a step is with it, if ratios are asked for.
+            The step at the answer over that of the row ``over``, if ratios are asked for.
         ``tried``
-            With how many values it was tried.
+            How many values were tried.
         ``next``, ``next_slowdown``
-            The value beyond with which it was found not to hold, and how slow it is if it only is too slow; None if it
-            holds with the last one that may be tried.
+            The next value, which fails, and its slowdown if it is only too slow; absent if the search ended first.
         ``holes``
-            Values before that with which it was found not to hold.
+            Easier values than the answer that fail all the same.
         ``limit``, ``limit_at``, ``limit_demand_bytes``, ``limit_capacity_bytes``
-            What is in the way of that: the tier and the moment, what must be there at once, and what there is room for;
-            or the figure that is not met, and what it is. If the plan blocks itself, only ``limit`` says so.
+            Why the next value fails: the tier and the moment, how much must be there at once, and how much fits; or the
+            figure that violates a condition, and its value. If the plan blocks itself, only ``limit`` says so.
 
     Raises
     ------
     ConfigError
-        If a document is wrong, nothing says what is searched, or a condition is none.
+        If a document or a condition is invalid, or nothing says what to search.
     """
     loaded = catalog.resolve(scenario, set)
     asked = {"field" if key == "of" else key: value for key, value in asked.items()}
@@ -125,8 +124,8 @@ def largest(scenario: Named, **asked: Any) -> Sweep:
     Parameters
     ----------
     scenario, asked
-        As for `frontier`; of ``slowdown`` (how many times as long as that of ``over`` a step may be) each has an
-        answer. What is not given is as the scenario says under ``largest``.
+        As for `frontier`; and ``slowdown``, a list of limits on the step as multiples of that of ``over``, each with an
+        answer of its own. The scenario's key ``largest`` gives what is left out.
     """
     return frontier(scenario, kind=Largest, **asked)
 
@@ -134,12 +133,12 @@ def largest(scenario: Named, **asked: Any) -> Sweep:
 def least(scenario: Named, **asked: Any) -> Sweep:
     """Search the least value of a figure of the machine with which each row still fits: see `frontier`.
 
-    What rows set for themselves of it does not count.
+    The search overrides what rows set for that figure.
 
     Parameters
     ----------
     scenario, asked
-        As for `largest`; in a scenario the question stands under ``least``.
+        As for `largest`; the scenario's key is ``least``.
     """
     return frontier(scenario, kind=Least, **asked)
 
@@ -154,10 +153,10 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     of: str = "",
     rooms: int = _ROOMS,
 ) -> Sweep:
-    """Hold the peak of the compute tier, or a cost, against the step, row by row.
+    """Trade the peak of the compute tier, or a cost, against the step, row by row.
 
-    The capacity of the tier goes from the least that any plan needs to what all needs at once; where steps differ by
-    more than a quarter between two capacities, the distance is halved.
+    The capacity of the tier varies from the least that any plan needs to what holds everything at once, with more
+    capacities tried where the step changes by more than a quarter from one to the next.
 
     Parameters
     ----------
@@ -172,13 +171,13 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     Returns
     -------
     Sweep
-        One row per policy (and bound) and amount, of which none has a shorter step with a lower one: as of `frontier`;
-        the table ``points`` has all that were tried.
+        The Pareto front of each policy and bound, with the columns of `frontier`; the table ``points`` has all that was
+        tried.
 
     Raises
     ------
     ConfigError
-        If a document is wrong, or the machine states no such cost.
+        If a document is invalid, or the machine states no such cost.
     """
     loaded = catalog.resolve(scenario, set)
     machine, tier = loaded.hardware, loaded.hardware.compute_tier
@@ -210,7 +209,7 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
 
 
 def _bends(less: Rows, more: Rows) -> bool:
-    """Whether what lies between two capacities is worth a try."""
+    """Whether the step changes enough between two capacities to try one in between."""
     steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in (*less, *more)]
     return max(steps) > _STEEP * min(steps)
 
@@ -218,7 +217,7 @@ def _bends(less: Rows, more: Rows) -> bool:
 def _limiting(
     search: Search, answers: Mapping[str, Row], workers: int, progress: Progress | None
 ) -> Callable[[], list[Sweep]]:
-    """What finds what limits each row, on the machine of its answer."""
+    """Return a function that finds what limits each row, on the machine of its answer."""
 
     def found() -> list[Sweep]:
         question, field = search.question, search.question.field
@@ -231,7 +230,7 @@ def _limiting(
 
 
 def undominated(rows: Rows, column: str) -> Rows:
-    """Return rows that ran, by a peak or a cost, of which none has a shorter step with as low a one."""
+    """Return the Pareto front of a column and the step, of the rows that ran."""
     found = Rows()
     ran = (row for row in rows if row["status"] == "ok" and row.get(column) is not None)
     for row in sorted(ran, key=lambda row: (row[column], row["step_ns"])):
@@ -248,7 +247,7 @@ def crossover(
     progress: Progress | None = None,
     **asked: str | int | None,
 ) -> Sweep:
-    """Search where two rows swap: between values that are scanned, until who is faster is known to the resolution.
+    """Search where two rows swap: scan some values, then bisect between neighbours with different answers.
 
     Parameters
     ----------
@@ -264,12 +263,12 @@ def crossover(
     -------
     Sweep
         A row for each range in which the same row is faster: ``faster`` (``tie``, or ``neither`` if none runs), its
-        ends ``from`` and ``to``, and there the step of each row; ``points`` has all that was tried.
+        ends ``from`` and ``to``, and the step of each row at both; ``points`` has all that was tried.
 
     Raises
     ------
     ConfigError
-        If a document is wrong, there are not two rows, or the question is none.
+        If a document or the question is invalid, or there are not two rows.
     """
     loaded = catalog.resolve(scenario, set)
     given = {"field" if key == "of" else key: value for key, value in asked.items()}

@@ -1,4 +1,4 @@
-"""What is asked of a scenario: which value of a field is on the edge for a row."""
+"""Inverse questions about a scenario: how far a field can go before a row fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REACH = {"largest": 16, "least": 1000}
 
 
 class Question(Part):
-    """How far a field may go while a row fits, or does what else is asked of it.
+    """How far a field can go before a row no longer fits, slows down too much, or violates a condition.
 
     Attributes
     ----------
@@ -37,10 +37,10 @@ class Question(Part):
     multiple_of
         Only multiples of this are tried.
     over
-        Label of the row whose step others are held against; or ``compute``: the time of all computes.
+        Label of the row whose step others are compared with; or ``compute``: the time of all computes.
     slowdown
-        How many times as long as that a step may be, such as ``[1.01x, 1.25x, inf]``; for each there is an answer.
-        Default: any.
+        Limits on the step as multiples of that one, such as ``[1.01x, 1.25x, inf]``, each with an answer of its own.
+        Default: no limit.
     """
 
     key: ClassVar[str]
@@ -155,7 +155,7 @@ class Question(Part):
 
 
 class Largest(Question):
-    """The question up to which value a row still fits, and is not much slower than another with the same value.
+    """The largest value with which a row still fits, and is not much slower than another row with the same value.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class Largest(Question):
 
 
 class Least(Question):
-    """The question down to which value a row still fits, and is not much slower than another with the largest value.
+    """The least value with which a row still fits, and is not much slower than another row with the largest value.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ class Least(Question):
 
 
 class Frontier(Question):
-    """The question how far a field may go while a row meets conditions: up, of the workload and of times; else down.
+    """How far a field can go before a row violates a condition: up for the workload and for times, else down.
 
     Attributes
     ----------
