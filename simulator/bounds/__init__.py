@@ -94,7 +94,7 @@ from simulator.bounds.critical_path import Team as Team
 from simulator.bounds.critical_path import Timing as Timing
 from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence as Precedence
-from simulator.bounds.precedence import own_streams as own_streams
+from simulator.bounds.precedence import streams_of as streams_of
 from simulator.bounds.traffic import Traffic
 from simulator.bounds.windows import Rematerialisation, Windows
 from simulator.graph import Graph

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.bounds.idle import Demand
-from simulator.bounds.precedence import Precedence, own_streams
+from simulator.bounds.precedence import Precedence
 from simulator.errors import Shortfall, full_from
 from simulator.graph import Graph
 from simulator.hardware import Hardware, reached
@@ -135,7 +135,7 @@ class GraphNeeds:
     def __post_init__(self) -> None:
         hardware, homes, names = self.hardware, self.homes, self.hardware.tier_names
         self.sizes = [tensor.size_bytes for tensor in self.graph.tensors]
-        precedence = Precedence(self.graph, own_streams(self.graph))
+        precedence = Precedence.of(self.graph)
         self.demand = Demand(precedence, hardware, homes, may_repeat=self.may_repeat)
         self.here = names.index(hardware.compute_tier)
         self.usable = [tier.usable_bytes for tier in hardware.tiers.values()]
@@ -188,8 +188,8 @@ class GraphNeeds:
             least[names[need.tier]] = max(need.demand_bytes, least.get(names[need.tier], 0))
         if not self.below or not all(need.counts_idle for need in self.short):
             return (least,)
-        gap = max(need.short_bytes for need in self.short)
-        return least, {names[self.below[0]]: int(self.usable[self.below[0]] + gap)}
+        short_bytes = max(need.short_bytes for need in self.short)
+        return least, {names[self.below[0]]: int(self.usable[self.below[0]] + short_bytes)}
 
     def freed(self) -> Iterator[str]:
         """The fewest kinds of tensors, largest first, whose homes must leave the tiers that are short."""
@@ -262,7 +262,8 @@ def staged(hardware: Hardware, tier: str) -> str:
     hardware, tier
         The machine, and the name of the tier.
     """
-    links, kept = hardware.staging(tier), hardware.tiers[tier].staging_bytes
+    kept = hardware.tiers[tier].staging_bytes
+    links = [name for name, link in hardware.links.items() if tier in (stage.source for stage in link.stages[1:])]
     verb = "keeps" if len(links) == 1 else "keep"
     return f"where {' and '.join(links)} {verb} {human(kept, 'B')} for chunks under way" if links else ""
 

@@ -17,8 +17,10 @@ from simulator.graph import Graph
 from simulator.lifetime import Lifetimes
 
 
-def own_streams(graph: Graph) -> tuple[int, ...]:
-    """For each op its stream, if collectives run beside computes: each group has one, behind those that ops name."""
+def streams_of(graph: Graph, collectives: str = "own_stream") -> tuple[int, ...]:
+    """For each op its stream. Where collectives run beside computes, each group has one, behind those that ops name."""
+    if collectives != "own_stream":
+        return tuple(op.stream for op in graph.ops)
     last = max((op.stream for op in graph.ops), default=0)
     number = {group.name: last + position for position, group in enumerate(graph.groups, 1)}
     return tuple(number[op.collective.group] if op.collective else op.stream for op in graph.ops)
@@ -39,8 +41,8 @@ class Precedence:
 
     @classmethod
     def of(cls, graph: Graph) -> Precedence:
-        """Take the streams of `own_streams`."""
-        return cls(graph, own_streams(graph))
+        """Let collectives run beside computes."""
+        return cls(graph, streams_of(graph))
 
     @cached_property
     def in_line(self) -> bool:

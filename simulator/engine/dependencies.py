@@ -249,18 +249,14 @@ class Counter:
             if moves[tensor] or per_lap[tensor]:
                 turns.append((tensor, moves[tensor]))
         compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
-        if self._takes_room(op, writes):
+        here, sizes = self._issued.here, self._columns.size_bytes
+        if self._columns.workspace_bytes[op] or any(here[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line(stream)
             self._taker, self._last_taker = stream, self._computes[stream]
         self._issued.write(writes)
         if self._dynamic is not None and op in self._dynamic:
             self._dynamic.time(op, compute)
         return compute
-
-    def _takes_room(self, op: int, writes: Sequence[int]) -> bool:
-        """Whether a compute takes room in the compute tier, in issue order."""
-        here, sizes = self._issued.here, self._columns.size_bytes
-        return bool(self._columns.workspace_bytes[op]) or any(here[t] == ABSENT and sizes[t] for t in writes)
 
     def _line(self, stream: int) -> Waits:
         """The start of the last compute that took room, unless it is on this stream."""

@@ -179,11 +179,6 @@ class Hardware(Document):
         return tuple(self.links)
 
     @property
-    def capped(self) -> tuple[str, ...]:
-        """What a bus may cap: links, and the ports of fabrics."""
-        return (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
-
-    @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
         """Links that share a queue and its channels, each link in one: shared queues first, then each other link."""
         shared = tuple(self.copy_queues.values())
@@ -215,11 +210,6 @@ class Hardware(Document):
         known = tuple(names)
         return tuple(name for name in known if set(known).isdisjoint(self.links[name].via))
 
-    def staging(self, tier: str) -> tuple[str, ...]:
-        """Links that keep room in a tier for the chunks that pass through it."""
-        between = {name: [stage.source for stage in link.stages[1:]] for name, link in self.links.items()}
-        return tuple(name for name, tiers in between.items() if tier in tiers)
-
     def with_links(self, links: dict[str, Link]) -> Self:
         """The machine with other figures for its links; what goes via them follows."""
         return self.model_copy(update={"links": resolved(links)})
@@ -235,9 +225,10 @@ class Hardware(Document):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
             must = "a link joins two different tiers"
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
+        capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
             for known in bus.links:
-                _check_name(known, self.capped, "a bus caps links and ports of fabrics", "buses", name, "links")
+                _check_name(known, capped, "a bus caps links and ports of fabrics", "buses", name, "links")
             once = len(set(bus.links)) == len(bus.links)
             require(once, "a bus names each link once", ", ".join(bus.links), "buses", name, "links")
         self.links.update(resolved(self.links))

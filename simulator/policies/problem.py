@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import inf
 
-from simulator.bounds import Limits, Precedence, Timing, own_streams
+from simulator.bounds import Limits, Precedence, Timing, streams_of
 from simulator.cost.service import transfer_ns
 from simulator.errors import ConfigError, Shortfall
 from simulator.graph import Graph
@@ -139,7 +139,7 @@ class Problem:
         usable[here] = self.budget_bytes
         self.capacities = tuple(usable)
         self.sizes = tuple(tensor.size_bytes for tensor in graph.tensors)
-        self.streams = streams_of(graph, self.switches)
+        self.streams = streams_of(graph, self.switches.collectives)
         self.precedence = Precedence(graph, self.streams)
         inputs = self.lifetimes.inputs
         self.known_homes = [home if t in inputs else NOWHERE for t, home in enumerate(self.homes)]
@@ -298,8 +298,3 @@ class Problem:
             do = "add the link, or choose another home"
             raise ConfigError(f"hardware {self.hardware.name!r}, links", must, "none", do)
         return self._ways[source, target][1]
-
-
-def streams_of(graph: Graph, switches: Switches) -> tuple[int, ...]:
-    """For each op of a graph, the stream that it runs on."""
-    return own_streams(graph) if switches.collectives == "own_stream" else tuple(op.stream for op in graph.ops)

@@ -65,7 +65,7 @@ class Writer:
         what, here = self._ops[op], self._here
         missing = self._places.missing(what.reads)
         if missing is not None:
-            self._refuse(f"op {self._op(op)}", "what an op reads is in the compute tier", missing)
+            self._refuse(f"op {what.name!r}", "what an op reads is in the compute tier", missing)
         for tensor in what.writes:
             if self._state[here][tensor] == ABSENT:
                 self._hold(tensor, here)
@@ -214,9 +214,6 @@ class Writer:
             self.peak_bytes[tier] = self._live[tier] + extra_bytes
             self._peak_at[tier] = len(self.steps)
 
-    def _op(self, op: int) -> str:
-        return repr(self.problem.graph.ops[op].name)
-
     def _refuse(self, where: str, must: str, tensor: int) -> None:
         found = f"{self.problem.graph.tensors[tensor].name!r} {self._places.told(tensor, self.problem.tiers)}"
         raise PlanError(f"policy {self.policy!r}, {where}", must, found, "correct the policy's decision")
@@ -240,7 +237,7 @@ class Writer:
     def _moment(self, at: int) -> str:
         for kind, a in zip(self.steps.kind[at:], self.steps.a[at:], strict=True):
             if kind == COMPUTE:
-                return f"op {self._op(a)}"
+                return f"op {self._ops[a].name!r}"
         return "the end of the step"
 
 

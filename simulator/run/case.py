@@ -18,7 +18,7 @@ from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.policies import POLICIES, static
 from simulator.policies.decide import Policy, decided
-from simulator.policies.problem import Problem, streams_of
+from simulator.policies.problem import Problem
 from simulator.report.files import folder_names
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
 from simulator.run.task import RunDraws, Task, Trials
@@ -310,7 +310,7 @@ def _times(loaded: Loaded, job: Job) -> list[list[int]]:
 
 def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], draws: RunDraws) -> bounds.Team:
     """All ranks with the times of their ops, and the streams on which they run, without what dynamic reads choose."""
-    streams = tuple(streams_of(graph, loaded.scenario.switches) for graph in job.graphs)
+    streams = tuple(bounds.streams_of(graph, loaded.scenario.switches.collectives) for graph in job.graphs)
     every = enumerate(zip(job.graphs, times, strict=True))
     measured = tuple(draws.measured_ns(graph, found, job.ranks_of(number)) for number, (graph, found) in every)
     certain = replace(job, graphs=tuple(graph.certain for graph in job.graphs))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from rank_stories import cluster, job_of, perform, team
 
 from simulator import metrics
-from simulator.bounds import Bound, Limits, Precedence, Team, Timing, own_streams
+from simulator.bounds import Bound, Limits, Precedence, Team, Timing, streams_of
 from simulator.cost import durations_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
@@ -21,7 +21,7 @@ NEXT = {"next": ((0, 1),)}
 def team_of(job: Job, hardware: Hardware) -> Team:
     lowest = [job.graph_of.index(number) for number in range(len(job.graphs))]
     times = tuple(durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, lowest, strict=True))
-    return Team(job, hardware, times, tuple(own_streams(graph) for graph in job.graphs))
+    return Team(job, hardware, times, tuple(streams_of(graph) for graph in job.graphs))
 
 
 def limits(job: Job, hardware: Hardware, homes: dict[str, int], budget: int = 10**6) -> list[Bound]:
