@@ -130,9 +130,11 @@ class Question(Part):
 
     def read(self, key: Amount) -> int | float:
         """Read an amount of the question as a number of its unit."""
-        stated, usual = getattr(self, key), _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
-        if isinstance(stated, int) and (self.unit is None or not stated):
-            return stated or usual
+        stated = getattr(self, key)
+        if stated == 0:  # not said
+            return _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
+        if isinstance(stated, int) and self.unit is None:
+            return stated
         with in_field(key):
             whole = parse(stated, self.unit or "B")  # a number without a unit is none
             require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
