@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from simulator import catalog
-from simulator.catalog import Axis
+from simulator.catalog import Axis, Named
 from simulator.errors import insist
 from simulator.run.grid import Cells
 from simulator.run.results import Results
 from simulator.run.row import rows_of
-from simulator.scenario import Scenario
 from simulator.units import human
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ class WhatIf:
 
     def __init__(
         self,
-        scenario: str | Path | Scenario,
+        scenario: Named,
         *,
         policy: str = "static",
         set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
@@ -95,7 +93,7 @@ class WhatIf:
 
 
 def interact(
-    scenario: str | Path | Scenario,
+    scenario: Named,
     *,
     policy: str = "static",
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document

@@ -11,6 +11,7 @@ from typing import Any
 
 from simulator import catalog, formats
 from simulator.builders import build_job, layouts
+from simulator.catalog import Named
 from simulator.errors import CapacityError, insist
 from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
@@ -113,7 +114,7 @@ class Planned:
 
 
 def plan(
-    scenario: str | Path | Scenario,
+    scenario: Named,
     policy: str = "static",
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
@@ -124,7 +125,7 @@ def plan(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
     policy
         A row of the scenario, or a policy with its default options.
     set

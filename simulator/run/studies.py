@@ -24,11 +24,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from simulator import catalog
-from simulator.catalog import Axis, Loaded
+from simulator.catalog import Axis, Loaded, Named
 from simulator.catalog.settings import amounts
 from simulator.errors import CapacityError, ConfigError, insist
 from simulator.hardware import without_effect
@@ -39,7 +38,6 @@ from simulator.run.case import Policies, prepare
 from simulator.run.conditions import Once
 from simulator.run.grid import Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
-from simulator.scenario import Scenario
 
 MORE = 1.1
 """A figure is tried with 10 % more: enough that what a plan decides may change, as it would on such a machine."""
@@ -67,7 +65,7 @@ def points_of(loaded: Loaded) -> Study:
 
 
 def scaling(
-    scenario: str | Path | Scenario,
+    scenario: Named,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
@@ -79,7 +77,7 @@ def scaling(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
     set, policies
         As in `simulator.run`.
     workers
@@ -123,7 +121,7 @@ def scaling(
 
 
 def limits(
-    scenario: str | Path | Scenario,
+    scenario: Named,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     policies: Policies | None = None,
@@ -135,7 +133,7 @@ def limits(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
     set, policies
         As in `simulator.run`.
     workers
@@ -229,7 +227,7 @@ DRAWS = 20
 
 
 def robustness(  # noqa: PLR0913 - what is compared, under which conditions
-    scenario: str | Path | Scenario,
+    scenario: Named,
     *,
     policy: str = "static",
     against: str = "reactive",
@@ -249,7 +247,7 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
     policy, against
         Rows of the scenario or names of policies: the one whose plan is tested, and the one it is compared with.
     set
