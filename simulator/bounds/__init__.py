@@ -152,7 +152,7 @@ class Limits:
         graph, sharers = timing.precedence.graph, sharers or {}
         self._timing, self._tier = timing, hardware.compute_tier
         self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat)
-        here, tensors = hardware.tier_names.index(self._tier), zip(graph.tensors, homes, strict=True)
+        here, tensors = hardware.compute_tier_id, zip(graph.tensors, homes, strict=True)
         self._at_home = sum(tensor.size_bytes for tensor, home in tensors if home == here)
         timed = zip(graph.ops, timing.precedence.streams, timing.durations_ns, strict=True)
         self._compute_ns = sum(ns for op, stream, ns in timed if not stream and op.collective is None)

@@ -137,13 +137,12 @@ class GraphNeeds:
         self.sizes = [tensor.size_bytes for tensor in self.graph.tensors]
         precedence = Precedence.of(self.graph)
         self.demand = Demand(precedence, hardware, homes, may_repeat=self.may_repeat)
-        self.here = names.index(hardware.compute_tier)
+        self.here = hardware.compute_tier_id
         self.usable = [tier.usable_bytes for tier in hardware.tiers.values()]
         self.usable[self.here] = self.budget_bytes
         self.at_home = [[tensor for tensor, home in enumerate(homes) if home == tier] for tier in range(len(names))]
         home_bytes = [sum(self.sizes[tensor] for tensor in tensors) for tensors in self.at_home]
-        links = [(names.index(link.source), names.index(link.target)) for link in hardware.links.values()]
-        self.below = sorted(reached(self.here, links) - {self.here})
+        self.below = sorted(reached(self.here, hardware.hops) - {self.here})
         rooms = [self.usable[tier] if tier in self.below else home_bytes[tier] for tier in range(len(names))]
         self.elsewhere_bytes = sum(rooms) - rooms[self.here]
         held = self.demand.held

@@ -119,7 +119,7 @@ class Demand:
     def __init__(
         self, precedence: Precedence, hardware: Hardware, homes: Sequence[int], *, may_repeat: bool = False
     ) -> None:
-        graph, here = precedence.graph, hardware.tier_names.index(hardware.compute_tier)
+        graph, here = precedence.graph, hardware.compute_tier_id
         self.precedence, self.hardware, self.homes, self.may_repeat = precedence, hardware, homes, may_repeat
         self.lifetimes, self.work = Lifetimes.of(graph), working_set_bytes(graph)
         self.enters, self.leaves = self._crossing()

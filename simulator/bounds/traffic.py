@@ -120,9 +120,8 @@ class Traffic:
 
     def _moves_over(self, names: set[str]) -> list[Move]:
         """The moves that have no way around these links."""
-        number = self.hardware.tier_names.index
-        rest = [link for name, link in self.hardware.links.items() if name not in names]
-        ways = [(number(link.source), number(link.target)) for link in rest]
+        links = zip(self.hardware.links, self.hardware.hops, strict=True)
+        ways = [hop for name, hop in links if name not in names]
         return [move for move in self._moves if move[1] not in reached(move[0], ways)]
 
     def _moves_ns(self, name: str) -> int:
@@ -134,7 +133,7 @@ class Traffic:
 def _moves(timing: Timing, demand: Demand) -> list[Move]:
     """Whole tensors that must get home, or from there to the compute tier."""
     graph, homes, hardware = timing.precedence.graph, demand.homes, demand.hardware
-    here, moves = hardware.tier_names.index(hardware.compute_tier), dict[tuple[int, int], list[int]]()
+    here, moves = hardware.compute_tier_id, dict[tuple[int, int], list[int]]()
     awaited = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
     come = ((homes[t], here, t) for t in awaited if t not in timing.staying)
     for source, target, t in (*come, *((here, homes[t], t) for t in demand.leaves)):
@@ -146,7 +145,7 @@ def _moves(timing: Timing, demand: Demand) -> list[Move]:
 def _kept(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
     """What is pinned [B]; and sizes of tensors that may leave and are kept, each with its number, the largest first."""
     graph, found, staying = timing.precedence.graph, demand.lifetimes, timing.staying
-    here = demand.hardware.tier_names.index(demand.hardware.compute_tier)
+    here = demand.hardware.compute_tier_id
     pinned_bytes, sizes = 0, Counter[int]()
     if not timing.precedence.in_line or graph.meets or demand.may_repeat:
         return 0, []

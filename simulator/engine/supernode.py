@@ -77,8 +77,7 @@ class Machine:
 
     def columns(self, program: Program) -> Columns:
         """The compiled graph of a program: one for all ranks that run it."""
-        compute_tier = self.hardware.tier_names.index(self.hardware.compute_tier)
-        columns: Columns = self._once(id(program), lambda: Columns(program, compute_tier))
+        columns: Columns = self._once(id(program), lambda: Columns(program, self.hardware.compute_tier_id))
         return columns
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:

@@ -179,6 +179,17 @@ class Hardware(Document):
         return tuple(self.links)
 
     @property
+    def compute_tier_id(self) -> int:
+        """Id of the compute tier."""
+        return self.tier_names.index(self.compute_tier)
+
+    @property
+    def hops(self) -> tuple[tuple[int, int], ...]:
+        """The ids of the two tiers that each link joins, the source first; in id order."""
+        number = self.tier_names.index
+        return tuple((number(link.source), number(link.target)) for link in self.links.values())
+
+    @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
         """Links that share a queue and its channels, each link in one: shared queues first, then each other link."""
         shared = tuple(self.copy_queues.values())

@@ -129,7 +129,7 @@ def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> boo
 
 def _issued(graph: Graph, hardware: Hardware, trace: Trace) -> IssuedActions:
     """What finds the steps of a trace of one rank, once it has taken what was issued."""
-    here = hardware.tier_names.index(hardware.compute_tier)
+    here = hardware.compute_tier_id
     return IssuedActions(graph, _homes(graph, trace), here, trace.laps[0])
 
 
@@ -299,7 +299,7 @@ class Ran:
         graph, hardware, plan
             What will run, where, as decided.
         """
-        here, actions, lap = hardware.tier_names.index(hardware.compute_tier), plan.fixed, 0
+        here, actions, lap = hardware.compute_tier_id, plan.fixed, 0
         streams = {*range(1 + len(graph.groups))}
         if actions is not None:
             streams = {b for kind, b in zip(actions.kind, actions.b, strict=True) if kind == COMPUTE}

@@ -134,7 +134,7 @@ class Problem:
     def __post_init__(self) -> None:
         hardware, graph = self.hardware, self.graph
         self.tiers, self.lifetimes = hardware.tier_names, Lifetimes.of(graph)
-        self.compute_tier = here = self.tiers.index(hardware.compute_tier)
+        self.compute_tier = here = hardware.compute_tier_id
         usable = list(self.room_bytes or (tier.usable_bytes for tier in hardware.tiers.values()))
         usable[here] = self.budget_bytes
         self.capacities = tuple(usable)
@@ -149,8 +149,7 @@ class Problem:
         self.visitors = tuple(t for t in placed if self.homes[t] != here)
         number = {name: i for i, queue in enumerate(hardware.queues) for name in queue}
         self.links, self.link_names, self.queues = dict[Hop, Link](), dict[Hop, str](), dict[Hop, int]()
-        for name, link in hardware.links.items():
-            hop = self.tiers.index(link.source), self.tiers.index(link.target)
+        for (name, link), hop in zip(hardware.links.items(), hardware.hops, strict=True):
             if hop not in self.links:
                 self.links[hop], self.link_names[hop], self.queues[hop] = link, name, number[name]
 

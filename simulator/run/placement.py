@@ -58,7 +58,7 @@ def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> 
     loaded, graph, homes
         The scenario, a graph of its job, and the homes of its tensors (see `home_ids`).
     """
-    here, there = (FREE, loaded.hardware.tier_names.index(loaded.hardware.compute_tier)), set(graph.inputs)
+    here, there = (FREE, loaded.hardware.compute_tier_id), set(graph.inputs)
     lasting = {t for t in graph.outputs if homes[t] not in here and t not in there}
     if not lasting:
         return graph

@@ -253,7 +253,7 @@ def replayed(
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:
     """Whether all ranks keep the program, of which the bounds hold."""
-    tier = case.hardware.tier_names.index(case.hardware.compute_tier)
+    tier = case.hardware.compute_tier_id
     for task, plan in zip(case.tasks, plans, strict=True):
         issued = ran.issued if ran else None
         if issued is None and (plan.fixed is None or plan.repeats != task.graph.steps):

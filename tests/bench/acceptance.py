@@ -119,7 +119,7 @@ def by_force(given: Case) -> str:
     """
     graph, homes, budget = given.graph, given.problem.known_homes, given.problem.budget_bytes
     unfit = bounds.infeasible(graph, given.hardware, homes, budget)
-    here = given.hardware.tier_names.index(given.hardware.compute_tier)
+    here = given.hardware.compute_tier_id
     stay = {t for t, home in enumerate(homes) if home == here and graph.tensors[t].persistent}
 
     def sizes(tensors: set[int]) -> int:

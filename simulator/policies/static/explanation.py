@@ -161,8 +161,7 @@ def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[list[HopCopy]
     spans, actions = trace.spans.whole(), plan.fixed
     last = spans["issue"] >= (len(actions) * (plan.repeats - 1) if actions is not None else 0)
     origin = int(spans["end_ns"][~last & (spans["kind"] == COMPUTE)].max(initial=0))
-    number = problem.tiers.index
-    hops = [(number(link.source), number(link.target)) for link in problem.hardware.links.values()]
+    hops = problem.hardware.hops
     rows = tuples(pick(spans, last & (spans["kind"] == COPY)), "track", "start_ns", "end_ns")
     copies = [(hops[track], start - origin, end - origin) for track, start, end in rows]
     return copies, int(spans["end_ns"][last].max(initial=origin)) - origin
