@@ -22,7 +22,7 @@ from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
 
 
-class Idle(NamedTuple):
+class PricedIdle(NamedTuple):
     """An idle interval that a tensor can spend away from the compute tier.
 
     Attributes
@@ -65,7 +65,7 @@ class Idle(NamedTuple):
             return max(0, self.in_ns - self.lead_ns) + max(0, self.out_ns - self.trail_ns)
         return max(0, self.out_ns + self.in_ns - self.lead_ns)
 
-    def spent_in(self, problem: Problem, tier: int) -> Idle:
+    def spent_in(self, problem: Problem, tier: int) -> PricedIdle:
         """Return the interval as spent in a tier, with the times of its copies over the whole path.
 
         Parameters
@@ -80,7 +80,7 @@ class Idle(NamedTuple):
         in_ns = problem.copy_ns(self.tensor, tier, here) if self.in_ns else 0
         return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
-    def stretched(self, lasts_ns: int, computes_ns: int) -> Idle:
+    def stretched(self, lasts_ns: int, computes_ns: int) -> PricedIdle:
         """Return the interval with idle times as in a step that lasts longer than it computes [ns]."""
         if lasts_ns <= computes_ns:
             return self
@@ -122,8 +122,8 @@ class Analysis:
     """
 
     live_bytes: NDArray[np.int64]
-    forced: tuple[Idle, ...]
-    candidates: tuple[Idle, ...]
+    forced: tuple[PricedIdle, ...]
+    candidates: tuple[PricedIdle, ...]
     idle_homes: tuple[int, ...]
     moving_homes: frozenset[int]
 
@@ -137,7 +137,7 @@ def analyse(problem: Problem) -> Analysis:
         What to plan for.
     """
     live, lifetimes = live_bytes(problem.graph), problem.lifetimes
-    forced: list[Idle] = []
+    forced: list[PricedIdle] = []
     leaving = moving_homes(problem)
     candidates, unused = [*_inner(problem, leaving)], []
     for tensor, uses in enumerate(lifetimes.uses):
@@ -177,7 +177,7 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     return frozenset(found)
 
 
-def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
+def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[PricedIdle]:
     """Idle intervals between two uses in a step, and last those in which an output waits for the end of the step."""
     graph, lifetimes, ops = problem.graph, problem.lifetimes, len(problem.graph.ops)
     waiting = (t for t in graph.outputs if not graph.tensors[t].persistent and lifetimes.last_use[t] < ops - 1)
@@ -194,7 +194,7 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[Idle]:
         yield priced(problem, idle, goes_out=before == ops or (is_read and not clean), returns=is_read)
 
 
-def _around(problem: Problem, tensor: int) -> Idle:
+def _around(problem: Problem, tensor: int) -> PricedIdle:
     """The interval over the step boundary of a tensor that exists from the start."""
     lifetimes, stays = problem.lifetimes, problem.graph.tensors[tensor].persistent
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor] if stays else len(problem.graph.ops) - 1
@@ -202,7 +202,7 @@ def _around(problem: Problem, tensor: int) -> Idle:
     return priced(problem, IdleInterval(tensor, last, first, wraps=True), goes_out=is_stored, returns=is_read)
 
 
-def priced(problem: Problem, idle: IdleInterval, *, goes_out: bool, returns: bool) -> Idle:
+def priced(problem: Problem, idle: IdleInterval, *, goes_out: bool, returns: bool) -> PricedIdle:
     """Add to an idle interval its idle times, and the times of its copies to and from the best tier.
 
     Parameters
@@ -218,7 +218,7 @@ def priced(problem: Problem, idle: IdleInterval, *, goes_out: bool, returns: boo
     lead_ns, trail_ns = (clock[idle.before], clock[-1] - begin_ns) if idle.wraps else (clock[idle.before] - begin_ns, 0)
     out_ns = problem.copy_ns(idle.tensor, here, away) if goes_out and may_move else 0
     in_ns = problem.copy_ns(idle.tensor, away, here) if returns and may_move else 0
-    return Idle(*idle, returns, problem.sizes[idle.tensor], lead_ns, trail_ns, out_ns, in_ns, away)
+    return PricedIdle(*idle, returns, problem.sizes[idle.tensor], lead_ns, trail_ns, out_ns, in_ns, away)
 
 
 Alike = TypeVar("Alike")
@@ -256,7 +256,7 @@ class Score(NamedTuple):
     is_asked: bool = False
 
 
-def scored(idle: Idle, asked: frozenset[int] = frozenset(), queue_ns: int = 0) -> Score:
+def scored(idle: PricedIdle, asked: frozenset[int] = frozenset(), queue_ns: int = 0) -> Score:
     """Score an idle interval.
 
     Parameters

@@ -21,7 +21,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from simulator.policies.problem import Problem
-from simulator.policies.static.analyse import Idle
+from simulator.policies.static.analyse import PricedIdle
 
 
 class Role(StrEnum):
@@ -108,7 +108,7 @@ class Augmented:
 
     problem: Problem
     homes: Mapping[int, int]
-    intervals: tuple[Idle, ...]
+    intervals: tuple[PricedIdle, ...]
     cache_ops: tuple[CacheOp, ...]
 
     def moved(self, changed: Mapping[CacheOp, CacheOp]) -> Augmented:

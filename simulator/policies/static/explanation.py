@@ -25,7 +25,7 @@ from simulator.policies import recompute
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
 from simulator.policies.static import Candidate, Compiled, Options, compiled
-from simulator.policies.static.analyse import Idle, Score, priced, scored
+from simulator.policies.static.analyse import PricedIdle, Score, priced, scored
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.room import PlannedRoom, held
@@ -65,7 +65,7 @@ class IdleDecision:
         there.
     """
 
-    interval: Idle
+    interval: PricedIdle
     decision: Decision
     score: Score
     reason: str
@@ -271,14 +271,14 @@ def _choices(found: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[
         yield from _remade(found.rewritten, below)
 
 
-def _why_moved(problem: Problem, idle: Idle, score: Score) -> str:
+def _why_moved(problem: Problem, idle: PricedIdle, score: Score) -> str:
     nearest = problem.away(idle.tensor)[0]
     further = f"; {problem.tiers[nearest]} has no room or no time for it" if idle.away != nearest else ""
     why = "asked for by the option move" if score.is_asked else "without it the budget is exceeded"
     return why + further
 
 
-def _why_kept(selection: Selection, live: Profile, idle: Idle, score: Score) -> str:
+def _why_kept(selection: Selection, live: Profile, idle: PricedIdle, score: Score) -> str:
     if idle in selection.given_back:
         return "taken at first; others that were taken later made it needless"
     asked = "; the option move asks for it, but copies would outlast that" if score.is_asked else ""

@@ -14,7 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 from simulator.policies.problem import Problem, Replay
-from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.analyse import Analysis, PricedIdle
 from simulator.policies.static.augmented import Augmented, CacheOp, Role
 from simulator.policies.static.place import insert
 from simulator.policies.static.select import Selection, in_order
@@ -23,7 +23,7 @@ REPLAYS = 250
 """So many may be used: about a second of planning."""
 
 Offer = Callable[[Selection, Augmented], Replay | None]
-Place = tuple[Idle, Role]
+Place = tuple[PricedIdle, Role]
 """Which cache operator, whatever else is chosen."""
 
 
@@ -38,7 +38,7 @@ class State(NamedTuple):
         Program points of cache operators that are not at their default.
     """
 
-    intervals: frozenset[Idle]
+    intervals: frozenset[PricedIdle]
     points: Mapping[Place, int]
 
 
@@ -152,7 +152,7 @@ class Improver:
         return self._seen[key]
 
 
-def _placed(augmented: Augmented, intervals: tuple[Idle, ...], points: Mapping[Place, int]) -> Augmented:
+def _placed(augmented: Augmented, intervals: tuple[PricedIdle, ...], points: Mapping[Place, int]) -> Augmented:
     """Put the cache operators where the state wants them, as far as windows and chains allow."""
     changed = {}
     for idle, own, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):

@@ -28,7 +28,7 @@ from simulator.plan import FREE, NOWHERE, Plan
 from simulator.policies import writer
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle
+from simulator.policies.static.analyse import Analysis, PricedIdle
 from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp, issue_order
 from simulator.policies.static.room import assign, held
 from simulator.policies.static.select import Selection
@@ -65,7 +65,7 @@ def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmen
     return Augmented(problem, homes, intervals, tuple(nodes))
 
 
-def _cache_ops(problem: Problem, idle: Idle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
+def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
     """The cache operators of an interval; `stored` has by tensor the op that wrote what is valid away, or `NOWHERE`."""
     tensor, here, point, ops, nodes = idle.tensor, problem.compute_tier, idle.after + 1, len(problem.graph.ops), []
     leaves = not idle.wraps or problem.graph.tensors[tensor].persistent

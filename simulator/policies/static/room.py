@@ -22,14 +22,14 @@ import numpy as np
 from simulator.plan import FREE
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Idle, scored, spread
+from simulator.policies.static.analyse import PricedIdle, scored, spread
 from simulator.policies.static.augmented import PREFETCH, STORE, CacheOp
 
-Run = tuple[Idle, ...]
+Run = tuple[PricedIdle, ...]
 """Idle intervals of one tensor that share a copy away, because no op writes between them."""
 
 
-def runs(problem: Problem, intervals: Sequence[Idle]) -> list[Run]:
+def runs(problem: Problem, intervals: Sequence[PricedIdle]) -> list[Run]:
     """Group intervals by the copy away that they share.
 
     Parameters
@@ -40,7 +40,7 @@ def runs(problem: Problem, intervals: Sequence[Idle]) -> list[Run]:
         What leaves.
     """
     wrapping, writes = {idle.tensor for idle in intervals if idle.wraps}, problem.lifetimes.writes
-    found: dict[tuple[int, int], list[Idle]] = {}
+    found: dict[tuple[int, int], list[PricedIdle]] = {}
     for idle in intervals:
         version = 0 if idle.tensor in wrapping else bisect_right(writes[idle.tensor], idle.after)
         found.setdefault((idle.tensor, version), []).append(idle)
@@ -83,7 +83,7 @@ class PlannedRoom:
         room = self._problem.capacities[tier] - extra_bytes
         return any(profile.exceeds(low, high, room) for low, high in self._stays(run))
 
-    def nearest(self, idle: Idle) -> int:
+    def nearest(self, idle: PricedIdle) -> int:
         """The first tier with room for an idle interval; if none has, the last that it may go to."""
         tiers = self._problem.neighbours if chooses(self._problem, idle.tensor) else (idle.away,)
         return next((t for t in tiers if not self.is_short(t, (idle,), idle.size_bytes)), tiers[-1])
@@ -154,7 +154,7 @@ class PlannedRoom:
             self._profiles[one.source].add(point + 1, one.before, -one.size_bytes)
 
 
-def held(problem: Problem, intervals: Sequence[Idle]) -> PlannedRoom:
+def held(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
     """Count intervals in the tiers where they are spent; copies that only pass through a tier do not count.
 
     Parameters
@@ -174,7 +174,7 @@ DIGITS = 1
 """Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
 
 
-def assign(problem: Problem, intervals: Sequence[Idle]) -> tuple[Idle, ...]:
+def assign(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdle, ...]:
     """Choose the tier of each idle interval; return the intervals with their tiers and the times of their copies.
 
     Parameters
@@ -219,7 +219,7 @@ def _ranked(problem: Problem, found: Sequence[Run], tier: int, lasts_ns: int) ->
     return [run for key in sorted(alike) for run in spread(alike[key])]
 
 
-def _busy_ns(intervals: Sequence[Idle]) -> int:
+def _busy_ns(intervals: Sequence[PricedIdle]) -> int:
     """How long the busiest path to or from a tier is busy with these intervals [ns]; no step is shorter."""
     busy = Counter[tuple[int, bool]]()
     for idle in intervals:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, Idle, Score, scored, spread
+from simulator.policies.static.analyse import Analysis, PricedIdle, Score, scored, spread
 from simulator.policies.static.room import PlannedRoom, chooses
 
 SHADES = 64
@@ -32,7 +32,7 @@ class Ranking(NamedTuple):
     """
 
     asked: frozenset[int]
-    order: list[tuple[Idle, Score]]
+    order: list[tuple[PricedIdle, Score]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class Selection:
         Idle intervals that were taken, and turned out needless once others were.
     """
 
-    intervals: tuple[Idle, ...]
+    intervals: tuple[PricedIdle, ...]
     live_bytes: NDArray[np.int64]
     excess_bytes: int
     limit_bytes: int | float
     ranking: Ranking
-    given_back: frozenset[Idle] = frozenset()
+    given_back: frozenset[PricedIdle] = frozenset()
 
 
 def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
@@ -72,7 +72,7 @@ def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
     """
     found = sorted(((idle, scored(idle, asked)) for idle in analysis.candidates), key=turn)
     queues_ns: dict[tuple[int, int, int], int] = {}
-    alike: dict[tuple[bool, int], list[tuple[Idle, Score]]] = {}
+    alike: dict[tuple[bool, int], list[tuple[PricedIdle, Score]]] = {}
     for idle, alone in found:
         queue = idle.before, idle.away, round(alone.total * SHADES)
         queue_ns = queues_ns.get(queue, 0)
@@ -83,7 +83,7 @@ def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
     return Ranking(asked, [pair for key in sorted(alike) for pair in spread(alike[key])])
 
 
-def turn(pair: tuple[Idle, Score]) -> tuple[bool, float, int, int]:
+def turn(pair: tuple[PricedIdle, Score]) -> tuple[bool, float, int, int]:
     """Sort key of an idle interval with its score: those that were asked for first, then the best score."""
     idle, score = pair
     return not score.is_asked, -score.total, idle.tensor, idle.after
@@ -132,9 +132,9 @@ class _Taker:
     def __init__(self, problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> None:
         self._problem, self._room, self._limit = problem, PlannedRoom(problem), limit_bytes
         self._asked, self._order = ranking
-        self.live, self.taken = Profile(analysis.live_bytes), dict[Idle, None]()
+        self.live, self.taken = Profile(analysis.live_bytes), dict[PricedIdle, None]()
         self.asked = dict.fromkeys(idle for idle, score in self._order if score.is_asked and not idle.exposed_ns)
-        self._together: dict[int, list[Idle]] = {}
+        self._together: dict[int, list[PricedIdle]] = {}
         moving = (idle for idle, _ in self._order if idle.tensor in analysis.moving_homes)
         for idle in sorted(moving, key=lambda idle: not idle.wraps):
             self._together.setdefault(idle.tensor, []).append(idle)
@@ -155,7 +155,7 @@ class _Taker:
                 self._take(idle)
                 over = count % 8 != 7 or self.live.exceeds(0, last, self._limit)
 
-    def _take(self, idle: Idle) -> None:
+    def _take(self, idle: PricedIdle) -> None:
         """Take an idle interval and those that go with it, and count each in the first tier that has room."""
         for one in self._together.get(idle.tensor, (idle,)):
             helps = one in self.asked or one.wraps or exceeds(self.live, one, self._limit)
@@ -164,7 +164,7 @@ class _Taker:
                 self.taken[one] = None
                 self._room.enter((one,), self._room.nearest(one))
 
-    def _offers(self) -> Iterator[Idle]:
+    def _offers(self) -> Iterator[PricedIdle]:
         if not self._room.is_scarce:
             yield from (idle for idle, _ in self._order)
             return
@@ -180,17 +180,17 @@ class _Taker:
                 heappush(heap, (turn((further, scored(further, self._asked, queue_ns))), nth + 1, idle, queue_ns))
 
 
-def in_order(idle: Idle) -> tuple[int, int, int]:
+def in_order(idle: PricedIdle) -> tuple[int, int, int]:
     """Sort key of chosen idle intervals: by op and tensor."""
     return idle.after, idle.tensor, idle.before
 
 
-def add(live: Profile, idle: Idle, delta_bytes: int) -> None:
+def add(live: Profile, idle: PricedIdle, delta_bytes: int) -> None:
     """Add to live bytes over an idle interval."""
     for first, last in idle.ranges(live.length):
         live.add(first, last, delta_bytes)
 
 
-def exceeds(live: Profile, idle: Idle, limit_bytes: int | float) -> bool:
+def exceeds(live: Profile, idle: PricedIdle, limit_bytes: int | float) -> bool:
     """Whether live bytes exceed a limit somewhere in an idle interval."""
     return any(live.exceeds(first, last, limit_bytes) for first, last in idle.ranges(live.length))
