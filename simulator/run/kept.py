@@ -17,7 +17,6 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ _REMOVE = f"remove that file, {_ELSE}"
 PARQUET = ".parquet"
 SUFFIXES = (".csv", PARQUET)
 """How the name of such a file ends."""
-_TYPES = {"ns": "Int64", "B": "Int64", "share": "Float64", "times": "Float64", "per s": "Float64", "text": "string"}
+_TYPES = {"ns": "int64", "B": "int64", "share": "float64", "times": "float64", "per s": "float64", "text": "string"}
 """Unit of a figure -> type in a Parquet file; the others are numbers of any kind."""
 
 
@@ -138,9 +137,8 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
         f"all rows so far, in {rows},",
         "make room, or name another file; what the cache has is not measured again",
     )
-    install = "pip install 'hosim[parquet]', or name a .csv"
-    has_writer = path.suffix != PARQUET or find_spec("pyarrow") is not None
-    insist(has_writer, str(path), "a Parquet file is written by pyarrow", "none", install)
+    if path.suffix == PARQUET:
+        _arrow(path)
     is_begun = is_mine = False
 
     def append(more: Iterable[Mapping[str, Any]]) -> None:
@@ -191,12 +189,27 @@ def _append(file: int, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
         raise
 
 
-def _to_parquet(rows: Path, path: Path, columns: Sequence[str]) -> None:
-    """Write the rows of a CSV file as Parquet."""
-    import pandas as pd  # noqa: PLC0415 - slow to import, and a sweep needs none
+def _arrow(path: Path) -> Any:
+    try:
+        from pyarrow import csv as arrow_csv  # noqa: PLC0415 - an extra
+        from pyarrow import parquet  # noqa: PLC0415
+    except ImportError:
+        do = "pip install 'hosim[parquet]', or name a .csv"
+        raise ConfigError(str(path), "a Parquet file is written by pyarrow", "none", do) from None
+    return arrow_csv, parquet
 
+
+def _to_parquet(rows: Path, path: Path, columns: Sequence[str]) -> None:
+    """Write a table as Parquet, block by block."""
+    arrow_csv, parquet = _arrow(path)
     types = {column: _TYPES[unit] for column in columns if (unit := figure_of(column).unit) in _TYPES}
     types |= dict.fromkeys(("policy", "notes", "remarks", "short_at"), "string")
+    options = arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=True)
     beside = path.with_name(path.name + ".partial")
-    pd.read_csv(rows, dtype=types).to_parquet(beside, index=False)
+    with (
+        arrow_csv.open_csv(rows, convert_options=options) as reader,
+        parquet.ParquetWriter(beside, reader.schema) as to,
+    ):
+        for batch in reader:
+            to.write_batch(batch)
     beside.replace(path)
