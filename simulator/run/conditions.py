@@ -7,6 +7,7 @@ documents as they are, unchanged, on other machines and workloads.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -37,7 +38,7 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
     Parameters
     ----------
     sample
-        What is drawn, and how often.
+        What is drawn, how, and how often.
     where
         Where it is asked for.
 
@@ -53,14 +54,20 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
         If SciPy is not installed, or what a distribution states has no unit, or several.
     """
     stats, axes, columns = scipy_stats(where), list[Axis](), list[Any]()
-    shares = np.random.default_rng(sample.seed).random((sample.size, len(sample.of)))
+    size, wide = sample.size, len(sample.of)
+    if sample.method == "sobol" and wide:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that a power of two is best stands in the documents
+            shares = stats.qmc.Sobol(wide, seed=np.random.default_rng(sample.seed)).random(size)
+    else:
+        shares = np.random.default_rng(sample.seed).random((size, wide))
     for number, (key, one) in enumerate(sample.of.items()):
         unit, loc, scale = _stated(one, f"{where}, of, {key}")
         law = getattr(stats, one.distribution)(*(() if one.shape is None else (one.shape,)), loc=loc, scale=scale)
         found = law.ppf(shares[:, number]).tolist()
         columns.append(found if unit is None else list(map(round, found)))
         axes.append(Axis(key, (key,), f"{where}, of, {key}", unit))
-    return (*axes, Axis(DRAW, (), where)), list(zip(*columns, range(sample.size), strict=True))
+    return (*axes, Axis(DRAW, (), where)), list(zip(*columns, range(size), strict=True))
 
 
 DRAW = "draw"

@@ -50,12 +50,15 @@ class Distribution(Part):
 
 
 class Sample(Part):
-    """Independent draws of what is not certain; all policies meet the same in a draw.
+    """Draws of what is not certain; all policies meet the same in a draw.
 
     Attributes
     ----------
     size
         How many draws.
+    method
+        ``random``: they are independent. ``sobol``: a scrambled Sobol sequence, which fills the space more evenly; of
+        it a power of two is best. Intervals that are told hold for independent draws; of a sequence they are too wide.
     seed
         What they begin with.
     of
@@ -65,6 +68,7 @@ class Sample(Part):
     """
 
     size: Few
+    method: Literal["random", "sobol"] = "random"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     of: dict[str, Distribution] = {}
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.0

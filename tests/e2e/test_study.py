@@ -133,15 +133,23 @@ def test_draws_are_of_the_distribution_that_is_named():
         "c": {"distribution": "triang", "loc": "1 GB/s", "scale": "2 GB/s", "c": 0.25},
         "d": {"distribution": "lognorm", "scale": "2 us", "s": 0.5},
     }
-    axes, found = drawn(Sample(size=4096, seed=3, of=said), "here")
-    assert [axis.unit for axis in axes] == ["ns", None, "B/s", "ns", None]
-    uniform, norm, triang, lognorm, number = np.array(found).T
-    assert list(number) == list(range(4096))
-    assert (uniform.min(), uniform.max()) == pytest.approx((1000, 5000), abs=10)
-    assert uniform.mean() == pytest.approx(3000, rel=0.02)
-    assert (norm.mean(), norm.std()) == pytest.approx((10, 2), rel=0.03)
-    assert triang.mean() == pytest.approx((1 + 3 + 1.5) / 3 * 10**9, rel=0.02)
-    assert (np.median(lognorm), np.log(lognorm).std()) == pytest.approx((2000, 0.5), rel=0.03)
+    for method in ("random", "sobol"):
+        axes, found = drawn(Sample(size=4096, method=method, seed=3, of=said), "here")
+        assert [axis.unit for axis in axes] == ["ns", None, "B/s", "ns", None]
+        uniform, norm, triang, lognorm, number = np.array(found).T
+        assert list(number) == list(range(4096))
+        assert (uniform.min(), uniform.max()) == pytest.approx((1000, 5000), abs=10)
+        assert uniform.mean() == pytest.approx(3000, rel=0.02)
+        assert (norm.mean(), norm.std()) == pytest.approx((10, 2), rel=0.03)
+        assert triang.mean() == pytest.approx((1 + 3 + 1.5) / 3 * 10**9, rel=0.02)
+        assert (np.median(lognorm), np.log(lognorm).std()) == pytest.approx((2000, 0.5), rel=0.03)
+
+
+def test_a_sobol_sample_has_one_draw_in_each_part_of_the_range():
+    said = {"a": {"distribution": "uniform", "scale": 1}}
+    found = [value for value, _ in drawn(Sample(size=64, method="sobol", of=said), "here")[1]]
+    assert sorted(math.floor(64 * value) for value in found) == list(range(64))
+    assert found != [value for value, _ in drawn(Sample(size=64, method="sobol", seed=1, of=said), "here")[1]]
 
 
 def test_without_scipy_a_sample_names_what_to_install(study, hosim, monkeypatch):
