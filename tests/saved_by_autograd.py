@@ -2,7 +2,7 @@
 
     python tests/saved_by_autograd.py
 
-prints the table of `docs/evidence/training.md`. It needs torch and transformers.
+prints the table of `docs/evidence/saved-bytes.md`. It needs torch and transformers.
 
 A layer runs forward once, on the processor, in bf16. Counted are the storages that autograd saves, each once, but for
 those of parameters and of the tables of the rotary embedding. Attention is PyTorch's own flash kernel

@@ -214,7 +214,10 @@ def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
     if isinstance(found, str) and found in models:
         return models[found]
     rule = f"the key schema says that this is a {wanted or 'hardware, workload, scenario or study'} document"
-    raise ConfigError(tree.place("schema"), rule, in_yaml(found), nearest(str(found), tuple(models)))
+    do = nearest(str(found), tuple(models))
+    if (wanted, found) == ("scenario", _mark(Workload)):
+        do = "run it on a machine: give --hardware NAME --workload FILE in place of a scenario"
+    raise ConfigError(tree.place("schema"), rule, in_yaml(found), do)
 
 
 def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: bool) -> Document:

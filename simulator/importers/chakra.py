@@ -22,7 +22,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import Collective
 from simulator.importers.imported import Imported
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, plain, views
-from simulator.importers.recordings import Event, Recording, Storage, collective_kind, short, unpacked, whole
+from simulator.importers.recordings import ALONE, Event, Recording, Storage, collective_kind, short, unpacked, whole
 from simulator.importers.streams import Activity, lay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
@@ -144,8 +144,8 @@ def _check_version(about: _Message, where: str, derived: list[str]) -> None:
         derived.append(f"Schema {version} of Chakra is read as 1.0.0, the newest known: what it adds is left out.")
 
 
-def _load(path: Path, derived: list[str]) -> list[_Node]:
-    """Read all nodes; the first message is about the file.
+def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
+    """Read all nodes, by id; the first message is about the file.
 
     Raises
     ------
@@ -169,25 +169,24 @@ def _load(path: Path, derived: list[str]) -> list[_Node]:
         found = str(error) if isinstance(error, ValueError) else "one that breaks off"
         must, do = "a Chakra trace is of messages behind their lengths", "record it again, or choose another file"
         raise ConfigError(f"{where}: message {number}", must, found, do) from None
-    return list(nodes.values())
+    return nodes
 
 
-def _in_order(nodes: list[_Node], where: str) -> list[_Node]:
+def _in_order(nodes: dict[int, _Node], where: str) -> list[_Node]:
     """Sort nodes so that each comes after those it depends on, and on the device as soon as it can.
 
     Old converters wrote as a control dependency what a node is a part of: if those lead in a circle, they are left out.
     """
-    known = {node.id: node for node in nodes}
     for parts in (True, False):
         sorter, ready, found = TopologicalSorter[int](), list[tuple[bool, int]](), list[_Node]()
-        for node in nodes:
-            sorter.add(node.id, *(known.keys() & {*node.after, *(node.under if parts else ())}))
+        for node in nodes.values():
+            sorter.add(node.id, *(nodes.keys() & {*node.after, *(node.under if parts else ())}))
         with suppress(CycleError):
             sorter.prepare()
             while sorter.is_active():
                 for one in sorter.get_ready():
-                    heapq.heappush(ready, (known[one].is_on_host, one))
-                found.append(known[heapq.heappop(ready)[1]])
+                    heapq.heappush(ready, (nodes[one].is_on_host, one))
+                found.append(nodes[heapq.heappop(ready)[1]])
                 sorter.done(found[-1].id)
             return found
     raise ConfigError(where, "no node depends on itself", "nodes in a circle", "record the trace again")
@@ -210,15 +209,14 @@ def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
         If the file is none, its version is too old, or nodes depend on each other in a circle.
     """
     path, recording = Path(source), Recording()
-    must = f"from 1 to {MOST_RANKS:,} ranks meet"
-    insist(1 <= ranks <= MOST_RANKS, "ranks", must, str(ranks), "correct --ranks")
+    insist(1 <= ranks <= MOST_RANKS, "ranks", f"from 1 to {MOST_RANKS:,} ranks meet", str(ranks), "correct --ranks")
     nodes = _load(path, recording.derived)
     recording.kept["nodes"], where = f"{len(nodes):,}", shown(path)
-    if all(node.is_on_host for node in nodes):
+    if all(node.is_on_host for node in nodes.values()):
         recording.derived.append("Nothing ran on a device: the nodes of the host are the ops.")
-        for node in nodes:
+        for node in nodes.values():
             node.is_on_host = False
-    recording.dropped["nodes of the host"] = sum(node.is_on_host for node in nodes)
+    recording.dropped["nodes of the host"] = sum(node.is_on_host for node in nodes.values())
     _Reader(_in_order(nodes, where), recording, ranks).read()
     return recording.imported(path, "A step")
 
@@ -252,7 +250,7 @@ class _Reader:
             elif op := self._op(node):
                 op_of[node.id] = op
         if not self._timed:
-            recording.derived.append("Without times a roofline gives them; float is multiplied as bf16.")
+            recording.derived.append("Without times a roofline gives them; float counts as bf16.")
         elif op_of:
             self._lay(op_of)
         if recording.groups:
@@ -320,7 +318,7 @@ class _Reader:
         if node.took:
             return True
         if kind is None or self._ranks == 1:
-            self._recording.dropped["collectives of one rank (--ranks)"] += 1
+            self._recording.dropped[ALONE] += 1
             return False
         self._recording.groups.setdefault("all", [list(range(self._ranks))])
         op.more["collective"] = Collective(kind, "all", whole(node.attrs.get("comm_size")))

@@ -110,12 +110,10 @@ class Imported:
         must = "what is written begins with a workload, whose name ends in .yaml"
         insist(path.suffix == _WORKLOAD and path.stem, f"-o {path}", must, repr(path.name), "write such as mine.yaml")
         stem = path.name.removesuffix(_WORKLOAD)
-        ends = sorted(self.files, key=lambda end: (end != _WORKLOAD, end))
-        places = {end: path.with_name(stem + end) for end in ends}
+        places = {end: path.with_name(stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
         for place in places.values():
             is_source = os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source)
-            must, do = "what is read is not written over", "choose another name"
-            insist(not is_source, f"-o {path}", must, shown(place), do)
+            insist(not is_source, f"-o {path}", "what is read is not written over", shown(place), "choose another name")
             must, do = "a file that is there is kept", "choose another name, or say --force"
             insist(force or not os.path.lexists(place), f"-o {path}", must, shown(place), do)
             files.check_file("-o", place)

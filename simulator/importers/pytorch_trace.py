@@ -168,8 +168,7 @@ def read_pytorch_trace(
     recording.dropped["nodes that only view, make room, hold others or work on the host"] += idle
     if kineto is None:
         recording.ops = list(ops.values())
-        text = f"Without times a roofline gives them; float is multiplied as {of_float} (--of-float)."
-        recording.derived.append(text)
+        recording.derived.append(f"Without times a roofline gives them; float counts as {of_float} (--of-float).")
     else:
         _take_times(tree, ops, Timeline(kineto), recording)
     recording.derived.append("What no node makes was there before: weights, optimizer state, gradients, inputs.")
@@ -179,9 +178,8 @@ def read_pytorch_trace(
 def _one_step(nodes: list[OperatorNode], step: int | None, where: str, recording: Recording) -> list[OperatorNode]:
     """What began in one of the steps that the profiler marked; of none or a single one, all that was recorded."""
     marks = [node for node in nodes if node.name.startswith(STEP)]
-    if step is None and len(marks) < 2:
-        return nodes
-    number = chosen_step([mark.name for mark in marks], step, where, recording)
+    names = [mark.name for mark in marks]
+    number = chosen_step(names, step, where, recording) if len(marks) > 1 or step is not None else None
     if number is None:
         return nodes
     ids = [*(mark.id for mark in marks), LARGEST]

@@ -29,6 +29,7 @@ from simulator.workload import Workload
 
 MOST_BYTES = 400_000_000
 """Most bytes of a recording, unpacked; its text is in memory as a whole."""
+ALONE = "collectives of one rank (--ranks)"
 MOST_VALUES = 40_000_000
 """Most values of one in JSON: short ones take many times their bytes."""
 
@@ -63,7 +64,7 @@ def _first_file(data: bytes, where: str) -> bytes:
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path, most: int | None = None, *, distinct: bool = False, records: str = "") -> Any:
+def json_of(path: Path, most: int | None = None, *, distinct: bool = False, records: str | None = None) -> Any:
     """Read a file in JSON.
 
     Parameters
@@ -73,8 +74,8 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, reco
     distinct
         Whether a key that comes twice in an object is an error; else the last one counts.
     records
-        The key of a list whose items stay text for `objects`: a recording takes many times its size as objects of
-        Python, and its readers need little of that at once.
+        The key of a list whose items stay text for `objects`, or empty where the file is that list: a recording takes
+        many times its size as objects of Python, and its readers need little of that at once.
 
     Raises
     ------
@@ -86,8 +87,10 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, reco
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
-        if records:
+        if records is not None:
             with suppress(*_UNREAD):  # what is no JSON, or has another shape, is read as a whole, to tell what is wrong
+                if not records:
+                    return msgspec.json.decode(text, type=list[msgspec.Raw])
                 raws, of_key = msgspec.json.decode(text, type=dict[str, msgspec.Raw]), {records: list[msgspec.Raw]}
                 return {key: msgspec.json.decode(raw, type=of_key.get(key, object)) for key, raw in raws.items()}
         parsed = orjson.loads(text)
@@ -113,8 +116,8 @@ def objects(records: Iterable[Any], where: str, must: str) -> Iterator[dict[str,
     for number, record in enumerate(records):
         try:
             found = msgspec.json.decode(record) if isinstance(record, msgspec.Raw) else record
-        except _UNREAD as error:
-            found = error
+        except _UNREAD:
+            found = bytes(record)
         if not isinstance(found, dict):
             raise ConfigError(f"{where}[{number}]", must, f"{found!r:.60}", "record the trace again")
         yield found
@@ -232,7 +235,8 @@ class Recording:
         ConfigError
             If there is no op, or the whole breaks a rule of a graph.
         """
-        insist(self.ops, where, "a recording has ops of a device", "none", "record with the device's activities")
+        do = "say how many ranks meet: --ranks" if self.dropped[ALONE] else "record with the device's activities"
+        insist(self.ops, where, "a recording has ops of a device", "none", do)
         must = f"a graph has at most {LARGEST_RUN:,} ops"
         insist(len(self.ops) <= LARGEST_RUN, where, must, f"{len(self.ops):,}", "record fewer steps")
         used = {storage for op in self.ops for storage in (*op.reads, *op.writes)}
@@ -273,15 +277,13 @@ class Recording:
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
         }
-        frees = any(not graph.tensors[t].persistent for t in graph.inputs)
-        steps, why = (
-            (1, "it frees what was there before it") if frees else (2, "the first warms up, the last is counted")
-        )
+        steps, why = 2, "the first warms up, the last is counted"
+        if any(not graph.tensors[t].persistent for t in graph.inputs):
+            steps, why = 1, "it frees what was there before it"
         about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": steps}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}
-        dropped = {key: times for key, times in self.dropped.items() if times}
-        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), dropped, self.step_ns)
+        return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, self.step_ns)
 
 
 def graph_of(

@@ -27,13 +27,15 @@ from simulator import catalog, inputs
 from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, read_requests, requests_csv
 from simulator.importers.imported import Imported, named
-from simulator.importers.recordings import json_of
+from simulator.importers.recordings import json_of, objects
 from simulator.inputs import shown
 from simulator.units import FieldError, require
 from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
 from simulator.workload.requests import MOST
 
 _MOST_TOKENS, _MOST_MS, _SEED = 10_000_000, 10**12, 0
+_MOST_BYTES = 800_000_000
+"""Most bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million."""
 _EMPTY = "requests without a prompt or an output token"
 Records = Iterable[tuple[int, dict[str, Any]]]
 """Numbers of lines, or positions from 1, and what stands there."""
@@ -88,6 +90,7 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         found = jsonl.objects(path) if start == b"{" else _listed(path)
         known = list(islice(found, 1))
         records, is_timed = chain(known, found), any("timestamp" in record for _, record in known)
+        is_said = any({"conversations", "messages"} & record.keys() for _, record in known)
         undated = partial(_first_turns, characters=characters)
         read = partial(_of_blocks, size=hash_block, nodes={}) if is_timed else undated
         come = Arriving.first(_answered(path, records, read, dropped), most)
@@ -102,7 +105,8 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
             dated = [one._replace(arrival_ns=round(at)) for one, at in zip(come.requests, times, strict=True)]
             come = come._replace(requests=dated)
             derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
-            derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
+            if is_said:
+                derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
     else:
         come = read_requests(path, most)
         dropped[_EMPTY] += come.unanswered
@@ -116,20 +120,20 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         dropped["further requests"] += come.further
     derived.append(f"The model is that of {model} (--model); how many run together is what hosim serves by default.")
     files: dict[str, bytes | Workload] = {".yaml": _served(path, model, block), ".csv": requests_csv(requests)}
-    return Imported(files, _kept(requests), tuple(derived), {what: often for what, often in dropped.items() if often})
+    return Imported(files, _kept(requests), tuple(derived), +dropped)
 
 
 def _start(path: Path) -> bytes:
     """The first character that is no blank."""
-    for block in inputs.blocks(path):
-        if text := b"".join(block).lstrip():
-            return text[:1]
-    raise ConfigError(shown(path), "a trace of requests has some", "an empty file", "choose another file")
+    with inputs.opened(path) as file:
+        head = inputs.unmarked(file.read(1 << 16), path).lstrip()
+    insist(head, shown(path), "a trace of requests has some", "an empty file", "choose another file")
+    return head[:1]
 
 
 def _listed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a list in JSON; what is none is an empty one."""
-    return ((number, one if type(one) is dict else {}) for number, one in enumerate(json_of(path), 1))
+    """The objects of a list in JSON, and their numbers."""
+    return enumerate(objects(json_of(path, _MOST_BYTES, records=""), shown(path), "requests are objects"), 1)
 
 
 def _kept(requests: list[Request]) -> dict[str, str]:
@@ -156,10 +160,8 @@ def _served(path: Path, name: str, block: int) -> Workload:
     return Workload(name=stem, title=title, model=model, phase="requests", requests=requests, **about, **origins)
 
 
-_KEYS = {
-    *("timestamp", "hash_ids", "conversations", "messages"),
-    *("prompt_len", "output_len", "input_length", "output_length"),
-}
+_LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))
+_KEYS = {"timestamp", "hash_ids", "conversations", "messages"}.union(*_LENGTHS)
 
 
 def _answered(path: Path, records: Records, read: Reader, dropped: Counter[str]) -> Iterator[Request]:
@@ -214,7 +216,6 @@ def _of_blocks(
     return request, 0
 
 
-_LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))
 _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
 
 

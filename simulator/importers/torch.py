@@ -190,13 +190,13 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
     ]
+    if free_early:
+        derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
     if record.watch.compiled:
         derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
     if record.handled:
         told = " and ".join(f"{key} {size:,}" for key, size in record.handled.items())
         derived.append(f"A step is of {told}: the shape of input_ids, or else of the first input.")
-    if free_early:
-        derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
         derived.append(f"Of the softmax of attention {apart:,} are ops, where PyTorch has no kernel on the CPU.")
     if record.again:

@@ -11,6 +11,7 @@ import copy
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -122,6 +123,8 @@ def entered() -> Iterator[None]:
         stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
         stack.callback(log.setLevel, log.level)
         log.setLevel(logging.CRITICAL)
+        stack.enter_context(warnings.catch_warnings())  # which tell of PyTorch's own look into fake tensors
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         stack.enter_context(accelerated())
         stack.enter_context(mode())
         yield

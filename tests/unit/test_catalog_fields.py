@@ -135,6 +135,9 @@ def test_a_document_of_another_kind(folder):
         "job.yaml:1, schema: the key schema says that this is a hardware document, found 'hosim/workload/1'; "
         "use one of hosim/hardware/1 (did you mean 'hosim/hardware/1'?)"
     )
+    assert refusal(catalog.load, "job.yaml", "scenario").endswith(
+        "found 'hosim/workload/1'; run it on a machine: give --hardware NAME --workload FILE in place of a scenario"
+    )
 
 
 MODEL = "schema: hosim/workload/1\nname: toy\nmodel: {family: %s, layers: 2, hiden: 8, heads: 2, ffn: 4}\nassumed: {model: x}\n"

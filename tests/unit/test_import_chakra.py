@@ -160,7 +160,7 @@ def test_work_without_times_is_the_machines(tmp_path):
     (op,) = found.graph.ops
     assert (op.flops, op.read_bytes, op.duration_ns) == (1000, 64, None)
     assert found.recorded_ns == 0
-    assert found.derived == ("Without times a roofline gives them; float is multiplied as bf16.",)
+    assert found.derived == ("Without times a roofline gives them; float counts as bf16.",)
 
 
 def test_moves_of_memory_and_messages_are_counted_and_left_out(tmp_path):
@@ -228,7 +228,8 @@ def test_other_versions_are_refused(tmp_path, version):
             chakra(chakra_node(1, "a", after=(2,)), chakra_node(2, "b", after=(1,))),
             "no node depends on itself, found nodes in a circle",
         ),
-        (chakra(chakra_node(1, "x", 2)), "a recording has ops of a device, found none"),
+        (chakra(chakra_node(1, "x", 2)), "a recording has ops of a device, found none; record with"),
+        (chakra(chakra_node(1, "x", 7, comm_type=0)), "found none; say how many ranks meet: --ranks"),
         (b'{"schema": "1.1.0-chakra.0.0.4", "nodes": []}', "message 0"),
         (b"\x80\x04\x95", "an input is data, not a program, found a pickle, or an archive"),
     ],

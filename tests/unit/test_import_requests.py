@@ -10,7 +10,7 @@ from mutations import broken, changed, packed
 from recorded import ABSENT, DATA
 
 import simulator as hosim
-from simulator import importers
+from simulator import importers, inputs
 from simulator.errors import ConfigError
 from simulator.formats import read_requests
 from simulator.importers import request_traces
@@ -113,6 +113,18 @@ def test_conversations_become_lengths_at_a_rate(imported):
     assert found.dropped == dropped
     twice = imported(json.dumps(SHAREGPT), rate=1.0)[1].requests[1].arrival_ns
     assert twice == pytest.approx(2 * come.requests[1].arrival_ns, abs=2)
+    assert any("--characters" in said for said in found.derived)
+
+
+def test_a_list_is_no_longer_than_memory_allows_on_however_many_lines(imported, monkeypatch):
+    lengths = json.dumps([{"prompt_len": 5, "output_len": 1}] * 20)
+    monkeypatch.setattr(inputs, "LONGEST_LINE_BYTES", len(lengths) // 2)
+    found, come = imported(lengths)
+    assert len(come.requests) == 20
+    assert not any("--characters" in said for said in found.derived)
+    monkeypatch.setattr(request_traces, "_MOST_BYTES", len(lengths) // 2)
+    with pytest.raises(ConfigError, match="an input has at most"):
+        imported(lengths)
 
 
 def talk(*turns, who="from", what="value", key="conversations"):
@@ -220,7 +232,8 @@ def test_a_trace_is_known_by_what_is_in_it(text, tmp_path):
         (jsonl([{**MOONCAKE[0], "hash_ids": [[]]}]), {}, "hash_ids is a list of numbers, or of names"),
         (jsonl(MOONCAKE[3:]), {}, "a trace has requests: "),
         ("[" * 10_000, {}, "the file is JSON"),
-        ("[1, {}]", {}, "input_length and output_length, or a question (human) and its answer (gpt), found none"),
+        ("[{}]", {}, "input_length and output_length, or a question (human) and its answer (gpt), found none"),
+        ("[{}, 1]", {}, "trace.txt[1]: requests are objects, found 1"),
         (AZURE, {"slower": 0.0}, "--slower: it is above 0"),
         (AZURE, {"count": 0}, "--count: it is above 0"),
         (json.dumps(SHAREGPT), {"rate": float("nan")}, "--rate: it is above 0"),

@@ -395,6 +395,8 @@ def test_all_is_freed_after_its_last_use_if_asked():
         hosim.torch.capture(module, *inputs, **named, **options, free_early=free) for free in (False, True)
     )
     assert (as_pytorch.workload.outputs, early.workload.outputs) == ("kept", "freed")
+    assert not any("has not freed" in said for said in early.derived)
+    assert early.derived[3:] == as_pytorch.derived[4:]
     assert any(op.workspace_bytes for op in as_pytorch.graph.ops)
     assert not any(op.workspace_bytes for op in early.graph.ops)
     assert [op.name for op in early.graph.ops] == [op.name for op in as_pytorch.graph.ops]
