@@ -107,7 +107,7 @@ def test_a_plan_whose_fixed_offsets_fit_never_blocks_and_compacts_nothing(case, 
             run(case, "fixed", case.hardware, spare)
         assert caught.value.report.demand_bytes == layout.span_bytes
         return
-    event("fits with gaps" if layout.span_bytes > layout.live_bytes else "fits as tightly as it can")
+    event("fits with holes" if layout.span_bytes > layout.live_bytes else "fits as tightly as it can")
     trace = run(case, "fixed", case.hardware, spare)
     assert trace.status == "ok"
     assert not len(trace.compactions)

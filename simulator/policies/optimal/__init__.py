@@ -4,11 +4,11 @@ It is the best of all plans for one compute stream that
 
 - run each op once, in program order, and never let the host wait (no `Sync`);
 - keep each tensor in the compute tier or in one tier below it, with at most one copy out of each version of a tensor,
-  and one copy in for each stretch between two uses that it spends away;
+  and one copy in for each idle interval that it spends away;
 - give up room as soon as nobody needs it, and cross no barrier with a copy in;
 - repeat themselves, if there are several steps.
 
-Free are: which stretches are spent away; where a tensor of free home lives; when each copy goes out (also ahead of the
+Free are: which intervals are spent away; where a tensor of free home lives; when each copy goes out (also ahead of the
 last use) and comes in; and the order of the copies on each link.
 
 The search starts from the plan of `static`: its step is the horizon, and no longer one is looked at.

@@ -1,6 +1,6 @@
 """`static`: a compiler that places every copy before the run, by time, bandwidth and room.
 
-Its passes are pure functions: `analyse` finds the stretches in which tensors idle, `select` takes those that are worth
+Its passes are pure functions: `analyse` finds the idle intervals of tensors, `select` takes those that are worth
 spending away until live bytes fit, `insert` adds a store, a detach and a prefetch for each, and `place` moves these to
 where they cost least. The candidates that come of it are replayed, and the fastest is kept. If ops may run again, `mix`
 rewrites the graph first, and the same passes compile it.

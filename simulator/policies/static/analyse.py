@@ -88,7 +88,7 @@ class PricedIdle(NamedTuple):
         return self._replace(lead_ns=lead_ns, trail_ns=trail_ns)
 
     def ranges(self, ops: int) -> tuple[tuple[int, int], ...]:
-        """First and last op of each stretch during which the tensor is away.
+        """First and last op of each range of ops during which the tensor is away.
 
         Parameters
         ----------
