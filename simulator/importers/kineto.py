@@ -15,7 +15,7 @@ from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, collective_kind, json_of, objects, short, whole
 from simulator.importers.streams import Activity, Calls, Wait, lay
-from simulator.inputs import shown
+from simulator.inputs import LONGEST_LINE_BYTES, shown
 from simulator.interrupts import no_garbage_search
 from simulator.units import counted, human
 
@@ -328,7 +328,7 @@ def read_memory_timeline(source: str | Path) -> Imported:
         If the file is none.
     """
     path, recording = Path(source), Recording()
-    rows = json_of(path)
+    rows = json_of(path, LONGEST_LINE_BYTES)  # it takes some 50 times as much memory
     must, do = "a raw memory timeline is a list of [time, action, bytes, category]", "export it again"
     is_list = isinstance(rows, list) and all(_is_row(row) for row in rows) and any(row[0] >= 0 for row in rows)
     insist(is_list, shown(path), must, "something else", do)

@@ -169,6 +169,14 @@ def test_short_values_without_end_are_refused(tmp_path, monkeypatch):
         hosim.read_kineto(path)
 
 
+def test_instants_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("simulator.importers.kineto.LONGEST_LINE_BYTES", 100)
+    path = tmp_path / "timeline.raw.json"
+    path.write_text(json.dumps([[time, 2, 512, 0] for time in range(100)]), encoding="utf-8")
+    with pytest.raises(ConfigError, match="an input has at most 100 bytes, unpacked, found more"):
+        hosim.read_memory_timeline(path)
+
+
 def test_nodes_without_end_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("simulator.importers.chakra.MOST_NODES", 3)
     path = tmp_path / "recording.et"
