@@ -34,8 +34,9 @@ from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
 from simulator.workload.requests import MOST
 
 _MOST_TOKENS, _MOST_MS, _SEED = 10_000_000, 10**12, 0
-_MOST_BYTES = 800_000_000
-"""Most bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million."""
+_MOST_BYTES, _MOST_NAMES = 800_000_000, 5_000_000
+"""Most bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million.
+Most blocks that a trace names: each takes 200 B of memory."""
 _EMPTY = "requests without a prompt or an output token"
 Records = Iterable[tuple[int, dict[str, Any]]]
 """Numbers of lines, or positions from 1, and what stands there."""
@@ -206,14 +207,13 @@ def _of_blocks(
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
     must, found = f"hash_ids names each block of {size:,} tokens", f"{len(ids):,} names for {prompt:,} tokens"
     require(len(ids) in (0, -(-prompt // size)), must, found, "hash_ids", do="say what an id stands for: --hash-block")
+    require(len(nodes) < _MOST_NAMES, f"a trace names at most {_MOST_NAMES:,} blocks", "more", "hash_ids", do="cut it")
     chain, node = list[tuple[int, int]](), -1
     for end, name in enumerate(ids, 1):
         node = nodes.setdefault((node, end, name), len(nodes))
         chain.append((node, min(end * size, prompt)))
-    request = Request(at_ns, prompt, output)
-    if chain:
-        request = request._replace(prefix=chain[-1][0], prefix_tokens=chain[-1][1], above=tuple(chain[:-1]))
-    return request, 0
+    last, tokens = chain.pop() if chain else (0, 0)
+    return Request(at_ns, prompt, output, last, tokens, tuple(chain)), 0
 
 
 _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")

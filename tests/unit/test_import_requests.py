@@ -78,6 +78,13 @@ def test_an_id_after_others_is_another_block(imported):
     assert len({node for one in come.requests for node, _ in (*one.above, (one.prefix, 0))}) == 6
 
 
+def test_names_without_end_are_refused(imported, monkeypatch):
+    monkeypatch.setattr(request_traces, "_MOST_NAMES", 4)
+    many = jsonl([{**MOONCAKE[0], "hash_ids": [number, 5, 6]} for number in range(3)])
+    with pytest.raises(ConfigError, match="a trace names at most 4 blocks, found more"):
+        imported(many)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
