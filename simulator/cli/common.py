@@ -145,7 +145,7 @@ def told(do: Callable[..., Any], *arguments: Any, out: Path | None, as_json: boo
     def written(*arguments: Any, **options: Any) -> Any:
         found = do(*arguments, **options)
         if out is not None:
-            found.write(out, _again())
+            found.write(out, again())
         return found
 
     found = ran(written, *arguments, **options)
@@ -157,7 +157,7 @@ _ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": Fal
 """What the result does not depend on, and whether it has a value."""
 
 
-def _again() -> str:
+def again() -> str:
     """Write the command that runs as one that gives the same again: where files lie, and all `_ASIDE`, left out."""
     given, kept = iter(click.get_current_context().find_root().obj or ()), ["hosim"]
     for word in given:

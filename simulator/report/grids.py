@@ -72,7 +72,7 @@ def grid_view(
     if len(lines) > LINES:
         tables = []
         sentences.append(
-            f"{len(lines):,} rows are not printed; --out writes them, into a DIR with a picture, or a .csv."
+            f"{len(lines):,} rows are too many to print: --out DIR has them in points.csv, --out FILE.csv alone."
         )
     if not fixed:
         return SweepView(title, tables, sentences, [distributions(rows)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +28,6 @@ def _alternative_text(row: Row) -> str:
     """Write the alternative text of a row in the picture of the table."""
     parts = row.spent.items() if row.is_ok else ()
     return ", ".join(f"{what} {quantity(ns, 'ns')}" for what, ns in parts) or str(row.summary["status"])
-
-
-def _command(scenario: Scenario, changed: Mapping[str, Any], rows: Sequence[str]) -> str:
-    """Write the command that runs rows of a scenario again."""
-    chosen = [] if list(rows) == [one.row for one in scenario.policies] else rows
-    words = ["hosim", "run", scenario.name, *(word for row in chosen for word in ("--policy", row))]
-    return shlex.join(words + [word for key, value in changed.items() for word in ("--set", f"{key}={value}")])
 
 
 def _section(row: Row, most: int) -> dict[str, Any]:
@@ -97,6 +89,7 @@ class Pages:
         said: Mapping[str, Any],
         rows: Sequence[Row],
         parts: Sequence[tuple[SweepView, bytes | None]] = (),
+        command: str = "",
     ) -> None:
         """Write the report of all rows, once each is written, and the picture of their table.
 
@@ -110,6 +103,8 @@ class Pages:
             The rows of the table.
         parts
             What else stands on the page, each with its picture.
+        command
+            What gives the same again; a program has none.
         """
         drawn = picture(comparison(rows, scenario.title or scenario.name)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
@@ -126,7 +121,7 @@ class Pages:
             spoken=[(row.label, _alternative_text(row)) for row in rows],
             recomputes=any(row.recompute_ns for row in rows),
             sections=[_section(row, most) for row in rows],
-            command=_command(scenario, said["provenance"]["set"], [row.label for row in rows]),
+            command=command,
             pictures=self._pictures,
             colours=drawing,
         )

@@ -209,8 +209,10 @@ def comparisons(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str
             continue
         at = f"At {point(line, axes)} " if axes else ""
         others = [f"{found.other} in {found}" for found in cell.beats if found.policy == cell.fastest]
-        faster = f", and is faster than {'; than '.join(others)} of {line['draws']:,} draws" if others else ""
-        yield f"{at}{cell.fastest} has the least median, {quantity(line['median_step_ns'], 'ns')}{faster}."
+        alike = [one["policy"] for one in cell.quantiles if one["median_step_ns"] == line["median_step_ns"]]
+        has, and_ = ("has", ", and") if len(alike) == 1 else ("have", f"; {cell.fastest}")
+        faster = f"{and_} is faster than {'; than '.join(others)} of {line['draws']:,} draws" if others else ""
+        yield f"{at}{listed(alike)} {has} the least median, {quantity(line['median_step_ns'], 'ns')}{faster}."
     yield (
         f"In brackets are {100 * CONFIDENCE:.0f} % confidence intervals, as if draws were independent: of quantiles by "
         "order statistics, of shares of draws by Wilson's score. An end is absent where there are too few draws to say."

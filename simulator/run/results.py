@@ -337,7 +337,7 @@ class Results(dict[str, Result]):
         scenario = self.case.loaded.scenario
         return comparison(list(self.values()), scenario.title or scenario.name, ax)
 
-    def write(self, out: str | Path) -> None:
+    def write(self, out: str | Path, command: str = "") -> None:
         """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.
 
         Parameters
@@ -345,19 +345,21 @@ class Results(dict[str, Result]):
         out
             The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
             is replaced.
+        command
+            What gives the same again, for the page.
         """
         with writing(out, list(self)) as pages:
             with closing(forked([partial(_add, pages, row) for row in self.values()], silent)) as written:
                 list(written)
-            self.finish(pages)
+            self.finish(pages, command)
 
-    def finish(self, pages: Pages) -> None:
+    def finish(self, pages: Pages, command: str) -> None:
         """Write the documents, the report and the summary, once all rows are written.
 
         Parameters
         ----------
-        pages
-            The folder, to which all rows were added.
+        pages, command
+            The folder, to which all rows were added, and what gives the same again, if that is known.
         """
         from simulator.report.drawing import picture  # noqa: PLC0415 - drawing takes time to import
 
@@ -366,7 +368,7 @@ class Results(dict[str, Result]):
         for role, name in files_named(case.loaded).items():
             (folder / name).write_bytes(case.loaded.paths[role].read_bytes())
         drawn = [(one.view, picture(one.figure()).png() if one.view.panels else None) for one in self._also()]
-        pages.report(case.loaded.scenario, self.more, rows, drawn)
+        pages.report(case.loaded.scenario, self.more, rows, drawn, command)
         files.write_summary(folder, [row.summary for row in rows], self.more)
 
 

@@ -18,7 +18,7 @@ import pytest
 import simulator as hosim_api
 from simulator import catalog
 from simulator.errors import ConfigError
-from simulator.report.uncertain import beats, quantile_interval
+from simulator.report.uncertain import beats, comparisons, quantile_interval, summed
 from simulator.run import grid, kept
 from simulator.run.case import prepare
 from simulator.run.conditions import drawn, jittered
@@ -218,6 +218,12 @@ def test_how_often_one_beats_another_has_wilsons_interval():
     middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
     assert (found.low, found.high) == pytest.approx(((middle - half) / scale, (middle + half) / scale))
+
+
+def test_policies_with_the_same_median_share_it():
+    rows = [{"policy": who, "draw": draw, "status": "ok", "step_ns": 1000 + draw} for who in "ab" for draw in range(3)]
+    told = next(iter(comparisons(summed(rows, []), [])))
+    assert told == "a and b have the least median, 1.00 us; a is faster than b in 0 % (0 to 56 %) of 3 draws."
 
 
 @pytest.mark.parametrize(("more", "drawn_as"), [("", 1), (f"grid: {{{STEPS}: [1, 2]}}\n", 1), ("both", 2)])

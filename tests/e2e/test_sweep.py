@@ -271,7 +271,7 @@ def test_an_axis_is_drawn_in_a_handy_unit(unit, values, name, first):
 
 def test_a_long_table_is_written_and_not_printed(hosim, scenario):
     done = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=1..9 GB/s:70", "--policy", "static", "--workers", 1)
-    assert "70 rows are not printed; --out writes them, into a DIR with a picture, or a .csv." in done.out
+    assert "70 rows are too many to print: --out DIR has them in points.csv, --out FILE.csv alone." in done.out
     assert len(done.out.splitlines()) < 6
 
 
