@@ -110,10 +110,8 @@ def sniff(path: Path) -> str | None:
     return None
 
 
-_PYTORCH = {".py": "a Python program, which is not run"}
-_PYTORCH |= dict.fromkeys(
-    (".ckpt", ".pkl", ".pt", ".pth", ".safetensors"), "weights or a pickle, which hosim never opens"
-)
+_NEVER = dict.fromkeys((".ckpt", ".pkl", ".pt", ".pth", ".safetensors"), "weights or a pickle, which hosim never opens")
+_NEVER[".py"] = "a Python program, which is not run"
 
 
 def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
@@ -134,7 +132,7 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
     path = Path(reference)
     if path.suffix in (".yaml", ".yml") or not isfile(path):
         return
-    stem, about = path.name.partition(".")[0] or "mine", _PYTORCH.get(path.suffix)
+    stem, about = path.name.partition(".")[0] or "mine", _NEVER.get(path.suffix)
     if about:
         do = f"run `hosim import torch {stem}:FUNCTION -o {stem}.yaml` with a function that makes model and inputs"
     elif found := sniff(path):

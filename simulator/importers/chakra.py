@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import heapq
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -32,20 +34,21 @@ MOST_NODES = 1_000_000
 
 _TYPES = ("invalid", "metadata", "memory loads", "memory stores", "compute", "sends", "receives", "collective")
 _COMPUTE, _COLLECTIVE = 4, 7
+_ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size")  # those of which a node keeps the value
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
-_SIZES = {1: 8, 5: 4}  # wire type -> bytes of a value; 0 is a number, and 2 has its length before it
+_SIZES = {1: 8, 2: -1, 5: 4}  # wire type -> bytes of a value; 0 is a number, and 2 has its length before it
 _LONGEST_US = 1 << 40
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, and where it ends."""
+    """The number that begins there, of 64 bits, and where it ends."""
     value = shift = 0
     while shift < 70:
         byte = data[at]
         value |= (byte & 127) << shift
         at, shift = at + 1, shift + 7
         if byte < 128:
-            return value, at
+            return value & (1 << 64) - 1, at
     raise ValueError("a number without end")
 
 
@@ -69,8 +72,8 @@ class _Message:
             if wire == 0:
                 number, at = _varint(data, at)
                 self.numbers[key >> 3].append(number)
-            elif wire == 2 or wire in _SIZES:
-                text, at = _behind_length(data, at, _SIZES.get(wire, -1))
+            elif wire in _SIZES:
+                text, at = _behind_length(data, at, _SIZES[wire])
                 self.texts[key >> 3].append(text)
             else:
                 raise ValueError(f"a field of wire type {wire}")
@@ -83,23 +86,24 @@ class _Message:
         """The last value of a field; empty if there is none."""
         return self.texts[field][-1] if self.texts[field] else b""
 
-    def all_numbers(self, field: int) -> list[int]:
-        """All numbers of a field, one by one or packed."""
-        found = list[int]()
+    def all_numbers(self, field: int) -> array[int]:
+        """All numbers of a field, one by one or packed, each in 8 bytes: a node may depend on hundreds."""
+        found = array("Q", self.numbers[field])
         for packed in self.texts[field]:
             at = 0
             while at < len(packed):
                 number, at = _varint(packed, at)
                 found.append(number)
-        return found + self.numbers[field]
+        return found
 
 
 _WORDS = re.compile(r"\b(?:None|True|False|nan|inf)\b")
 _TENSOR = re.compile(r"""\[(?:(?:0|[1-9]\d{0,17}), ){5}"[^"]*"\]""")
 
 
+@lru_cache(1024)
 def _values(text: bytes) -> list[Any]:
-    """Values as Python writes a list, in single quotes; at least the tensors among them."""
+    """Values as Python writes a list, in single quotes, or at least the tensors among them; of one text one object."""
     words = _WORDS.sub("null", text.decode(errors="replace").replace("'", '"'))
     try:
         found = orjson.loads(words or "[]")
@@ -108,8 +112,16 @@ def _values(text: bytes) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
+@lru_cache(1024)
+def _attribute(data: bytes) -> tuple[str, int | str]:
+    """Name and value of an attribute, a number if it has one: many attributes are alike in all nodes."""
+    about = _Message(data)
+    numbers = (value for values in about.numbers.values() for value in values)
+    return about.text(1)[:200].decode(errors="replace"), next(numbers, about.text(29).decode(errors="replace"))
+
+
 class _Node:
-    """A node as it stands in the file; times in microseconds."""
+    """A node as it stands in the file, with what is read of it; times in microseconds."""
 
     def __init__(self, data: bytes) -> None:
         found = _Message(data)
@@ -117,20 +129,14 @@ class _Node:
         self.start, self.took = min(found.number(6), _LONGEST_US << 10), min(found.number(7), _LONGEST_US)
         self.under, self.after = found.all_numbers(4), found.all_numbers(5)
         self.name = re.sub(r"\(\d+\)$", "", found.text(2)[:1000].decode(errors="replace"))
-        self.read, self.written = ([*map(_Message(found.text(side)).text, (1, 2, 3))] for side in (8, 9))
-        self.attrs: dict[str, Any] = {}
-        for about in map(_Message, found.texts[10]):
-            values = (value for values in about.numbers.values() for value in values)
-            self.attrs[about.text(1)[:200].decode(errors="replace")] = next(values, about.text(29))
-        self.is_on_host, self.stream = bool(self.attrs.get("is_cpu_op")), str(self.attrs.get("tid"))
-
-    def as_operator(self, schema: object) -> OperatorNode:
-        """The node as an operator of PyTorch."""
-        reads = [list(views(value)) if isinstance(value, list) else [] for value in _values(self.read[0])]
-        text = schema.decode(errors="replace") if isinstance(schema, bytes) else ""
-        written = list(views(_values(self.written[0])))
-        shapes = _values(self.read[1]), _values(self.written[1])
-        return OperatorNode(self.id, 0, 0, self.name, text, reads, written, (), *shapes, _values(self.read[2]))
+        attrs = dict(map(_attribute, found.texts[10]))
+        self.is_on_host, self.stream = bool(attrs.get("is_cpu_op")), str(attrs.get("tid"))
+        self.attrs = {name: attrs[name] for name in _ATTRIBUTES if name in attrs}
+        schema, read, written = attrs.get("op_schema"), _Message(found.text(8)), _Message(found.text(9))
+        reads, writes = map(list, map(views, _values(read.text(1)))), list(views(_values(written.text(1))))
+        about = self.id, 0, 0, self.name, schema if isinstance(schema, str) else "", list(reads), writes
+        shapes = _values(read.text(2)), _values(written.text(2))
+        self.operator = OperatorNode(*about, (), *shapes, _values(read.text(3)))
 
 
 def _check_version(about: _Message, where: str, derived: list[str]) -> None:
@@ -172,21 +178,21 @@ def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
     return nodes
 
 
-def _in_order(nodes: dict[int, _Node], where: str) -> list[_Node]:
+def _in_order(known: dict[int, _Node], where: str) -> list[_Node]:
     """Sort nodes so that each comes after those it depends on, and on the device as soon as it can.
 
     Old converters wrote as a control dependency what a node is a part of: if those lead in a circle, they are left out.
     """
     for parts in (True, False):
         sorter, ready, found = TopologicalSorter[int](), list[tuple[bool, int]](), list[_Node]()
-        for node in nodes.values():
-            sorter.add(node.id, *(nodes.keys() & {*node.after, *(node.under if parts else ())}))
+        for node in known.values():
+            sorter.add(node.id, *(known.keys() & {*node.after, *(node.under if parts else ())}))
         with suppress(CycleError):
             sorter.prepare()
             while sorter.is_active():
                 for one in sorter.get_ready():
-                    heapq.heappush(ready, (nodes[one].is_on_host, one))
-                found.append(nodes[heapq.heappop(ready)[1]])
+                    heapq.heappush(ready, (known[one].is_on_host, one))
+                found.append(known[heapq.heappop(ready)[1]])
                 sorter.done(found[-1].id)
             return found
     raise ConfigError(where, "no node depends on itself", "nodes in a circle", "record the trace again")
@@ -217,24 +223,22 @@ def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
         for node in nodes.values():
             node.is_on_host = False
     recording.dropped["nodes of the host"] = sum(node.is_on_host for node in nodes.values())
-    _Reader(_in_order(nodes, where), recording, ranks).read()
+    _Reader(nodes, _in_order(nodes, where), recording, ranks).read()
     return recording.imported(path, "A step")
 
 
 class _Reader:
     """Makes ops of nodes: the kernels of one operator are one op, which reads and writes what the operator does."""
 
-    def __init__(self, nodes: list[_Node], recording: Recording, ranks: int) -> None:
+    def __init__(self, known: dict[int, _Node], nodes: list[_Node], recording: Recording, ranks: int) -> None:
         self._nodes, self._recording, self._ranks = nodes, recording, ranks
-        known = {node.id: node for node in nodes}
         self._launchers = dict[int, _Node]()
-        for node in (one for one in nodes if not one.is_on_host):  # a kernel's launcher is its first dependency
+        for node in (one for one in self._nodes if not one.is_on_host):  # a kernel's launcher is its first dependency
             hosts = (known[one] for one in (*node.after, *node.under) if one in known and known[one].is_on_host)
-            self._launchers[node.id] = next(hosts, node)
-        self._timed = any(node.took for node in nodes if not node.is_on_host)
-        schemas = {node.id: self._launchers.get(node.id, node).attrs.get("op_schema") for node in nodes}
-        self._operators = {node.id: node.as_operator(schemas[node.id]) for node in nodes}
-        self._memory = Memory(Tree(list(self._operators.values())), recording)
+            self._launchers[node.id] = launcher = next(hosts, node)
+            node.operator = node.operator._replace(schema=launcher.operator.schema)
+        self._timed = any(node.took for node in self._nodes if not node.is_on_host)
+        self._memory = Memory(Tree([node.operator for node in self._nodes]), recording)
         self._ops: dict[object, Event] = {}
         self._links: dict[int, Storage] = {}
 
@@ -243,7 +247,7 @@ class _Reader:
         recording, op_of = self._recording, dict[int, Event]()
         for node in self._nodes:
             if node.is_on_host:
-                self._memory.fold(self._operators[node.id], None)
+                self._memory.fold(node.operator, None)
             elif node.type not in (_COMPUTE, _COLLECTIVE):
                 what = _TYPES[node.type] if node.type < len(_TYPES) else "unknown"
                 recording.dropped[f"nodes of kind {what}"] += 1
@@ -291,7 +295,7 @@ class _Reader:
         key = (launcher.attrs.get("rf_id") or -launcher.id, launcher.name) if launcher is not node else node.id
         if key in self._ops:
             return self._ops[key]
-        op, operator = Event(short(launcher.name)), self._operators[node.id]
+        op, operator = Event(short(launcher.name)), node.operator
         self._memory.use(operator, op)
         if node.type == _COLLECTIVE and not self._meet(node, op):
             return None
@@ -313,7 +317,7 @@ class _Reader:
     def _meet(self, node: _Node, op: Event) -> bool:
         """Whether the collective is one that has time, or that others come to."""
         number = node.attrs.get("comm_type", -1)
-        kind = collective_kind(dict(enumerate(_COLLECTIVES.split())).get(number, plain(op.name)))
+        kind = collective_kind(dict[object, str](enumerate(_COLLECTIVES.split())).get(number, plain(op.name)))
         op.is_collective = True
         if node.took:
             return True

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
+from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta
 
 from simulator.errors import insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
-from simulator.importers.recordings import Event, Recording, collective_kind, json_of, objects, short, whole
+from simulator.importers.recordings import Event, Recording, collective_kind, json_of, objects, records_of, short, whole
 from simulator.importers.streams import Activity, Calls, Wait, lay
 from simulator.inputs import LONGEST_LINE_BYTES, shown
 from simulator.interrupts import no_garbage_search
@@ -80,7 +83,7 @@ class Timeline:
     """
 
     def __init__(self, path: Path) -> None:
-        found = json_of(path, records="traceEvents")
+        found = records_of(path)
         events: Any = found.get("traceEvents") if isinstance(found, dict) else found
         self.path, where = path, shown(path)
         must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
@@ -311,11 +314,16 @@ def _remember(
 # and what it does not know.
 _CATEGORIES = ("weight", "optimizer_state", "input", "workspace", "activation", "gradient", "activation", "activation")
 _CREATE, _CHANGE, _DESTROY = 2, 3, 4
+_Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+_Row = tuple[_Whole, Annotated[int, Meta(ge=1, le=_DESTROY)], _Whole, Annotated[int, Meta(ge=0, lt=len(_CATEGORIES))]]
 
 
 @no_garbage_search()
 def read_memory_timeline(source: str | Path) -> Imported:
-    """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): what lived when, op for instant.
+    """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): what lived when.
+
+    From each instant that allocates to the next is one op: what is freed in between is freed when that ends, so that
+    the peak and the step are as recorded.
 
     Parameters
     ----------
@@ -328,20 +336,23 @@ def read_memory_timeline(source: str | Path) -> Imported:
         If the file is none.
     """
     path, recording = Path(source), Recording()
-    rows = json_of(path, LONGEST_LINE_BYTES)  # it takes some 50 times as much memory
+    rows = json_of(path, LONGEST_LINE_BYTES, shape=list[_Row])  # short rows take up to 50 times as much
     must, do = "a raw memory timeline is a list of [time, action, bytes, category]", "export it again"
-    is_list = isinstance(rows, list) and all(_is_row(row) for row in rows) and any(row[0] >= 0 for row in rows)
+    is_list = isinstance(rows, list) and any(isinstance(row, tuple) and row[0] >= 0 for row in rows)
     insist(is_list, shown(path), must, "something else", do)
     rows.sort(key=lambda row: row[0])
-    times = sorted({row[0] for row in rows if row[0] >= 0})
-    instants = {time: number for number, time in enumerate(times)}
-    for now, then in zip(times, times[1:] + times[-1:], strict=True):
+    times, *columns = (array("q", [row[column] for row in rows]) for column in range(4))
+    del rows  # which take several times the file
+    instants = sorted({time for time in times if time >= 0})
+    recording.kept["changes"] = f"{len(times):,} at {counted(len(instants), 'instant')}"
+    recording.step_ns = instants[-1] - instants[0]
+    allocates = {time for time, action in zip(times, columns[0], strict=True) if time >= 0 and action != _DESTROY}
+    begins = sorted(allocates.union(instants[:1], instants[-1:]))
+    for now, then in zip(begins, begins[1:] + begins[-1:], strict=True):
         recording.ops.append(Event("host", more={"duration_ns": then - now, "repeatable": False}))
-    live: dict[tuple[int, int], list[int]] = defaultdict(list)
-    held, changed = 0, list[int]()
-    for time, action, change, category in rows:
-        size, at = abs(change), instants.get(time, 0)
-        held += change
+    live, held, changed = defaultdict[tuple[int, int], list[int]](list), 0, list[int]()
+    for time, action, change, category in zip(times, *columns, strict=True):
+        size, held, at = abs(change), held + change, bisect_left(begins, time)
         recording.peak_bytes = max(recording.peak_bytes, held)
         if action == _CHANGE and change > 0 and changed:
             live[size, category].append(changed.pop())
@@ -359,13 +370,7 @@ def read_memory_timeline(source: str | Path) -> Imported:
     for (size, category), found in live.items():
         for made in found:
             recording.hold(size, _CATEGORIES[category], recording.ops[made] if made >= 0 else None, None)
-    recording.step_ns = times[-1] - times[0]
-    recording.kept["changes"] = f"{len(rows):,} at {counted(len(times), 'instant')}"
-    recording.derived.append("The timeline has no ops: from each instant to the next is one, which the host takes.")
+    del times, columns, instants, allocates, begins, live
+    recording.derived.append("The timeline has no ops: from one allocation to the next is one, which the host takes.")
     recording.derived.append("It has no ids: an end is that of the latest of its size and category.")
     return recording.imported(path, "The memory timeline")
-
-
-def _is_row(row: Any) -> bool:
-    is_row = isinstance(row, list) and len(row) == 4 and all(type(one) is int and abs(one) <= LARGEST for one in row)
-    return is_row and row[0] >= -1 and row[1] in range(1, 5) and row[3] in range(8)

@@ -21,7 +21,7 @@ from simulator.graph import LARGEST, Collective
 from simulator.importers.imported import Imported
 from simulator.importers.kineto import STEP, UNTIMED, Timeline, chosen_step, event_of, tell_spans
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, views
-from simulator.importers.recordings import Event, Recording, blocks, collective_kind, json_of, objects, short, whole
+from simulator.importers.recordings import Event, Recording, blocks, collective_kind, objects, records_of, short, whole
 from simulator.importers.streams import lay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
@@ -38,7 +38,7 @@ def nodes_of(path: Path) -> list[OperatorNode]:
     ConfigError
         If the file is none, or of another version.
     """
-    found, where = json_of(path, records="nodes"), shown(path)
+    found, where = records_of(path), shown(path)
     is_trace = isinstance(found, dict) and isinstance(found.get("nodes"), list)
     insist(is_trace, where, "an execution trace has schema and nodes", type(found).__name__, "choose another file")
     must, version = "hosim reads versions 1 of execution traces", str(found.get("schema"))[:100]

@@ -64,7 +64,7 @@ def _first_file(data: bytes, where: str) -> bytes:
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path, most: int | None = None, *, distinct: bool = False, records: str | None = None) -> Any:
+def json_of(path: Path, most: int | None = None, *, distinct: bool = False, shape: Any = None) -> Any:
     """Read a file in JSON.
 
     Parameters
@@ -73,9 +73,9 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, reco
         The file, and how many bytes it may have.
     distinct
         Whether a key that comes twice in an object is an error; else the last one counts.
-    records
-        The key of a list whose items stay text for `objects`, or empty where the file is that list: a recording takes
-        many times its size as objects of Python, and its readers need little of that at once.
+    shape
+        Its type, as msgspec has them: a recording takes many times its size as objects of Python, and its readers need
+        little of that at once, so that records may stay text for `objects`. A file of another type is read as it is.
 
     Raises
     ------
@@ -87,12 +87,9 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, reco
     must = f"a recording has at most {MOST_VALUES:,} values"
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
-        if records is not None:
+        if shape:
             with suppress(*_UNREAD):  # what is no JSON, or has another shape, is read as a whole, to tell what is wrong
-                if not records:
-                    return msgspec.json.decode(text, type=list[msgspec.Raw])
-                raws, of_key = msgspec.json.decode(text, type=dict[str, msgspec.Raw]), {records: list[msgspec.Raw]}
-                return {key: msgspec.json.decode(raw, type=of_key.get(key, object)) for key, raw in raws.items()}
+                return msgspec.json.decode(text, type=shape)
         parsed = orjson.loads(text)
         if distinct:
             with suppress(RecursionError):  # a depth that orjson reads
@@ -106,6 +103,14 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, reco
                 return json.loads(text)
         where, found = f"{inputs.shown(path)}:{error.lineno}", f"{error.msg} (column {error.colno})"
         raise ConfigError(where, "the file is JSON", found, "write it again, or choose another one") from None
+
+
+_Value = list[msgspec.Raw] | dict[str, Any] | str | float | bool | None
+
+
+def records_of(path: Path, most: int | None = None) -> Any:
+    """Read a list, an execution trace or a profile, whose records stay text for `objects`; as for `json_of`."""
+    return json_of(path, most, shape=dict[str, _Value] | list[msgspec.Raw])
 
 
 _UNREAD = (msgspec.MsgspecError, RecursionError, ValueError)
@@ -239,16 +244,16 @@ class Recording:
         insist(self.ops, where, "a recording has ops of a device", "none", do)
         must = f"a graph has at most {LARGEST_RUN:,} ops"
         insist(len(self.ops) <= LARGEST_RUN, where, must, f"{len(self.ops):,}", "record fewer steps")
-        used = {storage for op in self.ops for storage in (*op.reads, *op.writes)}
-        storages = [storage for storage in self.storages if storage in used]
-        self.dropped["storages that no op of the device uses"] += len(self.storages) - len(used)
+        storages = list(filter({one for op in self.ops for one in (*op.reads, *op.writes)}.__contains__, self.storages))
+        self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
         width = len(str(len(self.storages)))
         for number, storage in enumerate(storages):
             storage.name = f"s{number:0{width}d}"
         width = len(str(len(self.ops)))
         for number, op in enumerate(self.ops):
             op.name = f"{number:0{width}d}/{op.name}"
-        ops, self.ops, self.storages = self.ops, [], []  # which take more memory than the graph
+        self.ops.reverse()
+        ops = map(list.pop, [self.ops] * len(self.ops))  # which take more memory than the graph, and make room for it
         return graph_of(GraphBuilder(name, where), storages, ops, self.groups)
 
     def imported(self, path: Path, what: str) -> Imported:
@@ -277,10 +282,9 @@ class Recording:
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
         }
-        steps, why = 2, "the first warms up, the last is counted"
-        if any(not graph.tensors[t].persistent for t in graph.inputs):
-            steps, why = 1, "it frees what was there before it"
-        about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": steps}
+        frees = any(not graph.tensors[t].persistent for t in graph.inputs)
+        why = "it frees what was there before it" if frees else "the first warms up, the last is counted"
+        about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}
         return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, self.step_ns)

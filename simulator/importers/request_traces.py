@@ -27,7 +27,7 @@ from simulator import catalog, inputs
 from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, read_requests, requests_csv
 from simulator.importers.imported import Imported, named
-from simulator.importers.recordings import json_of, objects
+from simulator.importers.recordings import objects, records_of
 from simulator.inputs import shown
 from simulator.units import FieldError, require
 from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
@@ -134,7 +134,7 @@ def _start(path: Path) -> bytes:
 
 def _listed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a list in JSON, and their numbers."""
-    return enumerate(objects(json_of(path, _MOST_BYTES, records=""), shown(path), "requests are objects"), 1)
+    return enumerate(objects(records_of(path, _MOST_BYTES), shown(path), "requests are objects"), 1)
 
 
 def _kept(requests: list[Request]) -> dict[str, str]:

@@ -233,7 +233,7 @@ def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Even
         if one.idle_ns:
             begins = Event("idle", more={"duration_ns": one.idle_ns, "stream": stream, "repeatable": False})
             loose.append(begins)
-        waits += [(source.op, begins) for source in one.after]
+        waits += [(source.op, begins) for source in one.after if numbers[source.stream] != stream]
         if id(one.op) in before:
             before[id(one.op)], loose = loose, []
         else:
@@ -254,7 +254,7 @@ def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Even
     position = {id(event): number for number, event in enumerate(recording.ops)}
     signals = dict[int, Storage]()
     for source, waiter in waits:  # an order of two streams is a tensor of no bytes
-        if position[id(source)] < position.get(id(waiter), -1) and source.more["stream"] != waiter.more["stream"]:
+        if position[id(source)] < position.get(id(waiter), -1):
             if id(source) not in signals:
                 signals[id(source)] = recording.storage(0)
                 source.writes[signals[id(source)]] = None

@@ -89,7 +89,7 @@ def capture(
     """
     fakes, watch, recorder = (_part(f"torch_{part}") for part in ("fakes", "watch", "recorder"))
     compiled, step = watch.is_compiled(step), getattr(step, "_orig_mod", step)
-    is_module, kind = watch.is_module(step), getattr(step, "__name__", type(step).__name__)
+    is_module, kind = isinstance(step, watch.torch.nn.Module), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
     with fakes.refused(kind), fakes.entered():

@@ -35,7 +35,6 @@ from simulator.importers.torch_watch import is_of_scaler, line_of_error
 
 _CUDA = re.compile(r"cuda(:\d+)?")
 _FEW = 1024
-_SHORT = (torch.bfloat16, torch.float16)
 # Functions that autocast runs in fp32 on CUDA.
 _IN_FP32 = """
     __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
@@ -59,7 +58,7 @@ def _is_known(tensor: torch.Tensor) -> bool:
 
 
 def _long(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in _SHORT else tensor
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 class _Accelerated(TorchFunctionMode):  # type: ignore[misc]

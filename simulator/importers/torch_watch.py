@@ -72,11 +72,6 @@ def is_compiled(step: Any) -> bool:
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts)
 
 
-def is_module(value: object) -> bool:
-    """Whether it is a module of PyTorch."""
-    return isinstance(value, torch.nn.Module)
-
-
 class ModuleWatch:
     """Follows which module runs, and whether an optimizer does, and knows what they hold; its hooks go when it ends.
 
