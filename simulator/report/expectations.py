@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -297,14 +297,23 @@ def unmet(
     for one in asked:
         step = dict.fromkeys(one.columns, 0) | {one.columns[0]: row.get("step_ns")}  # a sum is over the step once
         value = _value(one, {ITSELF: row, OTHER: other or {}, STEP: step})
-        limits = _limits(one, value)
-        if not all(holds for _, holds in limits):
-            share = f"{_number(value):.5g}x" if one.over == OTHER else f"{100 * _number(value):.3g} %"
-            said, unit = share if one.over else _said(one, value), figure_of(one.columns[0]).unit
-            if unit in ("B", "ns") and any(limit.endswith(f" {said}") for limit, _ in limits):
-                said = f"{value:,} {unit}"  # three digits would tell it to be what is asked for
+        if not all(holds for _, holds in _limits(one, value)):
+            limit, first = (*one.ends("at_most"), *one.ends("at_least"))[0], next(_written(one, value))
+            pairs = zip(_written(one, value), _written(one, limit), strict=True)
+            said = next((told for told, asked_for in pairs if told != asked_for), first)
             return " + ".join(figure_of(own).head for own in one.columns), said
     return None
+
+
+def _written(one: Expectation, value: object) -> Iterator[str]:
+    """Write the value of a condition with more and more digits, until they tell it from what is asked for."""
+    if one.over:
+        size, unit, least = (1, "x", 5) if one.over == OTHER else (100, " %", 3)
+        yield from (f"{size * _number(value):.{digits}g}{unit}" for digits in range(least, 17))
+    else:
+        yield _said(one, value)
+        if (unit := figure_of(one.columns[0]).unit) in ("B", "ns"):
+            yield f"{value:,} {unit}"
 
 
 class Check(NamedTuple):

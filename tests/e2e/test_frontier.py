@@ -137,6 +137,11 @@ def test_what_is_not_met_by_less_than_three_digits_show_is_told_in_full(laid):
     asked = [condition("peak.hbm <= 59.9 MB", catalog.resolve(laid).hardware)]
     assert unmet(asked, {"status": "ok", "peak_hbm_bytes": 59_934_208}, {}) == ("peak hbm", "59,934,208 B")
     assert unmet(asked, {"status": "ok", "peak_hbm_bytes": 60_034_208}, {}) == ("peak hbm", "60.0 MB")
+    texts = ["step <= 1.01x", "stall <= 1 %", "stall <= 2 %"]
+    for text, said in zip(texts, [("step", "1.01001x"), ("stall", "1.0001 %"), None], strict=True):
+        asked = [condition(text, catalog.resolve(laid).hardware)]
+        row = {"status": "ok", "step_ns": 101_001_000, "stall_ns": 1_010_111}
+        assert unmet(asked, row, {"step_ns": 100_000_000}) == said
 
 
 def test_a_budget_is_lifted_for_the_capacity_that_it_is_of_and_that_is_told(tmp_path):
