@@ -116,10 +116,11 @@ def _reached(row: Row, question: Question) -> str:
         return f"{who} was not searched: {row['notes']}."
     does = question.does(row["within"])
     if is_bound(row):
+        none = "no plan" if who == BOUNDS[1] else "no plan that runs each op once"
         if not value:
-            return f"{who}: no plan {does} with any {question.field} that was tried."
+            return f"{who}: {none} {does} with any {question.field} that was tried."
         if "next" in row:
-            return f"{who}: no plan {does} with {('more', 'less')[question.sign < 0]} than {question.field} {value}."
+            return f"{who}: {none} {does} with {('more', 'less')[question.sign < 0]} than {question.field} {value}."
         return f"{who}: nothing rules out that a plan {does} with {question.field} {value}, where the search ended."
     told = f"{who} {does} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
     told += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""

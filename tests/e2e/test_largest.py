@@ -123,7 +123,7 @@ def test_the_command_prints_a_line_for_each_policy_and_why(hosim, longest):
     value, most = (row["largest_sequence"] for row in hosim_api.largest(longest(), policies=["resident"]).rows)
     assert row.split()[:2] == ["resident", f"{value:,}"]
     assert bound.split()[:2] == ["bound", f"{most:,}"]
-    assert proved == f"bound: no plan fits with more than sequence {most:,}."
+    assert proved == f"bound: no plan that runs each op once fits with more than sequence {most:,}."
     assert why.startswith(
         f"resident fits with sequence {value:,}, with a step of 1.00x compute: with {value + 256:,} hbm is short"
     )
