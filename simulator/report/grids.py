@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise, product
+from textwrap import fill
 from typing import Any
 
 from simulator.hardware import Hardware
@@ -225,4 +226,10 @@ def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:
     for policy, *fixed in product(dict.fromkeys(line["policy"] for line in ran), *(axis.values for axis in outer)):
         where = point(dict(zip((axis.name for axis in outer), fixed, strict=True)), outer)
         heights = [[known.get((policy, *fixed, x, y)) for x in left.values] for y in up.values]
-        yield Map(": ".join(filter(None, (policy, where))), (left.name, up.name), (ticks[0], ticks[1]), heights, best)
+        yield Map(
+            fill(": ".join(filter(None, (policy, where))), 50),
+            (left.name, up.name),
+            (ticks[0], ticks[1]),
+            heights,
+            best,
+        )

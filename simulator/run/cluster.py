@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import platform
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError
 from importlib.metadata import version
 from threading import Lock
 from typing import Any
@@ -43,12 +44,13 @@ def clustered(
     Raises
     ------
     ConfigError
-        If Dask is not installed, no scheduler with workers answers there, or a worker runs another hosim or Python.
+        If Dask is not installed, no scheduler with workers answers there, or not to the end, or a worker runs another
+        hosim or Python.
     """
     where = f"--cluster {address}"
     try:
         import distributed  # noqa: PLC0415 - an extra, and slow to import
-        from distributed.comm import resolve_address  # noqa: PLC0415
+        from distributed.comm import CommClosedError, resolve_address  # noqa: PLC0415
     except ImportError:
         raise ConfigError(where, "a cluster is reached by Dask", "none", "pip install 'hosim[dask]'") from None
     try:
@@ -67,7 +69,12 @@ def clustered(
         for future in ended:
             if future.status == "error" and isinstance(future.exception(), distributed.KilledWorker):
                 continue  # told by whoever misses it
-            yield numbers[future.key], future.result()
+            try:
+                rows = future.result()
+            except (CancelledError, CommClosedError):
+                do = "start it and sweep again: what is kept is not measured again"
+                raise ConfigError(where, "a Dask scheduler answers to the end", "that it went away", do) from None
+            yield numbers[future.key], rows
 
 
 def _about() -> dict[str, str]:

@@ -121,6 +121,18 @@ def test_what_a_killed_worker_had_is_done_by_another(scenario, running):
     assert found.json() == own.json()
 
 
+@pytest.mark.slow
+def test_a_scheduler_that_is_killed_is_one_message(scenario, tmp_path):
+    with closing(Cluster(tmp_path)) as own:
+
+        def kill(label: str, done: int, total: int) -> None:
+            if done == 1:
+                own.all[0].kill()
+
+        with pytest.raises(ConfigError, match="a Dask scheduler answers to the end, found that it went away"):
+            hosim_api.sweep(scenario, ASKED, policies=QUICK, cluster=own.address, cache=False, progress=kill)
+
+
 def test_a_cluster_that_does_not_answer_is_one_message_and_nothing_is_lost(hosim, scenario, monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "_WAIT_S", 0.1)
     (tmp_path / "kept.csv").write_text("an earlier result\n")
