@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import platform
 from collections.abc import Callable, Generator, Sequence
@@ -59,6 +60,7 @@ def clustered(
     except (OSError, ValueError) as error:  # a TimeoutError is an OSError
         do = "start `dask scheduler` and `dask worker`, and name its address"
         raise ConfigError(where, "a Dask scheduler answers there", str(error) or "none in time", do) from None
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # says by traceback what is told below
     with client:
         _check(client, where)
         shared = client.submit(bytes, pickle.dumps(make), pure=False)  # made again if the worker that has it dies
