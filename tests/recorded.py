@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tarfile
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 DATA = next((root / "shared/data" for root in Path(__file__).parents if (root / "shared/data").is_dir()), None)
@@ -219,3 +223,50 @@ def chakra_node(
 def chakra(*nodes: bytes, version: str = "0.0.4") -> bytes:
     """A Chakra trace."""
     return b"".join(varint(len(one)) + one for one in (message((1, version)), *nodes))
+
+
+# published recordings
+
+
+@cache
+def published(name: str) -> Any:
+    """What a published file holds, without its packing: JSON, messages (of Chakra), or lines."""
+    assert DATA is not None
+    path = DATA / name
+    if ".tar" in name:
+        with tarfile.open(path) as archive:
+            data = b"".join(file.read() for one in archive if (file := archive.extractfile(one)))
+    else:
+        data = gzip.decompress(path.read_bytes()) if name.endswith(".gz") else path.read_bytes()
+    if name.startswith("chakra/"):
+        return messages(data)
+    return data.decode().splitlines(keepends=True) if name.startswith("requests/") else json.loads(data)
+
+
+def messages(data: bytes) -> list[bytes]:
+    """The messages of a file of Chakra, each with its length before it."""
+    found, start = [], 0
+    while start < len(data):
+        size = shift = 0
+        at = start
+        while True:
+            size, shift, at = size | (data[at] & 127) << shift, shift + 7, at + 1
+            if data[at - 1] < 128:
+                break
+        found.append(data[start : at + size])
+        start = at + size
+    return found
+
+
+def piece(name: str, random: Random, most: int = 30) -> Any:
+    """Some records of a published file that follow one another, behind its head, in the same shape."""
+    found = published(name)
+    if isinstance(found, dict):
+        key = "nodes" if "nodes" in found else "traceEvents"
+        return found | {key: _some(found[key], random, most)}
+    return found[:1] + _some(found[1:], random, most)
+
+
+def _some(records: list[Any], random: Random, most: int) -> list[Any]:
+    start = random.randrange(len(records))
+    return records[start : start + random.randrange(1, most)]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mutations import broken, changed
 
 import simulator as hosim
 from simulator.builders import build_job
@@ -527,7 +528,7 @@ def test_what_cannot_be_read_is_refused(config: Any, message: str, folder: Path)
 
 
 def test_layers_that_differ_without_a_rule_are_refused(folder: Path) -> None:
-    draw = random.Random(1)
+    draw = Random(1)
     types = [draw.choice(["full_attention", "sliding_attention"]) for _ in range(10_000)]
     config = kind("gemma3_text", head_dim=16, sliding_window=8, num_hidden_layers=10_000, layer_types=types)
     assert "at most 100 items" in refusal(config, sequence=16)
@@ -665,13 +666,19 @@ def test_ten_thousand_spoilt_files_are_read_or_refused(folder: Path, text: bytes
     check_spoilt(text, phase)
 
 
+def spoilt_sample(random: Random) -> bytes:
+    text = random.choice(FILES).read_bytes()
+    if random.random() < 0.4:
+        return broken(text, random)
+    return json.dumps(changed(json.loads(text), random), ensure_ascii=False).encode(errors="surrogatepass")
+
+
 @pytest.mark.skipif(not FILES, reason="the sample files are not there")
-@settings(max_examples=100, deadline=None, suppress_health_check=QUIET)
-@given(st.data())
-def test_cut_and_changed_samples_are_read_or_refused(folder: Path, data: st.DataObject) -> None:
-    text = data.draw(st.sampled_from(FILES)).read_bytes()
-    start, stop = sorted(data.draw(st.tuples(st.integers(0, len(text)), st.integers(0, len(text)))))
-    check_spoilt(text[:start] + data.draw(st.binary(max_size=4)) + text[stop:], "decode")
+@pytest.mark.parametrize("numbers", [range(60), pytest.param(range(60, 10_060), marks=pytest.mark.slow)])
+def test_samples_that_went_wrong_are_read_or_refused(folder: Path, numbers: range) -> None:
+    for number in numbers:
+        random = Random(f"hf {number}")
+        check_spoilt(spoilt_sample(random), random.choice(["train", "prefill", "decode", "requests"]))
 
 
 # what is imported runs

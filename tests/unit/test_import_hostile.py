@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from mutations import broken, changed, packed
 from recorded import (
+    ABSENT,
     ADD,
     DATA,
     MM,
@@ -14,6 +15,7 @@ from recorded import (
     chakra,
     chakra_node,
     message,
+    piece,
     profiled,
     saved,
     tensor,
@@ -96,11 +98,29 @@ KINDS = {
 }
 
 
-def read(kind: str, number: int, folder) -> bool:
+PUBLISHED = {
+    "chakra": ["chakra/feeder_tests_trace.tar.gz"],
+    "pytorch": ["pytorch_et/hf_GPT2_et.json.tar.gz", "pytorch_et/linear_et.json.gz"],
+    "kineto": [
+        "kineto/critical_path_alexnet_benchmark_result_2869224_1695835535_trace.json.gz",
+        "kineto/critical_path_cuda_event_sync_multi_stream_event_sync_trace.json.gz",
+        "kineto/critical_path_simple_add_benchmark_result_493459_1694039959_trace.json.gz",
+    ],
+    "timeline": ["kineto/memory_analysis_memory_timeline.raw.gz"],
+}
+
+
+def published_bytes(kind: str, random: Random) -> bytes:
+    """A piece of a published recording that went wrong."""
+    found = piece(random.choice(PUBLISHED[kind]), random)
+    return broken(b"".join(found), random) if kind == "chakra" else json_bytes(found, random)
+
+
+def read(kind: str, number: int, folder, *, is_published: bool = False) -> bool:
     """Whether what went wrong could be read."""
     made, reader = KINDS[kind]
     random = Random(f"{kind} {number}")
-    data = made(random)
+    data = published_bytes(kind, random) if is_published else made(random)
     path = folder / "recording.json"
     if random.random() < 0.1:
         path, data = folder / "recording.json.gz", packed(data, random)
@@ -133,19 +153,17 @@ def test_ten_thousand_recordings_that_went_wrong(kind, tmp_path):
         read(kind, number, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA, reason="shared/data is not beside the project")
-@pytest.mark.parametrize("number", range(20))
-def test_the_published_trace_of_chakra_broken_is_read_or_refused(number, tmp_path):
-    from simulator.importers.recordings import unpacked
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_a_published_recording_that_went_wrong_is_read_or_refused(kind, tmp_path):
+    assert {read(kind, number, tmp_path, is_published=True) for number in range(40)} == {True, False}
 
-    path = tmp_path / "step.et"
-    path.write_bytes(broken(unpacked(DATA / "chakra/feeder_tests_trace.tar.gz"), Random(number)))
-    try:
-        hosim.read_chakra(path)
-    except ConfigError as error:
-        message = str(error)
-        assert message.isprintable(), ascii(message)
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_ten_thousand_published_recordings_that_went_wrong(kind, tmp_path):
+    assert {read(kind, number, tmp_path, is_published=True) for number in range(40, 10_040)} == {True, False}
 
 
 def test_recordings_are_known_by_what_is_in_them(tmp_path):

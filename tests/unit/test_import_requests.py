@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from random import Random
 
 import pytest
-from mutations import broken, changed, packed
-from recorded import ABSENT, DATA
+from mutations import broken, changed, fields, lines, packed
+from recorded import ABSENT, DATA, piece
 
 import simulator as hosim
 from simulator import importers, inputs
@@ -274,9 +275,18 @@ def spoilt(random: Random) -> bytes:
     return broken(data, random) if random.random() < 0.4 else data
 
 
-def read(number: int, folder) -> bool:
+def spoilt_published(random: Random) -> bytes:
+    """A piece of a published file that went wrong."""
+    if random.random() < 0.5:
+        table = "".join(piece("requests/AzureLLMInferenceTrace_code.csv", random))
+        return broken(table.encode(), random) if random.random() < 0.4 else fields(table, random)
+    records = [json.loads(line) for line in piece("requests/mooncake_synthetic_trace.jsonl", random)]
+    return broken(jsonl(records).encode(), random) if random.random() < 0.4 else lines(records, random)
+
+
+def read(number: int, folder, make: Callable[[Random], bytes] = spoilt) -> bool:
     random = Random(f"requests {number}")
-    data, path = spoilt(random), folder / "trace.txt"
+    data, path = make(random), folder / "trace.txt"
     if random.random() < 0.1:
         path, data = folder / "trace.txt.gz", packed(data, random)
     path.write_bytes(data)
@@ -330,3 +340,9 @@ def test_published_traces_are_served(name, tmp_path):
     (tmp_path / "story.yaml").write_text(text)
     (row,) = hosim.serve(tmp_path / "story.yaml").rows
     assert (row["status"], row["finished"]) == ("ok", 5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA, reason=ABSENT)
+def test_ten_thousand_published_traces_that_went_wrong(tmp_path):
+    assert {read(number, tmp_path, spoilt_published) for number in range(10_000)} == {True, False}
