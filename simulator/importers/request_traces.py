@@ -184,7 +184,7 @@ def _answered(path: Path, records: Records, read: Reader, dropped: Counter[str])
 
 
 def _number(record: dict[str, Any], key: str, most: int) -> Any:
-    value = record.get(key)
+    value: Any = record.get(key)
     holds = type(value) in (int, float) and 0 <= value <= most
     require(holds, f"{key} is a number from 0 to {most:,}", repr(value) if key in record else "none", key)
     return value
