@@ -244,7 +244,8 @@ class Recording:
         insist(self.ops, where, "a recording has ops of a device", "none", do)
         must = f"a graph has at most {LARGEST_RUN:,} ops"
         insist(len(self.ops) <= LARGEST_RUN, where, must, f"{len(self.ops):,}", "record fewer steps")
-        storages = list(filter({one for op in self.ops for one in (*op.reads, *op.writes)}.__contains__, self.storages))
+        used = {storage for op in self.ops for storage in (*op.reads, *op.writes)}
+        storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
         width = len(str(len(self.storages)))
         for number, storage in enumerate(storages):
@@ -253,7 +254,7 @@ class Recording:
         for number, op in enumerate(self.ops):
             op.name = f"{number:0{width}d}/{op.name}"
         self.ops.reverse()
-        ops = map(list.pop, [self.ops] * len(self.ops))  # which take more memory than the graph, and make room for it
+        ops = (self.ops.pop() for _ in range(len(self.ops)))  # they take more memory than the graph, and go as it grows
         return graph_of(GraphBuilder(name, where), storages, ops, self.groups)
 
     def imported(self, path: Path, what: str) -> Imported:
