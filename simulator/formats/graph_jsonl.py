@@ -145,16 +145,15 @@ def read(path: Path) -> Graph:
     lines = jsonl.read(path, SCHEMA, _GraphHeader, {"op": _Op, "tensor": _Tensor, "group": _Group})
     header = next(lines)
     builder = GraphBuilder(header.record.get("name", path.name.split(".")[0]), str(path))
-    counts = {"tensors": 0, "ops": 0}
+    counts = {"tensors": 0, "groups": 0, "ops": 0}
     for line in lines:
         builder.line, record = line.number, line.record
+        counts[f"{line.kind}s"] += 1
         if line.kind == "op":
-            counts["ops"] += 1
             _add_op(builder, record)
         elif line.kind == "group":
             builder.group(record["group"], record["ranks"])
         else:
-            counts["tensors"] += 1
             builder.tensor(record.pop("tensor"), **record)
     jsonl.count(header, counts)
     return builder.build(header.record.get("outputs", ()), header.record.get("steps", 1))

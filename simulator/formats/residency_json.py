@@ -218,8 +218,7 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
                 must = "an op accesses storages as large as they are"
                 found = f"{access.size_bytes:,} B of {access.storage}"
                 raise ConfigError(f"{path}: op {op.id} ({op.name})", must, found, "add the storage, or correct the op")
-        reads = [names[access.storage] for access in op.reads]
-        writes = [names[access.storage] for access in op.writes]
+        reads, writes = ([names[access.storage] for access in accessed] for accessed in (op.reads, op.writes))
         if views == "reads" and VIEW.fullmatch(op.name.partition(".")[0]):
             writes = [write for write in writes if write not in reads]
         builder.op(f"{op.id:0{width}d}/{op.name}", reads, writes, duration_ns=round(op.duration_ms * 1e6))

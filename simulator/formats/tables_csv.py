@@ -60,14 +60,23 @@ _REQUESTS = (
     ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
-_PREFIX = {"prefix", "prefix_tokens"}
-_MOST_TOKENS, _MOST_CHOICES, _LONGEST_S, _MOST_PARTS = 10_000_000, 1_000_000, 10**9, 10_000
+_MOST_TOKENS, _MOST_CHOICES, _LONGEST_S = 10_000_000, 1_000_000, 10**9
+# Of one prompt, and of all: each that is new takes 300 B, and a small packed file shall not fill the memory.
+_MOST_PARTS, _MOST_PREFIXES = 10_000, 5_000_000
 _NS = 10**9
 # After so many lines each it is told how many were read.
 _SELDOM = 1 << 12
 # What stands between a time and its offset: a fraction of a second, of which Python reads six digits, and a space.
 _FRACTION = re.compile(r"(?:\.([0-9]+))? ?(?=(?:Z|[+-][0-9]{2}:?[0-9]{2})?$)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Numbers(dict[object, int]):
+    """Numbers what is looked up, from 0 on, in the order in which it is first seen: the prefixes of a trace."""
+
+    def __missing__(self, name: object) -> int:
+        require(len(self) < _MOST_PREFIXES, f"a trace names at most {_MOST_PREFIXES:,} prefixes", "more", do="cut it")
+        return self.setdefault(name, len(self))
 
 
 class _Table:
@@ -84,8 +93,7 @@ class _Table:
             must, without = f"the first line names {' or '.join(map(','.join, heads))}", ", ".join(absent)
             found = f"{told} without {without}" if len(absent) < len(self.names) else told
             raise self.error(FieldError(must, found, "name the columns"))
-        twice = [name for name in named if name and self.columns.count(name) > 1]
-        if twice:
+        if twice := [name for name in named if name and self.columns.count(name) > 1]:
             raise self.error(FieldError("each column is named once", f"{min(twice)!r} again", "remove one of them"))
 
     @property
@@ -188,22 +196,21 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
         served, and are too many.
     """
     table = _Table(path, *_REQUESTS)
-    unanswered, prefixes = 0, dict[tuple[int, int, str], int]()
+    unanswered, prefixes = 0, Numbers()
 
     def answered() -> Iterator[Request]:
         nonlocal unanswered
-        number = 0
-        for row in table.rows():
+        for number, row in enumerate(table.rows(), 1):
             if not table.number % _SELDOM:
                 tell(table.number)
             request = _request(table, row, prefixes)
-            is_served = request.prompt > 0 and request.output > 0
-            unanswered += not is_served
-            number += is_served
-            do = f"say in the workload how many of the first ones are served, such as 'count: {MOST}'"
-            require(count or number <= MOST, f"a run serves at most {MOST:,} requests", "a file with more", do=do)
-            if is_served:
+            if request.prompt and request.output:
+                do = f"say in the workload how many of the first ones are served, such as 'count: {MOST}'"
+                is_served = count or number - unanswered <= MOST
+                require(is_served, f"a run serves at most {MOST:,} requests", "a file with more", do=do)
                 yield request
+            else:
+                unanswered += 1
 
     try:
         come = Arriving.first(answered(), count or MOST)
@@ -221,22 +228,22 @@ def requests_csv(requests: Iterable[Request]) -> bytes:
     requests
         In any order.
     """
-    lines = [",".join((*_REQUESTS[0], "prefix", "prefix_tokens"))]
+    lines = [b"arrival,prompt,output,prefix,prefix_tokens"]
     for one in requests:
         chain = (*one.above, (one.prefix, one.prefix_tokens)) if one.prefix_tokens else ()
         names = " ".join(str(prefix) for prefix, _ in chain)
         sizes = " ".join(str(end - before) for (_, before), (_, end) in pairwise(((0, 0), *chain)))
         seconds = Decimal(one.arrival_ns).scaleb(-9).normalize()
-        lines.append(f"{seconds:f},{one.prompt},{one.output},{names},{sizes}")
-    return "\n".join([*lines, ""]).encode()
+        lines.append(f"{seconds:f},{one.prompt},{one.output},{names},{sizes}".encode())
+    return b"\n".join([*lines, b""])
 
 
-def _request(table: _Table, row: dict[str, str], prefixes: dict[tuple[int, int, str], int]) -> Request:
-    """A request of a line; `prefixes` are those that are known: what is above, where that ends, and the name."""
+def _request(table: _Table, row: dict[str, str], prefixes: Numbers) -> Request:
+    """A request of a line; `prefixes` numbers what is above, where that ends, and the name."""
     arrival, prompt, output = table.names
     tokens, added = (_whole(name, row[name], 0, _MOST_TOKENS) for name in (prompt, output))
     request = Request(_time(arrival, row[arrival]), tokens, added)
-    if not row.keys() >= _PREFIX or not row["prefix"]:
+    if "prefix_tokens" not in row or not row.get("prefix"):
         return request
     sizes = [_whole("prefix_tokens", size, 0, _MOST_TOKENS) for size in row["prefix_tokens"].split()]
     names = row["prefix"].split() if len(sizes) > 1 else [row["prefix"]]
@@ -245,7 +252,7 @@ def _request(table: _Table, row: dict[str, str], prefixes: dict[tuple[int, int, 
     require(sum(sizes) <= tokens, "a prefix is a part of its prompt", f"{sum(sizes):,} of {tokens:,} tokens")
     chain, above = list[tuple[int, int]](), (-1, 0)
     for name, end in zip(names, accumulate(sizes), strict=True):
-        above = prefixes.setdefault((*above, name), len(prefixes)), end
+        above = prefixes[*above, name], end
         chain.append(above)
     return request._replace(prefix=chain[-1][0], prefix_tokens=chain[-1][1], above=tuple(chain[:-1]))
 

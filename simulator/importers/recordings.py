@@ -357,9 +357,8 @@ def read_graph(source: str | Path, *, views: Views = "reads") -> Imported:
     measured_ns = sum(op.duration_ns or 0 for op in graph.ops)
     kept = {"measured times of ops": human(measured_ns, "ns")} if measured_ns else {}
     derived = [f"The graph is that of {path.name}; it runs {'once' if is_trace else 'as often as the file says'}."]
-    dropped: dict[str, int] = {}
+    dropped = residency_json.unused(path) if is_trace else {}
     if is_trace:
         derived.append(f"Ops that only make a view {'read' if views == 'reads' else 'write'} what they view (--views).")
-        dropped = residency_json.unused(path)
     workload = Workload(name=named(graph.name), title=f"The graph of {path.name}", graph=".jsonl")
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), dropped)

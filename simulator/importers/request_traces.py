@@ -14,8 +14,9 @@ lengths   JSON, or JSON lines, as benchmarks have them: ``{"prompt_len": n, "out
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -25,18 +26,16 @@ import numpy as np
 
 from simulator import catalog, inputs
 from simulator.errors import ConfigError, insist
-from simulator.formats import jsonl, read_requests, requests_csv
+from simulator.formats import jsonl, read_requests, requests_csv, tables_csv
 from simulator.importers.imported import Imported, named
-from simulator.importers.recordings import objects, records_of
+from simulator.importers.recordings import objects, records_of, whole
 from simulator.inputs import shown
 from simulator.units import FieldError, require
 from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
 from simulator.workload.requests import MOST
 
-_MOST_TOKENS, _MOST_MS, _SEED = 10_000_000, 10**12, 0
-_MOST_BYTES, _MOST_NAMES = 800_000_000, 5_000_000
-"""Most bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million.
-Most blocks that a trace names: each takes 200 B of memory."""
+_MOST_TOKENS, _MOST_MS, _MOST_BYTES, _SEED = 10_000_000, 10**12, 800_000_000, 0
+"""Most bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million."""
 _EMPTY = "requests without a prompt or an output token"
 Records = Iterable[tuple[int, dict[str, Any]]]
 """Numbers of lines, or positions from 1, and what stands there."""
@@ -93,7 +92,7 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         records, is_timed = chain(known, found), any("timestamp" in record for _, record in known)
         is_said = any({"conversations", "messages"} & record.keys() for _, record in known)
         undated = partial(_first_turns, characters=characters)
-        read = partial(_of_blocks, size=hash_block, nodes={}) if is_timed else undated
+        read = partial(_of_blocks, size=hash_block, numbers=tables_csv.Numbers()) if is_timed else undated
         come = Arriving.first(_answered(path, records, read, dropped), most)
         must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
         insist(come.requests, shown(path), must, "none", "choose another file")
@@ -196,10 +195,25 @@ def _tokens(record: dict[str, Any], key: str) -> int:
     return int(value)
 
 
-def _of_blocks(
-    record: dict[str, Any], size: int, nodes: dict[tuple[int, int, object], int]
-) -> tuple[Request | None, int]:
-    """A request whose prompt names its blocks."""
+class _Blocks(Sequence[tuple[int, int]]):
+    """All blocks of a prompt but the last, as `Request.above` has them, in 8 B each: a trace lists millions."""
+
+    def __init__(self, ids: array[int], size: int) -> None:
+        self._ids, self._size = ids, size
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._ids[at], (at + 1) * self._size
+
+
+def _of_blocks(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -> tuple[Request | None, int]:
+    """Read a request whose prompt names its blocks; `numbers` are for ids that are texts, huge or below 0.
+
+    The ids take the place of numbers of prefixes and become the names in the table that is written. A name there stands
+    for a block and all before it, just as an id does, so the tree is built only when the table is read.
+    """
     at_ns = round(_number(record, "timestamp", _MOST_MS) * _NS_PER_MS)
     prompt, output = _tokens(record, "input_length"), _tokens(record, "output_length")
     ids = record.get("hash_ids", [])
@@ -207,13 +221,10 @@ def _of_blocks(
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
     must, found = f"hash_ids names each block of {size:,} tokens", f"{len(ids):,} names for {prompt:,} tokens"
     require(len(ids) in (0, -(-prompt // size)), must, found, "hash_ids", do="say what an id stands for: --hash-block")
-    require(len(nodes) < _MOST_NAMES, f"a trace names at most {_MOST_NAMES:,} blocks", "more", "hash_ids", do="cut it")
-    chain, node = list[tuple[int, int]](), -1
-    for end, name in enumerate(ids, 1):
-        node = nodes.setdefault((node, end, name), len(nodes))
-        chain.append((node, min(end * size, prompt)))
-    last, tokens = chain.pop() if chain else (0, 0)
-    return Request(at_ns, prompt, output, last, tokens, tuple(chain)), 0
+    if not ids:
+        return Request(at_ns, prompt, output), 0
+    blocks = array("q", [one if whole(one) == one else ~numbers[one] for one in ids])
+    return Request(at_ns, prompt, output, blocks.pop(), prompt, _Blocks(blocks, size)), 0
 
 
 _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")

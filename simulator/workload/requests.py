@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import repeat
 from typing import Annotated, Literal, NamedTuple
@@ -145,7 +145,7 @@ class Request(NamedTuple):
     output: int
     prefix: int = 0
     prefix_tokens: int = 0
-    above: tuple[tuple[int, int], ...] = ()
+    above: Sequence[tuple[int, int]] = ()
 
     def prefixes(self, block: int) -> Iterator[int]:
         """Of each full block of its prefix, of so many tokens, the prefix that the last token is of."""

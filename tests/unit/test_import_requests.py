@@ -13,7 +13,7 @@ from recorded import ABSENT, DATA, piece
 import simulator as hosim
 from simulator import importers, inputs
 from simulator.errors import ConfigError
-from simulator.formats import read_requests
+from simulator.formats import read_requests, tables_csv
 from simulator.importers import request_traces
 
 MOONCAKE = [
@@ -79,10 +79,18 @@ def test_an_id_after_others_is_another_block(imported):
     assert len({node for one in come.requests for node, _ in (*one.above, (one.prefix, 0))}) == 6
 
 
+def test_ids_are_texts_and_numbers_of_any_size(imported):
+    """Each is another block: those that fit no column of 64 bits, and texts with blanks and commas, are numbered."""
+    records = [{**MOONCAKE[0], "hash_ids": [7, *ids]} for ids in (["a b,c", 1], ["1", 2], [1, 2], [-1, 2], [2**63, 3])]
+    _, come = imported(jsonl([*records, records[0]]))
+    assert len({one.above[1] for one in come.requests}) == 5
+    assert come.requests[0][3:] == come.requests[5][3:]
+
+
 def test_names_without_end_are_refused(imported, monkeypatch):
-    monkeypatch.setattr(request_traces, "_MOST_NAMES", 4)
+    monkeypatch.setattr(tables_csv, "_MOST_PREFIXES", 4)
     many = jsonl([{**MOONCAKE[0], "hash_ids": [number, 5, 6]} for number in range(3)])
-    with pytest.raises(ConfigError, match="a trace names at most 4 blocks, found more"):
+    with pytest.raises(ConfigError, match="a trace names at most 4 prefixes, found more"):
         imported(many)
 
 
