@@ -268,4 +268,4 @@ def test_the_wheel_works_in_a_clean_environment(tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert (empty / "out" / "report.html").read_text().count("data:image/png") == 2
+    assert (empty / "out" / "report.html").read_text().count("data:image/png") == 3  # with the front
