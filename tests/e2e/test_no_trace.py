@@ -26,7 +26,6 @@ def lasting(steps: int, case: Case) -> Case:
     ("name", "steps", "rows"),
     [
         ("tiny_train_910c", 2, None),
-        ("moe_experts_on_demand", 3, MOE_ROWS),
         pytest.param("moe_experts_on_demand", 16, MOE_ROWS, marks=pytest.mark.slow),
     ],
 )

@@ -39,6 +39,7 @@ def test_the_collector_is_as_it_was_after_a_run_and_after_an_error():
         gc.enable()
 
 
+@pytest.mark.slow
 def test_a_longer_run_leaves_no_more_cycles():
     """That is why the collector may pause: nothing that it would find is made step by step."""
     found = []
