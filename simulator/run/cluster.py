@@ -7,6 +7,7 @@ import pickle
 import platform
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import ExitStack
 from importlib.metadata import version
 from threading import Lock
 from typing import Any
@@ -60,8 +61,10 @@ def clustered(
     except (OSError, ValueError) as error:  # a TimeoutError is an OSError
         do = "start `dask scheduler` and `dask worker`, and name its address"
         raise ConfigError(where, "a Dask scheduler answers there", str(error) or "none in time", do) from None
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # says by traceback what is told below
-    with client:
+    log = logging.getLogger("distributed.client")
+    with ExitStack() as after, client:
+        after.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)  # meanwhile: it says by traceback what is told below
         _check(client, where)
         shared = client.submit(bytes, pickle.dumps(make), pure=False)  # made again if the worker that has it dies
         futures = client.map(_done, [shared] * len(tasks), [task for _, task in tasks], pure=False)
@@ -81,9 +84,8 @@ def clustered(
 
 def _about() -> dict[str, str]:
     """What both ends have to agree in for the same rows."""
-    versions = {name: version(name) for name in ("distributed", "numpy")}
-    code = f"{simulator.__version__} of {code_key()[:12]}"
-    return {"hosim": code, "Python": platform.python_version(), **versions}
+    own = {"hosim": f"{simulator.__version__} of {code_key()[:12]}", "Python": platform.python_version()}
+    return own | {name: version(name) for name in ("distributed", "numpy")}
 
 
 def _check(client: Any, where: str) -> None:
