@@ -113,8 +113,7 @@ def frontier(
         capped = [*capped, f"All this is without the budget of the scenario, {exact(budget, 'B')}."]
     title = loaded.scenario.title or loaded.scenario.name
     view = frontier_view(found, tried if search.grows else [], question, hardware.compute_tier, capped, title)
-    best = {row["policy"]: row for row in found}
-    also = _limiting(search, best, workers, progress)
+    also = _limiting(search, {row["policy"]: row for row in found}, workers, progress)
     return Sweep(question.key, [loaded], found, view, {"points": tried} if search.grows else {}, also=also)
 
 

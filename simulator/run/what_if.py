@@ -66,9 +66,8 @@ def what_would_free(
     case, label = fastest.case, fastest.label
     if case.choice(label).is_file:
         return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
-    is_quick = _work(fastest) <= max(_QUICK, sum(map(_work, rows)) / 2)
-    is_searched = is_quick and fastest.policy in _SEARCHED
-    if is_asked is None and (fastest.is_free or not is_searched):
+    is_quick = fastest.policy in _SEARCHED and _work(fastest) <= max(_QUICK, sum(map(_work, rows)) / 2)
+    if is_asked is None and (fastest.is_free or not is_quick):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
         return [] if fastest.is_free else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]
     machine = case.loaded.hardware
