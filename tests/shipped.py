@@ -40,7 +40,7 @@ class Happened(NamedTuple):
 
 
 def happened(name: str, base: pytest.TempPathFactory) -> Happened:
-    """Run a shipped scenario, or read what came of it when it was run in this session, in whichever worker."""
+    """Run a shipped scenario, or read what came of it when an earlier test ran it, in whichever process."""
     folder = base.getbasetemp()
     folder = (folder.parent if folder.name.startswith("popen-") else folder) / "shipped"
     folder.mkdir(exist_ok=True)
