@@ -24,7 +24,7 @@ starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
@@ -146,20 +146,13 @@ class Counter:
     def __init__(
         self, program: Program, columns: Columns, places: Places, streams: list[Stream], routes: Routes
     ) -> None:
-        tensors, dynamic = len(columns.size_bytes), None
-        if program.draws is not None:
-            dynamic = DynamicReads(program.graph, program.draws, columns)
-        self._places, self._columns, self._streams, self._routes, self._dynamic = (
-            places,
-            columns,
-            streams,
-            routes,
-            dynamic,
-        )
+        self._graph, self._columns, self._number = program.graph, columns, 0
+        self._places, self._streams, self._routes = places, streams, routes
+        dynamic = None if program.draws is None else DynamicReads(program.graph, program.draws, columns)
+        self._dynamic, tensors = dynamic, len(columns.size_bytes)
         self._ends = [stream.ended for stream in streams]
         self._free = [QueuedCompute(stream, is_free=True) for stream in streams]
         self._reads = columns.reads if dynamic is None else dynamic.certain
-        self._graph, self._number = program.graph, 0
         self._computes = [0] * len(streams)
         self._last_use = [[NEVER] * tensors for _ in streams]
         self._last_write = [[NEVER] * tensors for _ in streams]
@@ -192,15 +185,9 @@ class Counter:
         Such counts follow from the issue order alone. A count that refers to the lap before is not positive; in the
         first lap it asks for nothing.
         """
-        codes = list(codes)
+        codes, computes, moves = list(codes), self._computes, self._moves
         for _ in self.actions(codes, price_ns):
             pass
-        self._begin_lap()
-        yield from repeat([*self.actions(codes, price_ns)], laps)
-
-    def _begin_lap(self) -> None:
-        """Restart the numbering at the beginning of a lap, with no tensor waited for yet."""
-        computes, moves = self._computes, self._moves
         self._places.moves_per_lap[:] = moves
         for stream in self._streams:
             stream.started.per_lap = stream.ended.per_lap = computes[stream.number]
@@ -213,49 +200,40 @@ class Counter:
         self._waited = [[NEVER] * len(computes) for _ in computes]
         for seen in (*self._seen, self._sole):
             seen.clear()
+        return repeat([*self.actions(codes, price_ns)], laps)
 
     def _compute(self, op: int, stream: int, _: int) -> QueuedCompute:
-        if not 0 <= stream < len(self._streams):
-            must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
-            raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
-        self._gate, columns, last_use, seen = stream, self._columns, self._last_use[stream], self._seen[stream]
+        columns, dynamic, last_use, seen = self._columns, self._dynamic, self._last_use[stream], self._seen[stream]
+        self._gate = stream
         number = self._computes[stream] = self._computes[stream] + 1
-        after = self._after(op, stream)
-        reads, writes = self._reads[op], columns.writes[op]
+        after = self._after(op, stream) if len(self._streams) > 1 else ()
         for tensor in columns.reads[op]:
             last_use[tensor] = number
-        for tensor in writes:
+        for tensor in columns.writes[op]:
             last_use[tensor] = self._last_write[stream][tensor] = number
-        unseen = [tensor for tensor in reads if tensor not in seen]
-        unwritten = [tensor for tensor in writes if tensor not in self._sole]
-        seen.update(unseen, unwritten)
-        self._sole.update(unwritten)
-        if self._dynamic is not None:
-            unseen += self._dynamic.needed(op, self._streams[stream], number)
-        if not (unseen or unwritten or after or columns.workspace_bytes[op] or (self._dynamic and op in self._dynamic)):
+        reads = [tensor for tensor in self._reads[op] if tensor not in seen]
+        writes = [tensor for tensor in columns.writes[op] if tensor not in self._sole]
+        seen.update(reads, writes)
+        self._sole.update(writes)
+        if dynamic is not None:
+            reads += dynamic.needed(op, self._streams[stream], number)
+        workspace_bytes, is_timed = columns.workspace_bytes[op], dynamic is not None and op in dynamic
+        if not (reads or writes or after or workspace_bytes or is_timed):
             return self._free[stream]
-        return self._make_compute(op, stream, unseen, unwritten, after)
-
-    def _make_compute(
-        self, op: int, stream: int, reads: Sequence[int], writes: Sequence[int], after: Waits
-    ) -> QueuedCompute:
-        """Make a compute that waits for these reads and takes these writes itself, because no earlier compute has."""
-        self._check_reads(op, "what a compute reads is valid in the compute tier", reads, "copy it in first")
-        fence, moves, per_lap, turns = self._fence, self._moves, self._places.moves_per_lap, []
-        for tensor in reads:
-            if fence[tensor] > NEVER:
-                turns.append((tensor, fence[tensor]))
-        for tensor in writes:
-            if moves[tensor] or per_lap[tensor]:
-                turns.append((tensor, moves[tensor]))
+        if (missing := self._issued.missing(reads)) is not None:
+            must = "what a compute reads is valid in the compute tier"
+            self._refuse(f"compute {self._graph.ops[op].name}", must, missing, "copy it in first")
+        fence, moves, per_lap = self._fence, self._moves, self._places.moves_per_lap
+        turns = [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER]
+        turns += [(tensor, moves[tensor]) for tensor in writes if moves[tensor] or per_lap[tensor]]
         compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
-        here, sizes = self._issued.here, self._columns.size_bytes
-        if self._columns.workspace_bytes[op] or any(here[t] == ABSENT and sizes[t] for t in writes):  # it takes room
+        here, sizes = self._issued.here, columns.size_bytes
+        if workspace_bytes or any(here[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line(stream)
-            self._taker, self._last_taker = stream, self._computes[stream]
+            self._taker, self._last_taker = stream, number
         self._issued.write(writes)
-        if self._dynamic is not None and op in self._dynamic:
-            self._dynamic.time(op, compute)
+        if dynamic is not None and is_timed:
+            dynamic.time(op, compute)
         return compute
 
     def _line(self, stream: int) -> Waits:
@@ -283,11 +261,6 @@ class Counter:
         """By stream, the end of the compute that is last to use (or write) a tensor; left out where there is none."""
         by_stream = zip(self._ends, last, strict=True)
         return tuple([(end, numbers[tensor]) for end, numbers in by_stream if numbers[tensor] > NEVER])
-
-    def _check_reads(self, op: int, must: str, tensors: Sequence[int], do: str) -> None:
-        missing = self._issued.missing(tensors)
-        if missing is not None:
-            self._refuse(f"compute {self._graph.ops[op].name}", must, missing, do)
 
     def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
         """Say nothing: a fixed plan was checked before its run, and one that was not shows where it blocks."""

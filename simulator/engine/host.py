@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain, repeat
 
 from simulator.cost.service import ceil_div
 from simulator.engine.dependencies import Counted, Exclusive
@@ -56,7 +57,8 @@ class HostThread:
         checkpoint: Callable[[], None],
     ) -> None:
         self._places, self._streams = places, streams
-        self._lap, self._actions = 0, ((lap, action) for lap, actions in enumerate(laps) for action in actions)
+        self._lap, numbered = 0, (zip(repeat(lap), actions) for lap, actions in enumerate(laps))
+        self._actions = chain.from_iterable(numbered)
         self._depth, self._checkpoint = queue_depth, checkpoint
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self._key = places.rank << RANK_SHIFT

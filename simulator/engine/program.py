@@ -74,8 +74,13 @@ class Columns:
     """
 
     def __init__(self, program: Program, compute_tier: int) -> None:
-        graph, plan = program.graph, program.plan
-        self.compute_tier, self.streams = compute_tier, _streams(graph, plan)
+        graph, plan, fixed = program.graph, program.plan, program.plan.fixed
+        if fixed is None:  # each group may have a stream of its own
+            last_stream = max((op.stream for op in graph.ops), default=0) + len(graph.groups)
+        else:
+            computes = zip(fixed.kind, fixed.b, strict=True)
+            last_stream = max((stream for kind, stream in computes if kind == COMPUTE), default=0)
+        self.compute_tier, self.streams = compute_tier, 1 + last_stream
         self.reads = [op.reads for op in graph.ops]
         self.writes = [op.writes for op in graph.ops]
         self.workspace_bytes = [op.workspace_bytes for op in graph.ops]
@@ -86,14 +91,6 @@ class Columns:
         self.home = plan.home
         self.roles = Roles(graph)
         self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
-
-
-def _streams(graph: Graph, plan: Plan) -> int:
-    """How many streams a fixed plan uses; a reactive one may give each group its own."""
-    steps = plan.fixed
-    if steps is None:
-        return 1 + max((op.stream for op in graph.ops), default=0) + len(graph.groups)
-    return 1 + max((b for kind, b in zip(steps.kind, steps.b, strict=True) if kind == COMPUTE), default=0)
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -14,15 +13,14 @@ from simulator.engine.compaction import Compactor
 from simulator.engine.dependencies import Counted, Counter, Routes
 from simulator.engine.host import HostThread
 from simulator.engine.kernels import ContendedKernels, with_meetings
-from simulator.engine.link import LinkQueue, Shared
 from simulator.engine.places import AddressedTier, Places
-from simulator.engine.program import Program, classes, drawn_apart, obstacle
-from simulator.engine.sharing import Resource, Uses
+from simulator.engine.program import Columns, Program, classes, drawn_apart, obstacle
 from simulator.engine.stream import Stream
 from simulator.engine.supernode import Machine
 from simulator.engine.view import Issued
 from simulator.engine.waits import Explainer, Waiting
 from simulator.errors import ConfigError
+from simulator.graph import Roles
 from simulator.hardware import Hardware
 from simulator.interrupts import no_garbage_search
 from simulator.plan import COMPUTE
@@ -84,20 +82,25 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
     def checkpoint() -> None:
         machine.recorder.flush()
         if progress is not None:
-            progress(sum(rank.ended for rank in ranks), sum(rank.computes for rank in ranks))
+            ended = sum(stream.ended.reached for rank in ranks for stream in rank.streams)
+            progress(ended, sum(rank.computes for rank in ranks))
 
+    compiled, ranks = dict[int, Columns](), list[Rank]()
     with no_garbage_search():
-        simulated = [(rank, program) for rank, program in enumerate(programs) if stands_in[rank] == rank]
-        ranks = [Rank(machine, rank, program, checkpoint) for rank, program in simulated]
-        for rank in ranks:
-            rank.begin()
+        for rank, program in enumerate(programs):
+            if stands_in[rank] == rank:
+                if id(program) not in compiled:
+                    compiled[id(program)] = Columns(program, hardware.compute_tier_id)
+                ranks.append(Rank(machine, rank, program, compiled[id(program)], checkpoint))
+        for simulated in ranks:
+            simulated.host.advance()
         machine.rounds.run()
         checkpoint()
         sentences = [rank.blocked() for rank in ranks]
         blocked = chain(*(own for own, _ in sentences), *(peers for _, peers in sentences))
         trace = machine.recorder.trace(tuple(blocked), stands_in)
     once = tuple((*place, size) for place, size in machine.stored_once.items())
-    begin_together = len({program.starts_ns for _, program in simulated}) == 1
+    begin_together = len({programs[rank].starts_ns for rank in stands_in}) == 1
     return replace(trace, until_ns=None if begin_together else _until_ns(trace), stored_once=once)
 
 
@@ -121,7 +124,7 @@ def _until_ns(trace: Trace) -> int:
 
 
 class Rank:
-    """One program on its device.
+    """One program on its device, with all that exists at time 0 at home.
 
     Parameters
     ----------
@@ -129,103 +132,83 @@ class Rank:
         What it shares with the other ranks.
     number
         Its rank.
-    program
-        What it runs.
+    program, columns
+        What it runs, and the compiled graph of that.
     checkpoint
         Called now and then.
 
     Attributes
     ----------
+    streams, host
+        What runs its computes, and what issues them.
     computes
         How many it runs.
     """
 
-    def __init__(self, machine: Machine, number: int, program: Program, checkpoint: Callable[[], None]) -> None:
+    def __init__(
+        self, machine: Machine, number: int, program: Program, columns: Columns, checkpoint: Callable[[], None]
+    ) -> None:
         hardware, plan, recorder = machine.hardware, program.plan, machine.recorder
         self._program, self._machine, self._number = program, machine, number
         tiers = [machine.tier(tier, number, program) for tier in range(len(hardware.tiers))]
-        self._columns = columns = machine.columns(program)
         self._places = Places(number, columns.size_bytes, tiers, machine.rounds, recorder.residencies)
-        self._streams = [Stream(i, self._places, columns, recorder) for i in range(columns.streams)]
-        self._links = [self._link(i, name) for i, name in enumerate(hardware.links)]
-        self._share_queues()
-        self._compact()
-        self._host = HostThread(self._places, self._streams, self._laps(), hardware.host.queue_depth, checkpoint)
+        self.streams = [Stream(i, self._places, columns, recorder) for i in range(columns.streams)]
+        links = {name: machine.link(i, name, self._places) for i, name in enumerate(hardware.links)}
+        for first, *others in hardware.queues:
+            for other in others:
+                links[other].share(links[first])
+        self._links, compute_tier = list(links.values()), tiers[columns.compute_tier]
+        is_remapped = program.allocator == "best_fit" and hardware.allocator.compaction is not None
+        if isinstance(compute_tier, AddressedTier) and (is_remapped or program.allocator == "caching"):
+            beside = [link for link in self._links if columns.compute_tier in (link.source, link.target)]
+            Compactor(compute_tier, hardware.allocator, self.streams, beside)
+        copies_wait_for_ends = machine.switches.copies_wait_for == "end"
+        for stream in self.streams:
+            stream.pace = stream.ended if copies_wait_for_ends else stream.started
+        self.host = HostThread(self._places, self.streams, self._laps(columns), hardware.host.queue_depth, checkpoint)
         launches = not callable(plan.actions) or plan.static_parts
-        self._host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
-        self._host.looks = callable(plan.actions) and plan.looks
-        for stream in self._streams:
-            stream.waiting = Waiting(stream, self._host, recorder.waits)
-            stream.pace = stream.ended if machine.switches.copies_wait_for == "end" else stream.started
-        self._set_kernels()
+        self.host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
+        self.host.looks = callable(plan.actions) and plan.looks
+        for stream in self.streams:
+            stream.waiting = Waiting(stream, self.host, recorder.waits)
+            machine.rounds.restless.append(stream.waiting)
+        self._set_kernels(columns.roles)
         self._settle_homes()
         fixed, ops = plan.fixed, len(program.graph.ops)
         self.computes = ops * program.graph.steps if fixed is None else fixed.kind.count(COMPUTE) * plan.repeats
 
-    def _link(self, number: int, name: str) -> LinkQueue:
-        machine, link = self._machine, self._machine.hardware.links[name]
-        queue = LinkQueue(number, link, self._places, machine.recorder)
-        others = machine.resources(name, self._number)
-        if not others and (link.channels == 1 or link.sharing == "servers"):
-            return queue
-        unit = link.bandwidth_bytes_per_s
-        own: Uses = ((Resource(unit), 1),) if link.sharing == "fair" and link.channels > 1 else ()
-        if unit == math.inf:
-            unit = min((other.bandwidth for other, _ in others), default=unit)
-        is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
-        path = machine.path(unit, own + others, even=is_even)
-        queue.begin = Shared(queue, link, path, machine.network).begin
-        return queue
-
-    def _share_queues(self) -> None:
-        """Let the links of a copy queue wait in one queue for the same channels."""
-        links = dict(zip(self._machine.hardware.links, self._links, strict=True))
-        for first, *others in self._machine.hardware.queues:
-            for other in others:
-                links[other].share(links[first])
-
-    def _compact(self) -> None:
-        """Let the compute tier be compacted, if it has addresses and its framework can do that."""
-        here, figures = self._columns.compute_tier, self._machine.hardware.allocator
-        tier, allocator = self._places.tiers[here], self._program.allocator
-        can = allocator == "caching" or (allocator == "best_fit" and figures.compaction is not None)
-        if isinstance(tier, AddressedTier) and can:
-            links = [link for link in self._links if here in (link.source, link.target)]
-            Compactor(tier, figures, self._streams, links)
-
-    def _laps(self) -> Iterator[Iterable[Counted]]:
+    def _laps(self, columns: Columns) -> Iterator[Iterable[Counted]]:
         """What the host issues, lap by lap: counted as it is asked for, or once where a fixed plan repeats."""
-        program, plan, places, columns = self._program, self._program.plan, self._places, self._columns
+        program, plan, places = self._program, self._program.plan, self._places
         routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
         for link in reversed(self._links):
             routes[link.source][link.target] = link
-        known = program, columns, places, self._streams, routes
         costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._number]
         if callable(plan.actions):
-            issued = Issued(*known)
+            issued = Issued(program, columns, places, self.streams, routes)
             return iter([issued.decided(plan.actions(issued), costs, rows)])
         if plan.repeats == program.graph.steps:
             self._machine.recorder.laps[self._number] = len(plan.actions)
         else:
             rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
-        counter, price_ns = Counter(*known), costs.fixed.step_ns
+        counter, price_ns = Counter(program, columns, places, self.streams, routes), costs.fixed.step_ns
         if plan.repeats > 1 and program.draws is None:
             return counter.laps(plan.actions.codes(), plan.repeats, price_ns)
         return iter([counter.actions(chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats)), price_ns)])
 
-    def _set_kernels(self) -> None:
+    def _set_kernels(self, roles: Roles) -> None:
         """Set kernels whose time depends on copies that share their bandwidth, or on ranks that they meet."""
-        machine, graph, roles = self._machine, self._program.graph, self._columns.roles
+        machine, graph = self._machine, self._program.graph
         kernel = None
         if machine.switches.hbm_contention:
             bandwidth = machine.compute_bandwidth(self._number)
-            path = machine.path(bandwidth[0].bandwidth, (bandwidth,), even=False)
+            path = machine.path(bandwidth[0].bandwidth, (bandwidth,))
             kernel = ContendedKernels(graph, machine.hardware, path, machine.network).begin
         meets = {}
         for op, call in roles.calls.items():
             if (collective := graph.ops[op].collective) is not None:
                 meets[op] = machine.communicator(call, roles.members[call][self._number]), collective
-        for stream in self._streams:
+        for stream in self.streams:
             stream.kernel = with_meetings(meets, kernel) if meets else kernel
 
     def _settle_homes(self) -> None:
@@ -240,18 +223,8 @@ class Rank:
             places.valid[home][tensor] = True
             places.hold((tensor,), home)
 
-    def begin(self) -> None:
-        """Let the host issue its first actions."""
-        self._machine.rounds.restless += [stream.waiting for stream in self._streams]
-        self._host.advance()
-
-    @property
-    def ended(self) -> int:
-        """Computes that are done."""
-        return sum(stream.ended.reached for stream in self._streams)
-
     def blocked(self) -> tuple[list[str], list[str]]:
-        """What this rank lacks, and which ranks it waits for, if it is not done."""
-        sentences = Explainer(self._program.graph, self._places, self._streams, self._links).sentences(self._host)
+        """Tell what this rank lacks, and which ranks it waits for, if it is not done."""
+        sentences = Explainer(self._program.graph, self._places, self.streams, self._links).sentences(self.host)
         own, peers = ([f"rank {self._number}: {sentence}" for sentence in part] for part in sentences)
         return (own, peers) if self._machine.has_ranks else sentences

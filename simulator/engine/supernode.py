@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from simulator.engine.compaction import space_for
 from simulator.engine.event_loop import Clock, Rounds
 from simulator.engine.kernels import Communicator
-from simulator.engine.places import AddressedTier, TierInstance
-from simulator.engine.program import Columns, Program
+from simulator.engine.link import LinkQueue, Shared
+from simulator.engine.places import AddressedTier, Places, TierInstance
+from simulator.engine.program import Program
 from simulator.engine.sharing import Network, Path, Resource, Uses
 from simulator.graph import Call, Members
 from simulator.hardware import Hardware
@@ -57,7 +57,10 @@ class Machine:
         self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
         self.recorder = Recorder(len(stands_in), forward)
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
-        self._made: dict[Hashable, Any] = {}
+        self._resources: dict[tuple[str, str, int], Resource] = {}
+        self._tiers: dict[tuple[int, int], TierInstance] = {}
+        self._communicators: dict[tuple[str, Members], Communicator] = {}
+        self.path = cache(partial(Path, even=False))
         self.stored: set[tuple[int, int, int]] = set()
         self.stored_once: Counter[tuple[int, int, int]] = Counter()
 
@@ -75,29 +78,18 @@ class Machine:
             for tensor in tensors:
                 self.stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
 
-    def columns(self, program: Program) -> Columns:
-        """The compiled graph of a program: one for all ranks that run it."""
-        columns: Columns = self._once(id(program), lambda: Columns(program, self.hardware.compute_tier_id))
-        return columns
-
-    def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Something that ranks share; made when the first of them asks for it."""
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
-
     def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[Resource, int]:
         """The rank's instance of a resource, and for how many flows one of the rank counts there."""
-        watch = self._watch(name, scope, rank) if kind == "bus" else None
-        resource: Resource = self._once((kind, name, rank // self._sharing[scope]), lambda: Resource(bandwidth, watch))
+        instance = rank // self._sharing[scope]
+        if (resource := self._resources.get((kind, name, instance))) is None:
+            resource = self._resources[kind, name, instance] = Resource(bandwidth)
+            if kind == "bus" and scope != "device" and self.has_ranks:
+                resource.watch = self._recording(name, instance)
         return resource, self._counts[scope][rank]
 
-    def _watch(self, bus: str, scope: str, rank: int) -> Callable[[int, int], None] | None:
-        """What records the rate of the rank's instance of a bus, if ranks share it."""
-        if scope == "device" or not self.has_ranks:
-            return None
-        number, instance = [*self.hardware.buses].index(bus), rank // self._sharing[scope]
-        rows, pack = self.recorder.rates, packer(RATES)
+    def _recording(self, bus: str, instance: int) -> Callable[[int, int], None]:
+        """Make what records the rate of an instance of a bus."""
+        number, rows, pack = [*self.hardware.buses].index(bus), self.recorder.rates, packer(RATES)
 
         def write(time_ns: int, bytes_per_s: int) -> None:
             rows.extend(pack(time_ns, number, instance, bytes_per_s))
@@ -108,31 +100,45 @@ class Machine:
         """The rank's instance of a tier; a compute tier whose places have addresses is its own."""
         name = self.hardware.tier_names[number]
         tier, is_compute = self.hardware.tiers[name], name == self.hardware.compute_tier
-        plain = (name, number, self._budget if is_compute else tier.usable_bytes, self.rounds)
-        if not is_compute or program.allocator == "ideal":
-            key = "tier", name, rank // self._sharing[tier.scope]
-            shared: TierInstance = self._once(key, lambda: TierInstance(*plain))
-            return shared
-        addressed = AddressedTier(*plain, rank, self.recorder)
-        addressed.space = space_for(program, addressed, self.hardware.allocator)
-        addressed.has_line = program.allocator != "fixed"
-        return addressed
+        capacity = self._budget if is_compute else tier.usable_bytes
+        if is_compute and program.allocator != "ideal":
+            addressed = AddressedTier(name, number, capacity, self.rounds, rank, self.recorder)
+            addressed.space = space_for(program, addressed, self.hardware.allocator)
+            addressed.has_line = program.allocator != "fixed"
+            return addressed
+        place = number, rank // self._sharing[tier.scope]
+        if place not in self._tiers:
+            self._tiers[place] = TierInstance(name, number, capacity, self.rounds)
+        return self._tiers[place]
 
-    def resources(self, link: str, rank: int) -> Uses:
-        """What a link's copies share with others: staged ones and the wires on their way, buses, the compute tier."""
-        hardware, staged_over = self.hardware, self.hardware.links[link].via
-        uses = [*self._buses(link, rank)]
-        for wire in staged_over or (link,):
+    def link(self, number: int, name: str, places: Places) -> LinkQueue:
+        """A rank's link, whose copies may share bandwidth with others.
+
+        Staged ones share it with the wires on their way, and all with buses, and with the compute tier.
+        """
+        hardware, link, rank = self.hardware, self.hardware.links[name], places.rank
+        queue, counts = LinkQueue(number, link, places, self.recorder), Counter[Resource]()
+        uses = [*self._buses(name, rank)]
+        for wire in link.via or (name,):
             passed = hardware.links[wire]
-            if staged_over or len(hardware.passing((wire,))) > 1:
+            if link.via or len(hardware.passing((wire,))) > 1:
                 uses.append(self._use("link", wire, "device", rank, passed.bandwidth_bytes_per_s))
-            uses += self._buses(wire, rank) if staged_over else ()
+            uses += self._buses(wire, rank) if link.via else ()
             if self.switches.hbm_contention and hardware.compute_tier in (passed.source, passed.target):
                 uses.append(self.compute_bandwidth(rank))
-        counts: Counter[Resource] = Counter()
         for resource, count in uses:
             counts[resource] += count
-        return tuple(counts.items())
+        if not counts and (link.channels == 1 or link.sharing == "servers"):
+            return queue
+        unit = link.bandwidth_bytes_per_s
+        own: Uses = ((Resource(unit), 1),) if link.sharing == "fair" and link.channels > 1 else ()
+        if unit == math.inf:
+            unit = min((resource.bandwidth for resource in counts), default=unit)
+        is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
+        shared = (*own, *counts.items())
+        path = Path(unit, shared, even=True) if is_even else self.path(unit, shared)
+        queue.begin = Shared(queue, link, path, self.network).begin
+        return queue
 
     def _buses(self, capped: str, rank: int) -> Uses:
         """The rank's instances of the buses that cap a link or a port."""
@@ -155,9 +161,10 @@ class Machine:
                 return self._ports_path(fabric, rank, rank)
             return self._ports_path(fabric, *members) if rank == members[0] else None
 
-        make = partial(Communicator, members, ranks, self.hardware, path, self.network)
-        communicator: Communicator = self._once((call.group, members), make)
-        return communicator
+        if (call.group, members) not in self._communicators:
+            communicator = Communicator(members, ranks, self.hardware, path, self.network)
+            self._communicators[call.group, members] = communicator
+        return self._communicators[call.group, members]
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
         """From a rank's port out of a fabric to a rank's port in, and the buses that cap them.
@@ -173,10 +180,4 @@ class Machine:
         for rank in (source, target) if self.switches.hbm_contention else ():
             resource, count = self.compute_bandwidth(rank)
             memory[resource] += count
-        return self.path(bandwidth, (*dict.fromkeys(uses), *memory.items()), even=False)
-
-    def path(self, unit: int | float, uses: Uses, *, even: bool) -> Path:
-        """The path of flows through these resources; the same one for all ranks, unless flows share it evenly."""
-        make = partial(Path, unit, uses, even=even)
-        path: Path = make() if even else self._once((unit, uses), make)
-        return path
+        return self.path(bandwidth, (*dict.fromkeys(uses), *memory.items()))

@@ -55,8 +55,8 @@ class Issued(Counter):
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for kind, a, b, c in codes:
             rows += code_row(kind, a, b, c)
-            if kind == COMPUTE and a in dynamic:
-                self._check_late(a)
+            if kind == COMPUTE:
+                self._check_compute(a, b)
             action, price_ns = self._count[kind](a, b, c), prices_ns[kind]
             if parts and kind != SYNC and a not in (dynamic if kind == COMPUTE else self._candidates):
                 price_ns = step_ns
@@ -135,12 +135,18 @@ class Issued(Counter):
             must = "only a plan that says so looks at the machine"
             raise PlanError(f"action {self._number}", must, f"a look at {what}", "make the plan with looks=True")
 
-    def _check_late(self, op: int) -> None:
-        """Refuse a compute whose dynamic reads are neither revealed nor all there."""
-        if self._dynamic is not None and not self._dynamic.is_revealed(op):
-            must = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
-            do = "copy all in first, or sync what the op writes that reveals it"
-            self._check_reads(op, must, self._dynamic.possible[op], do)
+    def _check_compute(self, op: int, stream: int) -> None:
+        """Refuse a stream that there is not, and a compute whose dynamic reads are neither revealed nor all there."""
+        if not 0 <= stream < len(self._streams):
+            must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
+            raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
+        dynamic = self._dynamic
+        if dynamic is not None and op in dynamic and not dynamic.is_revealed(op):
+            missing = self._issued.missing(dynamic.possible[op])
+            if missing is not None:
+                must = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
+                do = "copy all in first, or sync what the op writes that reveals it"
+                self._refuse(f"compute {self._graph.ops[op].name}", must, missing, do)
 
     def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
         """Refuse an action that cannot act: nobody could check a reactive plan before its run."""
