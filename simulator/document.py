@@ -113,24 +113,29 @@ class Part(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        found = handler(core_schema)
-        schema = handler.resolve_ref_schema(found)
-        told = {name: text for base in reversed(cls.__mro__) for name, text in _told_of_fields(base).items()}
+        reference = handler(core_schema)
+        schema = handler.resolve_ref_schema(reference)
+        texts = {name: text for base in reversed(cls.__mro__) for name, text in described(base, "Attributes").items()}
         for name, field in cls.model_fields.items():
-            if name in told:
-                schema["properties"][field.alias or name]["description"] = told[name]
+            if name in texts:
+                schema["properties"][field.alias or name]["description"] = texts[name].replace("``", "`")
         schema["description"] = inspect.cleandoc(cls.__doc__ or "").partition("\n\nAttributes\n")[0]
-        return found
+        return reference
 
 
-def _told_of_fields(part: type) -> dict[str, str]:
-    """What the section *Attributes* of a class's docstring says of each field, in one line."""
-    section = inspect.cleandoc(part.__dict__.get("__doc__") or "").partition("Attributes\n----------\n")[2]
-    found: dict[str, str] = {}
-    for names, text in re.findall(r"^(\S.*)\n((?:(?: .*)?\n?)+)", section, re.MULTILINE):
-        said = " ".join(text.split()).replace("``", "`")
-        found.update(dict.fromkeys(names.split(", "), said))
-    return found
+def described(documented: object, section: str) -> dict[str, str]:
+    """Return what a section of a docstring says of each name, in one line.
+
+    Parameters
+    ----------
+    documented, section
+        A class or a function, and ``Attributes`` or ``Parameters``.
+    """
+    text = inspect.cleandoc(documented.__doc__ or "").partition(f"{section}\n----------\n")[2]
+    texts: dict[str, str] = {}
+    for names, about in re.findall(r"^(\S.*)\n((?:(?: .*)?\n?)+)", text, re.MULTILINE):
+        texts.update(dict.fromkeys(names.split(", "), " ".join(about.split())))
+    return texts
 
 
 def faults(error: ValidationError, data: object, keys: tuple[str, ...] = ()) -> list[FieldError]:

@@ -19,6 +19,7 @@ from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sw
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
 _LATER_S = 0.01
+"""An interrupt that could not be raised is raised after so long [s]: at once to a person, and late for the object."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -31,21 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     try:
         code = _run(arguments)
-    except _Interrupt as last:  # while it was told how the command ended, which says enough
+    except _Interrupt as last:  # came while the end of the command was reported, which says enough
         code = _BY_SIGNAL + last.args[0]
     sys.exit(code)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    """Run the command line, tell how it ended, and return the exit code."""
+    """Run the command line, report how it ended, and return the exit code."""
     _prepare()
     _Interrupt.came = False
     if sys.unraisablehook is sys.__unraisablehook__:
-        sys.unraisablehook = _not_raised
+        sys.unraisablehook = _raise_later
     interrupts.complete.clear()
-    for number in interrupts.INTERRUPTS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    for signal_number in interrupts.INTERRUPTS:
+        if signal.getsignal(signal_number) != signal.SIG_IGN:
+            signal.signal(signal_number, _interrupt)
     if wanted := os.environ.get("_HOSIM_COMPLETE"):
         from click.shell_completion import shell_complete
 
@@ -67,7 +68,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         code = _BROKEN_PIPE
     except Exception as error:
         code = _stopped() if _Interrupt.came else _explained(error)
-    if isinstance(code, str):  # with the error all is gone that it held, so that there is room to say so
+    if isinstance(code, str):  # with the error its objects are gone, so that there is memory to print it
         click.echo(f"hosim: {code}", err=True)
         code = _FAILED
     try:
@@ -80,8 +81,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _prepare() -> None:
     """Make this process hosim's own.
 
-    All can be printed. Matplotlib listens to nobody, and says nothing. OpenBLAS, which comes with numpy and has nothing
-    to do here, starts no threads: where memory is short it would end the process for them, and by an interrupt.
+    Print characters that the terminal lacks as escapes. Keep matplotlib from reading settings and from logging. Keep
+    OpenBLAS, which comes with numpy, from starting threads: where memory is short it would end the process for them,
+    and by an interrupt.
     """
     import logging
 
@@ -102,44 +104,43 @@ def _stopped() -> int:
 
 
 class _Interrupt(KeyboardInterrupt):
-    """Ctrl-C, or what ends a command as it does, in a class of its own.
+    """Ctrl-C, or a signal that ends a command in the same way.
 
-    If Python's own passes through code that a module runs while it is imported, Python ends the process by the signal,
-    whoever catches it later.
+    It is not Python's own: where that passes through code that a module runs while it is imported, Python ends the
+    process by the signal, whoever catches it later.
     """
 
     came = False
-    """Whether there was one: what is raised in an import or a callback may come back as any other error."""
+    """Whether a signal came: raised in an import or a callback, it may come back as any other error."""
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    """End on every interrupt as on Ctrl-C, so that nothing is left half written."""
+def _interrupt(signal_number: int, frame: object) -> NoReturn:
+    """End on every signal as on Ctrl-C, so that nothing is left half written."""
     _Interrupt.came = True
-    raise _Interrupt(number)
+    raise _Interrupt(signal_number)
 
 
-def _not_raised(what: sys.UnraisableHookArgs) -> None:
-    """Try again a little later where nothing can be raised at the moment, as while an object is freed."""
-    if isinstance(what.exc_value, _Interrupt):
+def _raise_later(unraisable: sys.UnraisableHookArgs) -> None:
+    """Raise an interrupt a little later where Python cannot raise it, as while an object is freed."""
+    if isinstance(unraisable.exc_value, _Interrupt):
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, _LATER_S)
     else:
-        sys.__unraisablehook__(what)
+        sys.__unraisablehook__(unraisable)
 
 
 def _explained(error: Exception) -> str:
-    """Tell in one message what is wrong; what hosim did not foresee is raised again, for its traceback.
+    """Return the message of an error; raise again what hosim did not foresee, for its traceback.
 
-    First comes what the system refuses: it may refuse to import what else there is to know.
+    Refusals of the system come first: it may refuse the imports that the other messages need.
     """
-    if isinstance(error, MemoryError):
-        return f"memory: there is room for what runs, found no more; {_LESS}"
-    if isinstance(error, SystemError):  # code in C that found no room for its own error
-        return f"memory: there is room for what runs, found {error}; {_LESS}"
+    if isinstance(error, MemoryError | SystemError):  # the second: code in C that had no memory for its own error
+        shortage = "no more" if isinstance(error, MemoryError) else error
+        return f"memory: there is room for what runs, found {shortage}; {_LESS}"
     if isinstance(error, OSError):
-        what = "the working directory: " if isinstance(error, FileNotFoundError) else ""  # has no name any more
-        what = f"{error.filename}: " if error.filename else what
-        return f"{what}the system lets hosim read and write, found {error.strerror or error}"
+        where = "the working directory: " if isinstance(error, FileNotFoundError) else ""  # has no name any more
+        where = f"{error.filename}: " if error.filename else where
+        return f"{where}the system lets hosim read and write, found {error.strerror or error}"
     cause = error.__cause__ or error
     if isinstance(cause, ImportError) and (cause.path or "").endswith(tuple(EXTENSION_SUFFIXES)):
         return f"{cause.path}: the system loads it, found {cause}; {_LESS}; or install hosim anew"
@@ -158,7 +159,13 @@ def _explained(error: Exception) -> str:
 _LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --no-trace, --workers 1"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+_COMMANDS = (
+    *(run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff, validate),
+    *(sensitivity, list_, import_, check, graph, layout, schema),
+)
+
+
+@click.group(commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(message="hosim %(version)s", version=__version__)
 def hosim() -> None:
     """Replay an LLM operator graph on a memory hierarchy, and explain every stall.
@@ -169,11 +176,3 @@ def hosim() -> None:
       hosim run tiny_train_910c                      a first table, in a second or two
       hosim run llama3_8b_train_910c --out results/llama3_8b
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-
-
-for command in (run, plan, sweep, frontier, crossover, largest, least, limits, scaling, robust, serve, diff):
-    hosim.add_command(command)
-for command in (validate, sensitivity):
-    hosim.add_command(command)
-for command in (list_, import_, check, graph, layout, schema):
-    hosim.add_command(command)

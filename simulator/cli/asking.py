@@ -1,4 +1,4 @@
-"""The commands that ask back: how far a field may go, where two rows swap, and what a step hangs on."""
+"""The commands that search: how far a field may go, where two rows swap, and which figures limit a step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+import simulator as hosim
 from simulator.cli import common
 
 _SEARCHED = (
@@ -28,7 +29,7 @@ _ASKED = (
 
 
 def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
-    """The exit code is 0 if a row has an answer: what no plan beats is none."""
+    """Return the exit code: 0 if a row has an answer; a bound that no plan beats is none."""
     from simulator.report.answers import is_bound
 
     return common.judged([row for row in rows if not is_bound(row)], none="no row has an answer")
@@ -63,16 +64,14 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     all needs at once; --of names a cost in place of the peak. With --out the page also has what limits each
     answer, and the sources of all figures. The exit code is 1 if no row has an answer.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run import questions
-
     if pareto:
         given = [f"--{key.replace('_', '-')}" for key in ("such_that", "over", "resolution") if more.pop(key)]
         if given or any(more.pop(key) for key in ("at_most", "at_least", "multiple_of")):
             raise click.UsageError("--pareto asks for all amounts; leave out what is searched")
-        return _judged(common.told(questions.pareto, scenario, of=more.pop("field"), **more).rows)
+        return _judged(common.run_and_print(hosim.pareto, scenario, of=more.pop("field"), **more).rows)
     if more["field"] is None:
         raise click.UsageError("say what is searched, such as --of peak.hbm, or --pareto")
-    return _judged(common.told(questions.frontier, scenario, **more).rows)
+    return _judged(common.run_and_print(hosim.frontier, scenario, **more).rows)
 
 
 @common.command("Search where two policies swap.", "scenario", "policy", "set", *_ASKED_BACK, "json", "out")
@@ -87,11 +86,9 @@ def crossover(scenario: str, **more: Any) -> int:
     Some values are scanned, by default from an eighth of what the documents say to eight times that; between
     two with different answers the distance is halved. The exit code is 1 if neither row runs anywhere.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.questions import crossover as sweep
-
     if more["field"] is None:
         raise click.UsageError("say what varies, such as --of 'links.*.bandwidth'")
-    return common.judged(common.told(sweep, scenario, **more).tables["points"])
+    return common.judged(common.run_and_print(hosim.crossover, scenario, **more).tables["points"])
 
 
 @common.command("Search the largest batch, or the longest sequence, that fits.", "scenario", "policy", "set", *_ASKED)
@@ -109,9 +106,7 @@ def largest(scenario: str, **more: Any) -> int:
 
     The exit code is 1 if no row fits with any value.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.questions import largest as sweep
-
-    return _judged(common.told(sweep, scenario, out=None, **more).rows)
+    return _judged(common.run_and_print(hosim.largest, scenario, out=None, **more).rows)
 
 
 @common.command(
@@ -129,9 +124,7 @@ def least(scenario: str, **more: Any) -> int:
     What is not given here is as the scenario says under `least:`. What rows set for themselves of the field
     does not count. All else is as of hosim largest, with less in place of more.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.questions import least as sweep
-
-    return _judged(common.told(sweep, scenario, out=None, **more).rows)
+    return _judged(common.run_and_print(hosim.least, scenario, out=None, **more).rows)
 
 
 @common.command(
@@ -148,7 +141,5 @@ def limits(scenario: str, **more: Any) -> int:
     One line for each figure that changes a step, the strongest first, with its origin: what the answer
     hangs on, and what of it nobody has measured. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.studies import limits as found
-
-    statuses = common.told(found, scenario, **more).more["statuses"]
+    statuses = common.run_and_print(hosim.limits, scenario, **more).more["statuses"]
     return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])

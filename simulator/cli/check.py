@@ -1,4 +1,4 @@
-"""Reads and validates files without running anything."""
+"""Read and validate files without running anything."""
 
 from __future__ import annotations
 
@@ -53,13 +53,12 @@ def describe(file: str, scenario: str | None = None, *, is_strict: bool = False)
         rule, do = "a file, or a name in the catalogue, is known", "name the files in it, or see `hosim list`"
         raise ConfigError(file, rule, "a folder" if path.is_dir() else "neither", do)
     document = catalog.load(path, is_strict=is_strict).document
-    mine = document.origins()["mine"]
-    return _told(document, path, is_strict=is_strict) + (
-        f", {counted(mine, 'figure')} without a source" if mine else ""
-    )
+    without_source = document.origins()["mine"]
+    note = f", {counted(without_source, 'figure')} without a source" if without_source else ""
+    return _summary(document, path, is_strict=is_strict) + note
 
 
-def _told(document: Document, path: Path, *, is_strict: bool) -> str:
+def _summary(document: Document, path: Path, *, is_strict: bool) -> str:
     if isinstance(document, Scenario):
         return f"scenario, {_scenario(document, path, is_strict=is_strict)}"
     if isinstance(document, StudyDocument):
@@ -72,7 +71,7 @@ def _told(document: Document, path: Path, *, is_strict: bool) -> str:
 
 
 def _sizes(sizes: dict[str, int]) -> str:
-    return ", ".join(counted(number, noun) for noun, number in sizes.items() if number)
+    return ", ".join(counted(count, noun) for noun, count in sizes.items() if count)
 
 
 def _workload(workload: Workload, path: Path) -> str:
@@ -80,8 +79,8 @@ def _workload(workload: Workload, path: Path) -> str:
         job = builders.build_job(workload, path.parent, partial(formats.read_graph, views=workload.views))
         return formats.graph_jsonl.summary(job.graphs[0])
     if workload.requests is not None and workload.requests.file is not None:
-        come = formats.read_requests(path.parent / workload.requests.file, workload.requests.count)
-        return counted(len(come.requests), "request")
+        stream = formats.read_requests(path.parent / workload.requests.file, workload.requests.count)
+        return counted(len(stream.requests), "request")
     builders.check(workload)
     return "a model" if workload.requests is None else "requests"
 
@@ -93,8 +92,8 @@ def _scenario(scenario: Scenario, path: Path, *, is_strict: bool) -> str:
     if scenario.scaling:
         points_of(loaded).check()
     if loaded.workload.requests is not None:
-        rows, come, _ = read_served(loaded)
-        return _sizes({"row": len(rows), "request": len(come.requests)})
+        rows, stream, _ = read_served(loaded)
+        return _sizes({"row": len(rows), "request": len(stream.requests)})
     case = prepare(loaded)
     decide = case.rows()
     for choice in (choice for choice in scenario.policies if choice.is_file):
@@ -107,10 +106,9 @@ def _plan(path: Path, scenario: str) -> str:
     """Check a plan against a scenario, and say how much it holds in the compute tier, as issued."""
     case = prepare(catalog.resolve(scenario))
     names = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
-    named = (task for file, folder, task in names if path.name == file or path.parent.name == folder)
-    task = next(named, case.tasks[0])
-    problem = task.problem
-    plan = formats.read_plan(path, task.graph, problem.tiers)
+    matching = (task for file, folder, task in names if path.name == file or path.parent.name == folder)
+    task = next(matching, case.tasks[0])
+    problem, plan = task.problem, formats.read_plan(path, task.graph, task.problem.tiers)
     _check_plan(case, task, replace(plan, file=path.name))
     most = max(issued_bytes(task.graph, plan, problem.compute_tier))
     budget, tier = problem.budget_bytes, problem.tiers[problem.compute_tier]
@@ -120,5 +118,5 @@ def _plan(path: Path, scenario: str) -> str:
 
 
 def _check_plan(case: Case, task: Task, plan: Plan) -> None:
-    """Hold a plan against the graph, with what dynamic reads of its first rank choose."""
+    """Check a plan against its graph, with the draws of dynamic reads of its first rank."""
     referee.check_plan(task.graph, case.hardware, plan, task.pinned, task.draws(task.ranks[0]))

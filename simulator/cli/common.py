@@ -1,4 +1,4 @@
-"""What commands share: options, and how what they are for is run with progress, told, written and judged."""
+"""Shared by all commands: options, progress, printing and writing of results, and the exit code."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ if TYPE_CHECKING:
     from simulator.report.expectations import Check, Verdict
 
 FAILED = 1
-_PATH, _FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
+PATH, _FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
 _WORKERS = "Processes; the result does not depend on it. [default: cores]"
 
 
 def _changes(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, Any]:
-    """Read what ``--set`` says."""
+    """Read the texts of ``--set``."""
     from simulator import catalog
 
     return dict(catalog.setting(text) for text in texts)
 
 
 def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str]) -> dict[str, str] | None:
-    """Read what ``--grid`` says; None if nothing."""
-    parts = [text.partition("=") for text in texts]
-    for key, _, values in parts:
-        if not (key.strip() and values.strip()):
+    """Read the texts of ``--grid``, axis by axis; None if there are none."""
+    axes: dict[str, str] = {}
+    for text in texts:
+        key, values = (part.strip() for part in text.partition("=")[::2])
+        if not (key and values):
             raise click.BadParameter(f"write it as 'links.*.bandwidth=16..200 GB/s:8', found {key!r}")
-    keys = [key.strip() for key, _, _ in parts]
-    if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        raise click.BadParameter(f"an axis is said once, found {twice[0]!r} again; list its values: 'batch=1,2,4'")
-    return {key.strip(): values.strip() for key, _, values in parts} or None
+        if key in axes:
+            raise click.BadParameter(f"an axis is said once, found {key!r} again; list its values: 'batch=1,2,4'")
+        axes[key] = values
+    return axes or None
 
 
 def _writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -50,25 +51,25 @@ def _writable(context: click.Context, parameter: click.Parameter, path: Path | N
     return path
 
 
-def own(context: click.Context, parameter: click.Parameter, reference: str) -> str:
-    """Refuse a file that must be imported first, in place of a document of hosim."""
+def native(context: click.Context, parameter: click.Parameter, reference: str) -> str:
+    """Refuse a file that must be imported first; a document of hosim passes."""
     from simulator.importers import refuse_foreign
 
     refuse_foreign(reference, str(parameter.name))
     return reference
 
 
-_WHAT = {
+_WITHOUT_SCENARIO = {
     "workload": "Run this there, without a scenario; a name or a .yaml.",
     "hardware": "Run on this machine, without a scenario; a name or a .yaml.",
 }
 
 
 def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Take a scenario, or a workload and a machine of which one is made."""
+    """Take a scenario, or make one of a workload and a machine."""
 
     @wraps(function)
-    def made(scenario: Any, hardware: str | None, workload: str | None, **more: Any) -> Any:
+    def with_scenario(scenario: Any, hardware: str | None, workload: str | None, **more: Any) -> Any:
         from simulator.run import asked_for
 
         if (scenario is None) != (hardware is not None and workload is not None) or (
@@ -77,9 +78,9 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
         return function(asked_for(scenario, hardware, workload, more.get("policies")), **more)
 
-    for name, about in _WHAT.items():
-        made = click.option(f"--{name}", metavar="NAME", help=about)(made)
-    return click.argument("scenario", required=False)(made)
+    for name, about in _WITHOUT_SCENARIO.items():
+        with_scenario = click.option(f"--{name}", metavar="NAME", help=about)(with_scenario)
+    return click.argument("scenario", required=False)(with_scenario)
 
 
 _OUT = "Write all of it here: tables, pictures and a page."
@@ -87,7 +88,7 @@ _SET = "Change the machine, or with workload.KEY=VALUE what runs."
 _JUNIT = "Write what is expected as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
     "scenario": _on_machine,
-    "out": click.option("--out", type=_PATH, callback=_writable, help=_OUT),
+    "out": click.option("--out", type=PATH, callback=_writable, help=_OUT),
     "set": click.option("--set", multiple=True, callback=_changes, metavar="KEY=VALUE", help=_SET),
     "policy": click.option(
         "--policy", "policies", multiple=True, metavar="NAME", help="Only this row, or this policy."
@@ -99,66 +100,55 @@ _SHARED: dict[str, Callable[..., Any]] = {
 
 
 def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function, with options: those that commands share by name."""
+    """Make a command of a function, with options; those that commands share are given by name."""
 
-    def made(function: Callable[..., Any]) -> click.Command:
+    def decorate(function: Callable[..., Any]) -> click.Command:
         for option in reversed(shared):
             function = _SHARED.get(option, option)(function)
         return click.command(name, short_help=short_help)(function)
 
-    return made
+    return decorate
 
 
 def levels(context: click.Context, parameter: click.Parameter, text: str | None) -> list[float] | None:
     """Read ``5%,0.1`` as shares, ``100ns,5us`` as times; ``none`` as no level."""
     from simulator.units import FieldError, parse
 
-    def level(one: str) -> float:
-        if one.endswith("%"):
-            return float(one.removesuffix("%")) / 100
-        return parse(one, "ns") if one[-1:].isalpha() else float(one)
+    def level(stated: str) -> float:
+        if stated.endswith("%"):
+            return float(stated.removesuffix("%")) / 100
+        return parse(stated, "ns") if stated[-1:].isalpha() else float(stated)
 
     try:
-        return text if text is None else [level(one.strip()) for one in text.split(",") if text != "none"]
+        return text if text is None else [level(part.strip()) for part in text.split(",") if text != "none"]
     except (ValueError, FieldError):
         raise click.BadParameter(f"{text!r} is no list such as 5%,0.1 (of times, 100ns,5us)") from None
 
 
-def ran(do: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Run something with progress, and return what came of it.
+def run_and_print(
+    function: Callable[..., Any], *arguments: Any, out: Path | None, as_json: bool = False, **options: Any
+) -> Any:
+    """Call a function with progress, write its result if a folder is named, print the result and return it.
 
-    Parameters
-    ----------
-    do, arguments, options
-        What is run; options that were not given are as `do` has them.
+    Options that were not given are left to the defaults of the function.
     """
-    from simulator.report.tables import Shown
+    from simulator.report.tables import ProgressBar
 
     given = {name: value for name, value in options.items() if value not in (None, ())}
-    with Shown() as progress:
-        return do(*arguments, progress=progress, **given)
-
-
-def told(do: Callable[..., Any], *arguments: Any, out: Path | None, as_json: bool = False, **options: Any) -> Any:
-    """Run something with progress, print what came of it, write it if asked, and return it."""
-
-    def written(*arguments: Any, **options: Any) -> Any:
-        found = do(*arguments, **options)
+    with ProgressBar() as progress:
+        result = function(*arguments, progress=progress, **given)
         if out is not None:
-            found.write(out, again())
-        return found
-
-    found = ran(written, *arguments, **options)
-    click.echo(found.json() if as_json else f"{found}\n", nl=False)
-    return found
+            result.write(out, reproducing())
+    click.echo(result.json() if as_json else f"{result}\n", nl=False)
+    return result
 
 
 _ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": False, "--json": False}
-"""What the result does not depend on, and whether it has a value."""
+"""Options that do not change a result, and whether each has a value."""
 
 
-def again() -> str:
-    """Write the command that runs as one that gives the same again: where files lie, and all `_ASIDE`, left out."""
+def reproducing() -> str:
+    """Return the command that gives this result again: without folders of files, and without options `_ASIDE`."""
     given, kept = iter(click.get_current_context().find_root().obj or ()), ["hosim"]
     for word in given:
         option, _, value = word.partition("=")
@@ -172,7 +162,7 @@ def again() -> str:
 
 
 def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> None:
-    """Write what was checked by scenario, if a file is named."""
+    """Write the checks of each scenario, if a file is named."""
     from simulator.report import expectations
 
     if file is not None:
@@ -182,7 +172,7 @@ def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> Non
 def judged(
     rows: Sequence[Mapping[str, Any]], expectations: Sequence[Verdict] = (), none: str = "no row ran to its end"
 ) -> int:
-    """Tell what fails, or that there is none; the exit code is 0 if no expectation does, and a row ran to its end."""
+    """Print what fails, and return the exit code: 0 if no expectation fails and a row ran to its end."""
     sys.stdout.flush()
     failed = [f"expectation fails: {verdict}" for verdict in expectations if verdict.is_broken]
     if not any(row["status"] == "ok" for row in rows):

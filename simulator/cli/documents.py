@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
+import simulator as hosim
 from simulator.cli import common
 
 _KINDS = ("hardware", "workload", "scenario", "study")
 _LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenario", "studies": "study", "policies": ""}
-"""What can be listed -> its kind of document."""
+"""Argument of `hosim list` -> kind of document."""
 
 
 @common.command("List profiles, workloads, scenarios and policies.", name="list")
@@ -37,19 +37,19 @@ def list_(kind: str | None) -> None:
 
     parts = []
     for name in (kind,) if kind else tuple(_LISTS):
-        policies = [(one, entry.summary) for one, entry in POLICIES.items()]
-        entries = _documents(_LISTS[name]) if _LISTS[name] else policies
-        table = aligned([Column.texts("", cells) for cells in zip(*entries, strict=True)], 0 if kind else 2)
+        policies = [(policy, entry.summary) for policy, entry in POLICIES.items()]
+        lines = _documents(_LISTS[name]) if _LISTS[name] else policies
+        table = aligned([Column.texts("", cells) for cells in zip(*lines, strict=True)], 0 if kind else 2)
         parts.append(table if kind else f"{name}\n{table}")
     click.echo("\n\n".join(parts))
 
 
 def _documents(kind: str) -> list[tuple[str, ...]]:
-    """Name, command or size, origins and title of each document of a kind."""
+    """Return name, command or size, origins and title of each document of a kind."""
     from simulator import catalog
     from simulator.units import counted
 
-    found: list[tuple[str, ...]] = []
+    lines = list[tuple[str, ...]]()
     for name in catalog.names(kind):
         document, about = catalog.load(name, kind).document, ""
         if kind == "hardware":
@@ -60,8 +60,8 @@ def _documents(kind: str) -> list[tuple[str, ...]]:
             requests = catalog.load(document.workload, "workload").document.requests
             about = "hosim run" if requests is None else "hosim serve"
         counts = [f"{count} {origin}" for origin, count in document.origins().items() if count]
-        found.append((name, about, ", ".join(counts) or "no figures", document.title))
-    return found
+        lines.append((name, about, ", ".join(counts) or "no figures", document.title))
+    return lines
 
 
 @common.command("Validate documents, graphs and plans; nothing runs.")
@@ -80,13 +80,13 @@ def check(files: tuple[str, ...], scenario: str | None, strict: bool) -> int:
     sources, assumed or fitted is your own; with --strict each needs one, also of what a scenario names.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.cli.check import describe
-    from simulator.errors import HosimError, quotable
+    from simulator.errors import quotable
 
     failed = 0
     for file in files:
         try:
             click.echo(f"{quotable(file, 350)}: {describe(file, scenario, is_strict=strict)}: ok")
-        except HosimError as error:
+        except hosim.HosimError as error:
             failed += 1
             sys.stdout.flush()
             click.echo(f"hosim: {error}", err=True)
@@ -111,8 +111,8 @@ def schema(kind: str) -> None:
 
 
 @common.command("Write the operator graph of a workload as a file.")
-@click.argument("workload", callback=common.own)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="A new folder.")
+@click.argument("workload", callback=common.native)
+@click.option("--out", type=common.PATH, required=True, help="A new folder.")
 def graph(workload: str, out: Path) -> None:
     """Write the operator graph of WORKLOAD as JSON lines (hosim-graph/1), and a workload that runs the file.
 
@@ -130,7 +130,7 @@ def graph(workload: str, out: Path) -> None:
 
 
 @common.command("Say what every rank holds, and what ranks communicate.", "json")
-@click.argument("workload", callback=common.own)
+@click.argument("workload", callback=common.native)
 def layout(workload: str, as_json: bool) -> None:
     """Spread WORKLOAD over its ranks: who holds what, how weights are cut, what is communicated in a step.
 
@@ -152,13 +152,13 @@ _TROUBLE = 2
 
 
 @common.command("Say what moved between two results, and why.", "json")
-@click.argument("old", type=click.Path(path_type=Path))
-@click.argument("new", type=click.Path(path_type=Path))
+@click.argument("old", type=common.PATH)
+@click.argument("new", type=common.PATH)
 @click.option("--tolerance", default="0", callback=common.levels, help="Accept changes up to this share, such as 1%.")
 @click.option("--fail-on", type=click.Choice(("moved", "worse")), default="moved", show_default=True,
               help="What the exit code 1 is for.")  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write a page, too.")
+@click.option("--html", type=common.PATH, help="Write a page, too.")
 def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
     old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bool, markdown: bool, html: Path | None
 ) -> int:
@@ -178,25 +178,23 @@ def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
     more or is gone, a step is longer, a peak higher, or an expectation that held fails), 2 if the two
     cannot be compared.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.errors import HosimError
-    from simulator.report.changes import diff as compare
     from simulator.report.files import check_file
 
     try:
-        found = compare(old, new, tolerance=max(tolerance, default=0.0))
+        changes = hosim.diff(old, new, tolerance=max(tolerance, default=0.0))
         if html is not None:
             check_file("--html", html)
-    except HosimError as error:
+    except hosim.HosimError as error:
         click.echo(f"hosim: {error}", err=True)
         return _TROUBLE
     if html is not None:
-        html.write_text(found.view.page(None), encoding="utf-8")
-    click.echo(found.json() if as_json else found.markdown() if markdown else f"{found}\n", nl=False)
-    return int(found.moved if fail_on == "moved" else found.worse)
+        html.write_text(changes.view.page(None), encoding="utf-8")
+    click.echo(changes.json() if as_json else changes.markdown() if markdown else f"{changes}\n", nl=False)
+    return int(changes.moved if fail_on == "moved" else changes.worse)
 
 
 class _Kinds(click.Group):
-    """A command for each kind, made of its reader when it is asked for."""
+    """A command for each kind of file, made of its reader when it is needed."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Name all kinds."""
@@ -245,17 +243,17 @@ _OUT = "The workload that is written, such as mine.yaml; other files lie beside 
 
 
 def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.Command:
-    told, hints = _help_of(reader), get_type_hints(reader)
+    from simulator.document import described
+
+    texts, hints = described(reader, "Parameters"), get_type_hints(reader)
     options = [
-        _option(one.name, hints[one.name], one.default, told.get(one.name, ""))
-        for one in inspect.signature(reader).parameters.values()
-        if one.kind is one.KEYWORD_ONLY
+        _option(keyword.name, hints[keyword.name], keyword.default, texts.get(keyword.name, ""))
+        for keyword in inspect.signature(reader).parameters.values()
+        if keyword.kind is keyword.KEYWORD_ONLY
     ]
     params = [
         click.Argument(["source"]),
-        click.Option(
-            ["-o", "--output", "out"], type=click.Path(path_type=Path), required=True, metavar="FILE", help=_OUT
-        ),
+        click.Option(["-o", "--output", "out"], type=common.PATH, required=True, metavar="FILE", help=_OUT),
         click.Option(["--force"], is_flag=True, help="Replace what is there."),
         *options,
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, and nothing else."),
@@ -267,39 +265,29 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
         from simulator.importers.kineto import UNTIMED
         from simulator.run.stories import as_recorded
 
-        found = reader(source, **given)
-        files = found.write(out, force=force, source=source)
-        untimed = found.dropped.get(UNTIMED, 0)
-        replay = as_recorded(found.graph, found.recorded_ns, untimed) if found.graph and found.recorded_ns else ""
+        imported = reader(source, **given)
+        files = imported.write(out, force=force, source=source)
+        graph, recorded_ns, untimed = imported.graph, imported.recorded_ns, imported.dropped.get(UNTIMED, 0)
+        replay = as_recorded(graph, recorded_ns, untimed) if graph and recorded_ns else ""
         if as_json:
-            told = {**found.json(), "files": [str(file) for file in files], **({"replay": replay} if replay else {})}
-            click.echo(orjson.dumps(told, option=orjson.OPT_INDENT_2).decode())
+            json = imported.json() | {"files": [str(file) for file in files]} | ({"replay": replay} if replay else {})
+            click.echo(orjson.dumps(json, option=orjson.OPT_INDENT_2).decode())
             return
-        said = f"{source}: {about}"
-        wrote = "\n".join(("written:", *(f"  {file}" for file in files)))
-        click.echo("\n".join(part for part in (said, str(found), wrote, replay) if part))
+        written = "\n".join(("written:", *(f"  {file}" for file in files)))
+        click.echo("\n".join(filter(None, (f"{source}: {about}", str(imported), written, replay))))
 
-    does = (inspect.getdoc(reader) or "").partition("\n\nParameters")[0].replace("``", "")
-    text = f"{does}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
+    summary = (inspect.getdoc(reader) or "").partition("\n\nParameters")[0].replace("``", "")
+    text = f"{summary}\n\nSOURCE is {about}.\n\n\b\nExamples:\n  hosim import {name} SOURCE -o mine.yaml"
     return click.Command(name, callback=read, params=params, help=text)
 
 
-def _help_of(reader: Callable[..., Any]) -> dict[str, str]:
-    """What the section *Parameters* of a docstring says of each, in one line."""
-    section = (inspect.getdoc(reader) or "").partition("Parameters\n----------\n")[2].partition("\n\n")[0]
-    found = re.findall(r"^(\S.*)\n((?: +.*\n?)+)", section, re.MULTILINE)
-    return {name: " ".join(text.replace("``", "").split()) for name, text in found}
-
-
 def _option(name: str, hint: Any, default: Any, about: str) -> click.Option:
-    """The option of a keyword."""
+    """Make the option of a keyword from its type, its default and its docstring."""
     if get_origin(hint) in (Union, UnionType):
-        (hint,) = (one for one in get_args(hint) if one is not type(None))
+        (hint,) = (kind for kind in get_args(hint) if kind is not type(None))
     is_many = get_origin(hint) is tuple
     hint = get_args(hint)[0] if is_many else hint
-    type_: Any = click.Choice(get_args(hint)) if get_origin(hint) is Literal else hint
-    if hint is Path:
-        type_ = click.Path(path_type=Path)
-    flag: dict[str, Any] = {"is_flag": True} if hint is bool else {"type": type_, "multiple": is_many}
-    shown = default not in (None, False, (), "")
-    return click.Option([f"--{name.replace('_', '-')}", name], default=default, help=about, show_default=shown, **flag)
+    kind: Any = click.Choice(get_args(hint)) if get_origin(hint) is Literal else common.PATH if hint is Path else hint
+    how: dict[str, Any] = {"is_flag": True} if hint is bool else {"type": kind, "multiple": is_many}
+    how |= {"help": about.replace("``", ""), "show_default": default not in (None, False, (), "")}
+    return click.Option([f"--{name.replace('_', '-')}", name], default=default, **how)

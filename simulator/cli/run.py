@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import simulator as hosim
 from simulator.cli import common
 
 if TYPE_CHECKING:
@@ -46,27 +47,27 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.report.tables import Shown
+    from simulator.report.tables import ProgressBar
     from simulator.run import read, run_case
     from simulator.run.results import writing
 
     case = read(scenario, set=more["set"], trace="none" if more["no_trace"] else None)
     policies, what_if = more["policies"] or None, more["what_if"]
-    with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages, Shown() as progress:
+    with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages, ProgressBar() as progress:
         each = None if pages is None else pages.add
         results = run_case(case, policies, progress, each, aside=True, what_if=what_if)
         if pages is not None:
-            results.finish(pages, common.again())
+            results.finish(pages, common.reproducing())
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)
     if as_json:
         click.echo(results.json(), nl=False)
     else:
-        click.echo("\n\n".join(_told(results, out)))
+        click.echo("\n\n".join(_paragraphs(results, out)))
     return common.judged([row.summary for row in results.values()], results.expectations)
 
 
-def _told(results: Results, out: Path | None) -> Iterator[str]:
-    """The table, what a person would say, where the report is, and what of the expectations is no failure."""
+def _paragraphs(results: Results, out: Path | None) -> Iterator[str]:
+    """Yield what is printed of a run: table, sentences, where the report is, and expectations that are no failure."""
     from simulator.report.card import line
     from simulator.report.tables import PIPE_WIDTH, plain
     from simulator.units import counted
@@ -86,14 +87,14 @@ def _told(results: Results, out: Path | None) -> Iterator[str]:
         yield f"Report: {out / 'report.html'}"
     if results.case.is_changed and results.case.loaded.scenario.expect:
         yield "Something was set for this run: what the scenario expects was not checked."
-    if mine := results.provenance["mine"]:
-        figures = ", ".join(f"{counted(number, 'figure')} of {name}" for name, number in mine.items())
+    if without_source := results.provenance["mine"]:
+        figures = ", ".join(f"{counted(count, 'figure')} of {name}" for name, count in without_source.items())
         yield f"Without a source, so your own: {figures}."
     for verdict in results.expectations:
         if verdict.missed:
             yield f"{'Holds after all' if verdict.holds else 'Known to be missed'}: {verdict}: {verdict.missed}"
-    held = sum(verdict.holds for verdict in results.expectations)
     if results.expectations:
+        held = sum(verdict.holds for verdict in results.expectations)
         yield f"Expectations of the scenario: {held} of {len(results.expectations)} hold."
     if results.told:
         yield folded(results.told)
@@ -121,10 +122,8 @@ def serve(scenario: str, **more: Any) -> int:
     The exit code is 1 if no row served all requests, or an expectation of the scenario fails (--set switches
     them off).
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.serving import serve as serve_scenario
-
-    found = common.told(serve_scenario, scenario, **more)
-    return common.judged(found.rows, found.expectations)
+    serving = common.run_and_print(hosim.serve, scenario, **more)
+    return common.judged(serving.rows, serving.expectations)
 
 
 @common.command("Compile a plan and explain every decision in it.", "scenario", "set", "out")
@@ -141,20 +140,22 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
       hosim plan llama3_8b_train_910c --tensor L00/ffn.gate.out
       hosim plan mine.yaml --out results/plan
     """  # noqa: D301 - click reads the backspace as "do not wrap"
+    from simulator.report.tables import ProgressBar
     from simulator.run.stories import plan as plan_scenario
 
-    found = common.ran(plan_scenario, scenario, policy, **more)
-    click.echo(found.text(tensor))
+    with ProgressBar() as progress:
+        planned = plan_scenario(scenario, policy, progress=progress, **more)
+    click.echo(planned.text(tensor))
     if out is not None:
-        found.write(out)
-        click.echo(f"\nPlan: {out / found.file}")
-    return common.judged([found.result.summary])
+        planned.write(out)
+        click.echo(f"\nPlan: {out / planned.file}")
+    return common.judged([planned.result.summary])
 
 
 @common.command("Run all points of a study: a grid, a list, draws.", "policy", "set", "workers", "json")
-@click.argument("scenario", metavar="STUDY|SCENARIO", callback=common.own)
+@click.argument("scenario", metavar="STUDY|SCENARIO", callback=common.native)
 @click.option("--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field; see below.")
-@click.option("--out", type=click.Path(path_type=Path), help="A folder for all of it, or a .csv or .parquet of rows.")
+@click.option("--out", type=common.PATH, help="A folder for all of it, or a .csv or .parquet of rows.")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
 @click.option("--no-cache", is_flag=True, help="Keep no rows, and use none.")
@@ -180,14 +181,14 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
     end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.files import check_file, check_target
-    from simulator.run.grid import sweep as swept
     from simulator.run.kept import SUFFIXES
 
     is_file = out is not None and out.suffix in SUFFIXES
     if out is not None:
         check_file("--out", out) if is_file else check_target(out)
     folder, cached = None if is_file else out, False if no_cache else cache
-    return common.judged(common.told(partial(swept, out=out), scenario, out=folder, cache=cached, **more).rows)
+    appending = partial(hosim.sweep, out=out)
+    return common.judged(common.run_and_print(appending, scenario, out=folder, cache=cached, **more).rows)
 
 
 @common.command("Run a step at each point of a curve, and compare.", "scenario", "policy", "set", "workers", "out")
@@ -204,15 +205,13 @@ def scaling(scenario: str, **more: Any) -> int:
 
     The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.studies import scaling as sweep
-
-    return common.judged(common.told(sweep, scenario, **more).rows)
+    return common.judged(common.run_and_print(hosim.scaling, scenario, **more).rows)
 
 
-def _levels(name: str, what: str, default: str) -> Callable[..., Any]:
-    """An option for the levels of a perturbation."""
-    about = f"Levels, or none: {what}. [default: {default}]"
-    return click.option(name, callback=common.levels, metavar="LEVELS", help=about)
+def _levels(name: str, about: str, default: str) -> Callable[..., Any]:
+    """Make an option for the levels of a perturbation."""
+    text = f"Levels, or none: {about}. [default: {default}]"
+    return click.option(name, callback=common.levels, metavar="LEVELS", help=text)
 
 
 @common.command("Replay a plan under jitter, slower links and longer sequences.", "scenario", "set", "workers", "out")
@@ -240,9 +239,7 @@ def robust(scenario: str, headroom: list[float], **more: Any) -> None:
     each op, and one for each link and draw; the level is their coefficient of variation. What blocks or
     no longer fits is an outcome in the table.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.run.studies import robustness
-
-    common.told(robustness, scenario, headroom=max(headroom, default=0.0), **more)
+    common.run_and_print(hosim.robustness, scenario, headroom=max(headroom, default=0.0), **more)
 
 
 @common.command("Say for which values of what is not stated a claim holds.", "workers", "json", "out")
@@ -269,12 +266,9 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: 
     key `predicts:` run with these alone. A scenario without `selects:` is held to what others select that
     name the same choices. A value that no setting can have is refused.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
-    from simulator.claims.choices import enumerate_choices
-    from simulator.claims.sensitivity import sensitivity as sweep
-
     if bool(scenarios) == every:
         raise click.UsageError("name scenarios, or say --all")
-    common.told(enumerate_choices if choices else sweep, scenarios or None, **more)
+    common.run_and_print(hosim.enumerate_choices if choices else hosim.sensitivity, scenarios or None, **more)
 
 
 @common.command("Recompute published figures, and say which are reproduced.", "workers", "json", "junit", "out")
@@ -300,8 +294,8 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path |
     The exit code is 1 if one is BROKEN.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
-    from simulator.claims import validate as sweep
 
-    found = common.told(sweep, scenarios or None, scale=dict(catalog.factor(one) for one in factors), **more)
-    common.write_junit(found.checks, junit)
-    return common.FAILED if found.is_broken else 0
+    scale = dict(map(catalog.factor, factors))
+    validation = common.run_and_print(hosim.validate, scenarios or None, scale=scale, **more)
+    common.write_junit(validation.checks, junit)
+    return common.FAILED if validation.is_broken else 0

@@ -194,7 +194,7 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
     return [column for column in columns if set(column.cells) - {"", ABSENT}]
 
 
-class Shown:
+class ProgressBar:
     """Progress on stderr.
 
     What it yields takes a label, what is done, and of how much (0: that is not known; below: it is a line of its own).

@@ -19,7 +19,7 @@ def clock(monkeypatch):
 
 
 def test_a_line_now_and_then_tells_how_far_a_run_is(clock, capsys):
-    with tables.Shown() as tell:
+    with tables.ProgressBar() as tell:
         for at, done in ((101, 5), (129, 50), (130, 1_500), (131, 1_600), (161, 0), (162, 0)):
             clock[0] = at
             tell("static", done, 2_000 if done else 0)
@@ -29,7 +29,7 @@ def test_a_line_now_and_then_tells_how_far_a_run_is(clock, capsys):
 
 
 def test_what_is_soon_done_says_nothing(clock, capsys):
-    with tables.Shown() as tell:
+    with tables.ProgressBar() as tell:
         tell("static", 0, 10)
         clock[0] += tables.SELDOM_S - 1
         tell("static", 10, 10)
@@ -41,7 +41,7 @@ def test_the_bar_of_a_terminal_has_no_thread_and_is_drawn_now_and_then(clock, ca
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")
     before = threading.active_count()
-    with tables.Shown() as tell:
+    with tables.ProgressBar() as tell:
         assert threading.active_count() == before
         for at, label in ((100.01, "unseen"), (101, "static"), (101.05, "hidden"), (102, "reactive")):
             clock[0] = at
@@ -54,7 +54,7 @@ def test_the_bar_of_a_terminal_has_no_thread_and_is_drawn_now_and_then(clock, ca
 def test_what_is_a_line_of_its_own_is_said_at_once(clock, capsys, monkeypatch, is_terminal):
     monkeypatch.setattr(tables.sys.stderr, "isatty", lambda: is_terminal)
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    with tables.Shown() as tell:
+    with tables.ProgressBar() as tell:
         tell("56 points", 0, -1)
     assert capsys.readouterr().err.count("hosim: 56 points\n") == 1
 
