@@ -273,7 +273,7 @@ class Team:
     @cached_property
     def precedences(self) -> list[Precedence]:
         """For each graph what happens before what."""
-        return [Precedence(*one) for one in zip(self.job.graphs, self.streams, strict=True)]
+        return [Precedence.of(graph, streams) for graph, streams in zip(self.job.graphs, self.streams, strict=True)]
 
     @cached_property
     def timings(self) -> Callable[..., tuple[Timing, ...]]:

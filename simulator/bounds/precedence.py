@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 from simulator.graph import Graph
 from simulator.lifetime import Lifetimes
@@ -40,9 +41,10 @@ class Precedence:
     streams: tuple[int, ...]
 
     @classmethod
-    def of(cls, graph: Graph) -> Precedence:
-        """Let collectives run beside computes."""
-        return cls(graph, streams_of(graph))
+    def of(cls, graph: Graph, streams: tuple[int, ...] | None = None) -> Precedence:
+        """Return what a graph has, found once for its streams: by default collectives run beside computes."""
+        key = cls, streams or streams_of(graph)
+        return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph, key[1])))
 
     @cached_property
     def in_line(self) -> bool:
@@ -62,7 +64,9 @@ class Precedence:
     @cached_property
     def after(self) -> list[list[int]]:
         """By op of two steps, one after the other, those after whose end it starts; what follows may be left out."""
-        ops, streams, shared = len(self.streams), self.streams, self._shared
+        ops, streams = len(self.streams), self.streams
+        beside = [what for what, stream in zip(self.graph.ops, streams, strict=True) if stream]
+        shared = {t for what in beside for t in (*what.reads, *what.writes)}  # what only the line uses is in order
         previous, writer, users = dict[int, int](), dict[int, int](), dict[int, list[int]]()
         after = list[list[int]]()
         for at, what in enumerate(self.graph.ops * 2):
@@ -130,9 +134,3 @@ class Precedence:
     def awaited_by(self, op: int) -> int:
         """The first op of the line that surely starts no sooner than it; else how many ops there are."""
         return self.follows[op] if self.streams[op] else op
-
-    @cached_property
-    def _shared(self) -> frozenset[int]:
-        """Tensors that an op beside the line uses: what only the line uses is in order anyway."""
-        beside = (what for what, stream in zip(self.graph.ops, self.streams, strict=True) if stream)
-        return frozenset(t for what in beside for t in (*what.reads, *what.writes))

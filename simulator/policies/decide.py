@@ -32,11 +32,9 @@ Policy = Callable[[Problem], Plan]
 """What decides: any function from a problem to a plan."""
 
 _PARTS = 256
-"""The budget is searched in such parts of it."""
+"""The budget is searched in such parts of it, of 0.4 % each: every part that is tried takes a plan and a replay."""
 _DOUBLED = (1, 2, 4, 8, 16, 32, 64, 128)
 """So many parts are left out at first: most plans that block lack little, and each is planned anew."""
-_NS_PER_S = 10**9
-
 
 Candidate = TypeVar("Candidate")
 
@@ -89,8 +87,9 @@ class Best(Generic[Candidate]):
         self.replays += 1
         with self.trying():
             replay = self._problem.replay(plan)
-            capacities = zip(self._problem.tiers, self._problem.capacities, strict=True)
-            fits = all(replay.peak_bytes.get(name, 0) <= capacity for name, capacity in capacities)
+            peaks, tiers = replay.peak_bytes, dict(zip(self._problem.tiers, self._problem.capacities, strict=True))
+            del tiers[self._problem.hardware.compute_tier]  # it was replayed in that room, or in more: see `granted`
+            fits = all(peaks.get(name, 0) <= capacity for name, capacity in tiers.items())
             if replay.status == "blocked":
                 self._blocked = self._blocked or candidate
             elif fits and replay.step_ns < self.step_ns:
@@ -206,10 +205,14 @@ def granted(problem: Problem, decide: Policy) -> Plan:
         return plan
     whole = int(problem.budget_bytes)
 
+    def in_the_whole(less: Problem, plan: Plan) -> Replay:
+        """Replay a plan for a smaller budget in the whole one."""
+        return problem.trial(replace(less, budget_bytes=whole), plan)
+
     @cache
     def smaller(parts: int) -> Plan | None:
-        """A plan for a budget that is smaller by so many parts, if it exists and runs in the whole budget."""
-        less = replace(problem, budget_bytes=whole - whole * parts // _PARTS, trial=partial(_tried_in, problem))
+        """Return a plan for a budget that is smaller by so many parts, if one is found that runs in the whole one."""
+        less = replace(problem, budget_bytes=whole - whole * parts // _PARTS, trial=in_the_whole)
         try:
             plan = decide(less)
             return plan if problem.replay(plan).status == "ok" else None
@@ -223,14 +226,6 @@ def granted(problem: Problem, decide: Policy) -> Plan:
     amounts = f"{human(whole - whole * parts // _PARTS, 'B')} of {human(whole, 'B')}"
     note = f"planned with {amounts}, as a plan with all of it blocks itself under this allocator"
     return _noted(smaller(parts) or plan, note)
-
-
-def _tried_in(whole: Problem, less: Problem, plan: Plan) -> Replay:
-    """Replay a plan for a smaller budget in the whole one; a peak above the smaller one does not count against it."""
-    replay = whole.trial(replace(less, budget_bytes=whole.budget_bytes), plan)
-    tier = less.tiers[less.compute_tier]
-    peak = min(replay.peak_bytes[tier], int(less.budget_bytes))
-    return replace(replay, peak_bytes={**replay.peak_bytes, tier: peak})
 
 
 def staggered(problem: Problem, decide: Policy) -> Plan:
@@ -272,12 +267,12 @@ def staggered(problem: Problem, decide: Policy) -> Plan:
 
 
 def _cost(replay: Replay) -> tuple[int, float]:
-    """The step, and the highest demand on a shared bus."""
+    """Return the step, and the highest demand on a shared bus."""
     return replay.step_ns, max(replay.demand.values(), default=0.0)
 
 
 def _supply_ns(problem: Problem, plan: Plan) -> int:
-    """How long a shared bus is busy with the bytes of all ranks [ns]; no start offsets make a step shorter."""
+    """Return how long a shared bus is busy with the bytes of all ranks [ns]: no start offsets make a step shorter."""
     moved, hardware, supply_ns = Counter[str](), problem.hardware, 0
     for kind, tensor, source, target in plan.fixed or ():
         if kind == COPY:
@@ -286,7 +281,7 @@ def _supply_ns(problem: Problem, plan: Plan) -> int:
         bus = hardware.buses[name]
         size = ranks * sum(times * moved[link] for link, times in hardware.passing(bus.links).items())
         if bus.bandwidth_bytes_per_s != inf:
-            supply_ns = max(supply_ns, ceil_div(size * _NS_PER_S, int(bus.bandwidth_bytes_per_s)))
+            supply_ns = max(supply_ns, ceil_div(size * 10**9, int(bus.bandwidth_bytes_per_s)))
     return supply_ns
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from math import inf
 
 from simulator.bounds import Limits, Precedence, Timing, streams_of
 from simulator.cost.service import transfer_ns
@@ -115,6 +114,8 @@ class Problem:
     links, link_names, queues
         For each ordered pair of tiers, or *hop*, that a link joins, the first such link, its name, and the number of
         its copy queue. Hops of one queue share its channels.
+    neighbours
+        Tiers that links reach from the compute tier and back, the fastest round trip of the largest tensor first.
     """
 
     graph: Graph
@@ -133,38 +134,53 @@ class Problem:
 
     def __post_init__(self) -> None:
         hardware, graph = self.hardware, self.graph
-        self.tiers, self.lifetimes = hardware.tier_names, Lifetimes.of(graph)
-        self.compute_tier = here = hardware.compute_tier_id
-        usable = list(self.room_bytes or (tier.usable_bytes for tier in hardware.tiers.values()))
-        usable[here] = self.budget_bytes
-        self.capacities = tuple(usable)
+        self.tiers, self.compute_tier, self.lifetimes = (
+            hardware.tier_names,
+            hardware.compute_tier_id,
+            Lifetimes.of(graph),
+        )
+        capacities = list(self.room_bytes or (tier.usable_bytes for tier in hardware.tiers.values()))
+        capacities[self.compute_tier] = self.budget_bytes
+        self.capacities = tuple(capacities)
         self.sizes = tuple(tensor.size_bytes for tensor in graph.tensors)
         self.streams = streams_of(graph, self.switches.collectives)
-        self.precedence = Precedence(graph, self.streams)
+        self.precedence = Precedence.of(graph, self.streams)
         inputs = self.lifetimes.inputs
         self.known_homes = [home if t in inputs else NOWHERE for t, home in enumerate(self.homes)]
         used = zip(self.lifetimes.uses, self.known_homes, strict=True)
         placed = [t for t, (uses, home) in enumerate(used) if uses and home not in {FREE, NOWHERE}]
         self.gives_homes = bool(placed)
-        self.visitors = tuple(t for t in placed if self.homes[t] != here)
-        number = {name: i for i, queue in enumerate(hardware.queues) for name in queue}
+        self.visitors = tuple(t for t in placed if self.homes[t] != self.compute_tier)
+        queue_of = {name: i for i, queue in enumerate(hardware.queues) for name in queue}
         self.links, self.link_names, self.queues = dict[Hop, Link](), dict[Hop, str](), dict[Hop, int]()
         for (name, link), hop in zip(hardware.links.items(), hardware.hops, strict=True):
             if hop not in self.links:
-                self.links[hop], self.link_names[hop], self.queues[hop] = link, name, number[name]
+                self.links[hop], self.link_names[hop], self.queues[hop] = link, name, queue_of[name]
+        ways: dict[Hop, tuple[float, tuple[int, ...]]] = {(tier, tier): (0, (tier,)) for tier in range(len(self.tiers))}
+        for _ in self.tiers:  # so many links are on a way at most
+            for (start, end), link in self.links.items():
+                takes_ns = transfer_ns(max(self.sizes, default=0), link)
+                for source, (before_ns, path) in [(a, way) for (a, b), way in ways.items() if b == start]:
+                    way = before_ns + takes_ns, (*path, end)
+                    ways[source, end] = min(ways.get((source, end), way), way)
+        round_trips = {
+            b: ways[a, b][0] + ways[b, a][0] for a, b in ways if a == self.compute_tier != b and (b, a) in ways
+        }
+        self.neighbours = tuple(sorted(round_trips, key=lambda tier: (round_trips[tier], tier)))
+        self._paths = {hop: path for hop, (_, path) in ways.items()}
 
     def replay(self, plan: Plan) -> Replay:
-        """Try a plan."""
+        """Try a plan, and return what happened."""
         return self.trial(self, plan)
 
-    @cached_property
+    @property
     def rehearsal(self) -> Problem:
         """The same problem over at most `REHEARSED` steps: what policies get."""
         if self.graph.steps <= REHEARSED:
             return self
         return replace(self, graph=replace(self.graph, steps=REHEARSED))
 
-    @cached_property
+    @property
     def alone(self) -> Problem:
         """The same problem as if this rank had shared buses and tiers for itself."""
         return replace(self, sharers={}, room_bytes=None, ranks=1, turns=())
@@ -206,39 +222,18 @@ class Problem:
         return arrivals
 
     def comes_in(self, tensor: int) -> bool:
-        """Whether some op reads the value with which a step begins, rather than overwriting it first."""
-        first = self.lifetimes.first_use[tensor]
-        return self.lifetimes.is_read(tensor, first)
-
-    @cached_property
-    def neighbours(self) -> tuple[int, ...]:
-        """Tiers that links reach from the compute tier and back, the fastest round trip of the largest tensor first."""
-        here, ways = self.compute_tier, self._ways
-        there = (t for t in range(len(self.tiers)) if t != here and (here, t) in ways and (t, here) in ways)
-        return tuple(sorted(there, key=lambda tier: (ways[here, tier][0] + ways[tier, here][0], tier)))
-
-    @cached_property
-    def _ways(self) -> dict[tuple[int, int], tuple[float, tuple[int, ...]]]:
-        """By pair of tiers: the time of the largest tensor over the fastest path of links, and that path."""
-        largest, tiers = max(self.sizes, default=0), range(len(self.tiers))
-        ways: dict[tuple[int, int], tuple[float, tuple[int, ...]]] = {(tier, tier): (0, (tier,)) for tier in tiers}
-        for _ in tiers:
-            for (start, end), link in self.links.items():
-                takes_ns = transfer_ns(largest, link)
-                for source, (before_ns, path) in [(a, way) for (a, b), way in ways.items() if b == start]:
-                    known = ways.get((source, end), (inf, ()))
-                    ways[source, end] = min(known, (before_ns + takes_ns, (*path, end)))
-        return ways
+        """Return whether some op reads the value with which a step begins, rather than overwriting it first."""
+        return self.lifetimes.is_read(tensor, self.lifetimes.first_use[tensor])
 
     def away(self, tensor: int) -> tuple[int, ...]:
-        """Tiers that the tensor may go to, the best first; none for a pinned tensor."""
+        """Return the tiers that the tensor may go to, the best first; none for a pinned tensor."""
         home = self.homes[tensor]
         if home == FREE:
             return self.neighbours
         return () if home == self.compute_tier else (home,)
 
     def pinned(self, tensor: int) -> bool:
-        """Whether the tensor stays in the compute tier for as long as it is live."""
+        """Return whether the tensor stays in the compute tier for as long as it is live."""
         return not self.away(tensor)
 
     @cached_property
@@ -251,24 +246,30 @@ class Problem:
         return left
 
     def resolved_homes(self, chosen: Mapping[int, int] | None = None) -> tuple[int, ...]:
-        """Where each tensor is at time 0: its home, or `NOWHERE` if an op makes it.
+        """Return where each tensor is at time 0: its home, or `NOWHERE` if an op makes it.
 
         Parameters
         ----------
         chosen
             Tensor -> tier for tensors whose home is free; they live in the compute tier unless named here.
         """
-        chosen, known = chosen or {}, enumerate(self.known_homes)
-        return tuple([chosen.get(t, self.compute_tier) if home == FREE else home for t, home in known])
+        free = (chosen or {}).get
+        return tuple([free(t, self.compute_tier) if home == FREE else home for t, home in enumerate(self.known_homes)])
 
     def shortfall(
-        self, tier: int, demand_bytes: int, at: str, held: Collection[int], levers: Sequence[str] = (), full: str = ""
+        self,
+        tier: int,
+        demand_bytes: int,
+        moment: str,
+        held: Collection[int],
+        levers: Sequence[str] = (),
+        full: str = "",
     ) -> Shortfall:
         """Report that a tier is too small for what a policy needs there at once.
 
         Parameters
         ----------
-        tier, demand_bytes, at
+        tier, demand_bytes, moment
             Which tier, what it would hold [B], and when, as a phrase.
         held
             The tensors that it would hold.
@@ -278,22 +279,22 @@ class Problem:
         order = sorted(held, key=lambda t: (-self.sizes[t], t))
         largest = tuple((self.graph.tensors[t].name, self.sizes[t]) for t in order[:5])
         levers = (*levers, "a smaller batch or a shorter sequence needs less")
-        return Shortfall(self.tiers[tier], demand_bytes, int(self.capacities[tier]), at, largest, levers, full=full)
+        return Shortfall(self.tiers[tier], demand_bytes, int(self.capacities[tier]), moment, largest, levers, full=full)
 
     def copy_ns(self, tensor: int, source: int, target: int) -> int:
-        """Time of a copy that has all links of its path for itself [ns]."""
+        """Return the time of a copy that has all links of its path for itself [ns]."""
         return sum(transfer_ns(self.sizes[tensor], self.links[hop]) for hop in pairwise(self.path(source, target)))
 
     def path(self, source: int, target: int) -> tuple[int, ...]:
-        """Tiers of the fastest way from one tier to another, both ends included.
+        """Return the tiers of the fastest way from one tier to another, both ends included.
 
         Raises
         ------
         ConfigError
             If no links lead there.
         """
-        if (source, target) not in self._ways:
+        if (source, target) not in self._paths:
             must = f"a path of links leads from {self.tiers[source]!r} to {self.tiers[target]!r}"
             do = "add the link, or choose another home"
             raise ConfigError(f"hardware {self.hardware.name!r}, links", must, "none", do)
-        return self._ways[source, target][1]
+        return self._paths[source, target]
