@@ -12,11 +12,10 @@ from simulator.errors import CapacityError, ConfigError, Shortfall
 from simulator.policies import static
 from simulator.policies.decide import Policy, decided
 from simulator.run.case import Case, execute, prepare
-from simulator.run.placement import together
 from simulator.scenario import AllocatorKind, PolicyChoice
 
 _TRIES = 6
-"""How often an amount may grow by what it still lacks."""
+"""How often an amount may grow by what it still lacks: each time everything is planned and replayed again."""
 
 Tell = Callable[[int, int], None]
 """Called before each amount that is tried, with how many were, and how many may be."""
@@ -49,8 +48,8 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
         decide = partial(decided, manner, partial(static.witness, options=options))
         who = row if manner is choice else f"static{' with recompute' * options.recompute}"
     levers, rooms = list[str](), list[dict[str, int]]()
-    for lacking in report.rooms or ({report.tier: _wanted(case, report)},):
-        if room := _enough(case, decide, lacking, choice.allocator, tell):
+    for lacking in report.rooms or ({report.tier: _usable_bytes(case, report)},):
+        if room := _enough_room(case, decide, lacking, choice.allocator, tell):
             is_least = room == lacking and who == row
             lever = bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room)
             levers.append(lever if is_least else f"{lever}, with which {who} runs")
@@ -59,41 +58,35 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
     return replace(report, levers=(*levers, *report.levers), rooms=tuple(rooms), staged=staged)
 
 
-def _enough(
-    case: Case, decide: Policy, lacking: Mapping[str, int], allocator: AllocatorKind, tell: Tell
-) -> dict[str, int]:
-    """Grow the room by what it lacks until a plan is made and runs; return no room if that takes too many tries."""
-    wanted = dict(lacking)
-    for number in range(_TRIES):
-        tell(number, _TRIES)
-        given = _with_room(case, wanted)
-        try:
-            trace = execute(given, [decide(task.problem) for task in given.tasks], allocator=allocator)
-        except CapacityError as error:
-            if error.report.tier not in case.hardware.tiers:
-                return {}
-            wanted[error.report.tier] = _wanted(given, error.report)
-        except ConfigError:
-            return {}
-        else:
-            return wanted if trace.status == "ok" else {}
-    return {}
-
-
-def _wanted(case: Case, report: Shortfall) -> int:
+def _usable_bytes(case: Case, report: Shortfall) -> int:
     """Return what must be usable of a tier so that each rank which shares it gets what one rank lacks [B]."""
     tier = case.hardware.tiers[report.tier]
     usable = case.problem.budget_bytes if report.tier == case.hardware.compute_tier else tier.usable_bytes
-    return int(usable) + together(case.job.ranks, case.hardware)[tier.scope] * max(1, report.short_bytes)
+    sharing = min(case.job.ranks, case.hardware.topology.sharing[tier.scope])
+    return int(usable) + sharing * max(1, report.short_bytes)
 
 
-def _with_room(case: Case, room: Mapping[str, int]) -> Case:
-    """Make the same case with at least so much room; a budget that is set becomes exactly as large."""
-    tiers = case.hardware.tiers
-    least = {name: tiers[name].capacity_for(usable) for name, usable in room.items()}
-    sizes = {f"tiers.{name}.capacity": size for name, size in least.items() if size > tiers[name].capacity_bytes}
-    budget = room.get(case.hardware.compute_tier)
-    if budget is not None and case.loaded.scenario.budget_bytes is not None:
-        sizes["scenario.budget"] = budget
-    point = {Axis(path, (path,), "advice", "B"): size for path, size in sizes.items()}
-    return prepare(catalog.at(case.loaded, point), case.job)
+def _enough_room(
+    case: Case, decide: Policy, lacking: Mapping[str, int], allocator: AllocatorKind, tell: Tell
+) -> dict[str, int]:
+    """Grow the room by what it lacks until a plan is made and runs; return no room if that takes too many tries."""
+    room, tiers, budget_bytes = dict(lacking), case.hardware.tiers, case.loaded.scenario.budget_bytes
+    for tries in range(_TRIES):
+        tell(tries, _TRIES)
+        least = {name: tiers[name].capacity_for(usable) for name, usable in room.items()}
+        sizes = {f"tiers.{name}.capacity": size for name, size in least.items() if size > tiers[name].capacity_bytes}
+        if budget_bytes is not None and case.hardware.compute_tier in room:
+            sizes["scenario.budget"] = room[case.hardware.compute_tier]
+        point = {Axis(path, (path,), "advice", "B"): size for path, size in sizes.items()}
+        larger = prepare(catalog.at(case.loaded, point), case.job)
+        try:
+            trace = execute(larger, [decide(task.problem) for task in larger.tasks], allocator=allocator)
+        except CapacityError as error:
+            if error.report.tier not in tiers:
+                return {}
+            room[error.report.tier] = _usable_bytes(larger, error.report)
+        except ConfigError:
+            return {}
+        else:
+            return room if trace.status == "ok" else {}
+    return {}

@@ -83,8 +83,9 @@ class Case:
         )
 
     def bound(self, **kind: bool) -> bounds.Bound:
-        """What no plan of a kind can beat: see `simulator.run.task.Task.limits`."""
-        return max((task.bound(**kind) for task in self.tasks), key=lambda bound: bound.ns)
+        """Return the bound that no plan of a kind can beat: see `simulator.run.task.Task.limits`."""
+        steps = (task.limits(**kind).step(task.problem.budget_bytes) for task in self.tasks)
+        return max(steps, key=lambda bound: bound.ns)
 
     def least_peak_bytes(self, step_ns: int, **kind: bool) -> int:
         """No plan of a kind whose step takes at most `step_ns` has a lower peak in the compute tier [B]."""

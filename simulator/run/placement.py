@@ -40,9 +40,12 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
     for pattern, tier in loaded.scenario.homes.items():
         chosen = [graph.matching(pattern) for graph in graphs]
         if not any(chosen) and pattern not in set(TensorKind):
-            raise _unmatched(loaded, pattern, graphs[0])
-        for home, tensors in zip(homes, chosen, strict=True):
-            for tensor in tensors:
+            must = f"a home is for a tensor kind ({', '.join(sorted(TensorKind))}) or for names that some tensor has"
+            tensors = graphs[0].tensors
+            do = f"correct the pattern; the first tensor is {tensors[0].name!r}" if tensors else "drop it"
+            raise ConfigError(loaded.place("homes", pattern), must, repr(pattern), do)
+        for home, matches in zip(homes, chosen, strict=True):
+            for tensor in matches:
                 home[tensor] = ids[tier]
     return [tuple(home) for home in homes]
 
@@ -58,18 +61,11 @@ def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> 
     loaded, graph, homes
         The scenario, a graph of its job, and the homes of its tensors (see `home_ids`).
     """
-    here, there = (FREE, loaded.hardware.compute_tier_id), set(graph.inputs)
-    lasting = {t for t in graph.outputs if homes[t] not in here and t not in there}
-    if not lasting:
-        return graph
-    tensors = (replace(one, persistent=True) if t in lasting else one for t, one in enumerate(graph.tensors))
-    return replace(graph, tensors=tuple(tensors))
-
-
-def _unmatched(loaded: Loaded, pattern: str, graph: Graph) -> ConfigError:
-    rule = f"a home is for a tensor kind ({', '.join(sorted(TensorKind))}) or for names that some tensor has"
-    do = f"correct the pattern; the first tensor is {graph.tensors[0].name!r}" if graph.tensors else "drop it"
-    return ConfigError(loaded.place("homes", pattern), rule, repr(pattern), do)
+    compute_tier, tensors = loaded.hardware.compute_tier_id, list(graph.tensors)
+    lasting = [t for t in graph.outputs if homes[t] not in (FREE, compute_tier) and t not in graph.inputs]
+    for t in lasting:
+        tensors[t] = replace(tensors[t], persistent=True)
+    return replace(graph, tensors=tuple(tensors)) if lasting else graph
 
 
 def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> list[tuple[int | float, ...]]:
@@ -89,27 +85,21 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
         the homes of all do not fit.
     """
     at_home = [Counter[int]() for _ in job.graphs]
-    for one, home, taken in zip(job.graphs, homes, at_home, strict=True):
-        for tensor in one.inputs:
-            taken[home[tensor]] += one.tensors[tensor].size_bytes
-    again = list(repeated([(job.graphs[graph], homes[graph]) for graph in job.graph_of], hardware))
+    for graph, home, taken in zip(job.graphs, homes, at_home, strict=True):
+        for tensor in graph.inputs:
+            taken[home[tensor]] += graph.tensors[tensor].size_bytes
+    again = list(repeated([(job.graphs[i], homes[i]) for i in job.graph_of], hardware))
     shared: list[list[int | float]] = [[tier.usable_bytes for tier in hardware.tiers.values()] for _ in job.graphs]
-    for number, tier in enumerate(hardware.tiers.values()):
-        place = together(job.ranks, hardware)[tier.scope]
-        spare: Counter[int] = Counter()
+    for index, tier in enumerate(hardware.tiers.values()):
+        sharing, spare = min(job.ranks, hardware.topology.sharing[tier.scope]), Counter[int]()
         for stored in again:
-            spare[stored.rank // place] += stored.size_bytes if stored.tier == number else 0
-        for start in range(0, job.ranks, place):
-            mine = job.graph_of[start : start + place]
-            left = tier.usable_bytes - sum(at_home[graph][number] for graph in mine) + spare[start // place]
-            for graph in set(mine):
-                shared[graph][number] = min(shared[graph][number], at_home[graph][number] + left // len(mine))
+            spare[stored.rank // sharing] += stored.size_bytes if stored.tier == index else 0
+        for start in range(0, job.ranks, sharing):
+            graphs = job.graph_of[start : start + sharing]
+            left = tier.usable_bytes - sum(at_home[i][index] for i in graphs) + spare[start // sharing]
+            for i in set(graphs):
+                shared[i][index] = min(shared[i][index], at_home[i][index] + left // len(graphs))
     return [tuple(rooms) for rooms in shared]
-
-
-def together(ranks: int, hardware: Hardware) -> dict[str, int]:
-    """Return how many ranks share one instance of what there is once in each device, each node, or the supernode."""
-    return {"device": 1, "node": min(ranks, hardware.topology.devices_per_node), "supernode": ranks}
 
 
 def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
@@ -120,13 +110,15 @@ def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
     ranks, hardware
         How many there are, where.
     """
-    shared = (name for name, bus in hardware.buses.items() if any(link in hardware.links for link in bus.links))
-    return {name: count for name in shared if (count := together(ranks, hardware)[hardware.buses[name].scope]) > 1}
+    buses = {name: bus for name, bus in hardware.buses.items() if not hardware.links.keys().isdisjoint(bus.links)}
+    counts = {name: min(ranks, hardware.topology.sharing[bus.scope]) for name, bus in buses.items()}
+    return {name: count for name, count in counts.items() if count > 1}
 
 
 _GROUPS = (2, 4, 8)
 """Numbers of groups that are tried: more groups win little, and each is simulated."""
 _LEAST_STEPS = 3
+"""In the first step ranks still begin, in the last they end: a step counts in which all are at work."""
 
 
 def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int, ...]:

@@ -294,5 +294,5 @@ def notes(case: Case, plans: Sequence[Plan]) -> list[str]:
     who: dict[str, list[str]] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
         for note in plan.notes:
-            who.setdefault(note, []).append(task.said)
+            who.setdefault(note, []).append(task.label)
     return [note if len(said) == len(plans) else f"{'; '.join(said)}: {note}" for note, said in who.items()]

@@ -68,7 +68,7 @@ class Planned:
             return decisions.tensor_text(next(having, self.explanations[0]), tensor)
         told = [decisions.plan_text(explanation) for explanation in self.explanations]
         if len(told) > 1:
-            told = [f"{task.said}\n\n{text}" for task, text in zip(self.result.case.tasks, told, strict=True)]
+            told = [f"{task.label}\n\n{text}" for task, text in zip(self.result.case.tasks, told, strict=True)]
         return "\n\n".join((self._head(), *(told or ["Only 'static' says why its plan is as it is."])))
 
     def _head(self) -> str:

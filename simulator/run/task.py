@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 from simulator import bounds, engine, formats, metrics
 from simulator.catalog import Loaded
@@ -69,7 +69,7 @@ class RunDraws:
         return isinstance(self.origin, Routing)
 
     def draws(self, graph: Graph, rank: int = 0, *, rehearsal: bool = False) -> Draws | None:
-        """What dynamic reads of a rank choose; None if its graph has none.
+        """Return what dynamic reads of a rank choose; None if its graph has none.
 
         A rehearsal has draws with the same shares that are not those of the run: what a runtime is tried with.
         """
@@ -81,7 +81,7 @@ class RunDraws:
         return self._known[key]
 
     def measured_ns(self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
-        """Time of each op in the step that is measured [ns], from what it takes as planned.
+        """Return the time of each op in the step that is measured [ns], from what it takes as planned.
 
         Of several ranks that draw for themselves, that is what ops take at least.
         """
@@ -93,21 +93,12 @@ class RunDraws:
         return draws.step_durations_ns(times_ns, graph.steps - 1)
 
     def shorter_ns(self, graph: Graph, op: int) -> int:
-        """How much less an op may take in the step that is measured than in the one before [ns]: whatever it reads."""
+        """Return how much less an op may take in the measured step than in the one before, whatever it reads [ns]."""
         late = graph.ops[op].late if op >= 0 else None
         if graph.steps == 1 or late is None:
             return 0
         most, least = sum(graph.tensors[t].size_bytes for t in late.candidates), graph.certain.ops[op]
         return duration_ns(chosen_op(least, most), self.hardware) - duration_ns(least, self.hardware)
-
-
-def alone(graph: Graph, times_ns: Sequence[int]) -> Graph:
-    """The graph as one rank runs it if the others never keep it waiting: its collectives take their time alone."""
-    if not graph.meets:
-        return graph
-    timed = zip(graph.ops, times_ns, strict=True)
-    ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
-    return replace(graph, ops=tuple(ops))
 
 
 class Trials:
@@ -121,7 +112,7 @@ class Trials:
 
     def __init__(self, drawn: RunDraws) -> None:
         self._drawn = drawn
-        self.begin(lambda number: None)
+        self.begin(lambda _: None)
 
     def begin(self, tell: Callable[[int], None]) -> None:
         """Count plans anew, and forget the fastest.
@@ -144,8 +135,12 @@ class Trials:
         self._tell(self.begun)
         graph, hardware, times_ns = problem.graph, problem.hardware, problem.durations_ns
         draws = self._drawn.draws(graph, rehearsal=True) if plan.fixed is None else None
-        lone, starts = alone(graph, times_ns), plan.starts_ns
-        by_start = {start: engine.Program(lone, plan, times_ns, start, draws, problem.allocator) for start in starts}
+        starts, tried = plan.starts_ns, graph
+        if graph.meets:  # as if no other rank kept it waiting: its collectives take their time alone
+            timed = zip(graph.ops, times_ns, strict=True)
+            ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
+            tried = replace(graph, ops=tuple(ops))
+        by_start = {start: engine.Program(tried, plan, times_ns, start, draws, problem.allocator) for start in starts}
         programs = [by_start[starts[rank % len(starts)]] for rank in range(problem.ranks)]
         if engine.obstacle(programs, hardware):
             programs = programs[:1]
@@ -155,7 +150,7 @@ class Trials:
         ran_by_rank = [metrics.Ran.of(graph, hardware, trace) for trace in different]
         rows = ((metrics.counted(graph, hardware, ran), ran) for ran in ran_by_rank)
         row, ran = max(rows, key=lambda counted: counted[0]["step_ns"] or 0)
-        is_whole = row["status"] == "ok" and lone is graph and not graph.dynamic_reads
+        is_whole = row["status"] == "ok" and tried is graph and not graph.dynamic_reads
         if is_whole and (self._fastest is None or row["step_ns"] < self._fastest[0]):
             self._fastest = row["step_ns"], problem, plan, whole
         crowds = metrics.crowds(hardware, whole) if problem.ranks > 1 else {}
@@ -179,13 +174,10 @@ class Trials:
             What runs, without draws, and what was decided; another problem, such as a changed machine, is another run.
         """
         kept, self._fastest = self._fastest, None
-        is_same = kept is not None and kept[1] is problem and _heeded(kept[2]) == _heeded(plan)
-        return kept[3] if kept is not None and is_same else None
-
-
-def _heeded(plan: Plan) -> Plan:
-    """The plan without its words, which the engine does not heed."""
-    return replace(plan, policy="", notes=(), file="")
+        if kept is None or kept[1] is not problem:
+            return None
+        heeded = replace(kept[2], policy=plan.policy, notes=plan.notes, file=plan.file)  # the engine heeds no words
+        return kept[3] if heeded == plan else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +199,6 @@ class Task:
     team: bounds.Team
     drawn: RunDraws
     _limits: dict[tuple[bool, bool], bounds.Limits] = field(default_factory=dict, init=False, repr=False)
-    _unfit: dict[bool, Shortfall | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def times_ns(self) -> Sequence[int]:
@@ -215,7 +206,7 @@ class Task:
         return self.team.times_ns[self.number]
 
     def draws(self, rank: int) -> Draws | None:
-        """What dynamic reads of a rank choose; None if there are none."""
+        """Return what dynamic reads of a rank choose; None if there are none."""
         return self.drawn.draws(self.graph, rank)
 
     @cached_property
@@ -225,11 +216,11 @@ class Task:
 
     @property
     def graph(self) -> Graph:
-        """What runs."""
+        """The graph that runs."""
         return self.problem.graph
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Its label with its ranks, for people."""
         label, first, last = self.team.job.labels[self.number], self.ranks[0], self.ranks[-1]
         if len(self.ranks) == 1:
@@ -241,17 +232,13 @@ class Task:
         """Tensors (ids) that the scenario keeps in the compute tier."""
         return [tensor for tensor in range(len(self.graph.tensors)) if self.problem.pinned(tensor)]
 
-    def bound(self, **kind: bool) -> bounds.Bound:
-        """What no plan of a kind can beat: see `limits`."""
-        return self.limits(**kind).step(self.problem.budget_bytes)
-
     @cached_property
     def lap_bound(self) -> bounds.Bound:
-        """What each lap of a repeating plan takes at least on average, right whatever dynamic reads choose."""
+        """A bound on the mean lap of a plan that repeats and is right whatever dynamic reads choose."""
         return bounds.mean_step(self.graph, self.problem.hardware, self.problem.known_homes)
 
     def limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
-        """All that no plan of a kind can beat, found once for each kind.
+        """Return all that no plan of a kind can beat, found once for each kind.
 
         Parameters
         ----------
@@ -277,10 +264,9 @@ class Task:
             )
         return self._limits[may_repeat, in_turn]
 
-    def unfit(self, *, may_repeat: bool) -> Shortfall | None:
-        """Why no plan fits, if none does: of plans that run each op once in a step, or of all."""
-        if may_repeat not in self._unfit:
-            problem, graph = self.problem, self.team.job.graphs[self.number]
-            about = graph, problem.hardware, problem.known_homes, problem.budget_bytes
-            self._unfit[may_repeat] = bounds.infeasible(*about, may_repeat=may_repeat)
-        return self._unfit[may_repeat]
+    @cached_property
+    def unfit(self) -> Callable[..., Shortfall | None]:
+        """Why no plan fits, if none does: of those that run each op once in a step, or (``may_repeat=True``) of all."""
+        problem, graph = self.problem, self.team.job.graphs[self.number]
+        about = graph, problem.hardware, problem.known_homes, problem.budget_bytes
+        return cache(partial(bounds.infeasible, *about))
