@@ -78,7 +78,7 @@ def asked_for(
     workload: str | Path | None,
     policies: Policies | None = None,
 ) -> str | Path | Scenario:
-    """Tell which scenario is asked for: the one that is named, or that of a workload on a machine.
+    """Return the scenario that is asked for: the one that is named, or that of a workload on a machine.
 
     Parameters
     ----------
@@ -152,16 +152,16 @@ def run_case(
     """
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
-    told = what_would_free(results, policies, progress, is_asked=what_if) if what_if is not False else []
+    sentences = what_would_free(results, policies, progress, is_asked=what_if) if what_if is not False else []
     also = partial(beside, results, progress, is_asked=bool(what_if)) if what_if is not False else tuple
     if question is None:
-        return Results(case, results, told=told, also=also)
-    found = frontier(case.loaded, kind=type(question), policies=policies, progress=progress)
-    answers = {(answer["policy"], answer["within"]): answer for answer in found.rows}
+        return Results(case, results, None, sentences, also)
+    largest = frontier(case.loaded, kind=type(question), policies=policies, progress=progress)
+    answers = {(answer["policy"], answer["within"]): answer for answer in largest.rows}
     for row in results:
-        for column, (limit, own) in question.columns(case.hardware.compute_tier).items():
+        for column, (limit, figure) in question.columns(case.hardware.compute_tier).items():
             answer = answers[row.label, limit]
-            row.summary[column] = answer.get(own)
-            if {"tried", "next"} & answer.keys() == {"tried"} and own not in ("step_ns", "slowdown"):
+            row.summary[column] = answer.get(figure)
+            if {"tried", "next"} & answer.keys() == {"tried"} and figure not in ("step_ns", "slowdown"):
                 row.summary[f"{column}_is"] = "at least" if question.sign > 0 else "at most"  # the search ended there
-    return Results(case, results, found, told, also)
+    return Results(case, results, largest, sentences, also)

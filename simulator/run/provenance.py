@@ -25,7 +25,7 @@ _REFERENCES["scenario"]["draws"] = {"file"}
 
 
 def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequence[str] = ()) -> dict[str, Any]:
-    """Say where every number of a run comes from.
+    """List where every number of a run comes from.
 
     Parameters
     ----------
@@ -45,14 +45,20 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
         ``mine``: nothing is said of where they are from.
     """
     documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
-    content = {kind: _said(kind, document) for kind, document in documents.items()}
-    content["scenario"] |= {"rows": _rows(loaded, rows), "asked": list(asked)}
-    inputs = []
+    content, inputs = dict[str, dict[str, Any]](), list[dict[str, str]]()
+    for role, document in documents.items():
+        excluded = dict.fromkeys(_PROSE, True) | _REFERENCES.get(role, {})
+        content[role] = document.model_dump(mode="json", exclude=excluded)
+    ran = [choice for choice in loaded.scenario.policies if rows is None or choice.row in rows]
+    content["scenario"] |= {"asked": list(asked)}
+    content["scenario"]["rows"] = [  # a plan from a file is an input of its own
+        ({} if choice.is_file else choice.model_dump(mode="json")) | {"label": choice.row} for choice in ran
+    ]
     for role, digest in loaded.sha256.items():
         name = documents[role].name if role in documents else loaded.paths[role].name
         inputs.append({"kind": role, "name": name, "sha256": digest})
         if role in content:
-            inputs[-1]["content"] = _digest(content[role])
+            inputs[-1]["content"] = hashlib.sha256(json.dumps(content[role], sort_keys=True).encode()).hexdigest()
     return {
         "hosim": simulator.__version__,
         "scenario": loaded.scenario.name,
@@ -62,44 +68,27 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
         "seed": loaded.scenario.seed,
         "set": dict(loaded.scenario.set_),
         **{table: _figures(loaded, table) for table in ("fitted", "assumed")},
-        "mine": {one.name: number for one in documents.values() if (number := one.origins()["mine"])},
+        "mine": {document.name: count for document in documents.values() if (count := document.origins()["mine"])},
     }
 
 
-def _said(role: str, document: Document) -> dict[str, Any]:
-    """What a document says to a run, with all that was set."""
-    return document.model_dump(mode="json", exclude=dict.fromkeys(_PROSE, True) | _REFERENCES.get(role, {}))
-
-
-def _rows(loaded: Loaded, labels: Sequence[str] | None) -> list[dict[str, Any]]:
-    """What the scenario says of its rows; a plan from a file is an input of its own."""
-    chosen = [choice for choice in loaded.scenario.policies if labels is None or choice.row in labels]
-    return [{"label": one.row} if one.is_file else one.model_dump(mode="json") | {"label": one.row} for one in chosen]
-
-
-def _digest(said: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
-
-
 def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
-    """Fields with their reasons; what the scenario sets stands in the hardware too, and is listed once."""
-    scenario: dict[str, str | Fit] = getattr(loaded.scenario, table)
-    hardware: dict[str, str | Fit] = getattr(loaded.hardware, table)
-    own = {path: why for path, why in scenario.items() if why not in hardware.values()}
+    """List fields with their reasons; what the scenario sets stands in the hardware too, and is listed once."""
+    of_scenario: dict[str, str | Fit] = getattr(loaded.scenario, table)
+    of_hardware: dict[str, str | Fit] = getattr(loaded.hardware, table)
+    figures: list[tuple[Document, str, str | Fit]] = []
+    for path, why in of_hardware.items():
+        figures.append((loaded.scenario if why in of_scenario.values() else loaded.hardware, path, why))
+    figures += [(loaded.workload, path, why) for path, why in getattr(loaded.workload, table).items()]
+    figures += [(loaded.scenario, path, why) for path, why in of_scenario.items() if why not in of_hardware.values()]
     return [
-        *(_figure(loaded.scenario if why in scenario.values() else loaded.hardware, path, why)
-          for path, why in hardware.items()),
-        *(_figure(loaded.workload, path, why) for path, why in getattr(loaded.workload, table).items()),
-        *(_figure(loaded.scenario, path, why) for path, why in own.items()),
-    ]  # fmt: skip
-
-
-def _figure(document: Document, path: str, why: str | Fit) -> dict[str, str]:
-    return {"document": document.name, "field": path, **(why.model_dump() if isinstance(why, Fit) else {"why": why})}
+        {"document": document.name, "field": path, **(why.model_dump() if isinstance(why, Fit) else {"why": why})}
+        for document, path, why in figures
+    ]
 
 
 def files_named(loaded: Loaded) -> dict[str, str]:
-    """Role -> name of files that the documents of `as_run` name, beside them.
+    """Return by role the names of files that the documents of `as_run` name, beside them.
 
     Parameters
     ----------
@@ -139,6 +128,6 @@ def as_run(loaded: Loaded, rows: Mapping[str, Row], *, is_changed: bool) -> dict
     if choices:
         kept = {choice.row for choice in choices}
         expected = () if is_changed else loaded.scenario.expect
-        expect = tuple(one for one in expected if set(one.rows.values()) <= kept)
+        expect = tuple(condition for condition in expected if set(condition.rows.values()) <= kept)
         changes = {"policies": tuple(choices), "expect": expect}
     return loaded.documents(files_named(loaded), **changes)

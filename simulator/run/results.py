@@ -27,7 +27,7 @@ from simulator.report.views import Section, SweepView
 from simulator.run.case import Case
 from simulator.run.provenance import as_run, files_named, provenance
 from simulator.run.sweep import Progress, Sweep, frame, silent
-from simulator.trace import Trace
+from simulator.trace import ISSUED, Trace
 from simulator.units import human, nearest
 
 if TYPE_CHECKING:
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
     from simulator.report.html import Pages
 
 
-def shown(title: str, rows: Sequence[Row], said: Sequence[str]) -> SweepView:
+def shown(title: str, rows: Sequence[Row], sentences: Sequence[str]) -> SweepView:
     """Show rows as notebooks do: what there is to say, and the table.
 
     Parameters
     ----------
-    title, rows, said
+    title, rows, sentences
         What ran, its rows, and sentences about them.
     """
-    return SweepView(title, [Section(columns=columns) for columns in folded(rows, PIPE_WIDTH)], said)
+    return SweepView(title, [Section(columns=columns) for columns in folded(rows, PIPE_WIDTH)], sentences)
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Say which figures that were set change nothing, which costs and homes are missing, and why there are no rates.
+    """Return hints: which figures that were set change nothing, which costs and homes are missing, why rates are.
 
     Parameters
     ----------
@@ -57,15 +57,15 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
         What ran, and its rows.
     """
     scenario = case.loaded.scenario
-    found = without_effect(case.hardware, scenario.budget_bytes, scenario.set_)
+    idle_figures = without_effect(case.hardware, scenario.budget_bytes, scenario.set_)
     for row in rows:
-        own = case.choice(row.label).set_
-        found += [f"{row.label}: {one}" for one in without_effect(row.hardware, scenario.budget_bytes, own)]
-    return [*dict.fromkeys(found), *_free_runtimes(case, rows), *_experts(case), *_rates(case, rows)]
+        idle_of_row = without_effect(row.hardware, scenario.budget_bytes, case.choice(row.label).set_)
+        idle_figures += [f"{row.label}: {hint}" for hint in idle_of_row]
+    return [*dict.fromkeys(idle_figures), *_free_runtimes(case, rows), *_experts(case), *_rates(case, rows)]
 
 
 def _rates(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Say why the table of a graph file has no rates."""
+    """Explain why the table of a graph file has no rates."""
     work, is_given = case.loaded.workload, case.loaded.is_job_given
     ran = any(row.summary["status"] == "ok" for row in rows)
     if work.graph is None or is_given or not ran or any(graph.arithmetic for graph in case.job.graphs):
@@ -75,6 +75,7 @@ def _rates(case: Case, rows: Sequence[Row]) -> list[str]:
 
 
 def _free_runtimes(case: Case, rows: Sequence[Row]) -> list[str]:
+    """Name the runtimes that pay for no decision, as the machine states no costs of a host."""
     runtimes = [row.label for row in rows if any(plan.fixed is None for plan in row.plans)]
     if not runtimes or "host" in case.hardware.model_fields_set:
         return []
@@ -83,17 +84,15 @@ def _free_runtimes(case: Case, rows: Sequence[Row]) -> list[str]:
 
 
 def _experts(case: Case) -> list[str]:
-    """Say that weights have another home and experts were forgotten."""
-    homes, here = case.loaded.scenario.homes, case.hardware.compute_tier
-    if homes.get(TensorKind.WEIGHT, here) == here:
+    """Warn where weights have another home and experts were forgotten."""
+    homes, compute_tier = case.loaded.scenario.homes, case.hardware.compute_tier
+    if homes.get(TensorKind.WEIGHT, compute_tier) == compute_tier:
         return []
-    named = {one for pattern in homes for graph in case.job.graphs for one in graph.matching(pattern)}
-    tensors = enumerate(case.job.graphs[0].tensors)
-    left = sum(one.size_bytes for number, one in tensors if one.kind is TensorKind.EXPERT and number not in named)
-    if not left:
-        return []
-    forgotten = f"{human(left, 'B')} of experts live in {here}: give expert a home as well"
-    return [f"homes names weight and not expert, so that {forgotten}."]
+    named = {t for pattern in homes for graph in case.job.graphs for t in graph.matching(pattern)}
+    experts = [(t, tensor) for t, tensor in enumerate(case.job.graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
+    left_bytes = sum(tensor.size_bytes for t, tensor in experts if t not in named)
+    forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}: give expert a home as well"
+    return [f"homes names weight and not expert, so that {forgotten}."] if left_bytes else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,12 +143,12 @@ class Result(Row):
 
     @cached_property
     def memory(self) -> pd.DataFrame:
-        """What each tier holds after each change, by tensor kind [B]."""
+        """Contents of each tier after each change, by tensor kind [B]."""
         return self.tables.memory()
 
     @cached_property
     def ranks(self) -> pd.DataFrame:
-        """What each rank did, one a line: its times [ns], its shares, and its peaks [B]."""
+        """Ranks, one a line: their times [ns], shares, and peaks [B]."""
         return self.tables.ranks()
 
     @property
@@ -160,12 +159,12 @@ class Result(Row):
     @cached_property
     def recordings(self) -> tuple[Plan, ...]:
         """For each graph of the job, the steps that its first rank issued, as a fixed plan."""
-        trace, found = self._trace, []
+        trace, plans = self._trace, []
         for task, plan in zip(self.case.tasks, self.plans, strict=True):
             issued = trace.issued[task.ranks[0]].whole()
-            steps = Actions.from_columns(*(issued[column].tolist() for column in ("kind", "a", "b", "c")))
-            found.append(plan if plan.fixed is not None else replace(plan, actions=steps, repeats=1))
-        return tuple(found)
+            steps = Actions.from_columns(*(issued[column].tolist() for column in ISSUED))
+            plans.append(plan if plan.fixed is not None else replace(plan, actions=steps, repeats=1))
+        return tuple(plans)
 
     def _repr_html_(self) -> str:
         return shown(self.label, [self], sentences([self]))._repr_html_()
@@ -230,8 +229,8 @@ class Results(dict[str, Result]):
         The rows.
     largest
         Up to which value of a field each row fits, if the scenario asks.
-    told
-        What was found out besides, sentence by sentence.
+    what_if
+        What would make the fastest row free, sentence by sentence, if that was searched; it is kept as `told`.
     also
         Finds, when it is written, what else stands on the page.
     """
@@ -241,11 +240,11 @@ class Results(dict[str, Result]):
         case: Case,
         rows: Sequence[Result],
         largest: Sweep | None = None,
-        told: Sequence[str] = (),
+        what_if: Sequence[str] = (),
         also: Callable[[], Sequence[Sweep]] = tuple,
     ) -> None:
         super().__init__((row.label, row) for row in rows)
-        self.case, self.largest, self.told, self._also = case, largest, told, also
+        self.case, self.largest, self.told, self._also = case, largest, what_if, also
 
     def __missing__(self, label: str) -> Result:
         raise KeyError(f"no row {label!r}: {nearest(str(label), tuple(self))}")
@@ -271,47 +270,44 @@ class Results(dict[str, Result]):
 
     @cached_property
     def sentences(self) -> list[str]:
-        """What a person would say about the rows and should know; how far each row fits, if that was asked."""
-        found = self.largest.sentences if self.largest else []
-        more = [*found, *pointer(self.case.loaded.scenario.scaling), *self.told]
-        rows = list(self.values())
+        """Sentences that a person would say about the rows, and hints; how far each row fits, if that was asked."""
+        rows, largest = list(self.values()), self.largest.sentences if self.largest else []
+        more = [*largest, *pointer(self.case.loaded.scenario.scaling), *self.told]
         return [*sentences(rows), *hints(self.case, rows), *more]
 
     @cached_property
     def expectations(self) -> list[expectations.Verdict]:
-        """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
-        if self.case.is_changed:
-            return []
+        """Verdicts on what the scenario expects of these rows; none if the machine was changed."""
         scenario = self.case.loaded.scenario
         source = scenario.claim.source if scenario.claim else ""
-        return expectations.verdicts(scenario.expect, self.summaries, source)
+        return [] if self.case.is_changed else expectations.verdicts(scenario.expect, self.summaries, source)
 
     @property
     def checks(self) -> list[Check]:
-        """What `hosim run` fails for, as tests: one that a row runs to its end, and one for each expectation."""
-        states = " or ".join(sorted({row.status for row in self.values()}))
-        ran = any(row.status == "ok" for row in self.values())
-        found = [Check("a row runs to its end", "" if ran else f"no row ran to its end, all are {states}")]
-        known = {verdict.asks: check(verdict) for verdict in self.expectations}
+        """Tests of what `hosim run` fails for: one that a row runs to its end, and one for each expectation."""
+        states = {row.status for row in self.values()}
+        failure = "" if "ok" in states else f"no row ran to its end, all are {' or '.join(sorted(states))}"
+        by_question = {verdict.asks: check(verdict) for verdict in self.expectations}
         why = "something was set for this run" if self.case.is_changed else "not all of its rows were run"
         asked = map(expectations.asks, self.case.loaded.scenario.expect)
-        return found + [known.get(asks, Check(asks, skipped=why)) for asks in asked]
+        of_rows = [by_question.get(asks, Check(asks, skipped=why)) for asks in asked]
+        return [Check("a row runs to its end", failure), *of_rows]
 
     @cached_property
     def card(self) -> dict[str, Card]:
-        """What ran (``model``) and where (``machine``): parameters, weights, arithmetic of a token, peaks, tiers."""
+        """Cards of the ``model`` and the ``machine``: parameters, weights, arithmetic of a token, peaks, tiers."""
         loaded = self.case.loaded
         work = None if loaded.is_job_given else loaded.workload
         return {"model": model_card(work, self.case.job), "machine": machine_card(self.case.hardware)}
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Where every number comes from: version, inputs, switches, what was assumed and what was fitted."""
+        """Sources of every number: version, inputs, switches, what was assumed and what was fitted."""
         return provenance(self.case.loaded, list(self), [verdict.asks for verdict in self.expectations])
 
     @cached_property
     def more(self) -> dict[str, Any]:
-        """What ``summary.json`` says besides the rows; of each row that ran, what it waited for by cause and place."""
+        """Contents of ``summary.json`` besides the rows; of each row that ran, its stalls by cause and place."""
         return {
             "card": self.card,
             "sentences": self.sentences,
@@ -367,7 +363,7 @@ class Results(dict[str, Result]):
         files.write_texts(folder, as_run(case.loaded, self, is_changed=case.is_changed))
         for role, name in files_named(case.loaded).items():
             (folder / name).write_bytes(case.loaded.paths[role].read_bytes())
-        drawn = [(one.view, picture(one.figure()).png() if one.view.panels else None) for one in self._also()]
+        drawn = [(also.view, picture(also.figure()).png() if also.view.panels else None) for also in self._also()]
         pages.report(case.loaded.scenario, self.more, rows, drawn, command)
         files.write_summary(folder, [row.summary for row in rows], self.more)
 

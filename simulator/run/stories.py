@@ -66,10 +66,10 @@ class Planned:
             insist(self.explanations, "--tensor", rule, repr(self.result.label), "plan with 'static'")
             having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
             return decisions.tensor_text(next(having, self.explanations[0]), tensor)
-        told = [decisions.plan_text(explanation) for explanation in self.explanations]
-        if len(told) > 1:
-            told = [f"{task.label}\n\n{text}" for task, text in zip(self.result.case.tasks, told, strict=True)]
-        return "\n\n".join((self._head(), *(told or ["Only 'static' says why its plan is as it is."])))
+        texts = [decisions.plan_text(explanation) for explanation in self.explanations]
+        if len(texts) > 1:
+            texts = [f"{task.label}\n\n{text}" for task, text in zip(self.result.case.tasks, texts, strict=True)]
+        return "\n\n".join((self._head(), *(texts or ["Only 'static' says why its plan is as it is."])))
 
     def _head(self) -> str:
         row, case = self.result.summary, self.result.case
@@ -101,11 +101,11 @@ class Planned:
         with files.replaced(out) as folder:
             tasks = self.result.case.tasks
             names = [""] if len(tasks) == 1 else folder_names(self.result.job.labels).values()
-            for number, name in enumerate(names):
+            for graph, name in enumerate(names):
                 inner = folder / name
                 inner.mkdir(exist_ok=True)
-                formats.plan_jsonl.write(self.result.recordings[number], tasks[number].graph, inner / "plan.jsonl")
-                for why in self.explanations[number : number + 1]:
+                formats.plan_jsonl.write(self.result.recordings[graph], tasks[graph].graph, inner / "plan.jsonl")
+                for why in self.explanations[graph : graph + 1]:
                     graph_jsonl.write_augmented(why.candidate.augmented, why.candidate.plan, inner / "augmented.json")
                     decisions.write(why, inner)
             (folder / "plan.png").write_bytes(picture(self.result.timeline()).png())
@@ -153,8 +153,8 @@ def plan(
     result = row_of(case, label, decide, progress or silent)
     if result.shortfall is not None:
         raise CapacityError(result.shortfall)
-    told = ((plan, why) for plan in result.plans for why in explanations if why.plan.actions is plan.actions)
-    return Planned(result, tuple(replace(why, plan=plan) for plan, why in told))
+    chosen = ((plan, why) for plan in result.plans for why in explanations if why.plan.actions is plan.actions)
+    return Planned(result, tuple(replace(why, plan=plan) for plan, why in chosen))
 
 
 _WORKLOAD = "workload.yaml"
@@ -181,23 +181,20 @@ def write_graphs(workload: str | Path, out: Path) -> list[str]:
         If the document is wrong, or the folder holds something else.
     """
     files.check_target(out)
-    found, job = _built(workload)
-    names = folder_names(job.labels).values() if len(job.graphs) > 1 else [""]
-    said = []
+    document, job = _built(workload)
+    names, lines = folder_names(job.labels).values() if len(job.graphs) > 1 else [""], list[str]()
     with files.replaced(out) as folder:
         for graph, name in zip(job.graphs, names, strict=True):
             file = f"graph-{name}.jsonl" if name else "graph.jsonl"
             graph_jsonl.write(graph, folder / file)
-            said.append(f"{out / file}: {counted(len(graph.ops), 'op')}, {counted(len(graph.tensors), 'tensor')}")
+            lines.append(f"{out / file}: {counted(len(graph.ops), 'op')}, {counted(len(graph.tensors), 'tensor')}")
         if len(job.graphs) == 1:
-            (folder / _WORKLOAD).write_text(catalog.dump(_of_file(found, job.graphs[0].steps)), encoding="utf-8")
-            said.append(f"{out / _WORKLOAD}: a workload that runs {out / 'graph.jsonl'}")
-    return said
-
-
-def _of_file(workload: Workload, steps: int) -> Workload:
-    fields = {"name": workload.name, "title": workload.title, "graph": "graph.jsonl", "steps": steps}
-    return Workload.model_validate({**fields, "assumed": {"steps": "as in the workload that the graph was made from"}})
+            fields = {"name": document.name, "title": document.title, "graph": "graph.jsonl"}
+            assumed = {"steps": "as in the workload that the graph was made from"}
+            of_file = Workload.model_validate({**fields, "steps": job.graphs[0].steps, "assumed": assumed})
+            (folder / _WORKLOAD).write_text(catalog.dump(of_file), encoding="utf-8")
+            lines.append(f"{out / _WORKLOAD}: a workload that runs {out / 'graph.jsonl'}")
+    return lines
 
 
 def layout(workload: str | Path, *, as_json: bool = False) -> str:
@@ -215,16 +212,16 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     ConfigError
         If the document is wrong, or the model cannot be spread like that.
     """
-    found, job = _built(workload)
+    document, job = _built(workload)
     if as_json:
-        return dumps(card.layout_data(job, layouts(found), found.dtypes.element_bytes), indent=2)
-    return card.layout_text(job, found, layouts(found))
+        return dumps(card.layout_data(job, layouts(document), document.dtypes.element_bytes), indent=2)
+    return card.layout_text(job, document, layouts(document))
 
 
 def _built(workload: str | Path) -> tuple[Workload, Job]:
     entry = catalog.load(workload, "workload")
-    found: Workload = entry.document
-    return found, build_job(found, entry.path.parent, partial(formats.read_graph, views=found.views))
+    document: Workload = entry.document
+    return document, build_job(document, entry.path.parent, partial(formats.read_graph, views=document.views))
 
 
 _ANY_MACHINE = "h100_sxm"
@@ -260,6 +257,6 @@ def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0) -> str:
     So many kernels, copies and fills have no time in the recording, and are in neither.
     """
     step_ns, peak_bytes = replayed(graph)
-    said = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
+    times = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
     without = f"; {untimed:,} kernels, copies and fills without a time are in neither" if untimed else ""
-    return f"{said} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {human(peak_bytes, 'B')}{without}"
+    return f"{times} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {human(peak_bytes, 'B')}{without}"
