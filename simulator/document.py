@@ -1,4 +1,4 @@
-"""What every YAML document has in common: strictness, a name, and the origins of its figures."""
+"""The base of every YAML document: strictness, a name, and the origins of its figures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails
 
-from simulator.units import FieldError, closest, in_yaml, nearest, require, would_divide
+from simulator.units import FieldError, did_you_mean, in_yaml, nearest, require, would_divide
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 """A catalogue name: letters, digits, ``_``, ``.`` and ``-``."""
@@ -31,18 +31,18 @@ Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 LONGEST_NAME = 1000
-"""Most characters of a name that is none of a catalogue's: of a tensor, an op, a row."""
+"""Most characters of a name outside the catalogue: of a tensor, an op, a row."""
 
 
 def flaw(name: str, longest: int = LONGEST_NAME) -> str | None:
-    """Say why a text is no name that tables and terminals show as it is; None if it is one.
+    """Say why tables or terminals would not show a name as it is; None if they do.
 
     Parameters
     ----------
     name
-        Of a tensor, an op, a row and the like.
+        The name of a tensor, an op, a row and the like.
     longest
-        How many characters it may have.
+        Most characters that it may have.
     """
     if len(name) > longest:
         return f"one of {len(name):,} characters"
@@ -63,19 +63,19 @@ Line = Annotated[str, AfterValidator(_one_line)]
 """A text of one line."""
 
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
-"""How many there are of what is only counted, or how wide or long something is: tokens, sequences, elements."""
+"""A number, width or length of things that are only counted: tokens, sequences, elements."""
 CountOrNone = Annotated[int, Field(ge=0, le=10**9, strict=True)]
 """The same, or 0."""
 Few = Annotated[int, Field(ge=1, le=100_000, strict=True)]
-"""How many there are of what is made one by one: experts, blocks that are chosen, channels."""
+"""A number of things that are made one by one: experts, blocks that are chosen, channels."""
 FewOrNone = Annotated[int, Field(ge=0, le=100_000, strict=True)]
 """The same, or 0."""
 Layers = Annotated[int, Field(ge=1, le=10_000, strict=True)]
-"""How many layers there are, each of them with many ops."""
+"""A number of layers, each of them with many ops."""
 MOST_RANKS = 1 << 20
-"""Most ranks of a job, and most devices: what is said of each of them still takes seconds."""
+"""Most ranks of a job, and most devices: to write a line about each still takes seconds."""
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS, strict=True)]
-"""How many ranks or devices there are, also along one axis."""
+"""A number of ranks or devices, also along one axis."""
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 """A share in (0, 1]."""
 
@@ -83,7 +83,7 @@ Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 class Part(BaseModel):
     """A frozen piece of a document that refuses unknown keys.
 
-    The JSON Schema of a part says of each key what the docstring of its class says of the field.
+    The JSON Schema of a part describes each key by the docstring of its class.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
@@ -93,9 +93,9 @@ class Part(BaseModel):
 
     def _divides(self, part: str, whole: str) -> None:
         """Refuse a number that does not divide another one of the piece."""
-        number, total = getattr(self, part), getattr(self, whole)
-        do = would_divide(part, total, number)
-        require(total % number == 0, f"{part} divides {whole}", f"{number:,} and {total:,}", part, do=do)
+        divisor, total = getattr(self, part), getattr(self, whole)
+        do = would_divide(part, total, divisor)
+        require(total % divisor == 0, f"{part} divides {whole}", f"{divisor:,} and {total:,}", part, do=do)
 
     @model_validator(mode="before")
     @classmethod
@@ -139,58 +139,56 @@ def described(documented: object, section: str) -> dict[str, str]:
 
 
 def faults(error: ValidationError, data: object, keys: tuple[str, ...] = ()) -> list[FieldError]:
-    """Say in hosim's words what pydantic has to say.
+    """Translate an error of pydantic into faults of fields.
 
     Parameters
     ----------
-    error
-        What it raised.
-    data
-        What it was given.
+    error, data
+        An error, and the data that was validated.
     keys
-        Those that may stand in it, where no part refuses others.
+        Keys that may stand in the data, where no part refuses others.
 
     Returns
     -------
     list
         One fault for each field, with the path that leads to it.
     """
-    found: dict[tuple[str, ...], FieldError] = {}
+    by_path: dict[tuple[str, ...], FieldError] = {}
     for item in error.errors(include_url=False):
         if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
-            continue  # entries of it are wrong, which is told already
+            continue  # some of its entries are wrong, and have faults of their own
         fault = _fault(item, data, keys)
-        known = found.setdefault(fault.at, fault)
-        if known.must != fault.must:  # the branches of a union
-            found[fault.at] = FieldError(f"{known.must}, or {fault.must}", known.found, known.do, known.at)
-    return list(found.values())
+        first = by_path.setdefault(fault.path, fault)
+        if first.must != fault.must:  # the branches of a union
+            by_path[fault.path] = FieldError(f"{first.must}, or {fault.must}", first.found, first.do, first.path)
+    return list(by_path.values())
 
 
 def _fault(item: ErrorDetails, data: Any, keys: tuple[str, ...]) -> FieldError:
-    context, path = item.get("ctx", {}), []
+    context, path = item.get("ctx", {}), list[str]()
     for part in item["loc"]:  # without the tags of unions
         if part in (range(len(data)) if isinstance(data, list) else data if isinstance(data, dict) else ()):
             data = data[part]
             path.append(str(part))
     error, key = context.get("error"), str(context.get("discriminator") or ("", *item["loc"])[-1])
     if isinstance(error, FieldError):
-        return FieldError(error.must, error.found, error.do, (*path, *error.at))
+        return FieldError(error.must, error.found, error.do, (*path, *error.path))
     key = key.strip("_()'")
     if item["type"] == "missing" or (item["type"] == "union_tag_not_found" and isinstance(item["input"], dict)):
         return FieldError(f"the key {key!r} is needed here", "none", "add it", (*path, key))
     if item["type"] == "extra_forbidden":
         return FieldError("only known keys stand here", repr(key), nearest(key, keys), tuple(path))
-    shown, must = item["input"], item["msg"][:1].lower() + item["msg"][1:].partition(" or instance of")[0]
+    value, must = item["input"], item["msg"][:1].lower() + item["msg"][1:].partition(" or instance of")[0]
     if item["type"] == "union_tag_invalid":
-        shown, must = context["tag"], f"{key} should be one of {context['expected_tags']}"
+        value, must = context["tag"], f"{key} should be one of {context['expected_tags']}"
         path.append(key)
     choices = re.findall("'([^']*)'", str(context.get("expected", context.get("expected_tags", ""))))
-    do = nearest(str(shown), tuple(choices)) if choices else "correct it"
-    return FieldError(must, in_yaml(shown), do, tuple(path))
+    do = nearest(str(value), tuple(choices)) if choices else "correct it"
+    return FieldError(must, in_yaml(value), do, tuple(path))
 
 
 class Citation(Part):
-    """Where a figure comes from, and what the source printed.
+    """The source of a figure, and the value that it prints.
 
     Attributes
     ----------
@@ -220,7 +218,7 @@ Reason = Annotated[str, Field(min_length=1)]
 
 
 class Fit(Part):
-    """Which printed figure a number was fitted to; nothing that uses the number predicts that figure.
+    """The printed figure that a number was fitted to; nothing that uses the number predicts that figure.
 
     Attributes
     ----------
@@ -283,7 +281,7 @@ class Document(Part):
         return None
 
     def figures(self) -> Iterator[str]:
-        """Field paths of the numbers that the document states, in its order."""
+        """Iterate over the field paths of the numbers that the document states, in its order."""
         return (path for path, value in _leaves(self) if isinstance(value, int | float) and not isinstance(value, bool))
 
     def origins(self) -> dict[str, int]:
@@ -292,48 +290,48 @@ class Document(Part):
         return {kind: kinds.count(kind) for kind in ("cited", "assumed", "fitted", _MINE)}
 
     def field_errors(self, *, is_strict: bool = True) -> Iterator[FieldError]:
-        """What is wrong with its origins: entries that name nothing stated, and figures without one.
+        """Iterate over faults of its origins: entries that name no stated field, and figures without an origin.
 
         Parameters
         ----------
         is_strict
-            Whether each figure needs one.
+            Whether each figure needs an origin.
         """
         for path in self.figures() if is_strict else ():
             if self.origin_of(path) == _MINE:
                 must = "each figure has an origin under sources, assumed or fitted"
                 do = f"cite {path!r} in sources, or say in assumed why it was chosen"
-                yield FieldError(must, "none", do, self._at(path))
+                yield FieldError(must, "none", do, self._keys(path))
         stated = self._stated()
         for table in ("sources", "assumed", "fitted"):
             for path in getattr(self, table):
                 if path not in stated:
-                    must, close = "an entry here names a field that the document states", closest(path, stated)
-                    do = f"did you mean {close!r}?" if close else "correct the path, or remove the entry"
+                    must = "an entry here names a field that the document states"
+                    do = did_you_mean(path, stated, "correct the path, or remove the entry")
                     yield FieldError(must, repr(path), do, (table, path))
 
-    def _at(self, path: str) -> tuple[str, ...]:
-        """Keys that lead to a figure."""
+    def _keys(self, path: str) -> tuple[str, ...]:
+        """Split the path of a figure into keys."""
         return tuple(path.split("."))
 
     def _stated(self) -> tuple[str, ...]:
-        """Paths of all fields that an origin may be given for."""
+        """Return the paths of all fields that an origin may be given for."""
         return with_prefixes(path for path, _ in _leaves(self))
 
 
 def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
-    """Dotted paths, and the paths of all that they lie in."""
+    """Return dotted paths, each after the paths of all that it lies in."""
     prefixes = (accumulate(path.split("."), "{}.{}".format) for path in paths)
     return tuple(dict.fromkeys(chain.from_iterable(prefixes)))
 
 
 _MINE = "mine"
 ABOUT_ITSELF = ("schema", "schema_", "name", "title", "origin", "sources", "assumed", "fitted")
-"""Keys of a document that tell of itself."""
+"""Keys of a document that are about the document itself."""
 
 
 def _leaves(value: object, *path: str) -> Iterator[tuple[str, object]]:
-    """Walk what was stated (not what was left at its default): path of keys as written -> value."""
+    """Iterate over the values that were stated, not left at their defaults, each with the path of its keys."""
     if isinstance(value, Part):
         fields = type(value).model_fields
         for name in fields:

@@ -1,4 +1,4 @@
-"""What can go wrong, as a tree.
+"""The errors that hosim raises, as a tree.
 
 ::
 
@@ -10,7 +10,7 @@
     └── InvariantError    a law was broken: a bug in hosim
 
 Every message has one shape: *where: what must hold, found what was found; what to do*. It has less than 2,000
-characters, and none that a terminal would act upon, whatever it quotes.
+characters, all of them printable, whatever it quotes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import re
 from dataclasses import dataclass
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
-"""What moves a terminal's cursor, rings, or turns the order of characters round; but not a line's end and a tab."""
+"""Characters that move a terminal's cursor, ring, or reverse the order of text; not line ends and tabs."""
 
 _LONGEST = (350, 500, 250, 850)  # most characters of where, what must hold, what was found, and what to do
 
 
 def quotable(text: str, most: int) -> str:
-    """Make a text safe to print: its middle left out where it is long, and written out what is no printable character.
+    """Make a text safe to print: leave out the middle of a long one, and escape characters that are not printable.
 
     Parameters
     ----------
@@ -65,9 +65,9 @@ class HosimError(Exception):
 
     def __init__(self, where: str, must: str, found: str, do: str) -> None:
         on_a_line = (text.replace("\n", "\\n") for text in (where, must, found))
-        said = [quotable(text, most) for text, most in zip((*on_a_line, do), _LONGEST, strict=True)]
-        super().__init__(*said)
-        self.where, self.must, self.found, self.do = said
+        parts = [quotable(text, most) for text, most in zip((*on_a_line, do), _LONGEST, strict=True)]
+        super().__init__(*parts)
+        self.where, self.must, self.found, self.do = parts
 
     def __str__(self) -> str:
         return f"{self.where}: {self.must}, found {self.found}; {self.do}"
@@ -85,7 +85,7 @@ def insist(holds: object, where: str, must: str, found: str, do: str = "correct 
     holds
         Whether the rule holds.
     where, must, found, do
-        As of a `HosimError`.
+        See `HosimError`.
 
     Raises
     ------
@@ -97,11 +97,11 @@ def insist(holds: object, where: str, must: str, found: str, do: str = "correct 
 
 
 class ScopeError(ConfigError):
-    """A policy does not know how to plan this graph on this machine; in a table a row, like what is infeasible."""
+    """A policy does not know how to plan this graph on this machine; in a table it is a row like an infeasible one."""
 
     @property
     def reason(self) -> str:
-        """What must hold for it to plan, without the name of the policy."""
+        """The message without the name of the policy."""
         return f"{self.must}, found {self.found}; {self.do}"
 
 
@@ -113,22 +113,22 @@ class InvariantError(HosimError):
     """A law that every trace obeys was broken: a bug in hosim, never the user's fault."""
 
 
-def said_by_system(error: OSError) -> str:
-    """What the system found, and of which file if it says so; a full disk is not a file's."""
-    found = error.strerror or str(error) or type(error).__name__
-    return f"{found}: {error.filename}" if error.filename else found
+def system_message(error: OSError) -> str:
+    """Return the system's message, with the file if it names one."""
+    message = error.strerror or str(error) or type(error).__name__
+    return f"{message}: {error.filename}" if error.filename else message
 
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Why something does not fit: demand against capacity, and what would help.
+    """A demand that exceeds a capacity, and what would help.
 
     Attributes
     ----------
     tier
         Name of the tier that is too small.
     demand_bytes, capacity_bytes
-        What must be there at once, and what there is room for [B].
+        The bytes that must be there at once, and those that there is room for [B].
     at
         The moment of the largest demand, as a phrase (``op 'L03/fwd/norm1'``).
     largest
@@ -136,13 +136,13 @@ class Shortfall:
     levers
         Sentences, each one change after which nothing that is known speaks against it; the least room comes first.
     rooms
-        Amounts of room, each alone: tier -> what must be usable of it [B]. In the result of a run each was tried, and
-        is told by one of the levers; before, each is what is known to be needed.
+        Amounts of room, each alone: tier -> bytes that must be usable of it [B]. In the result of a run each was tried,
+        and is named by one of the levers; before, each is known to be needed.
     full
-        From where on the tier is full, and the last to come there of what stays, as a phrase (see `full_from`); empty
-        if that says no more than `at`, or is not known.
+        The moment from which the tier is full, and the last tensor to come there of those that stay, as a phrase (see
+        `full_from`); empty if that says no more than `at`, or is not known.
     staged
-        What staged links keep of the tier, as a phrase; empty if that is nothing.
+        The share of the tier that staged links keep, as a phrase; empty if they keep none.
     """
 
     tier: str
@@ -157,7 +157,7 @@ class Shortfall:
 
     @property
     def short_bytes(self) -> int:
-        """By how many bytes the demand exceeds the capacity."""
+        """The excess of the demand over the capacity [B]."""
         return self.demand_bytes - self.capacity_bytes
 
 
@@ -171,12 +171,12 @@ def full_from(first: str, worst: str, last: str) -> str:
     last
         Name of the last tensor to come there before, of those that stay until the second; empty if there is none.
     """
-    said = [f"from {first} on"] * (first != worst) + [f"once {last!r} has come"] * bool(last)
-    return ", ".join(said)
+    phrases = [f"from {first} on"] * (first != worst) + [f"once {last!r} has come"] * bool(last)
+    return ", ".join(phrases)
 
 
 class CapacityError(HosimError):
-    """What was asked for cannot fit; an answer rather than a failure.
+    """No such plan fits; an answer rather than a failure.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 
 MOST_BYTES = 2_000_000_000
 """Most bytes of a file that is read line by line: several times those of the largest graph that a run computes."""
@@ -26,20 +26,20 @@ MOST_LINES = 50_000_000
 LONGEST_LINE_BYTES = 64_000_000
 """Most bytes of a line, and of a file that is read as a whole: an op that reads a million tensors has about half."""
 _BLOCK_BYTES = 1 << 18
-# How a file begins that runs code when it is opened, or may; a message of protocol buffers goes on otherwise.
+# The start of a file that may run code when it is opened; a message of protocol buffers goes on otherwise.
 _PROGRAM = re.compile(rb"PK\x03\x04|\x80[\x02-\x05][^\n\x12]")
 
 
 def shown(path: Path) -> str:
-    """A path as people read it: relative to the working directory where it lies below it."""
+    """Write a path for people: relative to the working directory if it lies below that."""
     try:
         return path.absolute().relative_to(Path.cwd()).as_posix()
     except (ValueError, FileNotFoundError):  # also where that directory is gone
         return str(path)
 
 
-def instead(path: Path) -> str:
-    """Say what is there in place of a file."""
+def no_file(path: Path) -> str:
+    """Say what a path leads to that is no file."""
     try:
         return "a folder" if path.is_dir() else "no such file" if not path.exists() else "a device or a pipe"
     except OSError as error:
@@ -48,25 +48,24 @@ def instead(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
-    """Open a file, unpacked if gzip compressed it; all that goes wrong until it is closed is one error.
+    """Open a file, and unpack it if gzip compressed it; what fails until it is closed is one kind of error.
 
     Parameters
     ----------
     path
         The file.
     is_raw
-        Whether it is read as it lies there.
+        Whether a packed file is read as it is.
 
     Raises
     ------
     ConfigError
-        If it is none, cannot be read, or breaks off.
+        If it is no file, cannot be read, or breaks off.
     """
     try:
-        if not isfile(path):
-            raise ConfigError(
-                shown(path), "an input is a file", instead(path), "correct the path; hosim downloads nothing"
-            )
+        insist(
+            isfile(path), shown(path), "an input is a file", no_file(path), "correct the path; hosim downloads nothing"
+        )
         with path.open("rb") as file:
             is_packed = not is_raw and file.read(2) == b"\x1f\x8b"
         with cast(BinaryIO, gzip.open(path)) if is_packed else path.open("rb") as file:
@@ -87,7 +86,7 @@ def whole(path: Path, most: int | None = None) -> bytes:
     path
         The file.
     most
-        How many bytes it may have; default: as many as a line.
+        Most bytes that it may have; default: as many as a line.
 
     Raises
     ------
@@ -97,13 +96,12 @@ def whole(path: Path, most: int | None = None) -> bytes:
     most = most or LONGEST_LINE_BYTES
     with opened(path) as file:
         data = file.read(most + 1)
-    if len(data) > most:
-        raise _too_large(shown(path), "has", most, "bytes")
+    _check_size(len(data), most, "bytes", shown(path))
     return data
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file as it lies there, packed or not; errors as of `opened`."""
+    """Return the SHA-256 of a file as it is, packed or not; errors as of `opened`."""
     with opened(path, is_raw=True) as file:
         return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
@@ -121,28 +119,27 @@ def blocks(path: Path) -> Iterator[list[bytes]]:
     ConfigError
         As `opened`, or if there are too many bytes or lines, or too many bytes in a line.
     """
-    left: list[bytes] = []
-    number = size = 0
+    rest: list[bytes] = []
+    line_count = size = 0
     with opened(path) as file:
         while block := file.read(_BLOCK_BYTES):
-            left.append(block if size else unmarked(block, path))
+            rest.append(block if size else unmarked(block, path))
             size += len(block)
             if b"\n" in block:
-                lines = BytesIO(b"".join(left)).readlines()
-                left = [] if block.endswith(b"\n") else [lines.pop()]
-                number += len(lines)
+                lines = BytesIO(b"".join(rest)).readlines()
+                rest = [] if block.endswith(b"\n") else [lines.pop()]
+                line_count += len(lines)
                 yield lines
-            for most, found, what in ((MOST_BYTES, size, "bytes"), (MOST_LINES, number, "lines")):
-                if found > most:
-                    raise _too_large(shown(path), "has", most, what)
-            if sum(map(len, left)) > LONGEST_LINE_BYTES:
-                raise _too_large(f"{shown(path)}:{number + 1}", "has in a line", LONGEST_LINE_BYTES, "bytes")
-    if left:
-        yield [b"".join(left)]
+            _check_size(size, MOST_BYTES, "bytes", shown(path))
+            _check_size(line_count, MOST_LINES, "lines", shown(path))
+            line_bytes, where = sum(map(len, rest)), f"{shown(path)}:{line_count + 1}"
+            _check_size(line_bytes, LONGEST_LINE_BYTES, "bytes", where, has="has in a line")
+    if rest:
+        yield [b"".join(rest)]
 
 
 def data_only(start: bytes, path: Path) -> None:
-    """Refuse what runs code when it is opened, by how it begins.
+    """Refuse a file that runs code when it is opened, by its first bytes.
 
     Raises
     ------
@@ -155,7 +152,7 @@ def data_only(start: bytes, path: Path) -> None:
 
 
 def unmarked(text: bytes, path: Path) -> bytes:
-    """The start of a text without its byte order mark.
+    """Return the start of a text without its byte order mark.
 
     Raises
     ------
@@ -168,6 +165,6 @@ def unmarked(text: bytes, path: Path) -> bytes:
     return text.removeprefix(codecs.BOM_UTF8)
 
 
-def _too_large(where: str, has: str, most: int, what: str) -> ConfigError:
-    must, do = f"an input {has} at most {most:,} {what}, unpacked", "check that it is the right file"
-    return ConfigError(where, must, f"more than {most:,} {what}", do)
+def _check_size(size: int, most: int, units: str, where: str, has: str = "has") -> None:
+    must, do = f"an input {has} at most {most:,} {units}, unpacked", "check that it is the right file"
+    insist(size <= most, where, must, f"more than {most:,} {units}", do)

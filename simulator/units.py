@@ -13,32 +13,34 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
+
+class _Dimension(NamedTuple):
+    """A dimension: how messages call it, how a document may state it, and its units, with the size of each."""
+
+    noun: str
+    example: str
+    sizes: dict[str, int]
+
+
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-# Unit inside -> the units that a document may use, and how many of it each is; a month has 730 hours.
-_UNITS: dict[str, dict[str, int]] = {
-    "B": {f"{prefix}B": size for prefix, size in (_DECIMAL | _BINARY).items()},
-    "B/s": {f"{prefix}B/s": size for prefix, size in (_DECIMAL | _BINARY).items()},
-    "ns": {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9},
-    "FLOP/s": {f"{prefix}FLOP/s": size for prefix, size in _DECIMAL.items()},
-    "mW": {"mW": 1, "W": 10**3, "kW": 10**6},
-    "fJ/B": {"fJ/B": 1, "pJ/B": 10**3, "pJ/bit": 8 * 10**3, "nJ/B": 10**6},
-    "fJ/FLOP": {"fJ/FLOP": 1, "pJ/FLOP": 10**3},
-    "uUSD/h": {"uUSD/h": 1, "USD/h": 10**6},
-    "nUSD/GB/month": {"nUSD/GB/month": 1, "USD/GB/month": 10**9, "USD/GB/h": 730 * 10**9},
-}
-_EXAMPLES = {
-    "B": "64 GB", "B/s": "33.6 GB/s", "ns": "10 us", "FLOP/s": "376 TFLOP/s", "mW": "700 W", "fJ/B": "3.9 pJ/bit",
-    "fJ/FLOP": "0.5 pJ/FLOP", "uUSD/h": "3.5 USD/h", "nUSD/GB/month": "2.5 USD/GB/month",
-}  # fmt: skip
-_WHAT = {
-    "B": "a size", "B/s": "a rate", "ns": "a time", "FLOP/s": "a rate of arithmetic", "mW": "a power",
-    "fJ/B": "an energy of a byte", "fJ/FLOP": "an energy of arithmetic", "uUSD/h": "a price of an hour",
-    "nUSD/GB/month": "a price of room",
+_ROOM = {"nUSD/GB/month": 1, "USD/GB/month": 10**9, "USD/GB/h": 730 * 10**9}  # a month has 730 hours
+# Unit inside -> what a document may state, and how many of that unit each of its units has.
+_DIMENSIONS = {
+    "B": _Dimension("a size", "64 GB", {f"{prefix}B": size for prefix, size in (_DECIMAL | _BINARY).items()}),
+    "B/s": _Dimension("a rate", "33.6 GB/s", {f"{prefix}B/s": size for prefix, size in (_DECIMAL | _BINARY).items()}),
+    "ns": _Dimension("a time", "10 us", {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}),
+    "FLOP/s": _Dimension("a rate of arithmetic", "376 TFLOP/s", {f"{k}FLOP/s": size for k, size in _DECIMAL.items()}),
+    "mW": _Dimension("a power", "700 W", {"mW": 1, "W": 10**3, "kW": 10**6}),
+    "fJ/B": _Dimension("an energy of a byte", "3.9 pJ/bit",
+                       {"fJ/B": 1, "pJ/B": 10**3, "pJ/bit": 8 * 10**3, "nJ/B": 10**6}),
+    "fJ/FLOP": _Dimension("an energy of arithmetic", "0.5 pJ/FLOP", {"fJ/FLOP": 1, "pJ/FLOP": 10**3}),
+    "uUSD/h": _Dimension("a price of an hour", "3.5 USD/h", {"uUSD/h": 1, "USD/h": 10**6}),
+    "nUSD/GB/month": _Dimension("a price of room", "2.5 USD/GB/month", _ROOM),
 }  # fmt: skip
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*([A-Za-zµμ]\S*)")
 # A lower-case b is a bit, as in the rate of a network.
@@ -51,7 +53,7 @@ _MANY = 1000
 
 
 class FieldError(ValueError):
-    """What is wrong with one field; whoever knows the file and the line makes an error of it.
+    """A fault of one field; whoever knows the file and the line makes a `ConfigError` of it.
 
     Parameters
     ----------
@@ -61,27 +63,27 @@ class FieldError(ValueError):
         What was found instead.
     do
         What the reader can do about it.
-    at
-        Path to the field from the part that found the flaw.
+    path
+        Keys that lead to the field from the part that was checked.
     """
 
-    def __init__(self, must: str, found: str, do: str, at: tuple[str, ...] = ()) -> None:
-        super().__init__(must, found, do, at)
-        self.must, self.found, self.do, self.at = must, found, do, at
+    def __init__(self, must: str, found: str, do: str, path: tuple[str, ...] = ()) -> None:
+        super().__init__(must, found, do, path)
+        self.must, self.found, self.do, self.path = must, found, do, path
 
     def __str__(self) -> str:
         return f"{self.must}, found {self.found}; {self.do}"
 
 
-def require(holds: object, must: str, found: object, *at: str, do: str = "") -> None:
+def require(holds: object, must: str, found: object, *path: str, do: str = "correct it") -> None:
     """Refuse what breaks a rule.
 
     Parameters
     ----------
     holds
         Whether the rule holds.
-    must, found, at, do
-        As of a `FieldError`; what to do is to correct it, unless that is said.
+    must, found, path, do
+        See `FieldError`.
 
     Raises
     ------
@@ -89,52 +91,45 @@ def require(holds: object, must: str, found: object, *at: str, do: str = "") -> 
         If it does not hold.
     """
     if not holds:
-        raise FieldError(must, str(found), do or "correct it", at)
+        raise FieldError(must, str(found), do, path)
 
 
 @contextmanager
-def in_field(*at: str) -> Iterator[None]:
-    """Say of what is found to be wrong inside which field it is about."""
+def in_field(*path: str) -> Iterator[None]:
+    """Give the faults that are found inside the path of their field."""
     try:
         yield
     except FieldError as error:
-        raise FieldError(error.must, error.found, error.do, at) from None
+        raise FieldError(error.must, error.found, error.do, path) from None
 
 
-def closest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that `name` may have meant; None if none is near.
-
-    Parameters
-    ----------
-    name
-        An unknown name.
-    known
-        All names that would do.
-    """
-    text, names = str(name), list(known)
-    if len(names) > _MANY:
-        names = [other for other in names if other[:2] == text[:2] or other[-2:] == text[-2:]][: 10 * _MANY]
-    same = [other for other in names if other.lower() == text.lower()]
-    return next(iter(same or difflib.get_close_matches(text, names, n=1)), None)
-
-
-def suggestion(name: object, known: Iterable[str]) -> str:
-    """Say `` (did you mean 'x'?)`` if a known name is close to `name`, or nothing."""
-    close = closest(name, known)
-    return f" (did you mean {close!r}?)" if close else ""
-
-
-def nearest(name: str, known: tuple[str, ...]) -> str:
-    """Say what `name` may have meant: ``use one of a, b (did you mean 'a'?)``.
+def did_you_mean(name: object, names: Iterable[str], otherwise: str = "") -> str:
+    """Ask ``did you mean 'x'?`` of the name that is closest to an unknown one.
 
     Parameters
     ----------
-    name
-        An unknown name.
-    known
-        All names that would do.
+    name, names
+        The unknown name, and all that would do.
+    otherwise
+        What is said if none is close.
     """
-    return f"use one of {', '.join(known)}{suggestion(name, known)}" if known else "remove it"
+    text, candidates = str(name), list(names)
+    if len(candidates) > _MANY:
+        candidates = [other for other in candidates if other[:2] == text[:2] or other[-2:] == text[-2:]][: 10 * _MANY]
+    same = [other for other in candidates if other.lower() == text.lower()]
+    close = same or difflib.get_close_matches(text, candidates, n=1)
+    return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def suggestion(name: object, names: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)``, or nothing if no name is close."""
+    question = did_you_mean(name, names)
+    return f" ({question})" if question else ""
+
+
+def nearest(name: str, names: tuple[str, ...]) -> str:
+    """Advise ``use one of a, b (did you mean 'a'?)`` in place of an unknown name, or ``remove it`` if none would do."""
+    return f"use one of {', '.join(names)}{suggestion(name, names)}" if names else "remove it"
 
 
 def parse(text: object, unit: str) -> int | float:
@@ -157,21 +152,21 @@ def parse(text: object, unit: str) -> int | float:
     FieldError
         If `text` is a bare number, has another dimension, is negative, or is no whole number of `unit`.
     """
-    what, example, known = _WHAT[unit], _EXAMPLES[unit], _UNITS[unit]
+    noun, example, sizes = _DIMENSIONS[unit]
     stated = text.strip() if isinstance(text, str) else ""
     if stated == "inf":
         return math.inf
     match = _QUANTITY.fullmatch(stated)
     if not match:
-        raise FieldError(f"{what} is a number and a unit, such as {example!r}", repr(text), f"write it as {example!r}")
+        raise FieldError(f"{noun} is a number and a unit, such as {example!r}", repr(text), f"write it as {example!r}")
     name = match[2].replace("µ", "u").replace("μ", "u")
-    do = "that counts bits: divide it by 8" if _BITS.fullmatch(name) else nearest(name, tuple(known))
-    require(name in known, f"{what} is needed, such as {example!r}", repr(text), do=do)
-    value = Decimal(match[1]) * known[name]
+    do = "that counts bits: divide it by 8" if _BITS.fullmatch(name) else nearest(name, tuple(sizes))
+    require(name in sizes, f"{noun} is needed, such as {example!r}", repr(text), do=do)
+    value = Decimal(match[1]) * sizes[name]
     whole = int(value.to_integral_value())
-    require(0 <= whole <= _LARGEST, f"{what} is at least 0 {unit} and below 2^63", repr(text), do="'inf' is no limit")
+    require(0 <= whole <= _LARGEST, f"{noun} is at least 0 {unit} and below 2^63", repr(text), do="'inf' is no limit")
     exact = abs(value - whole) <= _ROUNDED * whole
-    require(exact, f"{what} is a whole number of {unit}", repr(text), do=f"write '{math.ceil(value)} {unit}'")
+    require(exact, f"{noun} is a whole number of {unit}", repr(text), do=f"write '{math.ceil(value)} {unit}'")
     return whole
 
 
@@ -190,16 +185,16 @@ def ratio(stated: str | float) -> float:
         return stated
     if stated.strip() == "inf":
         return math.inf
-    found = _RATIO.fullmatch(stated.strip())
-    must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
-    if found is None:
+    match = _RATIO.fullmatch(stated.strip())
+    if match is None:
+        must = "a ratio is written as '2.7x', as a change such as '-26 %', or as a number"
         raise FieldError(must, repr(stated), "write it so")
-    return float(found["times"]) if found["times"] else 1 + float(found["change"]) / 100
+    return float(match["times"]) if match["times"] else 1 + float(match["change"]) / 100
 
 
 def unit_of(text: object) -> str | None:
-    """The unit inside of a quantity (of ``inf`` any); None if the text is none."""
-    for unit in _UNITS:
+    """Return the unit inside of a quantity (any unit for ``inf``), or None if the text is no quantity."""
+    for unit in _DIMENSIONS:
         with suppress(FieldError):
             parse(text, unit)
             return unit
@@ -218,7 +213,7 @@ def exact(value: int | float, unit: str) -> str:
     """
     if value == math.inf:
         return "inf"
-    for name, size in sorted(_UNITS[unit].items(), key=lambda one: -one[1]):
+    for name, size in sorted(_DIMENSIONS[unit].sizes.items(), key=lambda name_and_size: -name_and_size[1]):
         scaled = Decimal(value) / size
         if size < 10**15 and scaled >= 1 and scaled == round(scaled, 3):
             return f"{scaled.normalize():f} {name}"
@@ -237,57 +232,54 @@ def human(value: int | float, unit: str) -> str:
     """
     if value == math.inf:
         return "unlimited"
-    for name, size in reversed(_UNITS[unit].items()):
+    for name, size in reversed(_DIMENSIONS[unit].sizes.items()):
         if "i" not in name and 1 < size < 10**15 and abs(value) >= size * 0.9995:
             digits = max(0, 2 - math.floor(math.log10(abs(value / size) * 1.0005)))
             return f"{value / size:.{digits}f} {name}"
     return f"{value:.0f} {unit}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Write how many there are: ``1 op``, ``1,644 ops``.
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun: ``1 op``, ``1,644 ops``.
 
     Parameters
     ----------
-    number
-        How many.
-    noun
-        Of what, in the singular; its plural ends in s.
+    count, noun
+        How many of what, in the singular; its plural ends in s.
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def would_divide(what: str, length: int, parts: int) -> str:
-    """Say which numbers near `parts` would divide `length`: ``set tensor to 4 or 8``.
+def would_divide(axis: str, length: int, parts: int) -> str:
+    """Advise which numbers near `parts` would divide `length`: ``set tensor to 4 or 8``.
 
     Parameters
     ----------
-    what
-        The axis.
+    axis
+        The name of what is set.
     length, parts
-        What does not divide.
+        A length, and a number of parts that does not divide it.
     """
     small = [d for d in range(1, math.isqrt(length) + 1) if length % d == 0]
-    known = {*small, *(length // d for d in small)}
-    near = [max((d for d in known if d < parts), default=1), *sorted(d for d in known if d > parts)[:1]]
-    return f"set {what} to {' or '.join(map(str, near))}"
+    divisors = sorted({*small, *(length // d for d in small)})
+    near = [max((d for d in divisors if d < parts), default=1), *(d for d in divisors if d > parts)][:2]
+    return f"set {axis} to {' or '.join(map(str, near))}"
 
 
 def _quantity(unit: str, *, endless: bool = False, zero: bool = True) -> tuple[Any, ...]:
-    what, example = _WHAT[unit], _EXAMPLES[unit]
+    noun, example, sizes = _DIMENSIONS[unit]
 
     def read(text: object) -> int | float:
         value = parse(text, unit)
-        require(endless or value != math.inf, f"{what} here is finite, such as {example!r}", "'inf'", do="write one")
-        must = f"{what} is more than 0 {unit}, such as {example!r}"
+        require(endless or value != math.inf, f"{noun} here is finite, such as {example!r}", "'inf'", do="write one")
+        must = f"{noun} is more than 0 {unit}, such as {example!r}"
         require(zero or value, must, repr(text), do="write a positive rate")
         return value
 
-    number = r"[+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
-    quantity = rf"{number}\s*({'|'.join(_UNITS[unit])})"
+    quantity = rf"[+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{{1,3}})?\s*({'|'.join(sizes)})"
     schema = {
         "type": "string",
-        "description": f"{what}{', or inf' if endless else ''}",
+        "description": f"{noun}{', or inf' if endless else ''}",
         "pattern": f"^({quantity}|inf)$" if endless else f"^{quantity}$",
         "examples": [example],
     }
@@ -311,13 +303,13 @@ FlopsPerSecond = Annotated[int | float, *_quantity("FLOP/s", endless=True, zero=
 Milliwatts = Annotated[int, *_quantity("mW")]
 """A power [mW]."""
 EnergyPerByte = Annotated[int, *_quantity("fJ/B")]
-"""What a byte takes [fJ]."""
+"""An energy of a byte [fJ]."""
 EnergyPerFlop = Annotated[int, *_quantity("fJ/FLOP")]
-"""What an operation takes [fJ]."""
+"""An energy of an operation [fJ]."""
 PricePerHour = Annotated[int, *_quantity("uUSD/h")]
-"""A millionth of a dollar for an hour."""
+"""A price of an hour [millionths of a dollar]."""
 PriceOfRoom = Annotated[int, *_quantity("nUSD/GB/month")]
-"""A billionth of a dollar for 10^9 bytes over 730 hours."""
+"""A price of 10^9 bytes over 730 hours [billionths of a dollar]."""
 
 
 def in_yaml(value: object) -> str:

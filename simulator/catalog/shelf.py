@@ -17,10 +17,10 @@ from simulator.catalog.text import YamlTree, compose, to_yaml
 from simulator.document import Document, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
-from simulator.inputs import instead, shown
+from simulator.inputs import no_file, shown
 from simulator.scenario import Scenario
 from simulator.scenario.study import StudyDocument
-from simulator.units import FieldError, closest, in_yaml, nearest
+from simulator.units import FieldError, did_you_mean, in_yaml, nearest
 from simulator.workload import Workload
 
 Keys = tuple[str, ...]
@@ -98,10 +98,8 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
         return _file(path, f"a {kind} document is a file", do)
     if ref not in shelf:
         rule = f"a {kind} document has a name in the catalogue, or a path that ends in .yaml"
-        close = closest(str(ref), shelf)
-        other = f"`hosim list` names all; of a folder name a file, such as '{ref}/{kind}.yaml'"
-        do = f"did you mean {close!r}?" if close else other
-        raise ConfigError(kind, rule, repr(ref), do)
+        otherwise = f"`hosim list` names all; of a folder name a file, such as '{ref}/{kind}.yaml'"
+        raise ConfigError(kind, rule, repr(ref), did_you_mean(ref, shelf, otherwise))
     return shelf[ref]
 
 
@@ -203,7 +201,7 @@ def _root() -> Path:
 
 
 def _file(path: Path, must: str, do: str = "correct the path") -> Path:
-    insist(isfile(path), shown(path), must, instead(path), do)
+    insist(isfile(path), shown(path), must, no_file(path), do)
     return path
 
 
@@ -227,7 +225,7 @@ def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: b
     except ValidationError as error:
         wrong = faults(error, tree.data)
     if wrong:
-        wrong.sort(key=lambda fault: tree.line_of(fault.at))
+        wrong.sort(key=lambda fault: tree.line_of(fault.path))
         raise to_error(wrong, file, tree.place)
     return document
 
@@ -255,7 +253,7 @@ def to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str])
     place
         From the keys that lead to a field to where it stands: file, line and path.
     """
-    told = [ConfigError(place(*fault.at), fault.must, fault.found, fault.do) for fault in faults]
+    told = [ConfigError(place(*fault.path), fault.must, fault.found, fault.do) for fault in faults]
     errors = {str(error): error for error in told}
     if len(errors) == 1:
         return next(iter(errors.values()))

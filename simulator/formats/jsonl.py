@@ -108,7 +108,7 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
             yield Line(path, number, kind, types[kind].validate_python(record))
         except ValidationError as error:
             fault = faults(error, record, tuple(known_keys[kind].__annotations__))[0]
-            raise ConfigError(f"{path}:{number}, {'.'.join(fault.at)}", fault.must, fault.found, fault.do) from None
+            raise ConfigError(f"{path}:{number}, {'.'.join(fault.path)}", fault.must, fault.found, fault.do) from None
         if kind == "schema":
             types = {key: TypeAdapter(type_) for key, type_ in kinds.items()}
     if "schema" in types:

@@ -197,7 +197,7 @@ def _load(path: Path) -> _Trace:
     except ValidationError as error:
         is_json = error.errors()[0]["type"] != "json_invalid"
         fault = faults(error, orjson.loads(text) if is_json else None)[0]
-        where = ".".join(fault.at)
+        where = ".".join(fault.path)
         must = f"the file is a {SCHEMA}: {fault.must}"
         raise ConfigError(f"{path}: {where}" if where else str(path), must, fault.found, fault.do) from None
     are_apart = len({op.id for op in trace.ops}) == len(trace.ops)

@@ -203,7 +203,7 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
         work = Workload.model_validate(document)
     except ValidationError as error:
         fault = faults(error, document)[0]
-        at = ".".join(fault.at)
+        at = ".".join(fault.path)
         keys = (text for field, (text, _) in c.origins.items() if f"{field}.".startswith(f"{at}.") and field != "model")
         where = f"{c.where}, {next(keys, at).removeprefix('config.json, ')}"
         raise ConfigError(where, fault.must, fault.found, fault.do) from None

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from simulator import catalog
 from simulator.builders import build_job
-from simulator.errors import ConfigError, insist, quotable, said_by_system
+from simulator.errors import ConfigError, insist, quotable, system_message
 from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
 from simulator.inputs import shown
@@ -131,7 +131,7 @@ class Imported:
                     part.replace(place)
                 complete.append(str(path))
         except OSError as error:
-            raise ConfigError(f"-o {path}", "the files can be written", said_by_system(error), "make room") from None
+            raise ConfigError(f"-o {path}", "the files can be written", system_message(error), "make room") from None
         finally:
             for part in parts.values():
                 part.unlink(missing_ok=True)

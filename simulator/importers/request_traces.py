@@ -170,7 +170,7 @@ def _answered(path: Path, records: Records, read: Reader, dropped: Counter[str])
         try:
             request, later = read(record)
         except FieldError as error:
-            where = ", ".join((f"{shown(path)}:{number}", *error.at))
+            where = ", ".join((f"{shown(path)}:{number}", *error.path))
             raise ConfigError(where, error.must, error.found, error.do or "correct it") from None
         dropped.update(f"key {key!r}" for key in record.keys() - _KEYS)
         if request is None:

@@ -63,7 +63,7 @@ class PolicyEntry:
             return self.options.model_validate(dict(given))
         except ValidationError as error:
             fault = faults(error, dict(given))[0]
-            where = place(*fault.at) if place else f"policy {self.name!r}, option {'.'.join(fault.at)!r}"
+            where = place(*fault.path) if place else f"policy {self.name!r}, option {'.'.join(fault.path)!r}"
             raise ConfigError(where, fault.must, fault.found, fault.do) from None
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:

@@ -20,7 +20,7 @@ from simulator.policies.static.explanation import Decision, Explanation
 from simulator.report.files import write_csv
 from simulator.report.rows import grouped
 from simulator.report.tables import aligned, figures
-from simulator.units import closest, counted, human
+from simulator.units import counted, did_you_mean, human
 
 Line = dict[str, Any]
 """A line of a table, by column."""
@@ -148,8 +148,7 @@ def tensor_text(explanation: Explanation, name: str) -> str:
     """
     tensors = {tensor.name: tensor for tensor in explanation.problem.graph.tensors}
     if name not in tensors:
-        near = closest(name, tensors)
-        do = f"did you mean {near!r}?" if near else f"the first tensor is {next(iter(tensors))!r}"
+        do = did_you_mean(name, tensors, f"the first tensor is {next(iter(tensors))!r}")
         raise ConfigError("--tensor", "the graph has the tensor", repr(name), do)
     said = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
     for idle in (line for line in decisions(explanation) if line["tensor"] == name):

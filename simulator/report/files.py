@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from simulator.document import Line
-from simulator.errors import ConfigError, said_by_system
+from simulator.errors import ConfigError, system_message
 from simulator.inputs import whole
 from simulator.interrupts import complete, waiting
 
@@ -122,7 +122,7 @@ def replaced(out: Path) -> Iterator[Path]:
                 _settle(own, out)
     except OSError as error:
         do = "make room for them, or choose another folder"
-        raise ConfigError(f"--out {out}", "the results can be written", said_by_system(error), do) from error
+        raise ConfigError(f"--out {out}", "the results can be written", system_message(error), do) from error
     finally:
         for parent in made:
             with suppress(OSError):

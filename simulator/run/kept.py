@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from simulator.errors import ConfigError, insist, said_by_system
+from simulator.errors import ConfigError, insist, system_message
 from simulator.interrupts import complete
 from simulator.metrics import figure_of
 
@@ -169,7 +169,7 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
     except BlockingIOError:
         insist(False, str(rows), "one process at a time writes a study", "another one that does", "wait for it")
     except OSError as error:
-        raise ConfigError(str(rows), "rows can be written", said_by_system(error), do) from None
+        raise ConfigError(str(rows), "rows can be written", system_message(error), do) from None
 
 
 def _append(file: int, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:

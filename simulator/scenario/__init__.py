@@ -245,7 +245,7 @@ class Scenario(Document):
         """Field paths of the hardware that the scenario or one of its rows sets."""
         yield from dict.fromkeys([*self.set_, *(path for choice in self.policies for path in choice.set_)])
 
-    def _at(self, path: str) -> tuple[str, ...]:
+    def _keys(self, path: str) -> tuple[str, ...]:
         if path in self.set_:
             return "set", path
         row = next(index for index, choice in enumerate(self.policies) if path in choice.set_)

@@ -30,7 +30,7 @@ def refusal(data):
     item = caught.value.errors()[0]
     said = item["ctx"]["error"]
     assert isinstance(said, FieldError)
-    return ".".join((*map(str, item["loc"]), *said.at)), str(said)
+    return ".".join((*map(str, item["loc"]), *said.path)), str(said)
 
 
 def test_holds_whole_numbers_and_names_in_order():

@@ -99,7 +99,7 @@ def test_expectations_in_numbers(expectation, key, value):
 def test_figures_that_it_sets_have_origins():
     settings = {"links.d2h.bandwidth": "40 GB/s", "links.d2h.latency": "1 us", "compute.launch": "3 us"}
     read = Scenario.model_validate(scenario(set=settings, fitted={"links.d2h": FIT}, assumed={"links.h2d": "as d2h"}))
-    assert [(error.at, error.do) for error in read.field_errors()] == [
+    assert [(error.path, error.do) for error in read.field_errors()] == [
         (
             ("set", "compute.launch"),
             "cite 'compute.launch' in sources, or say in assumed why it was chosen",
