@@ -247,7 +247,7 @@ class Ranges(AddressSpace):
 
     def _occupy(self, item: int, tenancy: int) -> None:
         self._tenancy[item] = tenancy
-        self.places[item] = (self._layout.offsets[tenancy], self._layout.tenancies[tenancy].size_bytes)
+        self.places[item] = self._layout.ranges[tenancy]
 
     def give(self, item: int) -> Range:
         """Give a place back, and tell where it was."""

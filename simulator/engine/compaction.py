@@ -57,9 +57,9 @@ def space_for(program: Program, tier: TierInstance, figures: Allocator) -> Addre
 def _check_span(graph: Graph, layout: Offsets, tier: TierInstance) -> None:
     if layout.span_bytes <= tier.capacity:
         return
-    items = [(without_stream(one.item), one.size_bytes) for one in layout.tenancies]
-    names = [graph.tensors[i].name if i >= 0 else f"workspace of {graph.ops[-1 - i].name}" for i, _ in items]
-    largest = sorted(zip(names, [size for _, size in items], strict=True), key=lambda one: -one[1])[:_LARGEST]
+    items = map(without_stream, layout.tenancies.item.tolist())
+    names = [graph.tensors[i].name if i >= 0 else f"workspace of {graph.ops[-1 - i].name}" for i in items]
+    largest = sorted(zip(names, [size for _, size in layout.ranges], strict=True), key=lambda one: -one[1])[:_LARGEST]
     span, live = human(layout.span_bytes, "B"), human(layout.live_bytes, "B")
     less = human(int(tier.capacity) - (layout.span_bytes - layout.live_bytes), "B")
     levers = (f"plan with at most {less} live at once", "let the row name another allocator")

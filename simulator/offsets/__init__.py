@@ -1,16 +1,16 @@
 """Offsets chosen before the run: where each place of the compute tier lies, from the order in which a plan issues.
 
-A *tenancy* is one stay of a tensor in the tier, or the workspace of a compute: from the step that takes its room to
+A *tenancy* is one stay of a tensor in the tier, or the workspace of a compute: from the action that takes its room to
 the detach that frees it. Tenancies that overlap in issue order get ranges that do not. A plan that is repeated takes
 the same ranges in each lap, so that a tensor which is at home in the tier, leaves it and comes back has its old one.
 
-To give the least span is the problem of dynamic storage allocation, which is hard; several orders are tried
+Finding the least span is the problem of dynamic storage allocation, which is hard; several orders are tried
 (`tight`), as MindSpore's SOMAS tries several heuristics (mindspore.cn, docs, features/runtime/memory_manager). None can
 be below the most that is live at once.
 
 *Resting.* A place whose range was freed a moment ago in issue order waits for the copy that frees it, although there
-may be room elsewhere. So where there is room each gets the range that has been free for longest (`spread`). Found in
-issue order, such a layout would be in pieces when the most is live; it is found outward from there instead: what is
+may be room elsewhere. So where there is room each gets the range that has been free for longest (`spread`). Chosen in
+issue order, such a layout would be in pieces when the most is live; it is chosen outward from there instead: what is
 live then lies without a hole, and from there on there is ever more room, later as well as, with time reversed, before.
 Reversed, the range that has been free for longest is that whose next place comes last.
 """
@@ -18,10 +18,10 @@ Reversed, the range that has been free for longest is that whose next place come
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from itertools import accumulate, chain
+from itertools import repeat
 
 import numpy as np
 
@@ -30,9 +30,7 @@ from simulator.plan import COMPUTE, COPY, DETACH, Plan
 from simulator.trace import Ints
 
 _EVER = -1 << 62
-
-Event = tuple[int, bool, int]
-"""When, whether it leaves, and which tenancy."""
+"""Since when a piece is free that was never taken."""
 
 _STREAM_SHIFT = 40
 
@@ -47,38 +45,50 @@ def without_stream(item: int) -> int:
     return item if item >= 0 else -(-item & (1 << _STREAM_SHIFT) - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Tenancy:
-    """One stay in the tier.
+class Tenancies:
+    """Stays in the tier during one lap of a plan, by column.
+
+    Parameters
+    ----------
+    rows
+        The first four columns below.
+    actions
+        Number of actions of a lap.
 
     Attributes
     ----------
     item, size_bytes
         A tensor, or a `workspace`; how much it takes [B].
     taken, freed
-        Steps of a lap that take and free it: -1, it is there when the lap begins; the number of steps, it stays. One
-        that is there at both ends, and is away between, is taken after it is freed.
+        Actions that take and free it: -1 if it is there when the lap begins; `actions` if it stays.
+    wraps
+        Whether it is there at both ends, and away between: it is taken after it is freed.
+    owner, first, last
+        Of each stay its tenancy, and its first and last action; the second stays of those that wrap come last.
     """
 
-    item: int
-    size_bytes: int
-    taken: int
-    freed: int
+    def __init__(self, rows: Ints, actions: int) -> None:
+        self.rows, self.actions = rows, actions
+        self.item, self.size_bytes, self.taken, self.freed = rows
+        self.wraps = wraps = self.taken > self.freed
+        self.owner = np.concatenate((np.arange(len(wraps)), np.flatnonzero(wraps)))
+        self.first = np.concatenate((np.where(wraps, -1, self.taken), self.taken[wraps]))
+        self.last = np.concatenate((self.freed, np.full(wraps.sum(), actions)))
 
-    @property
-    def is_at_home(self) -> bool:
-        """Whether it is there when a lap begins."""
-        return self.taken < 0 or self.taken > self.freed
+    def lengths(self) -> Ints:
+        """For how many actions each is there."""
+        return np.bincount(self.owner, self.last - self.first, len(self.item)).astype(np.int64)
 
-    def stays(self, steps: int) -> tuple[tuple[int, int], ...]:
-        """First and last step of each stay, both included: one, or two if it is away in between."""
-        if self.taken > self.freed:
-            return (-1, self.freed), (self.taken, steps)
-        return ((self.taken, self.freed),)
+    def live_bytes(self) -> Ints:
+        """Return what is live before the first action, at each one, and behind the last [B]."""
+        change, size = np.zeros(self.actions + 3, np.int64), self.size_bytes[self.owner]
+        np.add.at(change, self.first + 1, size)
+        np.subtract.at(change, self.last + 2, size)
+        return np.cumsum(change)
 
-    def length(self, steps: int) -> int:
-        """For how many steps it is there."""
-        return sum(end - start for start, end in self.stays(steps))
+    def span_bytes(self, offsets: Ints) -> int:
+        """Return the end of the last range [B]."""
+        return int((offsets + self.size_bytes).max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +97,8 @@ class Offsets:
 
     Attributes
     ----------
-    tenancies, offsets
-        Each tenancy, and its offset [B].
+    tenancies, ranges
+        The tenancies; of each its offset and its size [B].
     span_bytes, live_bytes
         End of the last range, and the most that is live at once in issue order [B].
     of_item
@@ -99,8 +109,8 @@ class Offsets:
         For each tenancy those that must have been freed, each with how often more than there were laps before.
     """
 
-    tenancies: tuple[Tenancy, ...]
-    offsets: tuple[int, ...]
+    tenancies: Tenancies
+    ranges: tuple[tuple[int, int], ...]
     span_bytes: int
     live_bytes: int
     of_item: dict[int, tuple[int, ...]]
@@ -120,154 +130,141 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
     capacity
         What they may span, if they can [B]; None: as little as they can.
     """
-    steps, tenancies = tenancies_of(graph, plan, tier)
-    live = max(live_bytes(tenancies, steps))
+    tenancies = tenancies_of(graph, plan, tier)
+    live = int(tenancies.live_bytes().max())
     room = live if capacity is None else int(capacity)
-    chosen = spread(tenancies, steps, room) or tight(tenancies, steps, room)
-    of_item: defaultdict[int, tuple[int, ...]] = defaultdict(tuple)
-    at_home = {one.item: number for number, one in enumerate(tenancies) if one.is_at_home}
-    for number in sorted(range(len(tenancies)), key=lambda number: tenancies[number].taken):
-        if tenancies[number].taken >= 0:
-            of_item[tenancies[number].item] += (number,)
-    before = _before(tenancies, chosen)
-    return Offsets(tenancies, tuple(chosen), span(tenancies, chosen), live, dict(of_item), at_home, before)
+    placed = spread(tenancies, room)
+    chosen = tight(tenancies, room) if placed is None else placed
+    items, of_item = tenancies.item.tolist(), defaultdict[int, tuple[int, ...]](tuple)
+    at_home, in_turn = _in_turn(tenancies)
+    for tenancy in in_turn:
+        of_item[items[tenancy]] += (tenancy,)
+    ranges = tuple(zip(chosen.tolist(), tenancies.size_bytes.tolist(), strict=True))
+    before, span = _before(tenancies, chosen), tenancies.span_bytes(chosen)
+    return Offsets(tenancies, ranges, span, live, dict(of_item), {items[t]: t for t in at_home}, before)
 
 
 def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
-    """What a fixed plan holds in a tier in issue order, before its first action and at each one [B].
+    """Return what a fixed plan holds in a tier in issue order, before its first action and at each one [B].
 
     Parameters
     ----------
     graph, plan, tier
         As for `offsets`; any tier.
     """
-    steps, tenancies = tenancies_of(graph, plan, tier)
-    return live_bytes(tenancies, steps)
+    return list(tenancies_of(graph, plan, tier).live_bytes().tolist())
 
 
-def tenancies_of(graph: Graph, plan: Plan, tier: int) -> tuple[int, tuple[Tenancy, ...]]:
-    """The number of steps of a lap, and its tenancies in the order of the steps that free them.
+def tenancies_of(graph: Graph, plan: Plan, tier: int) -> Tenancies:
+    """Return the tenancies of a lap, in the order of the actions that free them.
 
     Parameters
     ----------
     graph, plan, tier
         As for `offsets`; any tier.
     """
-    sizes, found = [tensor.size_bytes for tensor in graph.tensors], []
+    sizes, rows = [tensor.size_bytes for tensor in graph.tensors], list[tuple[int, int, int, int]]()
     taken_at = {tensor: -1 for tensor, home in enumerate(plan.home) if home == tier and sizes[tensor]}
     left: dict[int, int] = {}
     codes = () if plan.fixed is None else tuple(plan.fixed.codes())
-    for at, (kind, a, b, c) in enumerate(codes):
+    for index, (kind, a, b, c) in enumerate(codes):
         if kind == COMPUTE:
             op = graph.ops[a]
             for tensor in op.writes:
                 if sizes[tensor]:
-                    taken_at.setdefault(tensor, at)
+                    taken_at.setdefault(tensor, index)
             if op.workspace_bytes:
-                found.append(Tenancy(workspace(a, b), op.workspace_bytes, at, at))
+                rows.append((workspace(a, b), op.workspace_bytes, index, index))
         elif kind == COPY and c == tier and sizes[a]:
-            taken_at.setdefault(a, at)
+            taken_at.setdefault(a, index)
         elif kind == DETACH and b == tier and a in taken_at:
             taken = taken_at.pop(a)
             if taken < 0 and graph.tensors[a].persistent:
-                left[a] = at
+                left[a] = index
             else:
-                found.append(Tenancy(a, sizes[a], taken, at))
-    found += [Tenancy(t, sizes[t], taken, left.pop(t, len(codes))) for t, taken in taken_at.items()]
-    found += [Tenancy(t, sizes[t], -1, freed) for t, freed in left.items()]
-    return len(codes), tuple(found)
+                rows.append((a, sizes[a], taken, index))
+    rows += [(t, sizes[t], taken, left.pop(t, len(codes))) for t, taken in taken_at.items()]
+    rows += [(t, sizes[t], -1, freed) for t, freed in left.items()]
+    return Tenancies(np.array(rows, np.int64).reshape(-1, 4).T, len(codes))
 
 
-def _before(tenancies: Sequence[Tenancy], chosen: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each tenancy, those that held its range last before it, in issue order over two laps."""
-    ends = [offset + one.size_bytes for one, offset in zip(tenancies, chosen, strict=True)]
-    cuts = np.unique([*chosen, *ends])
-    first, last = np.searchsorted(cuts, chosen), np.searchsorted(cuts, ends)
-    owners = np.full(len(cuts), -1)
-    found: list[dict[int, int]] = [{} for _ in tenancies]
-    at_home = [number for number, one in enumerate(tenancies) if one.is_at_home]
-    taken = [number for number, one in enumerate(tenancies) if one.taken >= 0]
-    taken.sort(key=lambda number: (tenancies[number].taken, number))
-    for position, number in enumerate([*at_home, *taken, *taken]):
-        there = owners[first[number] : last[number]]
+def _in_turn(tenancies: Tenancies) -> tuple[list[int], list[int]]:
+    """List the tenancies that are there when a lap begins; and sort those that it takes by when it does."""
+    order = np.argsort(tenancies.taken, kind="stable")
+    at_home = np.flatnonzero((tenancies.taken < 0) | tenancies.wraps)
+    return at_home.tolist(), order[tenancies.taken[order] >= 0].tolist()
+
+
+def _before(tenancies: Tenancies, chosen: Ints) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """For each tenancy, find those that held its range last before it, in issue order over two laps."""
+    ends = chosen + tenancies.size_bytes
+    cuts = np.unique([chosen, ends])
+    first, last = np.searchsorted(cuts, chosen).tolist(), np.searchsorted(cuts, ends).tolist()
+    taken, freed = tenancies.taken.tolist(), tenancies.freed.tolist()
+    owners, before = np.full(len(cuts), -1), [dict[int, int]() for _ in taken]
+    at_home, in_turn = _in_turn(tenancies)
+    for position, tenancy in enumerate([*at_home, *in_turn, *in_turn]):
+        held_by = owners[first[tenancy] : last[tenancy]]
         if position >= len(at_home):
-            for other in set(there.tolist()) - {-1, number}:
-                found[number][other] = int(tenancies[other].freed < tenancies[number].taken)
-        there[:] = number
-    return tuple(tuple(sorted(one.items())) for one in found)
+            for other in set(held_by.tolist()) - {-1, tenancy}:
+                before[tenancy][other] = int(freed[other] < taken[tenancy])
+        held_by[:] = tenancy
+    return tuple(tuple(sorted(others.items())) for others in before)
 
 
-def live_bytes(tenancies: Sequence[Tenancy], steps: int) -> list[int]:
-    """How much is live at each step from -1 on [B]."""
-    change = [0] * (steps + 3)
-    for one in tenancies:
-        for start, end in one.stays(steps):
-            change[start + 1] += one.size_bytes
-            change[end + 2] -= one.size_bytes
-    return list(accumulate(change))
-
-
-def span(tenancies: Sequence[Tenancy], chosen: Sequence[int]) -> int:
-    """End of the last range [B]."""
-    return max((at + one.size_bytes for one, at in zip(tenancies, chosen, strict=True)), default=0)
-
-
-def tight(tenancies: Sequence[Tenancy], steps: int, enough: int) -> list[int]:
+def tight(tenancies: Tenancies, enough: int) -> Ints:
     """Choose offsets with several orders: the first that spans no more than is enough, else the least.
 
     What never leaves lies at the bottom; the rest is placed by one order after another: the longest first, the
-    largest, the largest by size and time, and the first.
+    largest, the largest by size and time, the longest and of these the largest, and the first.
 
     Parameters
     ----------
-    tenancies, steps
-        What is to be placed, and the length of a lap.
+    tenancies
+        What is to be placed.
     enough
         When to stop [B].
     """
-    least: list[int] = []
-    lengths = [one.length(steps) for one in tenancies]
-    moves = [number for number, length in enumerate(lengths) if length <= steps]
-    stays = [one.size_bytes if length > steps else 0 for one, length in zip(tenancies, lengths, strict=True)]
-    bottom = [0, *accumulate(stays)]
-    keys: list[Callable[[int], tuple[int, ...]]] = [
-        lambda number: (-lengths[number] // max(1, steps), -tenancies[number].size_bytes, tenancies[number].taken),
-        lambda number: (-tenancies[number].size_bytes, tenancies[number].taken),
-        lambda number: (-tenancies[number].size_bytes * lengths[number], tenancies[number].taken),
-        lambda number: (-lengths[number], -tenancies[number].size_bytes),
-        lambda number: (tenancies[number].taken, -lengths[number]),
-    ]
-    for key in keys:
-        offsets = bottom[:-1]
-        order = sorted(range(len(moves)), key=lambda at: key(moves[at]))
-        for number, offset in zip(moves, _packed([tenancies[n] for n in moves], steps, order), strict=True):
-            offsets[number] = bottom[-1] + offset
-        if not least or span(tenancies, offsets) < span(tenancies, least):
-            least = offsets
-        if span(tenancies, least) <= enough:
+    leaves = tenancies.lengths() <= tenancies.actions
+    bottom_bytes = np.where(leaves, 0, tenancies.size_bytes)
+    least = chosen = np.cumsum(bottom_bytes) - bottom_bytes
+    moving = Tenancies(tenancies.rows[:, leaves], tenancies.actions)
+    size, taken, length = moving.size_bytes, moving.taken, moving.lengths()
+    orders = (
+        (taken, -size, -length // max(1, tenancies.actions)),
+        (taken, -size),
+        (taken, -size * length),
+        (-size, -length),
+        (-length, taken),
+    )
+    for trial, keys in enumerate(orders):
+        chosen[leaves] = bottom_bytes.sum() + _packed(moving, np.lexsort(keys).tolist())
+        if not trial or tenancies.span_bytes(chosen) < tenancies.span_bytes(least):
+            least = chosen.copy()
+        if tenancies.span_bytes(least) <= enough:
             break
     return least
 
 
-def _packed(tenancies: Sequence[Tenancy], steps: int, order: Sequence[int]) -> list[int]:
+def _packed(tenancies: Tenancies, order: Sequence[int]) -> Ints:
     """Place tenancies one by one, each in the smallest hole that suffices between those that overlap it, or behind."""
-    stays = [one.stays(steps) for one in tenancies]
-    first, last = np.array([*chain.from_iterable(stays)], np.int64).reshape(-1, 2).T
-    owner = np.repeat(np.arange(len(stays)), [len(own) for own in stays])
-    low, high = np.zeros((2, len(stays)), np.int64)
+    owner, first, last = tenancies.owner, tenancies.first, tenancies.last
+    sizes = tenancies.size_bytes.tolist()
+    low, high = np.zeros((2, len(sizes)), np.int64)
     is_placed = np.zeros(len(owner), bool)
-    for number in order:
-        overlaps = np.logical_or.reduce([(first <= end) & (last >= start) for start, end in stays[number]])
+    for tenancy in order:
+        is_own = owner == tenancy
+        stays = zip(first[is_own], last[is_own], strict=True)
+        overlaps = np.logical_or.reduce([(first <= end) & (last >= start) for start, end in stays])
         near = owner[overlaps & is_placed]
-        low[number] = _hole(low[near], high[near], tenancies[number].size_bytes)
-        high[number] = low[number] + tenancies[number].size_bytes
-        is_placed |= owner == number
-    offsets: list[int] = low.tolist()
-    return offsets
+        low[tenancy] = _hole(low[near], high[near], sizes[tenancy])
+        high[tenancy] = low[tenancy] + sizes[tenancy]
+        is_placed |= is_own
+    return low
 
 
 def _hole(low: Ints, high: Ints, size: int) -> int:
-    """The lowest of the smallest holes that suffice between ranges, or the end of the last."""
+    """Find the start of the lowest of the smallest holes that suffice between ranges, or the end of the last."""
     if not len(low):
         return 0
     order = low.argsort(kind="stable")
@@ -277,50 +274,43 @@ def _hole(low: Ints, high: Ints, size: int) -> int:
     fits = (holes >= size).nonzero()[0]
     if not len(fits):
         return int(ends[-1])
-    at = fits[holes[fits].argmin()]
-    return int(ends[at - 1]) if at else 0
+    position = fits[holes[fits].argmin()]
+    return int(ends[position - 1]) if position else 0
 
 
-def spread(tenancies: Sequence[Tenancy], steps: int, capacity: int) -> list[int] | None:
+def spread(tenancies: Tenancies, capacity: int) -> Ints | None:
     """Choose offsets below a capacity, each range as long unused as possible; None if one finds no range.
 
     Parameters
     ----------
-    tenancies, steps
-        What is to be placed, and the length of a lap.
+    tenancies
+        What is to be placed.
     capacity
         What all may span [B].
     """
-    live = live_bytes(tenancies, steps)
-    peak = live.index(max(live)) - 1
-    kept = [n for n, one in enumerate(tenancies) if one.taken <= peak <= one.freed or one.taken > one.freed]
-    found, end = [-1] * len(tenancies), 0
-    for number in sorted(kept, key=lambda number: (-tenancies[number].length(steps), number)):
-        found[number] = end
-        end += tenancies[number].size_bytes
+    size, taken, freed, wraps = tenancies.size_bytes, tenancies.taken, tenancies.freed, tenancies.wraps
+    peak = int(tenancies.live_bytes().argmax()) - 1
+    kept = np.flatnonzero((taken <= peak) & (peak <= freed) | wraps)
+    kept = kept[np.argsort(-tenancies.lengths()[kept], kind="stable")]
+    chosen, end = np.full(len(size), -1), int(size[kept].sum())
+    chosen[kept] = np.cumsum(size[kept]) - size[kept]
     if end > capacity:
         return None
-    for is_reversed in (False, True):
-        free = _Free(end, capacity)
-        for now, leaves, number in sorted(_events(tenancies, peak, is_reversed=is_reversed)):
-            size = tenancies[number].size_bytes
-            if leaves:
-                free.give(found[number], found[number] + size, now)
-            elif (offset := free.take(size)) is None:
+    sizes = size.tolist()
+    # With time reversed, each comes when it is freed.
+    for comes, leaves, start in ((taken, freed, peak), (-freed, -taken, -peak)):
+        free, later = _Free(end, capacity), np.flatnonzero(~wraps & (comes > start))
+        gone = np.flatnonzero(~wraps & (leaves >= start))
+        events = [*zip(comes[later].tolist(), repeat(False), later.tolist())]
+        events += zip(leaves[gone].tolist(), repeat(True), gone.tolist())
+        for time, is_leaving, tenancy in sorted(events):
+            if is_leaving:
+                free.give(int(chosen[tenancy]), int(chosen[tenancy]) + sizes[tenancy], time)
+            elif (offset := free.take(sizes[tenancy])) is None:
                 return None
             else:
-                found[number] = offset
-    return found
-
-
-def _events(tenancies: Sequence[Tenancy], peak: int, *, is_reversed: bool) -> Iterator[Event]:
-    """When tenancies come and go from the peak on; with time reversed, each comes when it is freed."""
-    for number, one in enumerate(tenancies):
-        begin, end, start = (-one.freed, -one.taken, -peak) if is_reversed else (one.taken, one.freed, peak)
-        if begin <= end and begin > start:
-            yield begin, False, number
-        if begin <= end and end >= start:
-            yield end, True, number
+                chosen[tenancy] = offset
+    return chosen
 
 
 class _Free:
@@ -348,8 +338,8 @@ class _Free:
                 offset = self._taken_around(start, size)
                 if offset is None:
                     passed.append((since, start))
-        for one in passed:
-            heappush(self._by_age, one)
+        for piece in passed:
+            heappush(self._by_age, piece)
         return offset
 
     def _taken_around(self, low: int, size: int) -> int | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import NamedTuple
 
+import numpy as np
+
 from simulator.errors import CapacityError, PlanError, Shortfall, full_from
-from simulator.offsets import live_bytes, tenancies_of
+from simulator.offsets import tenancies_of
 from simulator.plan import ABSENT, COMPUTE, COPY, DETACH, NOWHERE, VALID, Actions, PlacesAsIssued, Plan
 from simulator.policies.problem import Problem
 
@@ -222,13 +224,13 @@ class Writer:
         """Report what the tier holds at its peak, from which op on it is full, and what came last of what stays."""
         problem, worst, levers = self.problem, self._peak_at[tier], list[str]()
         plan = Plan(self.policy, problem.tiers, self.homes, self.steps)
-        steps, tenancies = tenancies_of(problem.graph, plan, tier)
-        live = enumerate(live_bytes(tenancies, steps), -1)
-        first = next(step for step, size in live if size > problem.capacities[tier])
-        in_turn = (one for one in sorted(tenancies, key=attrgetter("taken")) if one.item >= 0)
-        stay = [one for one in in_turn if any(begin <= worst <= end for begin, end in one.stays(steps))]
-        held = [one.item for one in stay]
-        came = [problem.graph.tensors[one.item].name for one in stay if 0 <= one.taken <= first]
+        tenancies = tenancies_of(problem.graph, plan, tier)
+        first = int((tenancies.live_bytes() > problem.capacities[tier]).argmax()) - 1
+        stay = np.unique(tenancies.owner[(tenancies.first <= worst) & (worst <= tenancies.last)])
+        stay = stay[tenancies.item[stay] >= 0]
+        stay = stay[np.argsort(tenancies.taken[stay], kind="stable")]
+        held, taken = tenancies.item[stay].tolist(), tenancies.taken[stay].tolist()
+        came = [problem.graph.tensors[t].name for t, step in zip(held, taken, strict=True) if 0 <= step <= first]
         if tier == self._here and self.policy != "static" and not all(map(problem.pinned, held)):
             levers.append("a policy that moves more data, such as 'static', needs less")
         full = full_from(self._moment(max(first, 0)), self._moment(worst), came[-1] if came else "")

@@ -14,51 +14,57 @@ import random
 import time
 from collections.abc import Callable
 
-from simulator.offsets import Tenancy, live_bytes, span, spread, tight
+import numpy as np
+
+from simulator.offsets import Tenancies, spread, tight
+from simulator.trace import Ints
 
 PLACES = (1_000, 4_000, 16_000)
 MUST = {"spread": 1.15}
 
 
-def nested(count: int) -> list[Tenancy]:
+def nested(count: int) -> Tenancies:
     """Half of the places last from forward to backward, half are short."""
     draw, half = random.Random(0), count // 2
     sizes = [draw.randint(1, 50) for _ in range(16)]
-    long = [Tenancy(i, sizes[i % 16], i, count - i) for i in range(half)]
-    return long + [Tenancy(half + i, sizes[i * 7 % 16], i, i + draw.randint(0, 4)) for i in range(half)]
+    long = [(i, sizes[i % 16], i, count - i) for i in range(half)]
+    return table([*long, *((half + i, sizes[i * 7 % 16], i, i + draw.randint(0, 4)) for i in range(half))])
 
 
-def drawn(count: int) -> list[Tenancy]:
+def drawn(count: int) -> Tenancies:
     """Places of 1 to 100 bytes that last about 20 steps."""
     draw = random.Random(0)
     starts = [draw.randrange(count) for _ in range(count)]
     ends = [min(count, start + int(draw.expovariate(1 / 20))) for start in starts]
-    return [Tenancy(i, draw.randint(1, 100), *stay) for i, stay in enumerate(zip(starts, ends, strict=True))]
+    return table([(i, draw.randint(1, 100), *stay) for i, stay in enumerate(zip(starts, ends, strict=True))])
 
 
-def spread_out(places: list[Tenancy], steps: int, live: int) -> list[int]:
+def table(rows: list[tuple[int, int, int, int]]) -> Tenancies:
+    """Places of a lap that has an action more than there are places."""
+    return Tenancies(np.array(rows).T, len(rows) + 1)
+
+
+def spread_out(places: Tenancies, live: int) -> Ints:
     """In a span that leaves room; in more if that does not suffice."""
-    found = spread(places, steps, live * 13 // 10)
-    return spread(places, steps, live * 2) or [] if found is None else found
+    chosen = spread(places, live * 13 // 10)
+    return spread(places, live * 2) if chosen is None else chosen
 
 
-def seconds(
-    search: Callable[[list[Tenancy], int, int], list[int]], places: list[Tenancy], steps: int
-) -> tuple[float, float]:
+def seconds(search: Callable[[Tenancies, int], Ints], places: Tenancies) -> tuple[float, float]:
     """How long a search takes, the least of three, and its span over what is live at once."""
-    live, took = max(live_bytes(places, steps)), []
+    live, took = int(places.live_bytes().max()), []
     for _ in range(3):
         began = time.process_time()
-        found = search(places, steps, live)
+        chosen = search(places, live)
         took.append(time.process_time() - began)
-    return min(took), span(places, found) / live
+    return min(took), places.span_bytes(chosen) / live
 
 
 def main() -> None:
     """Print a line for each."""
     for name, search, kinds in (("spread", spread_out, (nested, drawn)), ("tight", tight, (drawn,))):
         for kind in kinds:
-            found = [seconds(search, kind(count), count + 1) for count in PLACES]
+            found = [seconds(search, kind(count)) for count in PLACES]
             slope = math.log(found[-1][0] / found[0][0]) / math.log(PLACES[-1] / PLACES[0])
             told = ", ".join(f"{n}: {s:.3f} s, span {over:.3f}" for n, (s, over) in zip(PLACES, found, strict=True))
             must = f" (must: {MUST[name]})" if name in MUST else ""

@@ -90,12 +90,13 @@ def test_fixed_offsets_never_overlap_and_span_no_less_than_what_is_live(case, sp
     if room is not None and layout.span_bytes > room:
         event("does not fit")
         assert layout.span_bytes <= offsets(case.graph, case.plan, 0).span_bytes
-    steps = len(case.plan.fixed.kind)
-    placed = list(zip(layout.tenancies, layout.offsets, strict=True))
-    for i, (one, at) in enumerate(placed):
-        for other, there in placed[:i]:
-            meets = any(a <= d and c <= b for a, b in one.stays(steps) for c, d in other.stays(steps))
-            assert not meets or at + one.size_bytes <= there or there + other.size_bytes <= at
+    placed = layout.tenancies
+    stays = [*zip(placed.owner, placed.first, placed.last, strict=True)]
+    for i, (one, first, last) in enumerate(stays):
+        for other, start, end in stays[:i]:
+            (low, size), (at, extent) = layout.ranges[one], layout.ranges[other]
+            meets = first <= end and start <= last and one != other
+            assert not meets or low + size <= at or at + extent <= low
 
 
 @given(cases(streams=2), st.integers(0, 40))
