@@ -27,15 +27,15 @@ Everything here is a pure function, and linear in the number of uses.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simulator.graph import Graph
 from simulator.hardware import Hardware
+from simulator.trace import Ints, held_bytes
 
 NEVER = -1
 """The op index of what does not happen."""
@@ -133,31 +133,29 @@ def idle_intervals(graph: Graph) -> Iterator[IdleInterval]:
             yield IdleInterval(t, uses[-1], uses[0], wraps=True)
 
 
-def live_bytes(graph: Graph) -> NDArray[np.int64]:
+def live_bytes(graph: Graph, tensors: Iterable[int] | None = None) -> Ints:
     """Count what is live during each op if nothing ever moves [B].
 
     Parameters
     ----------
     graph
         The graph.
+    tensors
+        Tensors that count; default: all.
 
     Returns
     -------
     array of int64, shape (ops,)
-        Live bytes during each op; the largest is the peak that everything resident needs.
+        Live bytes during each op, its workspace included; the largest is the peak that everything resident needs.
     """
-    lifetimes = Lifetimes.of(graph)
-    born, dies = np.array(lifetimes.born, np.int64), np.array(lifetimes.dies, np.int64)
-    sizes = np.array([t.size_bytes for t in graph.tensors], np.int64)
-    exists = born != NEVER
-    change = np.zeros(len(graph.ops) + 1, np.int64)
-    np.add.at(change, born[exists], sizes[exists])
-    np.subtract.at(change, dies[exists] + 1, sizes[exists])
+    lifetimes, every = Lifetimes.of(graph), range(len(graph.tensors)) if tensors is None else tensors
+    live = [t for t in every if lifetimes.born[t] != NEVER]
+    born, dies = ([ops[t] for t in live] for ops in (lifetimes.born, lifetimes.dies))
     workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
-    return np.cumsum(change)[:-1] + workspace
+    return workspace + held_bytes(born, dies, [graph.tensors[t].size_bytes for t in live], len(graph.ops))
 
 
-def working_set_bytes(graph: Graph) -> NDArray[np.int64]:
+def working_set_bytes(graph: Graph) -> Ints:
     """Count what each op needs in the compute tier at once [B].
 
     Returns

@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -96,6 +96,14 @@ def pick(block: Block, rows: NDArray[Any]) -> Block:
 def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
     """Rows of a block by these columns, as plain numbers."""
     return zip(*(block[name].tolist() for name in names), strict=True)
+
+
+def held_bytes(first: ArrayLike, last: ArrayLike, size: ArrayLike, positions: int) -> Ints:
+    """Add up, at each of so many positions, the sizes of what is held from its first position to its last [B]."""
+    change = np.zeros(positions + 1, np.int64)
+    np.add.at(change, np.asarray(first, np.int64), size)
+    np.subtract.at(change, np.asarray(last, np.int64) + 1, size)
+    return np.cumsum(change)[:-1]
 
 
 def instances(sharing: int, stands_in: Sequence[int]) -> tuple[Ints, Ints]:

@@ -23,7 +23,7 @@ from simulator.bounds.precedence import Precedence
 from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes, working_set_bytes
 from simulator.plan import FREE, NOWHERE
-from simulator.trace import Bools, Ints
+from simulator.trace import Bools, Ints, held_bytes
 
 
 class Stretches(NamedTuple):
@@ -57,15 +57,11 @@ class Stretches(NamedTuple):
     maker: Ints
 
     def over(self, ops: int) -> Ints:
-        """By op, of so many, what lies over it [B]."""
-        change = np.zeros(ops + 1, np.int64)
-        np.add.at(change, self.first, self.size)
-        np.add.at(change, self.last + 1, -self.size)
-        sums: Ints = np.cumsum(change)[:-1]
-        return sums
+        """Return what lies over each of so many ops [B]."""
+        return held_bytes(self.first, self.last, self.size, ops)
 
     def where(self, mask: Bools) -> Stretches:
-        """The stretches that are flagged."""
+        """Return the stretches that are flagged."""
         return Stretches(*(column[mask] for column in self))
 
     def kept(self, precedence: Precedence) -> Bools:

@@ -27,7 +27,7 @@ import numpy as np
 
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, Plan
-from simulator.trace import Ints
+from simulator.trace import Ints, held_bytes
 
 _EVER = -1 << 62
 """Since when a piece is free that was never taken."""
@@ -81,10 +81,7 @@ class Tenancies:
 
     def live_bytes(self) -> Ints:
         """Return what is live before the first action, at each one, and behind the last [B]."""
-        change, size = np.zeros(self.actions + 3, np.int64), self.size_bytes[self.owner]
-        np.add.at(change, self.first + 1, size)
-        np.subtract.at(change, self.last + 2, size)
-        return np.cumsum(change)
+        return held_bytes(self.first + 1, self.last + 1, self.size_bytes[self.owner], self.actions + 2)
 
     def span_bytes(self, offsets: Ints) -> int:
         """Return the end of the last range [B]."""

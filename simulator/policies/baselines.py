@@ -56,11 +56,11 @@ SELECT_DISTANCES = (100, 200, 400)
 DISTANCES = (50, 20, 100)
 """What ``best`` tries; MindSpore's defaults first."""
 PARTS = (4, 8, 16)
-"""It tries these parts of the graph's length as well, because distances in ops suit graphs of some lengths only."""
+"""Fractions of the graph's length that it tries as well: distances in ops suit graphs of some lengths only."""
 
 
 class Lookahead(Part):
-    """The distances; ``best`` tries a short list by replay, option by option, and takes the fastest that fits.
+    """Options of `lookahead`: its distances; ``best`` tries a short list by replay and takes the fastest that fits.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ def lookahead(problem: Problem, options: Lookahead) -> Plan:
     """
     parts = [len(problem.graph.ops) // part for part in PARTS]
     asked = ((options.select_distance, SELECT_DISTANCES), (options.distance, DISTANCES))
-    values = [tuple(dict.fromkeys((*usual, *parts))) if one == "best" else (one,) for one, usual in asked]
+    values = [tuple(dict.fromkeys((*usual, *parts))) if value == "best" else (value,) for value, usual in asked]
     return tune(problem, values, partial(_at_distances, problem))
 
 
@@ -114,7 +114,7 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
             back = max(idle.after + 1, fences[idle.before], idle.before - distance) if comes else idle.before
             live.add(idle.after + 1, back - 1, -problem.sizes[tensor])
             away.append((idle, back if comes else ops))
-    away.sort(key=lambda one: one[0].before)
+    away.sort(key=lambda trip: trip[0].before)
     leaving = [idle for idle, _ in away if idle.after != NEVER]
     moves = [Move(lifetimes.first_use[idle.tensor] + 1, Writer.back_up, idle.tensor) for idle in leaving]
     moves += [Move(idle.after + 1, _leave, idle.tensor) for idle in leaving]
@@ -124,14 +124,14 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
 
 
 def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[IdleInterval]:
-    """Idle intervals longer than a distance; a tensor with its home elsewhere is also away at the ends of the step."""
+    """List idle intervals longer than a distance; a tensor with its home elsewhere is away at the ends, too."""
     uses = problem.lifetimes.uses[tensor]
     intervals = [IdleInterval(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
     return [*intervals, *_at_ends(problem, tensor)] if tensor in problem.lifetimes.inputs else intervals
 
 
 def _at_ends(problem: Problem, visitor: int) -> list[IdleInterval]:
-    """When a tensor with its home elsewhere is away at the start of a step (`NEVER`), and if it persists at its end."""
+    """List when a tensor with its home elsewhere is away: from the start (`NEVER`), and if it persists to the end."""
     uses, ops = problem.lifetimes.uses[visitor], len(problem.graph.ops)
     intervals = [IdleInterval(visitor, NEVER, uses[0]), IdleInterval(visitor, uses[-1], ops)]
     return intervals if problem.graph.tensors[visitor].persistent else intervals[:1]
@@ -145,7 +145,7 @@ def _leave(writer: Writer, tensor: int) -> None:
 
 
 class OffloadSaved(Part):
-    """How the copies are done.
+    """Options of `offload_saved`: how the copies are done.
 
     Attributes
     ----------
@@ -195,8 +195,8 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
 
 
 def _saved(problem: Problem) -> list[IdleInterval]:
-    """Idle intervals, from last forward to first backward use, of the tensors that are saved for backward."""
-    ops, clock, here, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[IdleInterval]()
+    """List the idle intervals, from last forward to first backward use, of what is saved for backward."""
+    ops, clock, compute_tier, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[IdleInterval]()
     lifetimes = problem.lifetimes
     for tensor, writes in enumerate(lifetimes.writes):
         if problem.pinned(tensor) or tensor in lifetimes.inputs or not writes or ops[writes[0]].phase != "forward":
@@ -205,14 +205,14 @@ def _saved(problem: Problem) -> list[IdleInterval]:
         forward = max(i for i in uses if ops[i].phase == "forward")
         backward = min((i for i in uses if ops[i].phase == "backward"), default=NEVER)
         away = problem.away(tensor)[0]
-        copies_ns = problem.copy_ns(tensor, here, away) + problem.copy_ns(tensor, away, here)
+        copies_ns = problem.copy_ns(tensor, compute_tier, away) + problem.copy_ns(tensor, away, compute_tier)
         if forward < backward and clock[backward] - clock[forward + 1] > copies_ns:
             saved.append(IdleInterval(tensor, forward, backward))
     return saved
 
 
 def _comes(problem: Problem, away: list[IdleInterval], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
-    """Choose the op before which each tensor comes in: in order of use, one after another, as soon as there is room."""
+    """Choose before which op each tensor comes in: in order of use, one after another, as soon as there is room."""
     sizes, fences, ops = problem.sizes, problem.fences, len(problem.graph.ops)
     ahead = ops if options.ahead is None else options.ahead
     live, queue = Profile(live_bytes(problem.graph)), list[tuple[int, int, int]]()
@@ -229,7 +229,7 @@ def _comes(problem: Problem, away: list[IdleInterval], backward: int, options: O
 
 
 def _come_alone(writer: Writer, tensor: int) -> None:
-    """Copy in, with the host waiting before and after."""
+    """Copy in while the host waits, before and after."""
     writer.drain()
     writer.fetch(tensor)
     writer.sync(tensor)
@@ -237,13 +237,13 @@ def _come_alone(writer: Writer, tensor: int) -> None:
 
 
 def _leave_alone(writer: Writer, tensor: int) -> None:
-    """Copy out, with the host waiting before and after."""
+    """Copy out while the host waits, before and after."""
     writer.drain()
     _leave(writer, tensor)
 
 
 class UpstreamGreedy(Part):
-    """What the planner believes, and when copies in are issued.
+    """Options of `upstream_greedy`: what the planner believes, and when it issues copies in.
 
     Attributes
     ----------
@@ -278,8 +278,8 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     CapacityError
         If the machine has no room for the plan, whatever the planner expected.
     """
-    lifetimes, homes = problem.lifetimes, zip(problem.graph.tensors, problem.resolved_homes(), strict=True)
-    stays = sum(t.size_bytes for t, home in homes if t.persistent and home == problem.compute_tier)
+    lifetimes, placed = problem.lifetimes, zip(problem.graph.tensors, problem.resolved_homes(), strict=True)
+    stays = sum(t.size_bytes for t, home in placed if t.persistent and home == problem.compute_tier)
     limit = problem.budget_bytes - stays if options.limit is None else options.limit
     intervals, peak = choose(problem, limit)
     moves, leaves = list[Move](), [Move(idle.after + 1, Writer.store, idle.tensor) for idle in intervals]
@@ -316,10 +316,10 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterv
     """
     last, sizes, uses = len(problem.graph.ops) - 1, problem.sizes, problem.lifetimes.uses
     held, order = Profile([0] * (last + 1)), dict[int, int]()
-    for number, tensor in enumerate(t for t in _by_first_use(problem) if t not in problem.lifetimes.inputs):
+    for rank, tensor in enumerate(t for t in _by_first_use(problem) if t not in problem.lifetimes.inputs):
         held.add(uses[tensor][0], uses[tensor][-1], sizes[tensor])
         if not problem.pinned(tensor):
-            order[tensor] = number
+            order[tensor] = rank
     intervals = [g for g in idle_intervals(problem.graph) if g.tensor in order and not g.wraps]
     taken = []
     for idle in sorted(intervals, key=lambda g: (g.after - g.before, -sizes[g.tensor], g.after, order[g.tensor])):

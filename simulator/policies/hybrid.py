@@ -1,4 +1,4 @@
-"""`hybrid`: a static part that is compiled, and a cache for what only the run can tell.
+"""`hybrid`: a static part that is compiled, and a cache for what is known only while the step runs.
 
 All that is known before is planned by `static`, in the budget less the room of a cache; its steps cost the host what
 those of a fixed plan do. Of what is read dynamically and has a free home, the likeliest live in the compute tier as far
@@ -34,7 +34,7 @@ from simulator.units import Bytes, human, require
 
 
 class Options(Part):
-    """How dynamic reads are handled; ``best`` tries the values by replay and takes the fastest.
+    """Options for dynamic reads; ``best`` tries the values by replay and takes the fastest.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     dynamic = DynamicReaders(problem)
     dynamic.check("hybrid")
     _check_apart(dynamic)
-    is_divided = bool(dynamic.free) or _left_bytes(dynamic) < max(dynamic.awaited_bytes)
+    is_divided = bool(dynamic.free) or _left_bytes(dynamic) < dynamic.most_awaited_bytes
     if options.cache is not None or options.prefetch != "none" or not is_divided:
         return _compiled(dynamic, options)
     best = Best[Plan](problem)
@@ -96,22 +96,22 @@ def plan(problem: Problem, options: Options) -> Plan:
 
 
 def _compiled(dynamic: DynamicReaders, options: Options) -> Plan:
-    """The fastest plan with a static part."""
+    """Find the fastest plan with a static part."""
     orders = reactive.ON_DEMAND if options.evict == "best" else (options.evict,)
     divided = cache(partial(_divided, dynamic, options))
     rows = (_divisions(dynamic, options), orders)
-    return tune(dynamic.problem, rows, lambda here, order: _make(options, order, *divided(here)))
+    return tune(dynamic.problem, rows, lambda resident, order: _make(options, order, *divided(resident)))
 
 
 def _undivided(dynamic: DynamicReaders, options: Options) -> Plan:
-    """The runtime that decides about everything while it runs."""
+    """Make a runtime that decides about everything while it runs."""
     made = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
     note = "nothing is compiled: room that is not divided is worth more here"
     return replace(made, policy="hybrid", notes=(note, *made.notes))
 
 
 def _divisions(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int], ...]:
-    """Sets of candidates that may live in the compute tier: all if they fit, else the likeliest for several rooms.
+    """List sets of candidates that may live in the compute tier: all if they fit, else the likeliest for several rooms.
 
     Some are the likeliest that have room beside a cache of what comes and goes, and beside a static part of which
     nothing moves, or of which as much moves as a runtime would let go.
@@ -122,12 +122,12 @@ def _divisions(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int
     if not settled.candidates and _left_bytes(settled) >= 0:
         return (dynamic.free,)
     cache_bytes = _in_passing(dynamic, options) if options.cache is None else options.cache
-    demand_bytes = WorkingSets(dynamic.problem, dynamic).demand_bytes - max(dynamic.awaited_bytes)
+    demand_bytes = WorkingSets(dynamic.problem, dynamic).demand_bytes - dynamic.most_awaited_bytes
     rooms = (_left_bytes(dynamic), dynamic.problem.budget_bytes - demand_bytes, cache_bytes)
     return tuple(dict.fromkeys(dynamic.hottest(room - cache_bytes, dynamic.free) for room in rooms))
 
 
-def _divided(dynamic: DynamicReaders, options: Options, here: frozenset[int]) -> tuple[DynamicReaders, Plan, int]:
+def _divided(dynamic: DynamicReaders, options: Options, resident: frozenset[int]) -> tuple[DynamicReaders, Plan, int]:
     """Compile the static part with some candidates in the compute tier; return the other reads, the plan, their cache.
 
     Raises
@@ -135,7 +135,7 @@ def _divided(dynamic: DynamicReaders, options: Options, here: frozenset[int]) ->
     CapacityError
         As `plan`.
     """
-    dynamic = dynamic.settled(here)
+    dynamic = dynamic.settled(resident)
     problem = dynamic.problem
     if not dynamic.candidates:
         return dynamic, static.plan(problem, static.Options()), 0
@@ -145,8 +145,8 @@ def _divided(dynamic: DynamicReaders, options: Options, here: frozenset[int]) ->
     without_reads = replace(problem, graph=problem.graph.certain, budget_bytes=left_bytes, popularity={})
     planned = static.plan(without_reads, static.Options())
     notes = [f"of all but what is read dynamically: {note}" for note in planned.notes]
-    if here:
-        size, tier = human(sum(problem.sizes[t] for t in here), "B"), problem.tiers[problem.compute_tier]
+    if resident:
+        size, tier = human(sum(problem.sizes[t] for t in resident), "B"), problem.tiers[problem.compute_tier]
         notes.append(f"{size} of what is read dynamically stays in {tier}")
     return dynamic, replace(planned, notes=tuple(notes)), cache_bytes
 
@@ -172,18 +172,18 @@ def _check_links(dynamic: DynamicReaders) -> None:
 
 
 def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:
-    """Size of the cache [B]: the option, or what the static part leaves, but never less than one op may choose."""
-    problem, least = dynamic.problem, max(dynamic.awaited_bytes)
+    """Return the size of the cache [B]: the option, or what is left, but what an op may choose at least."""
+    problem, least = dynamic.problem, dynamic.most_awaited_bytes
     if asked is not None and asked < least:
-        at = f"op {problem.graph.ops[dynamic.awaited_bytes.index(least)].name!r}, for what may be chosen"
+        moment = f"op {problem.graph.ops[dynamic.awaited_bytes.argmax()].name!r}, for what may be chosen"
         larger = (f"give the cache at least {human(least, 'B')} ({least:,} B)",)
         tier = f"the cache in {problem.tiers[problem.compute_tier]}"
-        raise CapacityError(Shortfall(tier, least, asked, at, levers=larger))
+        raise CapacityError(Shortfall(tier, least, asked, moment, levers=larger))
     return max(least, _left_bytes(dynamic)) if asked is None else asked
 
 
 def _left_bytes(dynamic: DynamicReaders) -> int:
-    """Room left for the cache if the static part moves nothing [B]; negative if that does not fit."""
+    """Return the room left for the cache if the static part moves nothing [B]; negative if that does not fit."""
     problem, certain = dynamic.problem, dynamic.problem.graph.certain
     live = live_bytes(certain)
     away = sum(problem.sizes[t] for t in dynamic.candidates)
@@ -234,7 +234,7 @@ def _batches(
                 yield cache.take()
                 if following[op] > op or not is_last:
                     _fetch_ahead(dynamic, options, cache, view, op, following[op])
-        for tensor in [*cache.here] if is_last else ():
+        for tensor in [*cache.resident] if is_last else ():
             cache.evict(tensor)
         yield cache.take()
 
@@ -252,7 +252,7 @@ def _fetch_ahead(
             guess = view.predicted(reader, options.accuracy) if is_guess else late.candidates
             wanted |= dict.fromkeys(t for t in guess if t in cache.homes)
     for tensor in wanted:
-        if tensor not in cache.here:
+        if tensor not in cache.resident:
             if not cache.make_room(cache.sizes[tensor], wanted):
                 return
             cache.fetch(tensor)
@@ -275,8 +275,8 @@ def _parts(dynamic: DynamicReaders, steps: Actions) -> tuple[tuple[Actions, ...]
 
 
 def _in_passing(dynamic: DynamicReaders, options: Options) -> int:
-    """Room for what passes through the cache [B]: revealed reads that wait for their op, and what is fetched ahead."""
-    awaited, sizes = max(dynamic.awaited_bytes), dynamic.problem.sizes
+    """Return the room for what passes through the cache [B]: revealed reads that wait, and what is fetched ahead."""
+    awaited, sizes = dynamic.most_awaited_bytes, dynamic.problem.sizes
     if options.prefetch == "next_layer_all":
         every = ({t for op in readers for t in dynamic.readers[op].candidates} for readers in dynamic.revealed.values())
         return awaited + max(sum(sizes[t] for t in candidates) for candidates in every)

@@ -33,7 +33,7 @@ _AT_ONCE = 64
 
 
 class Options(Part):
-    """How the runtime behaves; ``best`` tries the values by replay, option by option, and takes the fastest.
+    """Options of the runtime; ``best`` tries the values by replay, option by option, and takes the fastest.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Options(Part):
     look_ahead
         How many ops ahead it fetches, without evicting what these ops need (``best``: 0, 32, 64).
     synchronous
-        The host waits for each copy as it is issued.
+        Whether the host waits for each copy as it is issued.
     late
         What it does about dynamic reads: fetches ``all`` candidates before an op; or syncs what reveals them, and
         fetches what is chosen, ``on_demand``; copies may then stay from step to step.
@@ -104,7 +104,7 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
 def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:
     """Issue all steps, op by op: fetch what the op needs and what ops in view will need, and free what is dead."""
     eviction, revealed = cache.eviction, sets.dynamic.revealed
-    codes, here, awaited, unused = cache.codes, cache.here, cache.awaited, cache.unused
+    codes, resident, awaited, unused = cache.codes, cache.resident, cache.awaited, cache.unused
     computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
     fences, ops = sets.problem.fences, len(computes)
     in_view = [min(op + ahead + 1, bisect_right(fences, op, 0, ops)) for op in range(ops)] if ahead else ()
@@ -115,7 +115,7 @@ def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> 
             eviction.now = base + op
             others = eviction.use(uses)
             unused.difference_update(uses)
-            _admit(sets, cache, op, [tensor for tensor in others if tensor not in here])
+            _admit(sets, cache, op, [tensor for tensor in others if tensor not in resident])
             if in_view and in_view[op] > (seen := max(seen, op + 1)):
                 _look_ahead(sets, cache, op, base, range(seen, in_view[op]))
                 seen = in_view[op]
@@ -153,14 +153,14 @@ def _conclude(sets: WorkingSets, cache: RuntimeCache, op: int) -> None:
 
 def _look_ahead(sets: WorkingSets, cache: RuntimeCache, op: int, base: int, into_view: range) -> None:
     """Prefetch for the ops that come into view, as far as there is room, without evicting what ops in view need."""
-    here, is_clean, needed_until = cache.here, cache.is_clean, cache.needed_until
+    resident, is_clean, needed_until = cache.resident, cache.is_clean, cache.needed_until
     for coming in into_view:
         uses = sets.uses[coming]
         cache.eviction.use(uses)
         for tensor in uses:
             needed_until[tensor] = base + coming
         for tensor in sets.reads[coming]:
-            if tensor not in here and is_clean[tensor]:
+            if tensor not in resident and is_clean[tensor]:
                 needed_bytes = cache.sizes[tensor] + sets.ops[op].workspace_bytes
                 if cache.make_room(needed_bytes, sets.uses[op], until=base + op):
                     cache.fetch(tensor)
@@ -171,10 +171,10 @@ def _end_step(sets: WorkingSets, cache: RuntimeCache, *, is_last: bool) -> None:
     """Bring persistent tensors home (candidates of dynamic reads after the last step only), and release the outputs."""
     may_stay = () if is_last else sets.dynamic.candidates
     for tensor in sets.guests:
-        if tensor in cache.here and tensor not in may_stay:
+        if tensor in cache.resident and tensor not in may_stay:
             cache.evict(tensor)
     for tensor in sets.residents:
-        if tensor not in cache.here:
+        if tensor not in cache.resident:
             cache.make_room(cache.sizes[tensor], sets.residents)
             cache.fetch(tensor)
             cache.unused.add(tensor)
@@ -182,6 +182,6 @@ def _end_step(sets: WorkingSets, cache: RuntimeCache, *, is_last: bool) -> None:
     for tensor in sets.guests:
         cache.bring_home(tensor)
     for tensor in sets.outputs:
-        if tensor in cache.here:
+        if tensor in cache.resident:
             cache.leave(tensor)
         cache.drop(tensor)

@@ -19,7 +19,7 @@ from simulator.policies.problem import Problem
 
 
 class Eviction:
-    """The order in which tensors leave the compute tier.
+    """Choose which tensor leaves the compute tier next.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Eviction:
     Attributes
     ----------
     now
-        Number of the running op since the run began; whoever runs ops sets it.
+        Index of the running op since the run began; set by whoever runs ops.
     """
 
     def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
@@ -69,7 +69,7 @@ class Eviction:
         self._ranks.pop(tensor, None)
 
     def first(self, needed: Collection[int]) -> int:
-        """The next victim, not one of `needed`; `NOWHERE` if there is none."""
+        """Return the next victim, not one of `needed`; `NOWHERE` if there is none."""
         if self._rank is None:
             for tensor in self._ranks:
                 if tensor not in needed:
@@ -85,27 +85,27 @@ class Eviction:
         return victim
 
     def _is_old(self, entry: tuple[Any, int]) -> bool:
-        """Whether an entry is outdated: its tensor has left, or has another rank by now."""
+        """Return whether an entry is outdated: its tensor has left, or has another rank by now."""
         rank, tensor = entry
         return bool(self._ranks.get(tensor) != rank)
 
 
 def _times_used(eviction: Eviction, tensor: int) -> tuple[int, int]:
-    """LFU: the number of uses since the run began; among equals, the least recent use first."""
+    """LFU: rank by uses since the run began; among equals, the least recent use first."""
     eviction.uses[tensor] += 1
     eviction.touches += 1
     return eviction.uses[tensor], eviction.touches
 
 
 def _oldest_producer(eviction: Eviction, tensor: int) -> tuple[int, int, int]:
-    """FIFO by producer, then the larger first: the warm-up rule of the open-source HyperOffload."""
+    """FIFO: rank by producer, then the larger first: the warm-up rule of the open-source HyperOffload."""
     problem = eviction.problem
     born = -1 if tensor in problem.lifetimes.inputs else problem.lifetimes.writes[tensor][0]
     return born, -problem.sizes[tensor], tensor
 
 
 def _furthest_use(eviction: Eviction, tensor: int) -> tuple[int, int]:
-    """The furthest next use first: the rule of MindSpore's sliding window."""
+    """Rank by the next use, the furthest first: the rule of MindSpore's sliding window."""
     ops, uses = len(eviction.problem.graph.ops), eviction.problem.lifetimes.uses[tensor]
     op = eviction.now % ops
     following = bisect_right(uses, op)
@@ -118,11 +118,11 @@ RANKS: dict[str, Callable[[Eviction, int], Any]] = {
     "fifo": _oldest_producer,
     "furthest": _furthest_use,
 }
-"""By order: the rank of a tensor that has just come, or is just used."""
+"""Order -> rank of a tensor that just came, or is just used."""
 
 
 class RuntimeCache:
-    """Where the tensors lie that a runtime decides about, as issued, and the actions that move them.
+    """The tensors that a runtime decides about: where they are as issued, and the actions that move them.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class RuntimeCache:
     ----------
     codes
         What is issued and not yet handed on.
-    here
+    resident
         What is in the compute tier, in the order in which it came.
     below, is_clean
         By tensor: the tier of its copy below, or `NOWHERE`; whether that is valid.
@@ -171,7 +171,7 @@ class RuntimeCache:
         self.sizes, self.tier, self._synchronous = problem.sizes, problem.compute_tier, synchronous
         self._way = way or problem.path
         self.codes: list[Code] = []
-        self.here: dict[int, None] = {}
+        self.resident: dict[int, None] = {}
         self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
         self.room = list(problem.capacities)
         self.room[self.tier] = room_bytes
@@ -193,7 +193,7 @@ class RuntimeCache:
 
     def hold(self, tensor: int) -> None:
         """Count a tensor that an op makes or a copy brings into the compute tier."""
-        self.here[tensor] = None
+        self.resident[tensor] = None
         self.room[self.tier] -= self.sizes[tensor]
         self.eviction.touch(tensor)
 
@@ -203,7 +203,7 @@ class RuntimeCache:
         self.hold(tensor)
 
     def reveal(self, readers: Iterable[int], view: View) -> Iterator[list[Code]]:
-        """Ask what ops read, and fetch it; evict others for that, but nothing that an op awaits.
+        """Ask what ops read, and fetch it; evict others for it, but nothing that an op awaits.
 
         What was issued is handed on before each question.
         """
@@ -211,7 +211,7 @@ class RuntimeCache:
             yield self.take()
             self.awaited[op] = wanted = tuple(t for t in view.chosen(op) if t in self.homes)
             for tensor in wanted:
-                if tensor in self.here:
+                if tensor in self.resident:
                     self.eviction.touch(tensor)
                 else:
                     self.make_room(self.sizes[tensor], ())
@@ -250,7 +250,7 @@ class RuntimeCache:
         """Free the place of a tensor in the compute tier."""
         self.codes.append((DETACH, tensor, self.tier, 0))
         self.room[self.tier] += self.sizes[tensor]
-        del self.here[tensor]
+        del self.resident[tensor]
         self.eviction.discard(tensor)
 
     def drop(self, tensor: int) -> None:
@@ -294,7 +294,7 @@ class RuntimeCache:
             self.codes.extend((DETACH, tensor, tier, 0) for tier in path[1:-1])
 
     def _room_below(self, tensor: int) -> int:
-        """The nearest tier with room, there and on the way; else one where tensors can be demoted for it."""
+        """Find the nearest tier with room, there and on the way; else one where tensors can be demoted for it."""
         tiers, size, path = self.problem.away(tensor), self.sizes[tensor], self.problem.path
         free = (tier for tier in tiers if all(self.room[hop] >= size for hop in path(self.tier, tier)[1:]))
         for tier in chain(free, (tier for tier in tiers if self._demote_for(tensor, tier))):
@@ -317,8 +317,8 @@ class RuntimeCache:
         return True
 
     def _gives_way(self, tensor: int, tier: int) -> bool:
-        """Drop a copy of what the compute tier has, too; demote others to the next tier; return if that freed room."""
-        if tensor in self.here:
+        """Drop a copy of what the compute tier has, or demote it to the next tier; return whether that freed room."""
+        if tensor in self.resident:
             if self.homes[tensor] == NOWHERE:
                 self.drop(tensor)
             return self.below[tensor] == NOWHERE
@@ -332,5 +332,5 @@ class RuntimeCache:
     def _too_small(self, tensor: int, tier: int) -> CapacityError:
         problem = self.problem
         demand_bytes = int(int(problem.capacities[tier]) - self.room[tier]) + self.sizes[tensor]
-        at = f"copy of {problem.graph.tensors[tensor].name!r}"
-        return CapacityError(problem.shortfall(tier, demand_bytes, at, (tensor,)))
+        moment = f"copy of {problem.graph.tensors[tensor].name!r}"
+        return CapacityError(problem.shortfall(tier, demand_bytes, moment, (tensor,)))

@@ -1,4 +1,4 @@
-"""What each op needs in the compute tier, where tensors are at home for that, and whether every op can run at all.
+"""Working sets of ops, the homes that leave room for them, and whether every op can run at all.
 
 *Dynamic reads* are what an op reads of some candidates, known once an earlier op has revealed it.
 """
@@ -15,6 +15,7 @@ from simulator.graph import Late
 from simulator.lifetime import NEVER, live_bytes
 from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
+from simulator.trace import Ints, held_bytes
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class DynamicReaders:
     Attributes
     ----------
     problem
-        What they are of.
+        Whose reads they are.
     on_demand
         Whether they are handled once they are revealed; else there are none, and all candidates are read.
     """
@@ -34,19 +35,19 @@ class DynamicReaders:
 
     @cached_property
     def readers(self) -> dict[int, Late]:
-        """What each op reads dynamically, in program order."""
+        """Op -> what it reads dynamically, in program order."""
         return self.problem.graph.dynamic_reads if self.on_demand else {}
 
     @cached_property
     def revealed(self) -> dict[int, list[int]]:
-        """By revealing op, the ops whose dynamic reads it reveals."""
+        """Revealing op -> ops whose dynamic reads it reveals."""
         readers: dict[int, list[int]] = {}
         for op, late in self.readers.items():
             readers.setdefault(late.revealed_by, []).append(op)
         return readers
 
     def signal(self, op: int) -> int:
-        """A tensor that a revealing op writes; once it is synced the choice is known."""
+        """Return a tensor that a revealing op writes; once it is synced the choice is known."""
         return self.problem.graph.ops[op].writes[0]
 
     @cached_property
@@ -57,39 +58,42 @@ class DynamicReaders:
 
     @cached_property
     def free(self) -> frozenset[int]:
-        """Those candidates whose home is free."""
+        """Candidates whose home is free."""
         return frozenset(t for t in self.candidates if self.problem.homes[t] == FREE)
 
-    def settled(self, here: Collection[int]) -> DynamicReaders:
-        """Fix the homes of candidates: the compute tier for those in `here`, a tier away for other free ones.
+    def settled(self, chosen: Collection[int]) -> DynamicReaders:
+        """Fix the homes of candidates: the compute tier for those in `chosen`, a tier away for other free ones.
 
         Away is the nearest tier with room from which a link leads into the compute tier, for the likeliest first.
         """
         problem, tier = self.problem, self.problem.compute_tier
         left = {away: room for away, room in problem.left_away.items() if (away, tier) in problem.links}
         full = next(iter(left or problem.neighbours), NOWHERE)
-        homes = dict.fromkeys(here, tier) | assigned(problem, self.likeliest(self.free - {*here}), left, full)
+        homes = dict.fromkeys(chosen, tier) | assigned(problem, self.likeliest(self.free - {*chosen}), left, full)
         settled = (homes.get(t, home) for t, home in enumerate(problem.homes))
         return DynamicReaders(replace(problem, homes=tuple(settled)))
 
     def most_bytes(self, op: int) -> int:
-        """The most bytes that an op may choose of candidates that may move."""
+        """Return the most bytes that an op may choose of candidates that may move."""
         late = self.readers[op]
         sizes = sorted((self.problem.sizes[t] for t in late.candidates if t in self.candidates), reverse=True)
         return sum(sizes[: late.samples * late.each])
 
     @cached_property
-    def awaited_bytes(self) -> list[int]:
-        """By op, the most bytes that are revealed and not yet read before it, its own included."""
-        change = [0] * (len(self.problem.graph.ops) + 1)
-        for op, late in self.readers.items():
-            change[late.revealed_by + 1] += self.most_bytes(op)
-            change[op + 1] -= self.most_bytes(op)
-        return list(accumulate(change))[:-1]
+    def awaited_bytes(self) -> Ints:
+        """Op -> the most bytes that are revealed and not yet read before it, its own included."""
+        readers = self.readers.items()
+        first, last = [late.revealed_by + 1 for _, late in readers], [op for op, _ in readers]
+        return held_bytes(first, last, [self.most_bytes(op) for op, _ in readers], len(self.problem.graph.ops))
+
+    @property
+    def most_awaited_bytes(self) -> int:
+        """The most bytes that are revealed and not yet read at once."""
+        return int(self.awaited_bytes.max())
 
     @cached_property
     def shares(self) -> dict[int, float]:
-        """For each candidate, the highest probability with which any op chooses it."""
+        """Candidate -> the highest probability with which any op chooses it."""
         likely: dict[int, float] = {}
         for op, late in self.readers.items():
             for tensor, share in zip(late.candidates, self.problem.popularity.get(op, ()), strict=False):
@@ -101,7 +105,7 @@ class DynamicReaders:
         return sorted(among, key=lambda t: (-self.shares.get(t, 0.0), t))
 
     def hottest(self, room_bytes: int | float, among: Collection[int]) -> frozenset[int]:
-        """The likeliest candidates that fit into some room together."""
+        """Return the likeliest candidates that fit into some room together."""
         order = self.likeliest(among)
         taken = accumulate(self.problem.sizes[t] for t in order)
         return frozenset(t for t, size in zip(order, taken, strict=True) if size <= room_bytes)
@@ -182,9 +186,9 @@ class WorkingSets:
         graph = problem.graph
         self.ops = graph.certain.ops if dynamic.readers else graph.ops
         self.pinned = frozenset(t for t in range(len(graph.tensors)) if problem.pinned(t))
-        here = frozenset(t for t in self.pinned if graph.tensors[t].persistent and t in problem.lifetimes.inputs)
-        self.reads = [dict.fromkeys(t for t in op.reads if t not in here) for op in self.ops]
-        self.uses = [tuple(dict.fromkeys(t for t in (*op.reads, *op.writes) if t not in here)) for op in self.ops]
+        staying = frozenset(t for t in self.pinned if graph.tensors[t].persistent and t in problem.lifetimes.inputs)
+        self.reads = [dict.fromkeys(t for t in op.reads if t not in staying) for op in self.ops]
+        self.uses = [tuple(dict.fromkeys(t for t in (*op.reads, *op.writes) if t not in staying)) for op in self.ops]
         self.outputs = [t for t in graph.outputs if not graph.tensors[t].persistent]
         persistent = [t for t, about in enumerate(graph.tensors) if about.persistent and t not in self.pinned]
         self.homes = problem.resolved_homes({} if self.nothing_moves else self._choose_homes(persistent))
@@ -202,7 +206,7 @@ class WorkingSets:
         return bool(self.dynamic.readers) and self._fit(self.dynamic.candidates)
 
     def _fit(self, away: frozenset[int]) -> bool:
-        """Whether everything but some tensors fits into the compute tier and may live there."""
+        """Return whether everything but some tensors fits into the compute tier and may live there."""
         problem, awaited = self.problem, self.dynamic.awaited_bytes if away else 0
         live = live_bytes(problem.graph) - sum(problem.sizes[t] for t in away) + awaited
         homes = {home for t, home in enumerate(problem.homes) if t not in away}
@@ -230,21 +234,12 @@ class WorkingSets:
     @cached_property
     def demand_bytes(self) -> int:
         """The most that any op needs with all else evicted [B]."""
-        problem, sizes, lifetimes = self.problem, self.problem.sizes, self.problem.lifetimes
-        staying = [t for t in self.pinned if lifetimes.born[t] != NEVER]
-        change = [0] * (len(self.uses) + 1)
-        for tensor in staying:
-            change[lifetimes.born[tensor]] += sizes[tensor]
-            change[lifetimes.dies[tensor] + 1] -= sizes[tensor]
-        needed = zip(self.ops, self.uses, accumulate(change), self.dynamic.awaited_bytes, strict=False)
-        demand = [
-            held + op.workspace_bytes + sum(sizes[t] for t in used if t not in self.pinned) + awaited
-            for op, used, held, awaited in needed
-        ]
-        most = max(demand, default=0)
+        problem, lifetimes = self.problem, self.problem.lifetimes
+        used = [sum(problem.sizes[t] for t in tensors if t not in self.pinned) for tensors in self.uses]
+        demand = live_bytes(problem.graph, self.pinned) + used + self.dynamic.awaited_bytes
+        most, op = int(demand.max()), int(demand.argmax())
         if most <= problem.budget_bytes:
             return most
-        op = demand.index(most)
-        held = {*self.uses[op], *(t for t in staying if lifetimes.born[t] <= op <= lifetimes.dies[t])}
-        at = f"op {problem.graph.ops[op].name!r}"
-        raise CapacityError(problem.shortfall(problem.compute_tier, most, at, held))
+        held = {*self.uses[op], *(t for t in self.pinned if lifetimes.born[t] <= op <= lifetimes.dies[t])}
+        moment = f"op {problem.graph.ops[op].name!r}"
+        raise CapacityError(problem.shortfall(problem.compute_tier, most, moment, held))

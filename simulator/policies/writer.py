@@ -1,4 +1,4 @@
-"""The one place where decisions become a valid plan.
+"""The one place that makes a valid plan of decisions.
 
 A policy says *fetch this, run that, store those*; the writer keeps what every step leads to **as issued**: which
 places are valid, stale or absent, and how many bytes each tier holds. It places deaths, brings every persistent
@@ -51,28 +51,28 @@ class Writer:
                 self._hold(tensor, tier)
 
     def place(self, tensor: int, tier: int) -> int:
-        """State of a place as issued: `ABSENT`, `VALID` or `STALE`."""
+        """Return the state of a place as issued: `ABSENT`, `VALID` or `STALE`."""
         return self._state[tier][tensor]
 
     def resident(self, tensor: int) -> bool:
-        """Whether the tensor is valid in the compute tier, as issued."""
+        """Return whether the tensor is valid in the compute tier, as issued."""
         return self._places.here[tensor] == VALID
 
     def live_bytes(self, tier: int) -> int:
-        """What the tier holds, as issued [B]."""
+        """Return what the tier holds, as issued [B]."""
         return self._live[tier]
 
     def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and free what is dead after it, unless the policy does that because ops run `again`."""
-        what, here = self._ops[op], self._here
-        missing = self._places.missing(what.reads)
+        node, compute_tier = self._ops[op], self._here
+        missing = self._places.missing(node.reads)
         if missing is not None:
-            self._refuse(f"op {what.name!r}", "what an op reads is in the compute tier", missing)
-        for tensor in what.writes:
-            if self._state[here][tensor] == ABSENT:
-                self._hold(tensor, here)
+            self._refuse(f"op {node.name!r}", "what an op reads is in the compute tier", missing)
+        for tensor in node.writes:
+            if self._state[compute_tier][tensor] == ABSENT:
+                self._hold(tensor, compute_tier)
             self._places.write((tensor,))
-        self._note_peak(here, what.workspace_bytes)
+        self._note_peak(compute_tier, node.workspace_bytes)
         self.steps.append(COMPUTE, op, self.problem.streams[op])
         self._last_op = op
         for tensor in () if again else self.problem.lifetimes.dead_after[op]:
@@ -125,28 +125,28 @@ class Writer:
 
     def detach(self, tensor: int, tier: int) -> None:
         """Free one place."""
-        if must := self._places.detach(tensor, tier):
-            self._refuse(f"detach from {self.problem.tiers[tier]!r}", must, tensor)
+        if broken_rule := self._places.detach(tensor, tier):
+            self._refuse(f"detach from {self.problem.tiers[tier]!r}", broken_rule, tensor)
         self._live[tier] -= self.problem.sizes[tensor]
         self.steps.append(DETACH, tensor, tier)
 
     def copy(self, tensor: int, source: int, target: int) -> None:
         """Copy over one link; a stale target is refreshed in place."""
-        must = "a link joins the two tiers" if (source, target) not in self.problem.links else ""
-        takes_room = self._state[target][tensor] == ABSENT
-        if must := must or self._places.copy(tensor, source, target):
+        is_joined, takes_room = (source, target) in self.problem.links, self._state[target][tensor] == ABSENT
+        broken_rule = self._places.copy(tensor, source, target) if is_joined else "a link joins the two tiers"
+        if broken_rule:
             tiers = self.problem.tiers
-            self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", must, tensor)
+            self._refuse(f"copy from {tiers[source]!r} to {tiers[target]!r}", broken_rule, tensor)
         if takes_room:
             self._hold(tensor, target)
         self.steps.append(COPY, tensor, source, target)
 
     def sync(self, tensor: int) -> None:
-        """Let the host wait for all steps so far that name the tensor."""
+        """Make the host wait for all actions so far that name the tensor."""
         self.steps.sync(tensor)
 
     def drain(self) -> None:
-        """Let the host wait until the last op so far has ended (if it names any tensor)."""
+        """Make the host wait until the last op so far has ended (if it names any tensor)."""
         op = self._last_op
         named = () if op is None else (*self._ops[op].writes, *self._ops[op].reads)
         if named:
@@ -172,8 +172,7 @@ class Writer:
         for tier, capacity in enumerate(self.problem.capacities):
             if self.peak_bytes[tier] > capacity:
                 raise CapacityError(self._shortfall(tier))
-        p = self.problem
-        return Plan(self.policy, p.tiers, self.homes, self.steps, p.graph.steps, notes)
+        return Plan(self.policy, self.problem.tiers, self.homes, self.steps, self.problem.graph.steps, notes)
 
     def _go_home(self, tensor: int) -> None:
         home = self.homes[tensor]
@@ -233,18 +232,19 @@ class Writer:
         came = [problem.graph.tensors[t].name for t, step in zip(held, taken, strict=True) if 0 <= step <= first]
         if tier == self._here and self.policy != "static" and not all(map(problem.pinned, held)):
             levers.append("a policy that moves more data, such as 'static', needs less")
-        full = full_from(self._moment(max(first, 0)), self._moment(worst), came[-1] if came else "")
-        return problem.shortfall(tier, self.peak_bytes[tier], self._moment(worst), held, levers, full)
+        full = full_from(self._op_from(max(first, 0)), self._op_from(worst), came[-1] if came else "")
+        return problem.shortfall(tier, self.peak_bytes[tier], self._op_from(worst), held, levers, full)
 
-    def _moment(self, at: int) -> str:
-        for kind, a in zip(self.steps.kind[at:], self.steps.a[at:], strict=True):
+    def _op_from(self, step: int) -> str:
+        """Name the first op from a step on."""
+        for kind, a in zip(self.steps.kind[step:], self.steps.a[step:], strict=True):
             if kind == COMPUTE:
                 return f"op {self._ops[a].name!r}"
         return "the end of the step"
 
 
 class Move(NamedTuple):
-    """Something that is done with a tensor at a program point.
+    """An operation of the writer on a tensor at a program point.
 
     Attributes
     ----------
