@@ -29,20 +29,20 @@ def main() -> "NoReturn":
     finally:  # the exit code stands: what comes while Python itself ends changes nothing
         from simulator.interrupts import INTERRUPTS  # noqa: PLC0415 - has long been imported
 
-        for number in INTERRUPTS:
-            _signal.signal(number, _signal.SIG_IGN)
+        for signum in INTERRUPTS:
+            _signal.signal(signum, _signal.SIG_IGN)
 
 
 def _open() -> None:
-    """Open onto nothing what a shell has closed (``>&-``): else a file of ours gets its number, and what is printed."""
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    """Open onto nothing what a shell has closed (``>&-``): else a file gets its descriptor, and what is printed."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
-            os.set_inheritable(number, True)
-            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
 
 
-def _leave(number: int, frame: object) -> "NoReturn":
+def _leave(signum: int, frame: object) -> "NoReturn":
     """End at once: an exception would be lost in some imports, and there is nothing to clean up yet."""
     os.write(2, b"hosim: stopped; nothing was written\n")
     os._exit(130)

@@ -1,4 +1,4 @@
-"""What is chosen of dynamic reads in each step: drawn from a distribution with a seed, or read from a file.
+"""Choices of dynamic reads in each step: drawn from a distribution with a seed, or read from a file.
 
 Ops with the same candidates, samples and number of choices choose alike: they are one *chooser*, such as the router of
 a layer, and what it chooses may stick from one draw to the next. Each of its samples draws its candidates one after
@@ -26,7 +26,7 @@ from simulator.trace import Bools, Ints
 from simulator.units import counted
 
 _TRIES = 3
-"""How often a choice is drawn again that the sample has made already, before the others alone are drawn from."""
+"""Draws of a choice that the sample has made already, before it draws from the others alone."""
 
 Floats = NDArray[np.float64]
 Bits = NDArray[np.uint8]
@@ -34,12 +34,12 @@ Bits = NDArray[np.uint8]
 _SEEDS_APART = 1_000_003  # between what the draws of two ranks begin with
 
 _RANKS, _CHOICES, _REHEARSAL, _PREDICTIONS = range(4)
-"""What numbers are drawn for: each has a stream of its own."""
+"""Uses of random numbers: each has a stream of its own."""
 
 
 @dataclass(frozen=True)
 class Shares:
-    """How likely each expert of each layer is, from a file.
+    """Shares of the experts of each layer, from a file.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class Routing:
-    """What was chosen, from a file.
+    """Recorded choices, from a file.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ Origin = DrawsOrigin | Shares | Routing
 
 @dataclass(frozen=True)
 class Draws:
-    """What each op with dynamic reads reads in each step.
+    """Choices of each op with dynamic reads in each step.
 
     Attributes
     ----------
@@ -95,33 +95,33 @@ class Draws:
         return {op: np.array(late.candidates, np.int64) for op, late in self.graph.dynamic_reads.items()}
 
     def flags(self, op: int, first: int = 0, steps: int | None = None) -> Bools:
-        """For each step and candidate of an op, whether it is chosen; of so many steps from the first one on."""
+        """Flag, for each of so many steps from the first one on, the candidates that an op chooses."""
         last = None if steps is None else first + steps
         bits = self.chosen_bits[op][first:last]
         return np.unpackbits(bits, axis=1, count=len(self._candidates[op])).astype(bool)
 
     def chosen(self, op: int, step: int) -> tuple[int, ...]:
-        """Tensors that an op chooses in a step, in the order of its candidates."""
+        """Return the tensors that an op chooses in a step, in the order of its candidates."""
         return tuple(self._candidates[op][self.flags(op, step, 1)[0]].tolist())
 
     def chosen_bytes(self, op: int, first: int = 0, steps: int | None = None) -> Ints:
-        """For each step, the size of what an op chooses [B]; of so many steps from the first one on."""
+        """Return, for each of so many steps from the first one on, the size of what an op chooses [B]."""
         sizes = np.array([self.graph.tensors[t].size_bytes for t in self._candidates[op].tolist()], np.int64)
         return np.asarray(self.flags(op, first, steps) @ sizes)
 
     def durations_ns(self, op: int) -> list[int]:
-        """For each step, the time of an op with what it chooses then, alone [ns]."""
-        what, chosen = self.graph.ops[op], self.chosen_bytes(op).tolist()
-        times = {size: duration_ns(chosen_op(what, size), self.hardware) for size in set(chosen)}
+        """Return, for each step, the time of an op with what it chooses then, alone [ns]."""
+        node, chosen = self.graph.ops[op], self.chosen_bytes(op).tolist()
+        times = {size: duration_ns(chosen_op(node, size), self.hardware) for size in set(chosen)}
         return [times[size] for size in chosen]
 
     def step_durations_ns(self, durations_ns: Sequence[int], step: int) -> list[int]:
-        """Times of all ops with what they choose in a step [ns], from what they take as planned."""
+        """Return the times of all ops with what they choose in a step [ns], from what they take as planned."""
         changed = {op: self.durations_ns(op)[step] for op in self.chosen_bits}
         return [changed.get(op, planned_ns) for op, planned_ns in enumerate(durations_ns)]
 
     def predicted(self, op: int, step: int, accuracy: float) -> tuple[int, ...]:
-        """A guess at what an op chooses in a step.
+        """Guess what an op chooses in a step.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class Draws:
 
 
 def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[float, ...]]:
-    """How likely each candidate is, for each op with dynamic reads: its share of what is drawn.
+    """Return, for each op with dynamic reads, how likely each candidate is: its share of what is drawn.
 
     Parameters
     ----------
@@ -181,17 +181,17 @@ def drawn(
     """
     if isinstance(origin, Routing) and not rehearsal:
         return Draws(graph, hardware, seed, _recorded(graph, origin))
-    own = seed + rank * _SEEDS_APART
+    own_seed = seed + rank * _SEEDS_APART
     shares = _shares(graph, origin, seed)
     stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
-    rng = np.random.default_rng((own, _REHEARSAL if rehearsal else _CHOICES))
+    rng = np.random.default_rng((own_seed, _REHEARSAL if rehearsal else _CHOICES))
     bits: dict[int, Bits] = {}
     alike: dict[tuple[int, int, int, int], dict[Late, list[int]]] = {}
     for late, ops in _choosers(graph).items():
         alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), {})[late] = ops
     for group in alike.values():
         bits |= _draw(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
-    return Draws(graph, hardware, own, dict(sorted(bits.items())))
+    return Draws(graph, hardware, own_seed, dict(sorted(bits.items())))
 
 
 def _draw(
@@ -200,7 +200,7 @@ def _draw(
     """Draw all steps of choosers with as many candidates, samples, choices and ops each, side by side."""
     choosers, candidates = shares.shape
     late, first = next(iter(group.items()))
-    found = np.empty((choosers, len(first), steps, -(-candidates // 8)), np.uint8)
+    chosen_bits = np.empty((choosers, len(first), steps, -(-candidates // 8)), np.uint8)
     chooser = np.repeat(np.arange(choosers), late.samples)
     held = np.full((len(chooser), late.each), -1, np.int64)
     for step in range(steps):
@@ -209,8 +209,8 @@ def _draw(
             _fill(held, shares, chooser, rng)
             flags = np.zeros((choosers, candidates), bool)
             flags[chooser[:, None], held] = True
-            found[:, turn, step] = np.packbits(flags, axis=1)
-    return {op: found[i, turn] for i, ops in enumerate(group.values()) for turn, op in enumerate(ops)}
+            chosen_bits[:, turn, step] = np.packbits(flags, axis=1)
+    return {op: chosen_bits[i, turn] for i, ops in enumerate(group.values()) for turn, op in enumerate(ops)}
 
 
 def _fill(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -> None:
@@ -224,10 +224,11 @@ def _fill(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -
     for place in range(held.shape[1]):
         rows = np.flatnonzero(held[:, place] < 0)
         for _ in range(_TRIES):
-            found = np.searchsorted(flat, rng.random(len(rows)) + chooser[rows], "right") - chooser[rows] * candidates
-            found = np.clip(found, 0, candidates - 1)
-            is_new = (held[rows] != found[:, None]).all(axis=1) & (shares[chooser[rows], found] > 0)
-            held[rows[is_new], place] = found[is_new]
+            owner = chooser[rows]
+            choice = np.searchsorted(flat, rng.random(len(rows)) + owner, "right") - owner * candidates
+            choice = np.clip(choice, 0, candidates - 1)
+            is_new = (held[rows] != choice[:, None]).all(axis=1) & (shares[owner, choice] > 0)
+            held[rows[is_new], place] = choice[is_new]
             rows = rows[~is_new]
             if not len(rows):
                 break
@@ -236,51 +237,50 @@ def _fill(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -
 
 
 def _others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
-    """Draw for each row one that it does not hold."""
+    """Draw for each row a candidate that it does not hold."""
     row, place = np.nonzero(held >= 0)
     shares[row, held[row, place]] = 0.0
     upto = np.cumsum(shares, axis=1)
     wanted = rng.random(len(shares)) * upto[:, -1]
     past_last = shares.shape[1] - 1 - np.argmax(shares[:, ::-1] > 0, axis=1)
-    found: Ints = np.minimum((upto <= wanted[:, None]).sum(axis=1), past_last)
-    return found
+    return np.asarray(np.minimum((upto <= wanted[:, None]).sum(axis=1), past_last))
 
 
 def _choosers(graph: Graph) -> dict[Late, list[int]]:
-    """Ops with dynamic reads by how they choose; the op that reveals a choice does not matter for that."""
-    found: dict[Late, list[int]] = {}
+    """Group ops with dynamic reads by how they choose; the op that reveals a choice does not matter for that."""
+    ops_of: dict[Late, list[int]] = {}
     for op, late in graph.dynamic_reads.items():
-        found.setdefault(replace(late, revealed_by=-1), []).append(op)
-    return found
+        ops_of.setdefault(replace(late, revealed_by=-1), []).append(op)
+    return ops_of
 
 
 def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
-    """For each op with dynamic reads, the share of each candidate; they add up to 1."""
+    """Return, for each op with dynamic reads, the share of each candidate; they add up to 1."""
     choosers = _choosers(graph)
     if isinstance(origin, Routing):
         return _frequencies(graph, origin)
     if isinstance(origin, Shares):
         by_layer = _matched(origin, choosers)
     else:
-        by_layer = [_ranked(origin, len(late.candidates), seed, number) for number, late in enumerate(choosers)]
+        by_layer = [_ranked(origin, len(late.candidates), seed, index) for index, late in enumerate(choosers)]
     return {op: shares for shares, ops in zip(by_layer, choosers.values(), strict=True) for op in ops}
 
 
-def _ranked(origin: DrawsOrigin, count: int, seed: int, number: int) -> Floats:
-    """Shares of a chooser by a distribution; which candidate has which rank is drawn."""
+def _ranked(origin: DrawsOrigin, count: int, seed: int, index: int) -> Floats:
+    """Return the shares of a chooser by a distribution; which candidate has which rank is drawn."""
     if origin.distribution == "uniform":
         return np.full(count, 1.0 / count)
     shares = _as_shares([rank**-origin.skew for rank in range(1, count + 1)])
-    return np.random.default_rng((seed, _RANKS, number)).permutation(shares)
+    return np.random.default_rng((seed, _RANKS, index)).permutation(shares)
 
 
 def _as_shares(weights: list[float]) -> Floats:
-    """Weights by their sum, which is exact: in whatever order they come, on any processor, equal ones stay equal."""
+    """Divide weights by their sum, which is exact: in any order, on any processor, equal ones stay equal."""
     return np.asarray(weights) / fsum(weights)
 
 
 def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
-    """Shares from a file: its layers, ascending, are the choosers in program order."""
+    """Return the shares of a file: its layers, ascending, are the choosers in program order."""
     layers, do = sorted(origin.by_layer), "correct the file, or take that of this model"
     rule, found = "there is a layer for each op that chooses, in program order", counted(len(layers), "layer")
     insist(len(layers) == len(choosers), origin.source, rule, f"{found} for {len(choosers):,}", do)
@@ -296,7 +296,7 @@ def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]
 
 
 def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
-    """What a file says was chosen, of each op in each step."""
+    """Return what a file says was chosen, of each op in each step."""
     bits = {}
     for op, late in graph.dynamic_reads.items():
         name, least, count = graph.ops[op].name, late.each, len(late.candidates)
@@ -313,7 +313,7 @@ def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
 
 
 def _frequencies(graph: Graph, origin: Routing) -> dict[int, Floats]:
-    """Shares as often as candidates were chosen; one more each, so that none is impossible."""
+    """Return shares by how often candidates were chosen; one more each, so that none is impossible."""
     counts = {op: len(late.candidates) for op, late in graph.dynamic_reads.items()}
     chosen = {op: np.unpackbits(bits, axis=1, count=counts[op]) for op, bits in _recorded(graph, origin).items()}
     often = {op: flags.sum(axis=0) + 1.0 for op, flags in chosen.items()}

@@ -14,24 +14,24 @@ INTERRUPTS = tuple(
 """Ctrl-C, a stop, a terminal that is closed, a limit on processor time; as far as the system has them."""
 
 complete: list[str] = []
-"""What a command has written, such as folders, so that it can say so when it is interrupted after all."""
+"""What a command has written, such as folders, so that it can name them when it is interrupted after all."""
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
-    """Let interrupts wait; what is started meanwhile inherits that. What is ignored stays so."""
+    """Hold back interrupts within the block; what is started meanwhile inherits that. What is ignored stays so."""
     came: list[int] = []
     is_main = current_thread() is main_thread()
-    handlers = {number: signal.getsignal(number) for number in INTERRUPTS} if is_main else {}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    handlers = {signum: signal.getsignal(signum) for signum in INTERRUPTS} if is_main else {}
+    handlers = {signum: handler for signum, handler in handlers.items() if handler is not signal.SIG_IGN}
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
-    for number in handlers:  # another thread may take the signal; its handler runs in this one all the same
-        signal.signal(number, lambda number, frame: came.append(number))
+    for signum in handlers:  # another thread may take the signal; its handler runs in this one all the same
+        signal.signal(signum, lambda signum, frame: came.append(signum))
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         if came:
             signal.raise_signal(came[0])
@@ -39,7 +39,7 @@ def waiting() -> Iterator[None]:
 
 @contextmanager
 def no_garbage_search() -> Iterator[None]:
-    """Let Python not look for garbage meanwhile: for code that makes many objects, of which most stay to the end."""
+    """Pause Python's search for garbage: for code that makes many objects, of which most stay to the end."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""When a tensor is live, from the operator order alone; and which tensors ranks share, so that they are stored once.
+"""Lifetimes of tensors, from the operator order alone; and tensors that ranks share, so that they are stored once.
 
 Glossary of this module; every moment is the index of an op within one training step:
 
@@ -61,7 +61,7 @@ class IdleInterval(NamedTuple):
 
 
 class Lifetimes:
-    """When each tensor of a graph is used and live; lists are by tensor id, `dead_after` by op.
+    """Uses and lifetimes of all tensors of a graph; lists are by tensor id, `dead_after` by op.
 
     Parameters
     ----------
@@ -106,14 +106,14 @@ class Lifetimes:
 
     @classmethod
     def of(cls, graph: Graph) -> Lifetimes:
-        """Return the lifetimes of a graph, which are found once."""
+        """Return the lifetimes of a graph, which are computed once."""
         return cast(Lifetimes, graph.known.get(cls) or graph.known.setdefault(cls, cls(graph)))
 
     def is_read(self, tensor: int, op: int) -> bool:
-        """Whether an op reads the tensor, found by bisection: an op may read thousands."""
+        """Return whether an op reads the tensor, by bisection: an op may read thousands."""
         reads = self.reads[tensor]
-        at = bisect_left(reads, op)
-        return at < len(reads) and reads[at] == op
+        position = bisect_left(reads, op)
+        return position < len(reads) and reads[position] == op
 
 
 def idle_intervals(graph: Graph) -> Iterator[IdleInterval]:
@@ -167,11 +167,11 @@ def working_set_bytes(graph: Graph) -> Ints:
     return np.array([op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64)
 
 
-# what is stored once for several ranks: shared tensors whose home is a tier that these ranks share
+# storage of several ranks: shared tensors whose home is a tier that these ranks share
 
 
 class Repeated(NamedTuple):
-    """What another rank has stored for this one.
+    """Tensors that another rank has stored for this one.
 
     Attributes
     ----------
@@ -190,7 +190,7 @@ class Repeated(NamedTuple):
 
 
 def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -> Iterator[Repeated]:
-    """Find, rank by rank, what another rank has stored for it.
+    """Yield, rank by rank, what another rank has stored for it.
 
     A shared tensor has one copy in each instance of a tier for all ranks of a node, or of the supernode, as it says:
     that of the lowest of these ranks.
@@ -224,10 +224,10 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
 
 
 def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
-    """By tier and who shares it: what of a graph is stored once, as a rank has it that finds all of it stored."""
+    """Tier and who shares it -> what of a graph is stored once, for a rank that finds all of it stored."""
     scopes, shared = [tier.scope for tier in hardware.tiers.values()], dict[tuple[int, str], list[int]]()
-    for number, (tensor, tier) in enumerate(zip(graph.tensors, home, strict=True)):
+    for index, (tensor, tier) in enumerate(zip(graph.tensors, home, strict=True)):
         if tensor.shared is not None and tensor.persistent and tier >= 0 and scopes[tier] != "device":
-            shared.setdefault((tier, tensor.shared), []).append(number)
+            shared.setdefault((tier, tensor.shared), []).append(index)
     sizes = [tensor.size_bytes for tensor in graph.tensors]
     return {key: Repeated(-1, key[0], tuple(ids), sum(sizes[t] for t in ids)) for key, ids in shared.items()}

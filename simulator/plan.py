@@ -34,7 +34,7 @@ Code = tuple[int, int, int, int]
 
 
 class Actions:
-    """A fixed list of actions, held in four columns of whole numbers."""
+    """A fixed list of actions in four columns of whole numbers."""
 
     __slots__ = ("a", "b", "c", "kind")
 
@@ -69,7 +69,7 @@ class Actions:
         self.append(DETACH, tensor, tier)
 
     def sync(self, tensor: int) -> None:
-        """Let the host wait until every earlier action that names the tensor has ended."""
+        """Make the host wait until every earlier action that names the tensor has ended."""
         self.append(SYNC, tensor)
 
     def codes(self) -> Iterator[Code]:
@@ -94,9 +94,9 @@ STATES = ("absent", "valid", "stale")
 
 
 class PlacesAsIssued:
-    """The state of every place (a tensor in a tier) once all issued actions have acted.
+    """States of all places (a tensor in a tier) once all issued actions have acted.
 
-    Who plans and who issues follow this one; the referee follows its own, so that neither hides a mistake of the other.
+    Policies and the engine use this one; the referee keeps its own, so that neither hides a mistake of the other.
 
     Parameters
     ----------
@@ -121,12 +121,12 @@ class PlacesAsIssued:
                 self.state[tier][tensor] = VALID
 
     def missing(self, tensors: Iterable[int]) -> int | None:
-        """The first of some tensors that an op could not read, because it is not valid in the compute tier."""
-        here = self.here
-        return next((tensor for tensor in tensors if here[tensor] != VALID), None)
+        """Return the first of some tensors that is not valid in the compute tier, so that no op could read it."""
+        state = self.here
+        return next((tensor for tensor in tensors if state[tensor] != VALID), None)
 
     def write(self, tensors: Iterable[int]) -> None:
-        """Let an op write: what it writes becomes valid in the compute tier, and stale elsewhere."""
+        """Note that an op writes: what it writes becomes valid in the compute tier, and stale elsewhere."""
         for tensor in tensors:
             for state in self.state:
                 if state[tensor] == VALID:
@@ -149,39 +149,39 @@ class PlacesAsIssued:
         self.state[tier][tensor] = ABSENT
         return ""
 
-    def told(self, tensor: int, tiers: Iterable[str]) -> str:
-        """Tell where a tensor is, for people: ``absent in hbm, valid in ddr``."""
+    def as_text(self, tensor: int, tiers: Iterable[str]) -> str:
+        """Say where a tensor is, for people: ``absent in hbm, valid in ddr``."""
         return ", ".join(f"{STATES[state[tensor]]} in {name}" for name, state in zip(tiers, self.state, strict=True))
 
 
 class View(Protocol):
-    """What a reactive plan may look at: the state at the moment the host asks, read-only."""
+    """State that a reactive plan may look at, as of the moment the host asks; read-only."""
 
     @property
     def steps(self) -> int:
-        """How many times the graph runs: a plan is tried in fewer steps than it runs in if these are many."""
+        """Number of times the graph runs: a plan is tried in fewer steps than it runs in if these are many."""
 
     @property
     def now_ns(self) -> int:
         """The time [ns]."""
 
     def place(self, tensor: int, tier: int) -> str:
-        """State of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
+        """Return the state of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
 
     def settled(self, tensor: int) -> bool:
-        """Whether every issued action that names the tensor has ended."""
+        """Return whether every issued action that names the tensor has ended."""
 
     def room_bytes(self, tier: int) -> int | float:
-        """What is free in the tier now [B]."""
+        """Return what is free in the tier now [B]."""
 
     def chosen(self, op: int) -> tuple[int, ...]:
-        """What the next issue of an op reads of its candidates; known once the op that reveals it has ended.
+        """Return what the next issue of an op reads of its candidates; known once the op that reveals it has ended.
 
         A host that has synced what that op writes may ask, also one that does not look at the machine otherwise.
         """
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
-        """A guess at what the next issue of an op chooses, right with a probability for each of it.
+        """Guess what the next issue of an op chooses; each choice is right with a probability.
 
         It is made once the op has ended that reveals dynamic reads before the one that reveals these, in program order;
         before the first one comes the last one of the step before.
@@ -233,7 +233,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """What messages call it: its file, if it was read from one."""
+        """Name in messages: its file, if it was read from one."""
         return self.file or self.policy
 
     @property

@@ -32,11 +32,11 @@ from typing import Any
 from simulator.interrupts import INTERRUPTS, waiting
 
 Make = Callable[[], Callable[[Any], Any]]
-"""Builds what all tasks share and returns what does one task; it is sent to other processes."""
+"""Build what all tasks share and return what does one task; it is sent to other processes."""
 Tell = Callable[..., None]
-"""Called now and then with how far a call is."""
+"""Report now and then how far a call is."""
 Task = tuple[int, Any]
-"""A task, or what came of it, behind its number."""
+"""Index of a task, and the task or its outcome."""
 
 
 def worked(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, None, None]:
@@ -47,24 +47,24 @@ def worked(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, N
     make
         Builds it, with the first task of a process, so that an error there is an error of that task.
     tasks
-        Each with its number.
+        Each with its index.
     workers
         How many processes at most. With 0, or where none can be started, this process does all tasks.
 
     Yields
     ------
     tuple
-        The number of a task and what came of it, as they end. A task whose process dies is done once more, in the end,
+        The index of a task and its outcome, as they end. A task whose process dies is done once more, in the end,
         if any process lived to tell; a task whose process dies again is left out.
     """
     most = 0 if current_process().daemon else workers
     if most:
         with suppress(OSError):
             ensure_running()  # before interrupts wait: once the tracker has started, it lets them through again
-    left = yield from _handed_out(tasks, most, partial(_opened, get_context("spawn").Process, _work, make))
+    left = yield from _handed_out(tasks, most, partial(_opened, get_context("spawn").Process, partial(_work, make)))
     if left:
         do = make()
-        yield from ((number, do(task)) for number, task in left)
+        yield from ((index, do(task)) for index, task in left)
 
 
 def forked(calls: Sequence[Callable[[Tell], Any]], tell: Tell) -> Generator[Task, None, None]:
@@ -75,14 +75,14 @@ def forked(calls: Sequence[Callable[[Tell], Any]], tell: Tell) -> Generator[Task
     Parameters
     ----------
     calls
-        Each is called with what tells how far it is. What it returns, raises and tells can be pickled.
+        Each is called with a function that reports its progress. What it returns, raises and reports can be pickled.
     tell
-        Called here with what a call tells.
+        Called in this process with the progress of a call.
 
     Yields
     ------
     tuple
-        The number of a call and what came of it, as they end.
+        The index of a call and its outcome, as they end.
 
     Raises
     ------
@@ -90,17 +90,18 @@ def forked(calls: Sequence[Callable[[Tell], Any]], tell: Tell) -> Generator[Task
         If a process dies.
     """
     most = (os.cpu_count() or 1) if len(calls) > 1 and _can_fork() else 0
-    numbers = [(number, number) for number in range(len(calls))]
-    left = yield from _handed_out(numbers, most, partial(_opened, get_context("fork").Process, _call, calls), tell)
-    yield from ((number, calls[number](tell)) for number, _ in left)
+    tasks = [*enumerate(range(len(calls)))]
+    opened = partial(_opened, get_context("fork").Process, partial(_call, calls))
+    left = yield from _handed_out(tasks, most, opened, tell)
+    yield from ((index, calls[index](tell)) for index, _ in left)
 
 
 def _handed_out(
     tasks: Sequence[Task], most: int, start: Callable[[list[BaseProcess]], Connection], tell: Tell | None = None
 ) -> Generator[Task, None, Sequence[Task]]:
-    """Hand tasks to at most so many processes, and return those that are left because no process could be started.
+    """Hand tasks to at most so many processes, and return those left because no process could be started.
 
-    A process that tells how far it is has no second try: it may have written half of a file.
+    A call that reports its progress has no second try: it may have written half of a file.
     """
     todo, at_work = deque(tasks), dict[Connection, int]()
     first_try, second_tries, has_lived = dict(tasks if tell is None else ()), deque[Task](), False
@@ -108,59 +109,49 @@ def _handed_out(
         while todo or at_work:
             with suppress(OSError):
                 while todo and len(at_work) < most:
-                    here = start(started)
-                    at_work[here] = _given(here, todo)
+                    connection = start(started)
+                    at_work[connection] = _given(connection, todo)
             if not at_work:
                 return todo
             ready = wait(at_work)
-            for here in [one for one in at_work if one in ready]:
-                number = at_work.pop(here)
+            for connection in [connection for connection in at_work if connection in ready]:
+                index = at_work.pop(connection)
                 try:
-                    is_done, outcome = _received(here)
+                    is_done, outcome = _received(connection)
                 except BrokenProcessPool:
                     if tell is not None:
                         raise
-                    second_tries += [(number, first_try.pop(number))] if number in first_try else []
+                    second_tries += [(index, first_try.pop(index))] if index in first_try else []
                     continue
                 if tell is not None and not is_done:
-                    at_work[here] = number
+                    at_work[connection] = index
                     tell(*outcome)
                     continue
                 has_lived = True
-                at_work |= {here: _given(here, todo)} if todo else {}
-                yield number, outcome
+                at_work |= {connection: _given(connection, todo)} if todo else {}
+                yield index, outcome
             if has_lived and not todo:
                 todo, second_tries = second_tries, todo
     return ()
 
 
-def _given(here: Connection, todo: deque[Task]) -> int:
-    """Give the next task to a process; if it has died, that is noticed when it should tell."""
-    number, task = todo.popleft()
+def _given(connection: Connection, todo: deque[Task]) -> int:
+    """Give the next task to a process; if it has died, that is noticed when its outcome is due."""
+    index, task = todo.popleft()
     with suppress(ConnectionError):
-        here.send(task)
-    return number
+        connection.send(task)
+    return index
 
 
-def _work(there: Connection, make: Make) -> None:
-    """Do task after task, in a process of its own."""
-    made = cache(make)
-
-    def do(task: Any) -> Any:
-        return made()(task)
-
-    while True:
-        _tell(there, do, there.recv())
+_made = cache(lambda make: make())
 
 
-def _call(there: Connection, calls: Sequence[Callable[[Tell], Any]]) -> None:
-    """Do call after call, in a fork."""
+def _work(make: Make, task: Any, tell: Tell) -> Any:
+    return _made(make)(task)
 
-    def tell(*how_far: Any) -> None:
-        there.send((False, how_far, None))
 
-    while True:
-        _tell(there, calls[there.recv()], tell)
+def _call(calls: Sequence[Callable[[Tell], Any]], index: int, tell: Tell) -> Any:
+    return calls[index](tell)
 
 
 def _can_fork() -> bool:
@@ -168,24 +159,29 @@ def _can_fork() -> bool:
     return is_able and (os.cpu_count() or 1) > 1 and active_count() == 1
 
 
-def _tell(there: Connection, do: Callable[[Any], Any], argument: Any) -> None:
-    """Do it, and tell what came of it, or what it raised."""
-    outcome: Any = None
-    error: Exception | None = None
-    try:
-        outcome = do(argument)
-    except MemoryError:
-        error = MemoryError()
-    except Exception as raised:
-        error = raised
-        error.add_note(traceback.format_exc())
-    there.send((True, outcome, error))
+def _serve(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
+    """Do task after task, and send the outcome of each, or what it raised."""
+
+    def tell(*progress: Any) -> None:
+        connection.send((False, progress, None))
+
+    while True:
+        task, outcome = connection.recv(), None
+        error: Exception | None = None
+        try:
+            outcome = do(task, tell)
+        except MemoryError:
+            error = MemoryError()
+        except Exception as raised:
+            error = raised
+            error.add_note(traceback.format_exc())
+        connection.send((True, outcome, error))
 
 
-def _received(here: Connection) -> tuple[bool, Any]:
-    """Whether a task is done, and what came of it, or how far it is; raises what the task raised."""
+def _received(connection: Connection) -> tuple[bool, Any]:
+    """Return whether a task is done, and its outcome or its progress; raise what the task raised."""
     try:
-        is_done, outcome, error = here.recv()
+        is_done, outcome, error = connection.recv()
     except (EOFError, ConnectionError):
         raise BrokenProcessPool("a process ended before it had told how its call went") from None
     if error is not None:
@@ -195,7 +191,7 @@ def _received(here: Connection) -> tuple[bool, Any]:
 
 @contextmanager
 def _ending() -> Iterator[list[BaseProcess]]:
-    """Give a list for the processes that are started within the block; behind it they have ended, or are ended."""
+    """Yield a list for the processes that the block starts; end them behind it."""
     started: list[BaseProcess] = []
     try:
         yield started
@@ -209,28 +205,28 @@ def _ending() -> Iterator[list[BaseProcess]]:
 
 
 def _opened(
-    process_of: Callable[..., BaseProcess], serve: Callable[..., None], shared: Any, started: list[BaseProcess]
+    process_of: Callable[..., BaseProcess], do: Callable[[Any, Tell], Any], started: list[BaseProcess]
 ) -> Connection:
-    """Start a process with a pipe to it, and note it; an error of the system if there can be no more."""
-    here, there = Pipe()
-    process = process_of(target=_begin, args=(there, serve, shared))
-    with there, waiting():
+    """Start a process with a pipe to it, and note it; raises `OSError` if there can be no more."""
+    connection, far_end = Pipe()
+    process = process_of(target=_begin, args=(far_end, do))
+    with far_end, waiting():
         process.start()
         started.append(process)
-    return here
+    return connection
 
 
-def _begin(there: Connection, serve: Callable[..., None], shared: Any) -> None:
-    """In a process that was started: leave a terminal's signals to the one that started it, and end after it."""
-    for number in INTERRUPTS:
-        is_left = number in (signal.SIGINT, signal.SIGHUP)
-        signal.signal(number, signal.SIG_IGN if is_left else signal.SIG_DFL)
+def _begin(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
+    """Begin a started process: leave a terminal's signals to the one that started it, and end after it."""
+    for signum in INTERRUPTS:
+        is_left = signum in (signal.SIGINT, signal.SIGHUP)
+        signal.signal(signum, signal.SIG_IGN if is_left else signal.SIG_DFL)
     with suppress(RuntimeError):  # the system allows no more threads
         Thread(target=_outlived, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     gc.freeze()  # looks for no garbage in what a fork has inherited
     with suppress(EOFError, ConnectionError):  # nobody asks for more, or listens
-        serve(there, shared)
+        _serve(connection, do)
 
 
 def _outlived() -> None:

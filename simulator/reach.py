@@ -1,4 +1,4 @@
-"""Which tokens of its sequence a token sees, and how many that are, counted exactly.
+"""Tokens of its sequence that a token sees, counted exactly.
 
 Token t (from 1) of a sequence has t - 1 before it. It sees
 
@@ -21,7 +21,7 @@ from simulator.workload import Attention, Linear, Mla, Sparse
 
 
 class TokenSpan(NamedTuple):
-    """The tokens of one sequence that run now, behind those that are cached.
+    """Tokens of one sequence that run now, behind those that are cached.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class TokenSpan(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many tokens the sequence has once these have run."""
+        """Number of tokens of the sequence once these have run."""
         return self.cached + self.new
 
     def sum(self, until: Callable[[int], int]) -> int:
@@ -45,12 +45,12 @@ class TokenSpan(NamedTuple):
 
 
 Counted = Literal["compressed", "selected", "made", "makes"]
-"""What is counted of native sparse attention: ``compressed`` tokens that are seen; tokens of ``selected`` blocks that
+"""Counts of native sparse attention: ``compressed`` tokens that are seen; tokens of ``selected`` blocks that
 are seen; compressed tokens that new ones complete (``made``); and sequences in which some are completed (``makes``)."""
 
 
 class Reach(NamedTuple):
-    """Which tokens of its sequence a token sees. A layer keeps in its cache what the next token will see.
+    """Tokens of its sequence that a token sees. A layer keeps in its cache what the next token will see.
 
     Attributes
     ----------
@@ -70,20 +70,20 @@ class Reach(NamedTuple):
 
     @classmethod
     def of(cls, part: Attention) -> Reach:
-        """What tokens see of the cache of a layer."""
+        """Return what tokens see of the cache of a layer."""
         return cls(block=part.block) if isinstance(part, Linear) else cls(part.window, part.sinks)
 
     @classmethod
     def all_of(cls, part: Attention) -> tuple[Reach, ...]:
-        """All that the cost of a layer depends on: what it keeps, what an indexer chooses, and the views of NSA."""
+        """Return what the cost of a layer depends on: what it keeps, what an indexer chooses, and the views of NSA."""
         if part.sparse:
-            counted = (cls(sparse=part.sparse, counted=what) for what in get_args(Counted))
+            counted = (cls(sparse=part.sparse, counted=view) for view in get_args(Counted))
             return (cls.of(part), cls(part.sparse.window), *counted)
         indexer = part.indexer if isinstance(part, Mla) else None
         return (cls.of(part), cls(indexer.top)) if indexer else (cls.of(part),)
 
     def cached(self, cached: int) -> int:
-        """How many of the cached tokens the new ones see; a state that is read counts as 1.
+        """Count the cached tokens that the new ones see; a state that is read counts as 1.
 
         In native sparse attention, how many compressed tokens there are, or what is counted of the next token alone.
         """
@@ -98,7 +98,7 @@ class Reach(NamedTuple):
         return cached if self.window is None else min(cached, self.window + self.sinks - 1)
 
     def pairs(self, span: TokenSpan) -> int:
-        """How many pairs there are of a new token and a token that it sees; or what is counted of sparse attention."""
+        """Count the pairs of a new token and a token that it sees; or what is counted of sparse attention."""
         if self.sparse and self.counted in ("compressed", "selected"):
             return span.sum(self.sparse.compress.seen if self.counted == "compressed" else self.sparse.select.seen)
         if self.sparse:
@@ -110,12 +110,12 @@ class Reach(NamedTuple):
         return whole * self.seen(self.block) + self.seen(left)
 
     def seen(self, tokens: int) -> int:
-        """How many tokens each of the first `tokens` tokens sees, itself among them, added up."""
+        """Add up how many tokens each of the first `tokens` tokens sees, itself among them."""
         near = tokens if self.window is None else min(tokens, self.window + self.sinks)
         return near * (near + 1) // 2 + (tokens - near) * near
 
     def near(self, cached: int) -> tuple[int, int]:
-        """The cached tokens that new ones see: those before the first of these numbers, and from the second on."""
+        """Return which cached tokens new ones see: those before the first of two positions, and from the second on."""
         if self.window is None:
             return cached, cached
         return min(self.sinks, cached), max(0, cached + 1 - self.window)

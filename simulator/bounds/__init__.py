@@ -1,4 +1,4 @@
-"""What no plan can beat, and what no plan can fit.
+"""Lower bounds that no plan beats, and needs that no plan can do without.
 
 Premises of every bound here: each op runs once in each step (but see *recompute*), in its own time (no contention for
 the compute tier); ops are issued in program order and run on the streams that the scenario says, computes on one, the
@@ -105,7 +105,7 @@ _HALVINGS = 12  # the bound on the peak is found to one part in 4,096 of what is
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A lower bound on the step time.
+    """A lower bound on the step time, and what sets it.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class Bound:
 
 
 class Limits:
-    """What no plan beats: for one graph on one machine, whatever the budget.
+    """Lower bounds of one graph on one machine, for any budget.
 
     Parameters
     ----------
@@ -152,8 +152,8 @@ class Limits:
         graph, sharers = timing.precedence.graph, sharers or {}
         self._timing, self._tier = timing, hardware.compute_tier
         self._demand = demand = Demand(timing.precedence, hardware, homes, may_repeat=may_repeat)
-        here, tensors = hardware.compute_tier_id, zip(graph.tensors, homes, strict=True)
-        self._at_home = sum(tensor.size_bytes for tensor, home in tensors if home == here)
+        placed = zip(graph.tensors, homes, strict=True)
+        self._at_home = sum(tensor.size_bytes for tensor, home in placed if home == hardware.compute_tier_id)
         timed = zip(graph.ops, timing.precedence.streams, timing.durations_ns, strict=True)
         self._compute_ns = sum(ns for op, stream, ns in timed if not stream and op.collective is None)
         self._traffic, self._windows = Traffic(timing, demand, sharers), Windows(timing, demand, sharers)
@@ -161,7 +161,7 @@ class Limits:
 
     @cached_property
     def step(self) -> Callable[[int | float], Bound]:
-        """The shortest step that any plan can have within a budget [B]: the largest bound, see the module's proof."""
+        """Budget [B] -> shortest step that any plan can have: the largest bound, see the module's proof."""
         return cache(self._step)
 
     def _step(self, budget_bytes: int | float) -> Bound:
@@ -179,7 +179,7 @@ class Limits:
         return _largest(terms)
 
     def peak_bytes(self, step_ns: int) -> int:
-        """No plan whose step takes at most `step_ns` has a lower peak in the compute tier [B].
+        """Return a peak in the compute tier [B] that no plan beats whose step takes at most `step_ns`.
 
         A run that peaks at some bytes is a plan for a budget of that size. So a budget whose bound on the step is
         above `step_ns` is below the peak, and so is every smaller one, for which no bound is lower.
@@ -199,7 +199,7 @@ class Limits:
 
 
 def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:
-    """Bound the mean step of a plan that is repeated in each step, whatever dynamic reads choose.
+    """Bound the mean step of a plan that repeats itself in each step, whatever dynamic reads choose.
 
     At time 0 a tensor whose home is not the compute tier is nowhere else. A plan that is fixed before the run, and
     right whatever is chosen, issues a copy in of each candidate of a dynamic read in its first step; so in every step,

@@ -1,4 +1,4 @@
-"""What any plan needs of each tier, whatever it decides; and what would make it fit: each lever alone, and tried.
+"""Room that every plan needs of each tier, whatever it decides; and levers that would make it fit, each tried alone.
 
 No plan can give an op less room than what it uses, its workspace, and what stays in the compute tier because that is
 its home; begin a step with more at home in a tier than fits there; or hold, in all tiers that a tensor can get to
@@ -27,10 +27,10 @@ from simulator.trace import Ints
 from simulator.units import counted, human
 
 _LARGEST = 5
-"""So many residents are named."""
+"""Most residents that a message names."""
 
 _FINEST = 64
-"""An op, or a batch, is not cut into more parts than this."""
+"""Most parts into which an op, or a batch, is cut: beyond these, splitting is no advice."""
 
 
 class Need(NamedTuple):
@@ -56,7 +56,7 @@ class Need(NamedTuple):
 
     @property
     def short_bytes(self) -> int | float:
-        """By how much the demand exceeds the capacity."""
+        """Demand beyond the capacity [B]."""
         return self.demand_bytes - self.capacity_bytes
 
 
@@ -91,17 +91,17 @@ def infeasible(
     if not fit.short:
         return None
     worst = max(fit.short, key=lambda need: need.short_bytes)
-    at, full = "the homes at time 0", ""
+    moment, full = "the homes at time 0", ""
     if worst.at is not None:
-        at, full = f"op {graph.ops[worst.at].name!r}", fit.full(worst, worst.at)
+        moment, full = f"op {graph.ops[worst.at].name!r}", fit.full(worst, worst.at)
     demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
     tier, levers = hardware.tier_names[worst.tier], (*fit.freed(), *fit.cut())
-    return Shortfall(tier, demand, capacity, at, fit.largest(worst), levers, fit.rooms(), full)
+    return Shortfall(tier, demand, capacity, moment, fit.largest(worst), levers, fit.rooms(), full)
 
 
 @dataclass(eq=False)
 class GraphNeeds:
-    """The needs of one graph on one machine.
+    """Needs of one graph on one machine.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class GraphNeeds:
     ----------
     demand
         What must be held while each op runs.
-    here
+    tier
         The compute tier (id).
     below
         Tiers (ids) that tensors can get to from the compute tier.
@@ -137,32 +137,32 @@ class GraphNeeds:
         self.sizes = [tensor.size_bytes for tensor in self.graph.tensors]
         precedence = Precedence.of(self.graph)
         self.demand = Demand(precedence, hardware, homes, may_repeat=self.may_repeat)
-        self.here = hardware.compute_tier_id
+        self.tier = hardware.compute_tier_id
         self.usable = [tier.usable_bytes for tier in hardware.tiers.values()]
-        self.usable[self.here] = self.budget_bytes
+        self.usable[self.tier] = self.budget_bytes
         self.at_home = [[tensor for tensor, home in enumerate(homes) if home == tier] for tier in range(len(names))]
         home_bytes = [sum(self.sizes[tensor] for tensor in tensors) for tensors in self.at_home]
-        self.below = sorted(reached(self.here, hardware.hops) - {self.here})
+        self.below = sorted(reached(self.tier, hardware.hops) - {self.tier})
         rooms = [self.usable[tier] if tier in self.below else home_bytes[tier] for tier in range(len(names))]
-        self.elsewhere_bytes = sum(rooms) - rooms[self.here]
+        self.elsewhere_bytes = sum(rooms) - rooms[self.tier]
         held = self.demand.held
         idle = held if self.elsewhere_bytes == math.inf else self.demand.work + self.demand.idle - self.elsewhere_bytes
         self.by_op = held, np.asarray(idle)
         needs = [Need(tier, size, self.usable[tier]) for tier, size in enumerate(home_bytes)]
         for counts_idle in (False, True):
             needed = self.by_op[counts_idle]
-            needs.append(Need(self.here, int(needed.max()), self.budget_bytes, int(needed.argmax()), counts_idle))
+            needs.append(Need(self.tier, int(needed.max()), self.budget_bytes, int(needed.argmax()), counts_idle))
         self.short = [need for need in needs if need.short_bytes > 0]
 
     def largest(self, need: Need) -> tuple[tuple[str, int], ...]:
-        """The largest residents where something is needed: name and size [B], largest first."""
-        tensors, workspace, there = self.graph.tensors, list[tuple[str, int]](), set(self.at_home[need.tier])
+        """Name the largest residents where something is needed, each with its size [B], largest first."""
+        tensors, workspace, resident = self.graph.tensors, list[tuple[str, int]](), set(self.at_home[need.tier])
         if need.at is not None:
             op, idle = self.graph.ops[need.at], self.demand.stretches
             needed = set(idle.tensor[(idle.first <= need.at) & (need.at <= idle.last)].tolist())
-            there = {*op.reads, *op.writes, *(needed if need.counts_idle else needed & there)}
+            resident = {*op.reads, *op.writes, *(needed if need.counts_idle else needed & resident)}
             workspace = [(f"workspace of {op.name}", op.workspace_bytes)] * bool(op.workspace_bytes)
-        sizes = [(tensors[t].name, tensors[t].size_bytes) for t in sorted(there)]
+        sizes = [(tensors[t].name, tensors[t].size_bytes) for t in sorted(resident)]
         return tuple(sorted([*sizes, *workspace], key=lambda item: -item[1])[:_LARGEST])
 
     def full(self, need: Need, worst: int) -> str:
@@ -175,7 +175,7 @@ class GraphNeeds:
         return full_from(f"op {ops[first].name!r}", f"op {ops[worst].name!r}", name)
 
     def rooms(self) -> tuple[dict[str, int], ...]:
-        """How much room would make it fit: the least in the tiers that are short, or more for what could be elsewhere.
+        """Return the room that would make it fit: in the tiers that are short, or below for what could be elsewhere.
 
         Returns
         -------
@@ -191,27 +191,27 @@ class GraphNeeds:
         return least, {names[self.below[0]]: int(self.usable[self.below[0]] + short_bytes)}
 
     def freed(self) -> Iterator[str]:
-        """The fewest kinds of tensors, largest first, whose homes must leave the tiers that are short."""
+        """Advise to free the homes of the fewest kinds of tensors, largest first, in the tiers that are short."""
         names, tensors, by_kind = self.hardware.tier_names, self.graph.tensors, Counter[str]()
         tiers = sorted({need.tier for need in self.short})
-        there = [t for tier in tiers for t in self.at_home[tier]]
-        for t in there:
+        at_home = [t for tier in tiers for t in self.at_home[tier]]
+        for t in at_home:
             by_kind[tensors[t].kind] += self.sizes[t]
         kinds, freed = by_kind.most_common(), dict[str, int]()
         for kind, size_bytes in kinds:
             freed[kind] = size_bytes
-            free = {t for t in there if tensors[t].kind in freed}
+            free = {t for t in at_home if tensors[t].kind in freed}
             homes = [FREE if t in free else home for t, home in enumerate(self.homes)]
             if not replace(self, homes=homes).short:
-                what, where = " and of ".join(map(str, freed)), " and ".join(names[tier] for tier in tiers)
+                named, where = " and of ".join(map(str, freed)), " and ".join(names[tier] for tier in tiers)
                 size = human(sum(freed.values()), "B")
-                yield f"leave the homes of {what} tensors free: {size} of them stay in {where}"
+                yield f"leave the homes of {named} tensors free: {size} of them stay in {where}"
                 break
         if not self.below and all(need.counts_idle for need in self.short):
             yield f"add a tier that {self.hardware.compute_tier} has a link to"
 
     def cut(self) -> Iterator[str]:
-        """Smaller ops, or a smaller batch, if only ops need more than the budget."""
+        """Advise smaller ops, or a smaller batch, if only ops need more than the budget."""
         if any(need.at is None for need in self.short):
             return
         work, demand = self.demand.work, np.maximum(*self.by_op)
@@ -227,13 +227,13 @@ class GraphNeeds:
             yield "make the batch smaller, or the sequence shorter"
 
     def _is_enough(self, demand: Ints, fixed: Ints) -> bool:
-        """Whether a few parts are enough to meet the budget, if all but what is fixed is cut."""
+        """Return whether a few parts are enough to meet the budget, if all but what is fixed is cut."""
         left, over = self.budget_bytes - fixed, demand > self.budget_bytes
         return bool((left[over] > 0).all() and (demand - fixed <= _FINEST * left)[over].all())
 
 
 def raised(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]) -> str:
-    """Say how to get so much room, to the byte.
+    """Advise how to get so much room, to the byte.
 
     Parameters
     ----------
@@ -242,19 +242,19 @@ def raised(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]
     room
         Tier -> what must be usable of it [B].
     """
-    said = []
+    parts = []
     for name, wanted in room.items():
         tier = hardware.tiers[name]
         if wanted > tier.usable_bytes:
             to = _exactly(tier.capacity_for(wanted))
-            said.append(f"raise the capacity of {name} by {human(wanted - tier.usable_bytes, 'B')} to {to}")
+            parts.append(f"raise the capacity of {name} by {human(wanted - tier.usable_bytes, 'B')} to {to}")
         if name == hardware.compute_tier and budget_bytes is not None:
-            said.append(f"raise the budget in {name} by {human(wanted - budget_bytes, 'B')} to {_exactly(wanted)}")
-    return " and ".join(said)
+            parts.append(f"raise the budget in {name} by {human(wanted - budget_bytes, 'B')} to {_exactly(wanted)}")
+    return " and ".join(parts)
 
 
 def staged(hardware: Hardware, tier: str) -> str:
-    """Say what staged links keep of a tier; empty if that is nothing.
+    """Say what staged links keep of a tier; empty if nothing.
 
     Parameters
     ----------
@@ -267,5 +267,5 @@ def staged(hardware: Hardware, tier: str) -> str:
     return f"where {' and '.join(links)} {verb} {human(kept, 'B')} for chunks under way" if links else ""
 
 
-def _exactly(number: int) -> str:
-    return human(number, "B") + (f" ({number:,} B)" if number >= 1000 else "")
+def _exactly(size_bytes: int) -> str:
+    return human(size_bytes, "B") + (f" ({size_bytes:,} B)" if size_bytes >= 1000 else "")

@@ -50,7 +50,7 @@ from simulator.hardware import Hardware
 from simulator.trace import instances
 
 UNKNOWN = -(1 << 60)
-"""In place of a time of which nothing is known; so is any that is not much larger."""
+"""Stands for an unknown time; so does any that is not much larger."""
 
 Part = tuple[int, int]
 """A kind of rank, and one of its ops."""
@@ -61,7 +61,7 @@ Edge = tuple[int, int]
 
 @dataclass(frozen=True)
 class Timing:
-    """When the ops of a graph can run, whatever the plan.
+    """Earliest and latest times of the ops of a graph, whatever the plan.
 
     Attributes
     ----------
@@ -70,9 +70,9 @@ class Timing:
     durations_ns
         Time of each op alone [ns].
     heads_ns
-        By op, from the start of the window to its start at least [ns]; about `UNKNOWN` if it may be anywhen.
+        By op, least time from the start of the window to its start [ns]; about `UNKNOWN` if it may be any time.
     tails_ns
-        By op, from its end to the end of the window at least [ns]; about `UNKNOWN` if it may be anywhen.
+        By op, least time from its end to the end of the window [ns]; about `UNKNOWN` if it may be any time.
     path_ns
         Longest path of a step [ns].
     shorter_ns
@@ -102,7 +102,7 @@ class Timing:
 
     @classmethod
     def alone(cls, precedence: Precedence, durations_ns: Sequence[int], *, may_repeat: bool = False) -> Timing:
-        """The timing of one rank whose collectives never wait for others.
+        """Return the timing of one rank whose collectives never wait for others.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Timing:
 
 
 class RankNetwork:
-    """The ops of all kinds of ranks that meet, in the measured step and the one before.
+    """Network of the ops of all kinds of ranks that meet, in the measured step and the one before.
 
     Parameters
     ----------
@@ -156,19 +156,18 @@ class RankNetwork:
                     self._add(node[base + earlier], node[base + op], self._took_ns[node[base + earlier]])
                 if op in precedence.opened:
                     self._add(node[base + precedence.opened[op]], node[base + op], 0)
-        is_sorted = all(at == one for at, one in enumerate(node))
-        self._sorted: Sequence[int] = range(len(node)) if is_sorted else self._in_order()
+        self._sorted: Sequence[int] = range(len(node)) if node == [*range(len(node))] else self._in_order()
 
     def _add(self, earlier: int, later: int, lag_ns: int) -> None:
         self._behind[earlier].append((later, lag_ns))
         self._before[later].append((earlier, lag_ns))
 
     def _at(self, kind: int, op: int, step: int = -1) -> int:
-        """Number of an op in the measured step (-1), or in the one before if there is one (0)."""
+        """Return the node of an op in the measured step (-1), or in the one before if there is one (0)."""
         return range(self._first[kind] + op, self._first[kind + 1], len(self._kinds[kind][1]))[step]
 
     def _in_order(self) -> list[int]:
-        """All nodes, each after those that it comes after; what waits for itself, and all behind it, is left out."""
+        """Sort the nodes, each behind those that it follows; what waits for itself, and all behind it, is left out."""
         missing = [len(edges) for edges in self._before]
         in_order = [node for node, count in enumerate(missing) if not count]
         for node in in_order:  # it grows meanwhile
@@ -179,24 +178,24 @@ class RankNetwork:
         return in_order
 
     def timing(self, kind: int) -> Timing:
-        """When the ops of a kind of rank may run."""
+        """Return the timing of a kind of rank."""
         precedence, durations_ns = self._kinds[kind]
         starts, rests = self._window(kind) if precedence.graph.steps > 1 else self._whole
         nodes = [self._node[self._at(kind, op)] for op in range(len(durations_ns))]
-        tails = [rests[at] - self._took_ns[at] for at in nodes]
+        tails = [rests[node] - self._took_ns[node] for node in nodes]
         path = max(rests, default=0) if precedence.graph.steps == 1 else 0
         if precedence.graph.steps > 1 and precedence.last >= 0:
             last = nodes[precedence.last]
             path = max(0, starts[last] + self._took_ns[last])
-        return Timing(precedence, durations_ns, [starts[at] for at in nodes], tails, path)
+        return Timing(precedence, durations_ns, [starts[node] for node in nodes], tails, path)
 
     @cached_property
     def _whole(self) -> tuple[list[int], list[int]]:
-        """The longest paths from time 0 to each start, and from there to any end."""
+        """Longest paths from time 0 to each start, and from there to any end."""
         return self._longest([0] * len(self._node), self._took_ns.copy())
 
     def _window(self, kind: int) -> tuple[list[int], list[int]]:
-        """The longest paths from the start of the window of a kind of rank to each start, and from there to its end."""
+        """Find the longest paths in the window of a kind of rank: to the start of each op, and from there on."""
         precedence, durations_ns = self._kinds[kind]
         starts, rests = ([UNKNOWN] * len(self._node) for _ in range(2))
         if precedence.last >= 0:
@@ -210,10 +209,10 @@ class RankNetwork:
 
     def _longest(self, starts: list[int], rests: list[int]) -> tuple[list[int], list[int]]:
         """Lengthen paths to the start of each node, and from there on; what is given is where they begin and end."""
-        for found, order, edges in ((starts, self._sorted, self._behind), (rests, self._sorted[::-1], self._before)):
+        for lengths, order, edges in ((starts, self._sorted, self._behind), (rests, self._sorted[::-1], self._before)):
             for node in order:
                 for other, lag_ns in edges[node]:
-                    found[other] = max(found[other], found[node] + lag_ns)
+                    lengths[other] = max(lengths[other], lengths[node] + lag_ns)
         return starts, rests
 
 
@@ -238,16 +237,16 @@ class Team:
 
     @cached_property
     def first_alike(self) -> tuple[int, ...]:
-        """For each rank, the lowest rank that is like it."""
+        """Rank -> lowest rank that is like it."""
         kinds = self.job.graph_of
         while True:
-            finer = self._told_apart(kinds)
+            finer = self._refined(kinds)
             if len(set(finer)) == len(set(kinds)):
                 return finer
             kinds = finer
 
-    def _told_apart(self, kind: Sequence[int]) -> tuple[int, ...]:
-        """For each rank, the first that cannot be told from it, given the kinds so far."""
+    def _refined(self, kind: Sequence[int]) -> tuple[int, ...]:
+        """For each rank, find the first that cannot be told from it, given the kinds so far."""
         on_node = self.hardware.topology.devices_per_node
         beside = [tuple(sorted(kind[node : node + on_node])) for node in range(0, len(kind), on_node)]
 
@@ -257,11 +256,12 @@ class Team:
             nodes = sorted(Counter(rank // on_node for rank in members).values())
             return tuple(kinds if paired else sorted(kinds)), tuple(nodes)
 
-        first, found = dict[tuple[object, ...], int](), list[int]()
-        for rank, one in enumerate(kind):
-            met = tuple(company(there[rank], bool(call.role)) for call, there in self._roles_of(rank).members.items())
-            found.append(first.setdefault((one, beside[rank // on_node], met), rank))
-        return tuple(found)
+        first, refined = dict[tuple[object, ...], int](), list[int]()
+        for rank in range(len(kind)):
+            meets = self._roles_of(rank).members.items()
+            met = tuple(company(members_of[rank], bool(call.role)) for call, members_of in meets)
+            refined.append(first.setdefault((kind[rank], beside[rank // on_node], met), rank))
+        return tuple(refined)
 
     @cached_property
     def _roles(self) -> list[Roles]:
@@ -272,12 +272,12 @@ class Team:
 
     @cached_property
     def precedences(self) -> list[Precedence]:
-        """For each graph what happens before what."""
-        return [Precedence.of(graph, streams) for graph, streams in zip(self.job.graphs, self.streams, strict=True)]
+        """Graph -> order of its ops."""
+        return [*map(Precedence.of, self.job.graphs, self.streams)]
 
     @cached_property
     def timings(self) -> Callable[..., tuple[Timing, ...]]:
-        """For each graph, what holds of all ranks that run it, also if ops `may_repeat`; the path is the longest."""
+        """Function that returns, for each graph, what holds of all ranks that run it, also if ops `may_repeat`."""
         return cache(self._timed)
 
     def _timed(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
@@ -287,7 +287,7 @@ class Team:
         network = RankNetwork(kinds, self._meetings(leads), may_repeat=may_repeat) if meets else None
         for position, (kind, lead) in enumerate(zip(kinds, leads, strict=True)):
             timing = network.timing(position) if network else Timing.alone(*kind, may_repeat=may_repeat)
-            timings[graph_of[lead]] = _either(timings.get(graph_of[lead], timing), timing)
+            timings[graph_of[lead]] = _merged(timings.get(graph_of[lead], timing), timing)
         return tuple(timings[graph] for graph in range(len(self.job.graphs)))
 
     def _times_ns(self, rank: int) -> Sequence[int]:
@@ -297,20 +297,20 @@ class Team:
         return durations_ns(self.job.graphs[graph], self.hardware, rank)
 
     def _meetings(self, leads: Sequence[int]) -> Mapping[Part, Sequence[Part]]:
-        """The parts of each collective, op by op of the first ranks of all kinds."""
+        """Find the parts of each collective, op by op of the first ranks of all kinds."""
         kind_of = {lead: kind for kind, lead in enumerate(leads)}
         parts_of: dict[Part, Sequence[Part]] = {}
         for kind, lead in enumerate(leads):
             for call, ops in self._roles_of(lead).ops.items():
                 members = self._roles_of(lead).members[call][lead]
                 parts = ((kind_of[self.first_alike[rank]], call if rank == lead else call.answer) for rank in members)
-                at = [(other, self._roles_of(leads[other]).ops.get(part, [])) for other, part in sorted(set(parts))]
+                lines = [(other, self._roles_of(leads[other]).ops.get(part, [])) for other, part in sorted(set(parts))]
                 for turn, op in enumerate(ops):
-                    parts_of[kind, op] = [(other, line[turn]) for other, line in at if turn < len(line)]
+                    parts_of[kind, op] = [(other, line[turn]) for other, line in lines if turn < len(line)]
         return parts_of
 
     def sharers(self, graph: int) -> dict[str, int]:
-        """For each bus that ranks share, how many do there at the same time what a rank of the graph does.
+        """Count, for each bus that ranks share, how many do there at the same time what a rank of the graph does.
 
         Parameters
         ----------
@@ -332,8 +332,8 @@ class Team:
         return all(tier.scope == "device" or tier.usable_bytes >= most for tier in self.hardware.tiers.values())
 
 
-def _either(one: Timing, other: Timing) -> Timing:
-    """What holds of the ranks of both timings; the path is the longer one."""
-    times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (one, other))
+def _merged(first: Timing, second: Timing) -> Timing:
+    """Return what holds of the ranks of both timings; the path is the longer one."""
+    times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (first, second))
     durations, heads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
-    return Timing(one.precedence, durations, heads, tails, max(one.path_ns, other.path_ns))
+    return Timing(first.precedence, durations, heads, tails, max(first.path_ns, second.path_ns))

@@ -44,19 +44,19 @@ from simulator.hardware import Hardware
 
 
 def time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
-    """The least time that so many bytes need at a bandwidth [ns]."""
+    """Return the least time that so many bytes need at a bandwidth [ns]."""
     if bandwidth_bytes_per_s in {0, math.inf}:
         return 0  # where no link leads, `infeasible` knows more
     return ceil_div(size_bytes * NS_PER_S, int(bandwidth_bytes_per_s))
 
 
 def ns_per_byte(bandwidth_bytes_per_s: int | float) -> float:
-    """Time of a byte, in floating point [ns]."""
+    """Return the time of a byte, in floating point [ns]."""
     return NS_PER_S / bandwidth_bytes_per_s if bandwidth_bytes_per_s else 0.0
 
 
 class Cut(NamedTuple):
-    """Around the compute tier and all tiers within so many links of it.
+    """A cut around the compute tier and all tiers within so many links of it.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ def cuts_of(hardware: Hardware, most_bytes: int) -> list[Cut]:
     hardware
         The machine.
     most_bytes
-        What may ask for room at once at most [B].
+        The most that may ask for room at once [B].
     """
     names, links, cuts = hardware.tier_names, hardware.links, list[Cut]()
     wider, tiers = {hardware.compute_tier}, set[str]()
@@ -103,14 +103,14 @@ def cuts_of(hardware: Hardware, most_bytes: int) -> list[Cut]:
 
 
 class Bottleneck(NamedTuple):
-    """What copies over a cut have to pass: its links one way, or what both ways share.
+    """A bottleneck of the copies over a cut: its links one way, or what both ways share.
 
     Attributes
     ----------
     name
         What it is, for people: ``link h2d``.
     cut
-        Number of the cut.
+        Index of the cut.
     into, out_of
         Bandwidths of what comes in, and of what leaves [B/s]; 0 for what does not pass.
     channels
@@ -127,21 +127,21 @@ class Bottleneck(NamedTuple):
     times: int = 1
 
     def ns(self, in_bytes: int, out_bytes: int) -> int:
-        """The least time that it needs for what comes in and goes out [ns]."""
+        """Return the least time that it needs for what comes in and goes out [ns]."""
         if self.into == self.out_of:
             return ceil_div(time_ns(self.times * (in_bytes + out_bytes), self.into), self.channels)
         alone = time_ns(self.times * in_bytes, self.into), time_ns(self.times * out_bytes, self.out_of)
         return ceil_div(sum(alone), self.channels)
 
     def about(self, rate: int | float) -> float:
-        """Time of a byte at one of its bandwidths, in floating point [ns]."""
+        """Return the time of a byte at one of its bandwidths, in floating point [ns]."""
         return self.times * ns_per_byte(rate) / self.channels
 
 
 def bottlenecks(
     cuts: Sequence[Cut], hardware: Hardware, sizes: Sequence[int], sharers: Mapping[str, int]
 ) -> list[Bottleneck]:
-    """Find what the copies over each cut pass.
+    """Find the bottlenecks of the copies over each cut.
 
     Parameters
     ----------
@@ -155,25 +155,25 @@ def bottlenecks(
         For each bus, how many ranks do there at the same time what this one does.
     """
     narrow = []
-    for number, cut in enumerate(cuts):
+    for index, cut in enumerate(cuts):
         into, out_of = (rate_of(names, hardware, sizes) for names in (cut.into, cut.out_of))
         for way, names, ends in (("into", cut.into, (into, 0)), ("out of", cut.out_of, (0, out_of))):
             wires = hardware.wires(names)
             name = f"link {wires[0]}" if len(wires) == 1 else f"links {way} {cut.name}"
-            narrow.append(Bottleneck(name, number, *ends))
+            narrow.append(Bottleneck(name, index, *ends))
         for name, queue in hardware.copy_queues.items():
             if len(cut.into) == len(cut.out_of) == 1 and {*cut.into, *cut.out_of} <= set(queue):
-                narrow.append(Bottleneck(f"queue {name}", number, into, out_of, hardware.links[cut.into[0]].channels))
+                narrow.append(Bottleneck(f"queue {name}", index, into, out_of, hardware.links[cut.into[0]].channels))
         for name, bus in hardware.buses.items():
             passing, rate = hardware.passing(bus.links).keys(), bus.bandwidth_bytes_per_s
             into, out_of = (rate if names and passing >= set(names) else 0 for names in (cut.into, cut.out_of))
             if into or out_of:
-                narrow.append(Bottleneck(f"bus {name}", number, into, out_of, times=sharers.get(name, 1)))
+                narrow.append(Bottleneck(f"bus {name}", index, into, out_of, times=sharers.get(name, 1)))
     return narrow
 
 
 def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ()) -> int | float:
-    """The most that these links carry together [B/s].
+    """Return the most that these links carry together [B/s].
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ())
     sizes
         Of the tensors that are copied, if they are known [B].
     """
-    found: int | float = 0
+    total: int | float = 0
     for link in hardware.wires(names):
         rate = hardware.links[link].bandwidth_bytes_per_s
         alone = [(size, transfer_ns(size, hardware.links[link])) for size in sizes]
@@ -190,5 +190,5 @@ def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ())
         if alone and is_alone and all(ns for _, ns in alone):
             best = max(ceil_div(size * NS_PER_S, ns) for size, ns in alone)
             rate = min(rate, hardware.links[link].channels * best)
-        found += rate
-    return found
+        total += rate
+    return total

@@ -1,4 +1,4 @@
-"""Values that are needed later but not by the op that runs: what a tight budget has to keep elsewhere.
+"""Values that a later op needs, but not the op that runs: a tight budget has to keep them elsewhere.
 
 A plan that may run ops again need not keep what it can make again. Of its values only those count that no op can make
 again: those that the step began with, and what an op made that is not repeatable.
@@ -71,7 +71,7 @@ class Stretches(NamedTuple):
 
 
 class Demand:
-    """What must be held while each op runs: what it uses, and what is needed later; all by op [B].
+    """Bytes that must be held while each op runs: what it uses, and what is needed later; all by op [B].
 
     Parameters
     ----------
@@ -115,14 +115,14 @@ class Demand:
     def __init__(
         self, precedence: Precedence, hardware: Hardware, homes: Sequence[int], *, may_repeat: bool = False
     ) -> None:
-        graph, here = precedence.graph, hardware.compute_tier_id
+        graph, compute_tier = precedence.graph, hardware.compute_tier_id
         self.precedence, self.hardware, self.homes, self.may_repeat = precedence, hardware, homes, may_repeat
         self.lifetimes, self.work = Lifetimes.of(graph), working_set_bytes(graph)
         self.enters, self.leaves = self._crossing()
         sizes, inputs, ops = [tensor.size_bytes for tensor in graph.tensors], self.lifetimes.inputs, len(graph.ops)
         self.cuts = cuts_of(hardware, sum(sizes))
         home = np.array([homes[t] if t in inputs else NOWHERE for t in range(len(sizes))], np.int64)
-        is_pinned = np.array([t.persistent for t in graph.tensors], bool) & (home == here)
+        is_pinned = np.array([t.persistent for t in graph.tensors], bool) & (home == compute_tier)
         key = (Stretches, precedence.streams, is_pinned.tobytes(), may_repeat)
         if key not in graph.known:  # no figure of a machine is in them
             rows = [
@@ -130,7 +130,7 @@ class Demand:
             ]
             graph.known[key] = Stretches(*np.array(rows, np.int64).reshape(-1, len(Stretches._fields)).T)
         self.stretches = idle = graph.known[key]
-        home, is_pinned, stays = home[idle.tensor], is_pinned[idle.tensor], home[idle.tensor] == here
+        home, is_pinned, stays = home[idle.tensor], is_pinned[idle.tensor], home[idle.tensor] == compute_tier
         self.moving = idle.where(~stays & (idle.size > 0))
         counts = idle.kept(precedence) | stays if may_repeat else np.ones(len(idle.size), bool)
         since = np.array([-1 if op < 0 else precedence.no_sooner(op) for op in self.lifetimes.first_use], np.int64)
@@ -151,16 +151,16 @@ class Demand:
             self.read_in.append(by_op(counts & (stays | ((idle.due < ops) & ~is_fetched))))
 
     def _crossing(self) -> tuple[dict[int, int], dict[int, int]]:
-        """What comes from a home, and what goes to one."""
-        precedence, found, tensors = self.precedence, self.lifetimes, self.precedence.graph.tensors
-        at_home = [t for t in found.inputs if found.uses[t] and self.homes[t] not in {FREE, NOWHERE}]
-        read = [t for t in at_home if found.is_read(t, found.first_use[t])]
-        made = [t for t in at_home if found.writes[t] and tensors[t].persistent and precedence.graph.steps == 1]
-        enters = {t: precedence.awaited_by(found.first_use[t]) for t in read}
-        return enters, {t: precedence.no_sooner(found.writes[t][-1]) for t in made}
+        """Find the tensors that come from a home, and those that go to one."""
+        precedence, lifetimes, tensors = self.precedence, self.lifetimes, self.precedence.graph.tensors
+        at_home = [t for t in lifetimes.inputs if lifetimes.uses[t] and self.homes[t] not in {FREE, NOWHERE}]
+        read = [t for t in at_home if lifetimes.is_read(t, lifetimes.first_use[t])]
+        made = [t for t in at_home if lifetimes.writes[t] and tensors[t].persistent and precedence.graph.steps == 1]
+        enters = {t: precedence.awaited_by(lifetimes.first_use[t]) for t in read}
+        return enters, {t: precedence.no_sooner(lifetimes.writes[t][-1]) for t in made}
 
     def _of_tensor(self, tensor: int, size: int, *, is_there: bool) -> Iterator[tuple[int, ...]]:
-        """The stretches of a tensor in order; of one that is there all the time, over all ops between its uses."""
+        """Yield the stretches of a tensor in order; of one that is pinned, over all ops between its uses."""
         precedence, lifetimes = self.precedence, self.lifetimes
         uses, writes, ops = lifetimes.uses[tensor], lifetimes.writes[tensor], len(precedence.graph.ops)
         if uses and tensor in lifetimes.inputs and lifetimes.is_read(tensor, uses[0]):
@@ -179,7 +179,7 @@ class Demand:
                 yield tensor, size, after, first, last, due, made, maker
 
     def _telling(self, tensor: int, uses: Sequence[int]) -> tuple[int, ...]:
-        """Leave out uses beside the line through which the tensor is needed anyway: the next use says more."""
+        """Leave out uses beside the line through which the tensor is needed anyway: the next use bounds more."""
         precedence, graph, kept = self.precedence, self.precedence.graph, list[int]()
         is_needed = tensor in self.lifetimes.stays
         for use in reversed(uses):
@@ -192,7 +192,7 @@ class Demand:
 
 
 def tightest(ops: Ints, demand: Ints, count: int) -> Ints:
-    """Of each of so many equally long runs of these ops, the one at which most is needed."""
+    """Cut ops into so many equally long runs, and return of each the op at which most is needed."""
     if len(ops) <= count:
         return ops
     run = np.arange(len(ops)) * count // len(ops)

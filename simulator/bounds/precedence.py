@@ -1,4 +1,4 @@
-"""Which ops come after which, whatever a plan decides: what happens before what, within a step and over its boundary.
+"""Order of ops that holds whatever a plan decides: what happens before what, within a step and over its boundary.
 
 Ops on one stream run one after another. An op starts after the end of those that write what it reads or use what it
 writes, on whatever stream and in whatever step (semantics, rules 2 and 5). Room is taken in issue order: an op that
@@ -19,17 +19,17 @@ from simulator.lifetime import Lifetimes
 
 
 def streams_of(graph: Graph, collectives: str = "own_stream") -> tuple[int, ...]:
-    """For each op its stream. Where collectives run beside computes, each group has one, behind those that ops name."""
+    """Return the stream of each op. Where collectives run beside computes, each group has one, behind those of ops."""
     if collectives != "own_stream":
         return tuple(op.stream for op in graph.ops)
     last = max((op.stream for op in graph.ops), default=0)
-    number = {group.name: last + position for position, group in enumerate(graph.groups, 1)}
-    return tuple(number[op.collective.group] if op.collective else op.stream for op in graph.ops)
+    stream_of = {group.name: last + position for position, group in enumerate(graph.groups, 1)}
+    return tuple(stream_of[op.collective.group] if op.collective else op.stream for op in graph.ops)
 
 
 @dataclass(frozen=True)
 class Precedence:
-    """What happens before what in one rank.
+    """Order of the ops of one rank: what happens before what.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Precedence:
 
     @classmethod
     def of(cls, graph: Graph, streams: tuple[int, ...] | None = None) -> Precedence:
-        """Return what a graph has, found once for its streams: by default collectives run beside computes."""
+        """Return the order of a graph, computed once for its streams: by default collectives run beside computes."""
         key = cls, streams or streams_of(graph)
         return cast(Precedence, graph.known.get(key) or graph.known.setdefault(key, cls(graph, key[1])))
 
@@ -58,51 +58,51 @@ class Precedence:
 
     @cached_property
     def within(self) -> Sequence[Sequence[int]]:
-        """By op, those of the same step after whose end it starts."""
+        """Op -> ops of the same step after whose end it starts."""
         return self.after[: len(self.streams)]
 
     @cached_property
     def after(self) -> list[list[int]]:
-        """By op of two steps, one after the other, those after whose end it starts; what follows may be left out."""
+        """Op of two steps, one after the other -> ops after whose end it starts; implied ones may be left out."""
         ops, streams = len(self.streams), self.streams
-        beside = [what for what, stream in zip(self.graph.ops, streams, strict=True) if stream]
-        shared = {t for what in beside for t in (*what.reads, *what.writes)}  # what only the line uses is in order
+        beside = [node for node, stream in zip(self.graph.ops, streams, strict=True) if stream]
+        shared = {t for node in beside for t in (*node.reads, *node.writes)}  # what only the line uses is in order
         previous, writer, users = dict[int, int](), dict[int, int](), dict[int, list[int]]()
         after = list[list[int]]()
-        for at, what in enumerate(self.graph.ops * 2):
-            stream = streams[at % ops]
-            reads, writes = ([t for t in tensors if t in shared] for tensors in (what.reads, what.writes))
+        for position, node in enumerate(self.graph.ops * 2):
+            stream = streams[position % ops]
+            reads, writes = ([t for t in tensors if t in shared] for tensors in (node.reads, node.writes))
             earlier = {writer[t] for t in reads if t in writer}.union(*(users.get(t, ()) for t in writes))
             after.append([previous[stream]] if stream in previous else [])
-            after[at] += sorted(op for op in earlier if streams[op % ops] != stream)
+            after[position] += sorted(op for op in earlier if streams[op % ops] != stream)
             for t in reads:
-                known = users.setdefault(t, [])
-                if known and streams[known[-1] % ops] == stream:
-                    known.pop()
-                known.append(at)
+                readers = users.setdefault(t, [])
+                if readers and streams[readers[-1] % ops] == stream:
+                    readers.pop()
+                readers.append(position)
             for t in writes:
-                writer[t], users[t] = at, [at]
-            previous[stream] = at
+                writer[t], users[t] = position, [position]
+            previous[stream] = position
         return after
 
     @cached_property
     def opened(self) -> dict[int, int]:
-        """Op of two steps, if beside the line -> the compute of the line that starts no later."""
+        """Op of two steps, if beside the line -> compute of the line that starts no later."""
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
         takes, opened, latest = list[bool](), dict[int, int](), -1
-        for what in self.graph.ops:
-            takes.append(any(tensors[t].size_bytes for t in what.writes if t not in exists) or what.workspace_bytes > 0)
-            exists.update(what.writes)
-        for at, what in enumerate(self.graph.ops * 2):
-            if takes[at % ops] and self.streams[at % ops] and latest >= 0:
-                opened[at] = latest
-            elif takes[at % ops] and not self.streams[at % ops] and what.collective is None:
-                latest = at
+        for node in self.graph.ops:
+            takes.append(any(tensors[t].size_bytes for t in node.writes if t not in exists) or node.workspace_bytes > 0)
+            exists.update(node.writes)
+        for position, node in enumerate(self.graph.ops * 2):
+            if takes[position % ops] and self.streams[position % ops] and latest >= 0:
+                opened[position] = latest
+            elif takes[position % ops] and not self.streams[position % ops] and node.collective is None:
+                latest = position
         return opened
 
     @cached_property
     def ended(self) -> list[int]:
-        """By op, the last of the line that has surely ended when it starts, in the same step; -1 if none has.
+        """Op -> last op of the line that has surely ended when it starts, in the same step; -1 if none has.
 
         One more, for when the step ends: the last op.
         """
@@ -116,7 +116,7 @@ class Precedence:
 
     @cached_property
     def follows(self) -> list[int]:
-        """By op, the first of the line that surely starts after its end, in the same step; else how many ops it has."""
+        """Op -> first op of the line that surely starts after its end, in the same step; if none, the number of ops."""
         ops = len(self.streams)
         if self.in_line:
             return list(range(1, ops + 1))
@@ -128,9 +128,9 @@ class Precedence:
         return follows
 
     def no_sooner(self, op: int) -> int:
-        """The last op of the line than which it surely starts no sooner; -1 if there is none."""
+        """Return the last op of the line than which it surely starts no sooner; -1 if there is none."""
         return self.ended[op] if self.streams[op] else op
 
     def awaited_by(self, op: int) -> int:
-        """The first op of the line that surely starts no sooner than it; else how many ops there are."""
+        """Return the first op of the line that surely starts no sooner than it; if none, the number of ops."""
         return self.follows[op] if self.streams[op] else op

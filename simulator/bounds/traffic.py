@@ -1,4 +1,4 @@
-"""What must be copied in each step, and over which links: see the package for the proof, and `cuts` for full tiers.
+"""Copies that each step forces, and the links that they take: the package has the proof, and `cuts` that of full tiers.
 
 *An exchange.* Let ``Q`` be persistent tensors that may leave the compute tier and are *kept*: the first op of a step
 that uses one reads it, and so does each op that writes it, so that its value is needed at all times. Let the smallest
@@ -43,7 +43,7 @@ Crossing = tuple[Cut, int, int]
 
 
 class Traffic:
-    """What must be copied in each step, whatever the budget.
+    """Copies that each step forces, whatever the budget.
 
     Parameters
     ----------
@@ -60,16 +60,16 @@ class Traffic:
         self._pinned_bytes, self._kept = _kept(timing, demand)
 
     def terms(self, budget_bytes: int | float) -> dict[str, int]:
-        """The time of these copies on each bus, link and queue within a budget [B], with what comes after them [ns]."""
+        """Return the time of these copies and of what comes after them, by bus, link and queue, for a budget [ns]."""
         hardware, links = self.hardware, self.hardware.links
         demand, crossing = self.demand, list[Crossing]()
         for cut, *idle in zip(demand.cuts, demand.read_in, demand.made_in, strict=True):
             room = budget_bytes + cut.room_bytes
-            into, out_of = (int(max(0, int((demand.work + one).max()) - room)) for one in idle)
+            into, out_of = (int(max(0, int((demand.work + idle_bytes).max()) - room)) for idle_bytes in idle)
             crossing.append((cut, into, out_of))
 
         def needs(names: Iterable[str], rate: int | float, times: int = 1) -> int:
-            return time_ns(times * self._over(names, crossing), rate)
+            return time_ns(times * self._forced_bytes(names, crossing), rate)
 
         terms = {}
         for name, bus in hardware.buses.items():
@@ -88,7 +88,7 @@ class Traffic:
         return {term: ns + self._rest_ns if ns else 0 for term, ns in terms.items()}
 
     def exchange_ns(self, budget_bytes: int | float) -> int:
-        """The time of copies of persistent tensors that have no room together in a budget [B]; 0 if they have [ns]."""
+        """Return the time of copies of persistent tensors that do not fit a budget [B] together; 0 if they do [ns]."""
         cut = self.demand.cuts[0]
         into, out_of = (rate_of(names, self.hardware) for names in (cut.into, cut.out_of))
         held_bytes, longest_ns = self._pinned_bytes, 0
@@ -99,18 +99,18 @@ class Traffic:
                 longest_ns = max(longest_ns, min(time_ns(excess + size, into), first_out_ns))
         return longest_ns
 
-    def _over(self, names: Iterable[str], crossing: Sequence[Crossing]) -> int:
-        """Bytes that must pass these links: over any cut, or over all, each link for the innermost that it crosses."""
+    def _forced_bytes(self, names: Iterable[str], crossings: Sequence[Crossing]) -> int:
+        """Count the bytes that must pass these links: over any cut, or over all, each link for its innermost cut."""
         rest, together = set(names), 0
-        most = max(self._through(one, rest) for one in crossing)
-        for one in crossing:
-            crossed = rest.intersection((*one[0].into, *one[0].out_of))
-            together += self._through(one, crossed)
+        most = max(self._crossing_bytes(crossing, rest) for crossing in crossings)
+        for crossing in crossings:
+            crossed = rest.intersection((*crossing[0].into, *crossing[0].out_of))
+            together += self._crossing_bytes(crossing, crossed)
             rest -= crossed
         return max(most, together)
 
-    def _through(self, crossing: Crossing, names: set[str]) -> int:
-        """Bytes that must pass these links, of what crosses a cut."""
+    def _crossing_bytes(self, crossing: Crossing, names: set[str]) -> int:
+        """Count the bytes that must pass these links, of what crosses a cut."""
         cut, in_bytes, out_bytes = crossing
         if not names:
             return 0
@@ -119,39 +119,39 @@ class Traffic:
         return whole + back + (out_bytes if cut.out_of and names.issuperset(cut.out_of) else 0)
 
     def _moves_over(self, names: set[str]) -> list[Move]:
-        """The moves that have no way around these links."""
+        """List the moves that have no way around these links."""
         links = zip(self.hardware.links, self.hardware.hops, strict=True)
         ways = [hop for name, hop in links if name not in names]
         return [move for move in self._moves if move[1] not in reached(move[0], ways)]
 
     def _moves_ns(self, name: str) -> int:
-        """Time of all transfers of whole tensors that must pass a link, one after another [ns]."""
+        """Return the time of all transfers of whole tensors that must pass a link, one after another [ns]."""
         sizes = Counter(chain(*(sizes for *_, sizes in self._moves_over({name}))))
         return sum(count * transfer_ns(size, self.hardware.links[name]) for size, count in sizes.items())
 
 
 def _moves(timing: Timing, demand: Demand) -> list[Move]:
-    """Whole tensors that must get home, or from there to the compute tier."""
+    """List whole tensors that must get home, or from there to the compute tier."""
     graph, homes, hardware = timing.precedence.graph, demand.homes, demand.hardware
-    here, moves = hardware.compute_tier_id, dict[tuple[int, int], list[int]]()
+    compute_tier, moves = hardware.compute_tier_id, dict[tuple[int, int], list[int]]()
     awaited = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
-    come = ((homes[t], here, t) for t in awaited if t not in timing.staying)
-    for source, target, t in (*come, *((here, homes[t], t) for t in demand.leaves)):
+    come = ((homes[t], compute_tier, t) for t in awaited if t not in timing.staying)
+    for source, target, t in (*come, *((compute_tier, homes[t], t) for t in demand.leaves)):
         if source != target:
             moves.setdefault((source, target), []).append(graph.tensors[t].size_bytes)
     return [(*ends, sizes) for ends, sizes in moves.items()]
 
 
 def _kept(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
-    """What is pinned [B]; and sizes of tensors that may leave and are kept, each with its number, the largest first."""
-    graph, found, staying = timing.precedence.graph, demand.lifetimes, timing.staying
-    here = demand.hardware.compute_tier_id
+    """Return what is pinned [B]; and the sizes of kept tensors that may leave, with their counts, the largest first."""
+    graph, lifetimes, staying = timing.precedence.graph, demand.lifetimes, timing.staying
+    compute_tier = demand.hardware.compute_tier_id
     pinned_bytes, sizes = 0, Counter[int]()
     if not timing.precedence.in_line or graph.meets or demand.may_repeat:
         return 0, []
     for t, tensor in enumerate(graph.tensors):
-        readers = (*found.uses[t][:1], *found.writes[t])
-        if tensor.persistent and demand.homes[t] == here:
+        readers = (*lifetimes.uses[t][:1], *lifetimes.writes[t])
+        if tensor.persistent and demand.homes[t] == compute_tier:
             pinned_bytes += tensor.size_bytes
         elif tensor.persistent and t not in staying and readers and all(t in graph.ops[op].reads for op in readers):
             sizes[tensor.size_bytes] += 1
@@ -159,7 +159,7 @@ def _kept(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _rest_ns(timing: Timing, *, may_repeat: bool) -> int | None:
-    """What a step takes at least beside the copies that each step forces; None if they may have more than a step.
+    """Return the least time of a step beside the copies that it forces [ns]; None if they may have more than a step.
 
     They are issued after all of the step before, so that they start after the last op there has been come to.
     """

@@ -64,23 +64,23 @@ from simulator.trace import Ints
 Floats = NDArray[np.float64]
 
 MOST_POINTS = 512
-"""Between so many ops windows lie at most."""
+"""Most ops between which windows lie: memory and time grow with their square."""
 
 _ENDLESS = 1 << 62
 """Room without a limit [B]."""
 
 MOST_OPS = 32
-"""So many ops are tried at most."""
+"""Most ops that are tried."""
 
 _ERROR = 1e-9
-"""More than floating point errs by, as a share."""
+"""Share that is more than floating point errs by."""
 
 _CLOSER, _BETWEEN = 8, 64
-"""How often the minimum is looked for between the neighbours of the least of so many times."""
+"""Rounds of the search for the minimum, and times between neighbours of the least that each round tries."""
 
 
 class Windows:
-    """The windows of a graph, as far as they do not depend on the budget.
+    """Windows of a graph, as far as they do not depend on the budget.
 
     Parameters
     ----------
@@ -96,8 +96,8 @@ class Windows:
         # By cut and op: what has come in since the step began when the op starts, and goes home after its end [B].
         is_known = graph.steps == 1 or not (graph.meets or demand.may_repeat)
         enters = {t: op for t, op in demand.enters.items() if is_known and t not in timing.staying}
-        self.from_start = np.cumsum(_from_outside(demand, enters), axis=1)
-        self.to_end = np.cumsum(_from_outside(demand, demand.leaves)[:, ::-1], axis=1)[:, ::-1]
+        self.from_start = np.cumsum(_outside_bytes(demand, enters), axis=1)
+        self.to_end = np.cumsum(_outside_bytes(demand, demand.leaves)[:, ::-1], axis=1)[:, ::-1]
         sizes = {tensor.size_bytes for tensor in graph.tensors} - {0}
         self.bottlenecks = bottlenecks(demand.cuts, demand.hardware, sorted(sizes), sharers if graph.meets else {})
         ops, needed = len(graph.ops), self.stretches
@@ -118,24 +118,24 @@ class Windows:
         return np.unique(np.concatenate([*parts, self.line[-1:]]))
 
 
-def _from_outside(demand: Demand, at: Mapping[int, int]) -> Ints:
-    """By cut and op, sizes of tensors of that op whose home is outside the cut [B]."""
+def _outside_bytes(demand: Demand, op_of: Mapping[int, int]) -> Ints:
+    """Cut and op -> size of the tensors of that op whose home is outside the cut [B]."""
     graph = demand.precedence.graph
     size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
-    for t, op in at.items():
+    for t, op in op_of.items():
         size_bytes[[demand.homes[t] not in cut.tiers for cut in demand.cuts], op] += graph.tensors[t].size_bytes
     return size_bytes[:, :-1]
 
 
 class _Edge(NamedTuple):
-    """How the longest path comes to the start of an op.
+    """Last edge of the longest path to the start of an op.
 
     Attributes
     ----------
     ns
         When, after the window of the step has begun [ns].
     start
-        Number of the point from which; -1 if from the beginning.
+        Index of the point that it comes from; -1 if from the beginning.
     short
         The op that has no room; -1 if none.
     enters
@@ -149,7 +149,7 @@ class _Edge(NamedTuple):
 
 
 class _Sweep:
-    """Goes through the ends of windows.
+    """Sweep over the ends of windows.
 
     Parameters
     ----------
@@ -179,13 +179,13 @@ class _Sweep:
         due = np.where(idle.due < len(in_line), np.searchsorted(points, idle.due), count)
         made = np.searchsorted(points, idle.made, "right")
         # By start and end: what must have come in if it has no place beside the start, and be out beside the end [B].
-        self._come = held[:, None] + _over(count, idle.size, (first, behind), (due, np.full_like(due, count)))
-        self._gone = held[None, :] + _over(count, idle.size, (np.zeros_like(made), made), (first, behind))
+        self._come = held[:, None] + _shared_bytes(count, idle.size, (first, behind), (due, np.full_like(due, count)))
+        self._gone = held[None, :] + _shared_bytes(count, idle.size, (np.zeros_like(made), made), (first, behind))
         self._about_ns = np.zeros((count, count))
-        for one in self._bottlenecks:
-            room = float(self._rooms[one.cut])
-            come_ns = np.maximum(self._come - room, 0.0) * one.about(one.into) if one.into else 0.0
-            gone_ns = np.maximum(self._gone - room, 0.0) * one.about(one.out_of) if one.out_of else 0.0
+        for neck in self._bottlenecks:
+            room = float(self._rooms[neck.cut])
+            come_ns = np.maximum(self._come - room, 0.0) * neck.about(neck.into) if neck.into else 0.0
+            gone_ns = np.maximum(self._gone - room, 0.0) * neck.about(neck.out_of) if neck.out_of else 0.0
             self._about_ns = np.maximum(self._about_ns, come_ns + gone_ns)
         self._edges: list[_Edge] = []
         self._ends_ns: list[int] = []
@@ -195,18 +195,18 @@ class _Sweep:
         """Find the longest path."""
         timing, best, ops = self._timing, (0, -1, ""), self._timing.precedence.graph.ops
         for end, op in enumerate(self._points):
-            edge = max(self._known(end), self._from_start(end), self._window(end))
+            edge = max(self._along_line(end), self._from_start(end), self._window(end))
             self._edges.append(edge)
             self._ends_ns.append(edge.ns + timing.durations_ns[op])
             self._about_ends[end] = self._ends_ns[end]
-            back_ns, name = max((one.ns(0, self._back[one.cut][end]), one.name) for one in self._bottlenecks)
+            back_ns, name = max((neck.ns(0, self._back[neck.cut][end]), neck.name) for neck in self._bottlenecks)
             ns = self._ends_ns[end] + max(timing.tails_ns[op], back_ns)
             if ns > best[0]:
                 best = ns, end, f"{name} after {ops[op].name}" if back_ns > timing.tails_ns[op] else ""
-        return best[0], self._told(*best[1:])
+        return best[0], self._path_text(*best[1:])
 
-    def _known(self, end: int) -> _Edge:
-        """The path from the point before, or the one that `critical_path` knows."""
+    def _along_line(self, end: int) -> _Edge:
+        """Return the path from the point before, or that of `critical_path`."""
         op = self._points[end]
         head = _Edge(self._timing.heads_ns[op])
         if not end:
@@ -215,28 +215,28 @@ class _Sweep:
         return max(head, _Edge(self._ends_ns[end - 1] + between, end - 1))
 
     def _from_start(self, end: int) -> _Edge:
-        """The path along what has come in, or left, since the start of the step."""
+        """Return the path along what has come in, or left, since the start of the step."""
         best = _Edge(-1)
-        for one in self._bottlenecks:
-            entered = self._entered[one.cut][end] if one.into else 0
-            left = self._left[one.cut][end] if one.out_of else 0
+        for neck in self._bottlenecks:
+            entered = self._entered[neck.cut][end] if neck.into else 0
+            left = self._left[neck.cut][end] if neck.out_of else 0
             if entered or left:
-                ns = one.ns(entered, left) - (self._before_ns if entered else 0)
-                best = max(best, _Edge(ns, -1, self._points[end] if left else -1, one.name if entered else ""))
+                ns = neck.ns(entered, left) - (self._before_ns if entered else 0)
+                best = max(best, _Edge(ns, -1, self._points[end] if left else -1, neck.name if entered else ""))
         return best
 
     def _window(self, end: int) -> _Edge:
-        """The window to this end whose copies last longest."""
+        """Return the window to this end whose copies last longest."""
         best, about_ns = _Edge(-1), self._about_ns[:end, end]
         start = int((self._about_ends[:end] + about_ns).argmax()) if end else 0
-        for one in self._bottlenecks if end and about_ns[start] else ():
-            come = max(0, int(self._come[start, end]) - self._rooms[one.cut]) if one.into else 0
-            gone = max(0, int(self._gone[start, end]) - self._rooms[one.cut]) if one.out_of else 0
+        for neck in self._bottlenecks if end and about_ns[start] else ():
+            come = max(0, int(self._come[start, end]) - self._rooms[neck.cut]) if neck.into else 0
+            gone = max(0, int(self._gone[start, end]) - self._rooms[neck.cut]) if neck.out_of else 0
             short = self._points[start if come else end]
-            best = max(best, _Edge(self._ends_ns[start] + one.ns(come, gone), start, short))
+            best = max(best, _Edge(self._ends_ns[start] + neck.ns(come, gone), start, short))
         return best
 
-    def _told(self, last: int, left: str) -> str:
+    def _path_text(self, last: int, left: str) -> str:
         """Say what the path to a point is made of, from its end."""
         ops, short, entered = self._timing.precedence.graph.ops, set[int](), ""
         while last >= 0:
@@ -249,8 +249,8 @@ class _Sweep:
         return ", ".join(filter(None, (entered, f"room at {where}" if short else "", left)))
 
 
-def _over(count: int, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints]) -> Ints:
-    """By start and end, what lies over both: from the first of two numbers to before the second [B]."""
+def _shared_bytes(count: int, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints]) -> Ints:
+    """Start and end -> bytes that lie over both: each from the first of two indices to before the second [B]."""
     change = np.zeros((count + 1, count + 1), np.int64)
     for start, sign in zip(starts, (1, -1), strict=True):
         np.add.at(change, (start, ends[0]), sign * size)
@@ -259,7 +259,7 @@ def _over(count: int, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, I
 
 
 class Rematerialisation:
-    """What plans that may run ops again take at least: what has no room at an op is copied, or it is made again.
+    """Bound plans that may run ops again: what has no room at an op is copied, or it is made again.
 
     Let ``k`` be an op of the line, in its first run. What is needed later, what ``k`` uses, its workspace, and what
     stays have ``x`` bytes more than the budget: of the values that are needed, ``x`` bytes have no place when ``k``
@@ -302,20 +302,20 @@ class Rematerialisation:
         self._in_ns, self._out_ns = map(ns_per_byte, rates)
 
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
-        """What a step takes at least at the op at which a budget [B] costs most [ns], and what to call it."""
+        """Return the least time of a step at the op at which a budget [B] costs most [ns], and what to call it."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
         least_ns = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS))
         ns, op = max(least_ns, default=(0, 0))
         return ns, f"room or recompute at {self._timing.precedence.graph.ops[op].name}"
 
     def _least_ns(self, k: int, budget_bytes: int | float) -> int:
-        """What the step takes at least if what has no place at an op is copied, or made again [ns]."""
+        """Return the least time of the step if what has no place at an op is copied, or made again [ns]."""
         timing, idle, ops = self._timing, self._moving, len(self._took)
-        here = idle.where((idle.first <= k) & (k <= idle.last))
-        beyond, is_made = float(self._held[k] - budget_bytes), here.made >= 0
-        out_bytes = beyond + float(here.size[is_made].sum())
-        in_bytes = beyond + float(here.size[here.due < ops].sum())
-        made = np.bincount(here.maker[is_made], here.size[is_made], ops)
+        idle_at_k = idle.where((idle.first <= k) & (k <= idle.last))
+        beyond, is_made = float(self._held[k] - budget_bytes), idle_at_k.made >= 0
+        out_bytes = beyond + float(idle_at_k.size[is_made].sum())
+        in_bytes = beyond + float(idle_at_k.size[idle_at_k.due < ops].sum())
+        made = np.bincount(idle_at_k.maker[is_made], idle_at_k.size[is_made], ops)
         again = np.flatnonzero(self._repeatable & (made > 0))
         at_once, again = again[self._took[again] == 0], again[self._took[again] > 0]
         again = again[np.argsort(self._took[again] / made[again], kind="stable")]

@@ -150,6 +150,6 @@ class Issued(Counter):
 
     def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
         """Refuse an action that cannot act: nobody could check a reactive plan before its run."""
-        told = self._issued.told(tensor, (tier.name for tier in self._places.tiers))
+        told = self._issued.as_text(tensor, (tier.name for tier in self._places.tiers))
         found = f"{self._graph.tensors[tensor].name!r} {told}"
         raise PlanError(f"action {self._number} ({what})", must, found, do)

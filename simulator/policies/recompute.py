@@ -45,18 +45,18 @@ from simulator.policies.writer import Writer
 from simulator.units import counted, human
 
 LONGEST_CHAIN = 256
-"""A tensor that takes more ops than this to make again is kept."""
+"""Most ops to make a tensor again; what takes more is kept, so that each choice takes a bounded time."""
 
 TIME_WEIGHTS = (0.0, 0.5, 1.0)
-"""How much idle time counts: each is tried, the fastest plan is taken."""
+"""Exponents of the idle time in the score: each is tried, the fastest plan is taken."""
 
 
 Rank = tuple[bool, float]
-"""Whether a tensor is used again sooner than it can be made again, and its score with the sign turned."""
+"""Whether a tensor is used again sooner than it can be made again, and its score with the sign turned: least first."""
 
 
 class Options(Part):
-    """Nothing to choose."""
+    """No options."""
 
 
 def plan(problem: Problem, _: Options) -> Plan:
@@ -81,7 +81,7 @@ def plan(problem: Problem, _: Options) -> Plan:
 
 
 class Walker:
-    """Plans the step under several limits, each once.
+    """Plan the step under several limits, each once.
 
     Parameters
     ----------
@@ -96,12 +96,12 @@ class Walker:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.remaker = Remaker(problem.graph, problem.lifetimes)
+        self.remaker = Remaker(problem.graph)
         self._least_bytes = least_peak_bytes(problem, self.remaker)
         self._walks: dict[tuple[int | float, float, bool], RecomputePass] = {}
 
     def keeping(self, limit_bytes: int | float) -> tuple[bool, ...]:
-        """Whether to try a second pass that keeps what helps: if something is recomputed in passing several times."""
+        """List whether to keep what helps: in a second pass if something is recomputed in passing several times."""
         again = self.walk(limit_bytes, TIME_WEIGHTS[0]).made_in_passing.values()
         return (False, True) if any(len(ops) > 1 for ops in again) else (False,)
 
@@ -125,7 +125,7 @@ class Walker:
 
 
 def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
-    """Peak if everything that can be recomputed is held only while ops use it [B].
+    """Return the peak if everything that can be recomputed is held only while ops use it [B].
 
     No plan of this policy needs less; one that is tried with less than this only makes things again in vain.
 
@@ -142,12 +142,12 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
 
 
 class RecomputePass:
-    """One pass over the step in issue order.
+    """A pass over the step in issue order.
 
     Parameters
     ----------
     walker
-        Who goes, for what.
+        The problem, and what remakes tensors.
     weight
         How much idle time counts.
     limit_bytes
@@ -197,21 +197,21 @@ class RecomputePass:
             If it does not fit.
         """
         gone, runs = counted(len(self._given_up), "tensor"), counted(self._again, "run")
-        said = f"{gone} given up and made again by {runs}, {human(self.again_ns, 'ns')} in all"
-        return self._writer.finish((said,) if self._again else ())
+        note = f"{gone} given up and made again by {runs}, {human(self.again_ns, 'ns')} in all"
+        return self._writer.finish((note,) if self._again else ())
 
     def _run(self) -> None:
-        """Go through the step."""
+        """Issue all ops of the step."""
         writer = self._writer
-        for op, what in enumerate(self._ops):
+        for op, node in enumerate(self._ops):
             for tensor in self._problem.arrivals.get(op, ()):
                 writer.fetch(tensor)
-            missing = [t for t in what.reads if not writer.resident(t)]
+            missing = [t for t in node.reads if not writer.resident(t)]
             if missing:
                 self._make_again(missing, op)
-            self._make_room(op, {*what.reads, *what.writes})
+            self._make_room(op, {*node.reads, *node.writes})
             writer.compute(op, again=True)
-            for t in (*dict.fromkeys((*what.reads, *what.writes)), *self._helps.get(op, ())):
+            for t in (*dict.fromkeys((*node.reads, *node.writes)), *self._helps.get(op, ())):
                 self._ahead[t].pop()
                 if self._next_use(t) == NEVER and t in self._mortal:
                     writer.release(t)
@@ -227,10 +227,10 @@ class RecomputePass:
         last = {t: op for op in ops for t in (*self._ops[op].reads, *self._ops[op].writes)}
         locked = needed | last.keys()
         for op in ops:
-            what = self._ops[op]
+            node = self._ops[op]
             self._make_room(op, locked)
             writer.compute(op, again=True)
-            for t in {*what.reads, *what.writes}:
+            for t in {*node.reads, *node.writes}:
                 if last[t] == op and t not in needed:
                     locked.discard(t)
                     if self._next_use(t) != NEVER:
@@ -243,8 +243,8 @@ class RecomputePass:
 
     def _make_room(self, op: int, locked: set[int]) -> None:
         """Free tensors until the op has room, or none is left that may go."""
-        writer, what, sizes = self._writer, self._ops[op], self._problem.sizes
-        room = what.workspace_bytes + sum(sizes[t] for t in what.writes if not writer.resident(t))
+        writer, node, sizes = self._writer, self._ops[op], self._problem.sizes
+        room = node.workspace_bytes + sum(sizes[t] for t in node.writes if not writer.resident(t))
         kept: list[tuple[Rank, int, int]] = []
         while writer.live_bytes(self._here) + room > self._limit and self._line:
             rank, tensor, next_use = entry = heappop(self._line)
@@ -272,7 +272,7 @@ class RecomputePass:
                 heappush(self._line, (self._rank_of(tensor, next_use, (maker,)), tensor, next_use))
 
     def _rank(self, tensor: int, next_use: int) -> Rank | None:
-        """Rank of the tensor in the queue; None if it cannot be recomputed."""
+        """Return the rank of the tensor in the queue; None if it cannot be recomputed."""
         dies, resident = self._dies, self._writer.resident
 
         def will_be_there(other: int) -> bool:
@@ -299,32 +299,30 @@ class Remaker:
     ----------
     graph
         The graph.
-    lifetimes
-        Of its tensors.
     """
 
-    def __init__(self, graph: Graph, lifetimes: Lifetimes) -> None:
-        self._graph, self._writes = graph, lifetimes.writes
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._writes = graph, Lifetimes.of(graph).writes
         self._until = [self._repeatable_until(op) for op in range(len(graph.ops))]
 
     def _repeatable_until(self, op: int) -> int:
-        """The last op before which this one may run again; `NEVER` if it may not."""
-        what, tensors, last = self._graph.ops[op], self._graph.tensors, len(self._graph.ops)
-        if what.kind is not OpKind.COMPUTE or not what.repeatable or any(tensors[t].persistent for t in what.writes):
+        """Return the last op before which this one may run again; `NEVER` if it may not."""
+        node, tensors, last = self._graph.ops[op], self._graph.tensors, len(self._graph.ops)
+        if node.kind is not OpKind.COMPUTE or not node.repeatable or any(tensors[t].persistent for t in node.writes):
             return NEVER
-        reads = frozenset(what.reads)
-        for t in reads.union(what.writes):
-            at = bisect_right(self._writes[t], op)
-            if t in reads and at and self._writes[t][at - 1] == op:
+        reads = frozenset(node.reads)
+        for t in reads.union(node.writes):
+            position = bisect_right(self._writes[t], op)
+            if t in reads and position and self._writes[t][position - 1] == op:
                 return NEVER
-            if at < len(self._writes[t]):
-                last = min(last, self._writes[t][at])
+            if position < len(self._writes[t]):
+                last = min(last, self._writes[t][position])
         return last
 
     def maker(self, tensor: int, before: int) -> int:
-        """The op whose rerun makes what the tensor holds before an op; `NEVER` if there is none."""
-        at = bisect_left(self._writes[tensor], before)
-        op = self._writes[tensor][at - 1] if at else NEVER
+        """Return the op whose rerun makes what the tensor holds before an op; `NEVER` if there is none."""
+        position = bisect_left(self._writes[tensor], before)
+        op = self._writes[tensor][position - 1] if position else NEVER
         return op if op != NEVER and self._until[op] >= before else NEVER
 
     def chain(
@@ -365,7 +363,7 @@ class Remaker:
 
 
 def remakes(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[IdleInterval, tuple[int, ...]]]:
-    """For each idle interval, the ops that recompute its tensor at the end if everything else that is live stays.
+    """Yield idle intervals, each with the ops that recompute its tensor at the end if all else that is live stays.
 
     Parameters
     ----------
@@ -375,14 +373,13 @@ def remakes(graph: Graph, most_ops: int = LONGEST_CHAIN) -> Iterator[tuple[IdleI
         Intervals that take more ops than this are left out, as are those whose tensor cannot be made again; so the
         time that this takes is in proportion to the number of idle intervals.
     """
-    found = Lifetimes(graph)
-    remaker = Remaker(graph, found)
+    lifetimes, remaker = Lifetimes.of(graph), Remaker(graph)
     for idle in idle_intervals(graph):
-        if idle.wraps or not found.is_read(idle.tensor, idle.before):
+        if idle.wraps or not lifetimes.is_read(idle.tensor, idle.before):
             continue
 
         def is_there(t: int, idle: IdleInterval = idle) -> bool:
-            return t != idle.tensor and NEVER < found.born[t] < idle.before <= found.dies[t]
+            return t != idle.tensor and NEVER < lifetimes.born[t] < idle.before <= lifetimes.dies[t]
 
         ops = remaker.chain((idle.tensor,), idle.before, is_there, most_ops)
         if ops is not None:

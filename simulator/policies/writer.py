@@ -216,7 +216,7 @@ class Writer:
             self._peak_at[tier] = len(self.steps)
 
     def _refuse(self, where: str, must: str, tensor: int) -> None:
-        found = f"{self.problem.graph.tensors[tensor].name!r} {self._places.told(tensor, self.problem.tiers)}"
+        found = f"{self.problem.graph.tensors[tensor].name!r} {self._places.as_text(tensor, self.problem.tiers)}"
         raise PlanError(f"policy {self.policy!r}, {where}", must, found, "correct the policy's decision")
 
     def _shortfall(self, tier: int) -> Shortfall:

@@ -12,7 +12,7 @@ from stories import graph
 from simulator import catalog
 from simulator.errors import CapacityError
 from simulator.graph import OpKind
-from simulator.lifetime import IdleInterval, Lifetimes
+from simulator.lifetime import IdleInterval
 from simulator.policies import POLICIES
 from simulator.policies.recompute import Remaker, least_peak_bytes, remakes
 from simulator.referee import check_plan
@@ -96,7 +96,7 @@ def test_what_cannot_fit_says_how_much_the_least_plan_would_need():
 def test_what_can_never_fit_is_not_tried_in_vain():
     """Of the layers only the one at work is live, if its neighbours are made again: w, a, the one below, and g."""
     p = problem(train(40), budget=20)
-    remaker = Remaker(p.graph, p.lifetimes)
+    remaker = Remaker(p.graph)
     least = least_peak_bytes(p, remaker)
     assert least == 5 + 10 + 10
     with pytest.raises(CapacityError) as caught:
@@ -156,7 +156,7 @@ def test_what_must_not_run_again_is_kept(why):
     g = graph("w 5 persistent, a 10, c 20", flow, update, "h: -> c, 5 ns", "k: c ->, 5 ns", "m: a ->, 5 ns")
     kind = OpKind.COLLECTIVE if why == "collective" else OpKind.COMPUTE
     g = replace(g, ops=(replace(g.ops[0], kind=kind, repeatable=why != "not repeatable"), *g.ops[1:]))
-    assert Remaker(g, Lifetimes(g)).maker(1, 4) == -1
+    assert Remaker(g).maker(1, 4) == -1
     p = problem(g, budget=30)
     with pytest.raises(CapacityError):
         plan(p)

@@ -47,7 +47,7 @@ MOST_OPS = 60
 
 
 class Options(Part):
-    """When to stop.
+    """Options of the search: when to stop.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ def optimum(problem: Problem, time_limit_s: float) -> Optimum:
 
 
 def _check_scope(problem: Problem) -> None:
-    """Refuse what the program does not describe.
+    """Refuse what is outside of the program's scope.
 
     Raises
     ------
@@ -159,8 +159,8 @@ def _check_scope(problem: Problem) -> None:
 
 
 def _strange(problem: Problem) -> Iterator[str]:
-    """Say what is outside of what the program describes."""
-    graph, hardware, here, size_bytes = problem.graph, problem.hardware, problem.compute_tier, sum(problem.sizes)
+    """Yield what is outside of the program's scope, in words."""
+    graph, hardware, size_bytes = problem.graph, problem.hardware, sum(problem.sizes)
     if len(graph.ops) > MOST_OPS:
         yield f"{len(graph.ops):,} ops"
     if graph.meets:
@@ -175,12 +175,12 @@ def _strange(problem: Problem) -> Iterator[str]:
     for away in tiers:
         if size_bytes > problem.capacities[away]:
             yield f"{size_bytes:,} B of tensors and {problem.capacities[away]:,} B of {problem.tiers[away]}"
-        for hop in ((here, away), (away, here)):
+        for hop in ((problem.compute_tier, away), (away, problem.compute_tier)):
             yield from _slowed(problem, hop)
 
 
 def _slowed(problem: Problem, hop: tuple[int, int]) -> Iterator[str]:
-    """Say what may slow down copies over a hop."""
+    """Yield what may slow down copies over a hop, in words."""
     hardware, ends = problem.hardware, f"from {problem.tiers[hop[0]]} to {problem.tiers[hop[1]]}"
     if hop not in problem.links:
         yield f"no link {ends}"

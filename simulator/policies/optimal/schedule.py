@@ -87,7 +87,7 @@ class IdleChoice(NamedTuple):
 
 
 class SolverResult(NamedTuple):
-    """What the solver says.
+    """Outcome of a search.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class SolverResult(NamedTuple):
 
 
 def window(problem: Problem) -> Problem:
-    """One step of a problem with several, as a problem of its own: op 0 is the lead, all other ops move up by one."""
+    """Return one step of several as a problem of its own: op 0 is the lead, all other ops move up by one."""
     graph = problem.graph
     last = graph.ops[-1]
     used = dict.fromkeys((*last.reads, *last.writes))
@@ -179,20 +179,20 @@ class ScheduleModel:
         self.model.minimize(self.end)
 
     def _copy_ns(self, tensor: int, *, back: bool = False) -> int:
-        """Time of a copy of the tensor out, or back in [ns]."""
+        """Return the time of a copy of the tensor out, or back in [ns]."""
         p = self._problem
-        here, there = p.compute_tier, self._to[tensor]
-        return transfer_ns(p.sizes[tensor], p.links[(there, here) if back else (here, there)])
+        compute_tier, away = p.compute_tier, self._to[tensor]
+        return transfer_ns(p.sizes[tensor], p.links[(away, compute_tier) if back else (compute_tier, away)])
 
     def _time(self) -> IntVar:
         return self.model.new_int_var(0, self._until_ns, "")
 
     def _ended(self, op: int) -> LinearExpr:
-        """End of an op; for -1, the start of the step."""
+        """Return the end of an op; for -1, the start of the step."""
         return self._zero if op < 0 else self.starts[op] + self._durations[op]
 
     def _hold(self, tensor: int) -> None:
-        """Add what a tensor takes and gives up if it stays; and if it may move its idle intervals, over borders too."""
+        """Add what a tensor takes and gives up if it stays; if it may move its idle intervals, over borders, too."""
         p, size, exists = self._problem, self._problem.sizes[tensor], tensor in self._problem.lifetimes.inputs
         uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
         if exists:
@@ -241,7 +241,7 @@ class ScheduleModel:
         self.idle.append(IdleChoice(tensor, after, before, away, version, out, left, back))
 
     def _copy_out(self, tensor: int, version: int) -> CopyInterval:
-        """The copy out of a version, behind the op that makes it; the only step of a run ends after it."""
+        """Return the copy out of a version, behind the op that makes it; the only step of a run ends after it."""
         if (tensor, version) not in self.outs:
             start, takes_ns, made = self._time(), self._copy_ns(tensor), self.model.new_bool_var("")
             out = self.outs[tensor, version] = CopyInterval(start, takes_ns, start + takes_ns, made)
@@ -251,11 +251,11 @@ class ScheduleModel:
         return self.outs[tensor, version]
 
     def _order(self) -> None:
-        """Ops follow one another, and so do the copies of each link."""
+        """Let ops follow one another, and the copies of each link as well."""
         for op, start in enumerate((*self.starts, self.end)):
             self.model.add(start >= self._ended(op - 1))
         interval = self.model.new_optional_fixed_size_interval_var
-        for copies in (self.outs.values(), [one.back for one in self.idle if one.back is not None]):
+        for copies in (self.outs.values(), [idle.back for idle in self.idle if idle.back is not None]):
             self.model.add_no_overlap([interval(copy.start, copy.takes_ns, copy.made, "") for copy in copies])
 
     def _fit(self) -> None:
@@ -264,11 +264,11 @@ class ScheduleModel:
         for op, start in enumerate(self.starts):
             changes.append((start, self._taken_bytes[op], self._always))
             changes.append((self._ended(op), -self._freed_bytes[op], self._always))
-        for one in self.idle:
-            changes.append((one.left, -self._sizes[one.tensor], one.away))
-            if one.before < self._ops:
-                came = self.starts[one.before] if one.back is None else one.back.start
-                changes.append((came, self._sizes[one.tensor], one.away))
+        for idle in self.idle:
+            changes.append((idle.left, -self._sizes[idle.tensor], idle.away))
+            if idle.before < self._ops:
+                came = self.starts[idle.before] if idle.back is None else idle.back.start
+                changes.append((came, self._sizes[idle.tensor], idle.away))
         moments, sizes, made = zip(*changes, strict=True)
         budget = int(min(self._problem.budget_bytes, sum(map(abs, sizes))))
         self.model.add_reservoir_constraint_with_active(moments, sizes, made, 0, budget)
@@ -279,29 +279,29 @@ class ScheduleModel:
         """Keep the budget while an op of 0 ns runs, which a reservoir does not see."""
         held_bytes = self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op])
         absent: list[LinearExpr] = []
-        for one in (one for one in self.idle if one.after < op < one.before):
-            later = () if one.back is None else (one.back.start >= self.starts[op],)
-            absent.append(self._sizes[one.tensor] * self._when(one.left <= self.starts[op], *later, given=one.away))
+        for idle in (idle for idle in self.idle if idle.after < op < idle.before):
+            later = () if idle.back is None else (idle.back.start >= self.starts[op],)
+            absent.append(self._sizes[idle.tensor] * self._when(idle.left <= self.starts[op], *later, given=idle.away))
         self.model.add(sum(absent, start=self._zero) >= held_bytes - budget_bytes)
 
     def _when(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
         """Make a variable that implies these facts and another variable."""
-        found = self.model.new_bool_var("")
-        self.model.add_implication(found, given)
+        holds = self.model.new_bool_var("")
+        self.model.add_implication(holds, given)
         for fact in facts:
-            self.model.add(fact).only_enforce_if(found)
-        return found
+            self.model.add(fact).only_enforce_if(holds)
+        return holds
 
     def compute_first(self) -> None:
-        """From when an op is ready no copy takes room before it does: rows that slow the solver, and seldom matter."""
+        """Let no copy take room before an op that is ready: constraints that slow the solver, and seldom matter."""
         for op in (op for op, taken_bytes in enumerate(self._taken_bytes) if taken_bytes):
             ready: list[tuple[LinearExpr, BoolVarT]] = [(self._ended(op - 1), self._always)]
-            ready += [(one.back.end, one.away) for one in self.idle if one.before == op and one.back is not None]
-            for one in self.idle:
-                if one.back is not None and one.after < op < one.before:
-                    start = one.back.start
+            ready += [(idle.back.end, idle.away) for idle in self.idle if idle.before == op and idle.back is not None]
+            for idle in self.idle:
+                if idle.back is not None and idle.after < op < idle.before:
+                    start = idle.back.start
                     ways = [self._when(start <= moment, given=given) for moment, given in ready]
-                    self.model.add_bool_or(*ways, self._when(start >= self.starts[op], given=one.away), ~one.away)
+                    self.model.add_bool_or(*ways, self._when(start >= self.starts[op], given=idle.away), ~idle.away)
 
     def solve(self, time_limit_s: float) -> SolverResult:
         """Look for the shortest step, for so many seconds at most."""
@@ -323,25 +323,25 @@ class ScheduleModel:
         At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
         issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
         """
-        p, to, here, value = self._given, self._to, self._given.compute_tier, solver.value
-        spent = [one for one in self.idle if value(one.away)]
+        p, to, compute_tier, value = self._given, self._to, self._given.compute_tier, solver.value
+        spent = [idle for idle in self.idle if value(idle.away)]
         point, issued, moves = 0, dict[tuple[int, int], int](), list[Move]()
-        needed = {(one.tensor, one.version): one.out for one in spent if one.out is not None}
+        needed = {(idle.tensor, idle.version): idle.out for idle in spent if idle.out is not None}
         lives_away = {tensor for tensor, away in self.homes.items() if value(away)}
         starts = [(value(out.start), out.takes_ns, *key) for key, out in needed.items()]
         for _, _, tensor, version in sorted(starts):
             if version >= 0 or tensor not in lives_away:
                 issued[tensor, version] = point = max(point, version + 1)
-                moves.append(Move(point, partial(Writer.copy, source=here, target=to[tensor]), tensor))
-        for one in (one for one in spent if one.after >= self.lead):
-            copied = 0 if one.out is None else issued.get((one.tensor, one.version), 0)
-            moves.append(Move(max(one.after + 1, copied), Writer.evict, one.tensor))
-        moves += [Move(after + 1, partial(Writer.detach, tier=here), tensor) for after, tensor in self._dead]
+                moves.append(Move(point, partial(Writer.copy, source=compute_tier, target=to[tensor]), tensor))
+        for idle in (idle for idle in spent if idle.after >= self.lead):
+            copied = 0 if idle.out is None else issued.get((idle.tensor, idle.version), 0)
+            moves.append(Move(max(idle.after + 1, copied), Writer.evict, idle.tensor))
+        moves += [Move(after + 1, partial(Writer.detach, tier=compute_tier), tensor) for after, tensor in self._dead]
         begun_ns = [value(start) for start in self.starts]
-        back = [(value(one.back.start), one.back.takes_ns, one) for one in spent if one.back is not None]
-        for start_ns, _, one in sorted(back, key=itemgetter(0, 1)):
-            begun = bisect_right(begun_ns, start_ns, hi=one.before)
-            moves.append(Move(begun, partial(Writer.copy, source=to[one.tensor], target=here), one.tensor))
+        back = [(value(idle.back.start), idle.back.takes_ns, idle) for idle in spent if idle.back is not None]
+        for start_ns, _, idle in sorted(back, key=itemgetter(0, 1)):
+            begun = bisect_right(begun_ns, start_ns, hi=idle.before)
+            moves.append(Move(begun, partial(Writer.copy, source=to[idle.tensor], target=compute_tier), idle.tensor))
         unused = {t for t in to if t in p.lifetimes.inputs and not p.lifetimes.uses[t]}
         homes = {t: to[t] for t in sorted(unused | lives_away)}
         moves = [move._replace(point=max(move.point - self.lead, 0)) for move in moves]

@@ -51,20 +51,20 @@ TRIES = 6
 """Candidates that are replayed at most: beyond these none was ever the fastest of a shipped scenario."""
 
 SMALL = 128
-"""Ops of a run up to which single changes are tried."""
+"""Most ops of a graph on which single changes are tried: each costs a replay."""
 
 
 MIXES = 3
-"""How many rewritten problems are compiled at most, beside the one that needs no copies."""
+"""Most rewritten problems that are compiled beside the one that needs no copies: each is planned from the start."""
 
 
 class Options(Part):
-    """What the compiler may do, and what it must.
+    """Options of the compiler: what it may do, and what it must.
 
     Attributes
     ----------
     recompute
-        Whether ops may run again, where that is faster than moving what they made.
+        Whether ops may run again where that is faster than moving what they made.
     move
         Kinds of tensors, or patterns of their names: these leave wherever that hides their copies, and before all
         others where room is short.
@@ -86,7 +86,7 @@ class Options(Part):
         ScopeError
             If a pattern matches none that may leave.
         """
-        found: set[int] = set()
+        asked: set[int] = set()
         for pattern in self.move:
             tensors = problem.graph.matching(pattern)
             if not tensors:
@@ -94,15 +94,15 @@ class Options(Part):
                 raise ScopeError("policy 'static'", must, repr(pattern), "take a name that `hosim plan` prints")
             may_leave = [tensor for tensor in tensors if not problem.pinned(tensor)]
             if not may_leave:
-                must, what = "what option move names may leave the compute tier", f"{pattern!r}, which is at home there"
-                raise ScopeError("policy 'static'", must, what, "give it another home, or free")
-            found.update(may_leave)
-        return frozenset(found)
+                must, found = "what option move names may leave the compute tier", f"{pattern!r}, which is at home"
+                raise ScopeError("policy 'static'", must, f"{found} there", "give it another home, or free")
+            asked.update(may_leave)
+        return frozenset(asked)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan with how it came about.
+    """A plan, and what led to it.
 
     Attributes
     ----------
@@ -176,7 +176,7 @@ class Validator:
         return self.best.chosen()
 
     def _candidates(self) -> Iterator[tuple[Selection, Augmented]]:
-        """Each selection, with its cache operators placed just in time and early if these differ."""
+        """Yield each selection with its cache operators placed just in time, and early if that differs."""
         for selection in self._selections():
             on_demand, seen = insert(self._problem, self.analysis, selection), None
             for eager in reversed(PLACEMENTS) if self._has_few(selection) else PLACEMENTS:
@@ -186,7 +186,7 @@ class Validator:
                 seen = augmented.cache_ops
 
     def _selections(self) -> Iterator[Selection]:
-        """Selections for the whole budget, and for smaller ones that can be met.
+        """Yield selections for the whole budget, and for smaller ones that can be met.
 
         Where the effort is spent with few candidates, the first keep room for what any one op waits for: without it
         these copies in wait until what they replace has left, and of so many intervals a few more make no difference.
@@ -196,7 +196,10 @@ class Validator:
         unit = max((g.size_bytes for g in whole.intervals), default=0)
         limits = [budget - reserve * unit for reserve in RESERVES]
         if self._has_few(whole):
-            limits.insert(0, budget - max(_returning(whole).values(), default=0))
+            returning = Counter[int]()  # by op, what comes back in for it [B]
+            for idle in whole.intervals:
+                returning[idle.before] += idle.size_bytes if idle.in_ns else 0
+            limits.insert(0, budget - max(returning.values(), default=0))
         for limit in limits:
             selection = whole if limit == budget else self._select(limit)
             if selection.intervals not in seen and (limit == budget or selection.excess_bytes == 0):
@@ -217,7 +220,7 @@ class Validator:
         return Candidate(selection, augmented, write(self._problem, augmented, (self._note(selection),)))
 
     def _note(self, selection: Selection) -> str:
-        """What the plan says about itself."""
+        """Return what the plan says about itself."""
         if selection.intervals:
             moved = sum(idle.size_bytes for idle in selection.intervals)
             return f"{counted(len(selection.intervals), 'idle interval')} spent away, {human(moved, 'B')} in all"
@@ -225,33 +228,24 @@ class Validator:
         return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 
     def _is_met(self, share: float = 1.0) -> bool:
-        """Whether the fastest plan is within a factor of the lower bound, which is looked for only if it has to be."""
+        """Return whether the fastest plan is within a factor of the lower bound, computed only where needed."""
         step_ns = self.best.step_ns
         if step_ns <= self._problem.clock[-1] * share:
             return True
         return step_ns < math.inf and step_ns <= self._problem.bound_ns * share
 
     def _is_enough(self, selection: Selection) -> bool:
-        """Whether to stop: the next candidate would exceed the effort, or could hardly be faster."""
+        """Return whether to stop: the next candidate would exceed the effort, or could hardly be faster."""
         spent = (self.best.replays + 1) * self._effort(selection)
         return self.best.replays >= TRIES or spent > EFFORT or self._is_met(GOOD_ENOUGH)
 
     def _has_few(self, selection: Selection) -> bool:
-        """Whether the graph is so large that the effort is spent with few candidates."""
+        """Return whether the graph is so large that the effort is spent with few candidates."""
         return FEW * self._effort(selection) > EFFORT
 
     def _effort(self, selection: Selection) -> int:
-        """Effort of a candidate: its ops, or what moves if that is more."""
+        """Return the effort of a candidate: its ops, or what moves if that is more."""
         return max(len(self._problem.graph.ops), len(selection.intervals))
-
-
-def _returning(selection: Selection) -> Counter[int]:
-    """Bytes that come back in for each op."""
-    found: Counter[int] = Counter()
-    for idle in selection.intervals:
-        if idle.in_ns:
-            found[idle.before] += idle.size_bytes
-    return found
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -273,7 +267,7 @@ def plan(problem: Problem, options: Options) -> Plan:
 
 
 def witness(problem: Problem, options: Options) -> Plan:
-    """Compile a plan that shows that one fits, however fast it is: of a large graph, a single candidate.
+    """Compile a plan that shows that one fits, however slow it is: of a large graph, a single candidate.
 
     Parameters
     ----------
@@ -291,16 +285,16 @@ def witness(problem: Problem, options: Options) -> Plan:
         except CapacityError:
             if FEW * len(problem.graph.ops) <= EFFORT:
                 return plan(problem, options)
-            found = rewrites(problem, options.asked(problem)) if options.recompute else []
-            if not found:
+            rewritten = rewrites(problem, options.asked(problem)) if options.recompute else []
+            if not rewritten:
                 raise
-        last = found[-1]
+        last = rewritten[-1]
         return last.translated(Validator(last.problem, options.asked(last.problem)).first().plan)
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A plan with what led to it.
+    """A compiled plan with what led to it, recompute included.
 
     Attributes
     ----------
@@ -360,9 +354,9 @@ def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -
     best_ns = math.inf if isinstance(pure, CapacityError) else pure.step_ns
     if best_ns <= problem.clock[-1] * GOOD_ENOUGH:
         return pure
-    found = rewrites(problem, options.asked(problem))
+    tried = rewrites(problem, options.asked(problem))
     most = max(1, LARGEST // len(problem.graph.ops))
-    for rewritten in (*found[:-1][:MIXES], *found[-1:])[:most]:
+    for rewritten in (*tried[:-1][:MIXES], *tried[-1:])[:most]:
         if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:
             continue
         try:

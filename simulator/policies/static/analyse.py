@@ -1,4 +1,4 @@
-"""First pass: which tensors idle, when, for how long, and what it costs and gains to spend that time away.
+"""First pass: find which tensors idle, when and for how long, and what it costs and gains to spend that time away.
 
 Why one idle interval is spent away rather than another is a score whose terms are named, and kept for the reader. A
 term is the binary logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth
@@ -60,7 +60,7 @@ class PricedIdle(NamedTuple):
 
     @property
     def exposed_ns(self) -> int:
-        """How much longer than the idle time the copies take on free links [ns]."""
+        """Time by which the copies outlast the idle time on free links [ns]."""
         if self.wraps:
             return max(0, self.in_ns - self.lead_ns) + max(0, self.out_ns - self.trail_ns)
         return max(0, self.out_ns + self.in_ns - self.lead_ns)
@@ -75,9 +75,9 @@ class PricedIdle(NamedTuple):
         tier
             The tier.
         """
-        here = problem.compute_tier
-        out_ns = problem.copy_ns(self.tensor, here, tier) if self.out_ns else 0
-        in_ns = problem.copy_ns(self.tensor, tier, here) if self.in_ns else 0
+        compute_tier = problem.compute_tier
+        out_ns = problem.copy_ns(self.tensor, compute_tier, tier) if self.out_ns else 0
+        in_ns = problem.copy_ns(self.tensor, tier, compute_tier) if self.in_ns else 0
         return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
     def stretched(self, lasts_ns: int, computes_ns: int) -> PricedIdle:
@@ -88,7 +88,7 @@ class PricedIdle(NamedTuple):
         return self._replace(lead_ns=lead_ns, trail_ns=trail_ns)
 
     def ranges(self, ops: int) -> tuple[tuple[int, int], ...]:
-        """First and last op of each range of ops during which the tensor is away.
+        """Return the first and last op of each range of ops during which the tensor is away.
 
         Parameters
         ----------
@@ -105,7 +105,7 @@ _NEVER_STORED = (TensorKind.WEIGHT, TensorKind.EXPERT, TensorKind.KV_CACHE)
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """What the other passes need to know.
+    """Idle intervals of a problem, as the other passes need them.
 
     Attributes
     ----------
@@ -154,9 +154,9 @@ def analyse(problem: Problem) -> Analysis:
 
 
 def moving_homes(problem: Problem) -> frozenset[int]:
-    """Read-only tensors that live in another tier if they move at all: the copy in before their first use hides.
+    """Find read-only tensors that live in another tier if they move at all: the copy in before their first use hides.
 
-    So does every weight, expert and block of a KV cache whose home is free, unless its copy in before the first use
+    These are the weights, experts and blocks of a KV cache whose home is free, unless the copy in before the first use
     would be exposed at the beginning of each step.
 
     Parameters
@@ -164,21 +164,21 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     problem
         What to plan for.
     """
-    lifetimes, here = problem.lifetimes, problem.compute_tier
-    found = set()
+    lifetimes, compute_tier = problem.lifetimes, problem.compute_tier
+    leaving = set()
     for tensor, about in enumerate(problem.graph.tensors):
         first = lifetimes.first_use[tensor]
         is_read_only = tensor in lifetimes.inputs and first != NEVER and not lifetimes.writes[tensor]
         may_go = problem.homes[tensor] == FREE and problem.neighbours
         if not may_go or not is_read_only or about.kind not in _NEVER_STORED:
             continue
-        if problem.copy_ns(tensor, problem.neighbours[0], here) <= problem.clock[first]:
-            found.add(tensor)
-    return frozenset(found)
+        if problem.copy_ns(tensor, problem.neighbours[0], compute_tier) <= problem.clock[first]:
+            leaving.add(tensor)
+    return frozenset(leaving)
 
 
 def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[PricedIdle]:
-    """Idle intervals between two uses in a step, and last those in which an output waits for the end of the step."""
+    """Yield idle intervals between two uses in a step, and then those of outputs that wait for the end of the step."""
     graph, lifetimes, ops = problem.graph, problem.lifetimes, len(problem.graph.ops)
     waiting = (t for t in graph.outputs if not graph.tensors[t].persistent and lifetimes.last_use[t] < ops - 1)
     intervals = chain(idle_intervals(graph), (IdleInterval(t, lifetimes.last_use[t], ops) for t in waiting))
@@ -195,7 +195,7 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[PricedIdl
 
 
 def _around(problem: Problem, tensor: int) -> PricedIdle:
-    """The interval over the step boundary of a tensor that exists from the start."""
+    """Price the interval over the step boundary of a tensor that exists from the start."""
     lifetimes, stays = problem.lifetimes, problem.graph.tensors[tensor].persistent
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor] if stays else len(problem.graph.ops) - 1
     is_stored, is_read = stays and bool(lifetimes.writes[tensor]), lifetimes.is_read(tensor, first)
@@ -212,12 +212,12 @@ def priced(problem: Problem, idle: IdleInterval, *, goes_out: bool, returns: boo
     goes_out, returns
         Whether a copy out begins it, and whether a copy in ends it.
     """
-    here, away = problem.compute_tier, next(iter(problem.away(idle.tensor)), NOWHERE)
+    compute_tier, away = problem.compute_tier, next(iter(problem.away(idle.tensor)), NOWHERE)
     clock, may_move = problem.clock, away != NOWHERE
     begin_ns = clock[idle.after + 1]
     lead_ns, trail_ns = (clock[idle.before], clock[-1] - begin_ns) if idle.wraps else (clock[idle.before] - begin_ns, 0)
-    out_ns = problem.copy_ns(idle.tensor, here, away) if goes_out and may_move else 0
-    in_ns = problem.copy_ns(idle.tensor, away, here) if returns and may_move else 0
+    out_ns = problem.copy_ns(idle.tensor, compute_tier, away) if goes_out and may_move else 0
+    in_ns = problem.copy_ns(idle.tensor, away, compute_tier) if returns and may_move else 0
     return PricedIdle(*idle, returns, problem.sizes[idle.tensor], lead_ns, trail_ns, out_ns, in_ns, away)
 
 
@@ -229,10 +229,10 @@ those that come in for the same op before; against the time that the copies take
 longer than the idle time."""
 
 EXPOSED = 64.0
-"""What an exposed copy counts: more than the sum of the other terms can, so that it comes behind all that hide."""
+"""Weight of an exposed copy: more than the sum of the other terms can be, so that it ranks behind all that hide."""
 
 BITS = 64
-"""Of the times of copies beyond the idle time, as many doublings weigh as much as that there are any."""
+"""Doublings of the exposed time that weigh as much as being exposed at all: these never overtake those that hide."""
 
 
 class Score(NamedTuple):

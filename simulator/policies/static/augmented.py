@@ -25,7 +25,7 @@ from simulator.policies.static.analyse import PricedIdle
 
 
 class Role(StrEnum):
-    """What a cache operator does."""
+    """Kind of a cache operator."""
 
     STORE = "store"
     DETACH = "detach"
@@ -33,7 +33,7 @@ class Role(StrEnum):
 
 
 STORE, DETACH, PREFETCH = Role
-"""A member of an enumeration is found more slowly than a global name, and is asked for often."""
+"""Global names for the roles: faster to look up than members of an enumeration, and used often."""
 
 
 class CacheOp(NamedTuple):
@@ -76,10 +76,11 @@ class CacheOp(NamedTuple):
     residency_ns: int = 0
 
 
-def issue_order(one: CacheOp) -> tuple[int, bool, int, int, bool]:
+def issue_order(cache_op: CacheOp) -> tuple[int, bool, int, int, bool]:
     """Sort key: by point; at a point stores and detaches come first, by last use, and then prefetches, by next use."""
-    comes = one.role is PREFETCH
-    return one.position, comes, one.before if comes else one.after, one.tensor, one.role is DETACH
+    comes = cache_op.role is PREFETCH
+    use = cache_op.before if comes else cache_op.after
+    return cache_op.position, comes, use, cache_op.tensor, cache_op.role is DETACH
 
 
 class Edge(NamedTuple):
@@ -92,7 +93,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmented:
-    """Ops and cache operators.
+    """A graph augmented with cache operators.
 
     Attributes
     ----------
@@ -119,20 +120,20 @@ class Augmented:
         changed
             Old -> new.
         """
-        new = sorted((changed.get(one, one) for one in self.cache_ops), key=issue_order)
+        new = sorted((changed.get(cache_op, cache_op) for cache_op in self.cache_ops), key=issue_order)
         return replace(self, cache_ops=tuple(new))
 
     @cached_property
     def chains(self) -> tuple[dict[Role, CacheOp], ...]:
-        """For each trip its cache operators by role."""
-        found: tuple[dict[Role, CacheOp], ...] = tuple({} for _ in self.intervals)
-        for one in self.cache_ops:
-            found[one.trip][one.role] = one
-        return found
+        """Trip -> role -> cache operator."""
+        chains: tuple[dict[Role, CacheOp], ...] = tuple({} for _ in self.intervals)
+        for cache_op in self.cache_ops:
+            chains[cache_op.trip][cache_op.role] = cache_op
+        return chains
 
-    def name(self, one: CacheOp) -> str:
+    def name(self, cache_op: CacheOp) -> str:
         """Name a cache operator: ``store L00/ctx #3``."""
-        return f"{one.role} {self.problem.graph.tensors[one.tensor].name} #{one.trip}"
+        return f"{cache_op.role} {self.problem.graph.tensors[cache_op.tensor].name} #{cache_op.trip}"
 
     def point(self, position: int) -> str:
         """Name a program point."""
@@ -144,10 +145,10 @@ class Augmented:
         ops = self.problem.graph.ops
         for chain in self.chains:
             order = [chain[role] for role in Role if role in chain]
-            for one in order:
-                if one.after >= 0:
-                    yield Edge(ops[one.after].name, self.name(one))
-                if 0 <= one.before < len(ops):
-                    yield Edge(self.name(one), ops[one.before].name)
-            for one, other in pairwise(order):
-                yield Edge(self.name(one), self.name(other), wraps=other.position < one.position)
+            for cache_op in order:
+                if cache_op.after >= 0:
+                    yield Edge(ops[cache_op.after].name, self.name(cache_op))
+                if 0 <= cache_op.before < len(ops):
+                    yield Edge(self.name(cache_op), ops[cache_op.before].name)
+            for cache_op, other in pairwise(order):
+                yield Edge(self.name(cache_op), self.name(other), wraps=other.position < cache_op.position)

@@ -1,4 +1,4 @@
-"""What a compiler engineer may ask of a plan: which intervals, why, where cache operators are, and what the links do.
+"""Answers to what a compiler engineer asks of a plan: which intervals, why, where cache operators are, what links do.
 
 A tensor that is given up and made again idles from its last use to the run that makes it again. In that interval it
 is neither kept nor moved: this third answer costs the time of the run, and saves the room meanwhile and the copies out
@@ -38,7 +38,7 @@ DEARER = "making it again takes no less time than its copies, but none of the li
 
 
 class Decision(StrEnum):
-    """What the plan does about an idle interval."""
+    """Decision about an idle interval."""
 
     KEEP = "keep"
     MOVE = "move"
@@ -73,11 +73,11 @@ class IdleDecision:
 
 
 SLOTS = 64
-"""How many slots the ledger of the links cuts a step into."""
+"""Slots into which the ledger of links cuts a step."""
 
 
 class Slot(NamedTuple):
-    """One slot of one link.
+    """A slot of the step on a link.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Slot(NamedTuple):
 
     @property
     def is_oversubscribed(self) -> bool:
-        """Whether more is wanted than can be served."""
+        """Whether copies want more time than the link can serve."""
         return self.wanted_ns > (self.end_ns - self.start_ns) * self.servers
 
 
@@ -110,7 +110,7 @@ HopCopy = tuple[tuple[int, int], int, int]
 
 
 def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slots: int = SLOTS) -> list[Slot]:
-    """Count how long each link is wanted and busy in each slot of the step; copies outside of it count at its ends.
+    """Count how long each link is wanted and busy in each slot of the step; copies outside the step count at its ends.
 
     *Wanted* is what just-in-time copies would take: each copy out right after the last use, each copy in so that it
     ends at its next use. Where more is wanted than a link can serve, placement must move copies to other slots.
@@ -134,30 +134,30 @@ def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slo
             occupied.setdefault(hop, np.zeros((2, slots), np.int64))[row] += np.diff(borders.clip(start, end))
     counted = []
     for hop in (hop for hop in problem.link_names if hop in occupied):
-        for number, (wanted_ns, busy_ns) in enumerate(occupied[hop].T.tolist()):
-            start_ns, link = number * width_ns, problem.links[hop]
+        for index, (wanted_ns, busy_ns) in enumerate(occupied[hop].T.tolist()):
+            start_ns, link = index * width_ns, problem.links[hop]
             times = (start_ns, start_ns + width_ns, wanted_ns, busy_ns)
-            counted.append(Slot(problem.link_names[hop], number, *times, link.servers))
+            counted.append(Slot(problem.link_names[hop], index, *times, link.servers))
     return counted
 
 
 def _wanted(problem: Problem, augmented: Augmented) -> Iterator[HopCopy]:
-    """Just-in-time copies: out right after the last use, and in so that they end at the next."""
+    """Yield just-in-time copies: out right after the last use, and in so that they end at the next."""
     starts, durations = problem.clock, problem.durations_ns
-    for one in augmented.cache_ops:
-        if one.role is Role.DETACH:
+    for cache_op in augmented.cache_ops:
+        if cache_op.role is Role.DETACH:
             continue
-        after = augmented.intervals[one.trip].after
+        after = augmented.intervals[cache_op.trip].after
         moment = starts[after] + durations[after] if after >= 0 else 0
-        if one.role is Role.PREFETCH:
-            moment = starts[one.before] - problem.copy_ns(one.tensor, one.source, one.target)
-        for hop in pairwise(problem.path(one.source, one.target)):
-            begin, moment = moment, moment + problem.copy_ns(one.tensor, *hop)
+        if cache_op.role is Role.PREFETCH:
+            moment = starts[cache_op.before] - problem.copy_ns(cache_op.tensor, cache_op.source, cache_op.target)
+        for hop in pairwise(problem.path(cache_op.source, cache_op.target)):
+            begin, moment = moment, moment + problem.copy_ns(cache_op.tensor, *hop)
             yield hop, begin, moment
 
 
 def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[list[HopCopy], int]:
-    """Copies of the last step, and its length [ns]."""
+    """Return the copies of the last step, and its length [ns]."""
     spans, actions = trace.spans.whole(), plan.fixed
     last = spans["issue"] >= (len(actions) * (plan.repeats - 1) if actions is not None else 0)
     origin = int(spans["end_ns"][~last & (spans["kind"] == COMPUTE)].max(initial=0))
@@ -195,29 +195,29 @@ class Explanation:
     slots: tuple[Slot, ...]
 
     def decided(self, decision: Decision) -> list[IdleDecision]:
-        """Choices with this decision."""
+        """Return the choices with this decision."""
         return [choice for choice in self.choices if choice.decision is decision]
 
-    def waited_ns(self, one: CacheOp) -> int:
-        """How long an op waited for a prefetch in the last step of the replay [ns].
+    def waited_ns(self, cache_op: CacheOp) -> int:
+        """Return how long an op waited for a prefetch in the last step of the replay [ns].
 
         Its `stall_ns` is what the pass expects where the copy begins at its position; what comes before it on its
         channel, or has not left the room that it needs, adds to that.
         """
-        return self._waited_ns.get((one.before, one.tensor), 0)
+        return self._waited_ns.get((cache_op.before, cache_op.tensor), 0)
 
     @cached_property
     def _waited_ns(self) -> dict[tuple[int, int], int]:
-        """How long each op waited for each tensor in the last step [ns]."""
-        found: Counter[tuple[int, int]] = Counter()
+        """Op and tensor -> how long the op waited for it in the last step [ns]."""
+        waited_ns: Counter[tuple[int, int]] = Counter()
         if self.replay.trace is None or self.replay.status != "ok":
-            return found
+            return waited_ns
         spans, waits = self.replay.trace.spans.whole(), self.replay.trace.waits.whole()
         begin = int(spans["end_ns"][spans["kind"] == COMPUTE].max(initial=0)) - self.replay.step_ns
         last = pick(waits, waits["start_ns"] >= begin)
         for op, tensor, start, end in tuples(last, "op", "tensor", "start_ns", "end_ns"):
-            found[op, tensor] += end - start
-        return found
+            waited_ns[op, tensor] += end - start
+        return waited_ns
 
 
 def explained(problem: Problem, options: Options) -> Explanation:
@@ -233,8 +233,8 @@ def explained(problem: Problem, options: Options) -> Explanation:
     CapacityError
         If no plan was found that fits.
     """
-    found = compiled(problem, options)
-    problem, candidate = found.problem, found.candidate
+    result = compiled(problem, options)
+    problem, candidate = result.problem, result.candidate
     again_ns: dict[IdleInterval, int] = {}
     if options.recompute:
         durations_ns = problem.durations_ns
@@ -243,32 +243,32 @@ def explained(problem: Problem, options: Options) -> Explanation:
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:
         slots = tuple(ledger(problem, candidate.augmented, candidate.plan, replay.trace))
-    return Explanation(problem, candidate, found.plan, tuple(_choices(found, again_ns)), replay, slots)
+    return Explanation(problem, candidate, result.plan, tuple(_choices(result, again_ns)), replay, slots)
 
 
-def _choices(found: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
+def _choices(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
     """Give the decision about every idle interval with its reason: first those that homes force, then by score.
 
-    Each is told, and scored, in the tier that it really goes to; what is kept, in the first that has room for it. What
+    Each is priced and scored in the tier that it goes to; what is kept, in the first that has room for it. What
     is made again comes last.
     """
-    problem, selection, spent = found.problem, found.candidate.selection, found.candidate.augmented.intervals
+    problem, selection, spent = result.problem, result.candidate.selection, result.candidate.augmented.intervals
     asked, order = selection.ranking
     in_tier, below = dict(zip(selection.intervals, spent, strict=True)), held(problem, spent)
-    for idle in (in_tier[forced] for forced in found.analysis.forced):
+    for idle in (in_tier[forced] for forced in result.analysis.forced):
         yield IdleDecision(idle, Decision.MOVE, scored(idle, asked), "its home is in another tier")
     live, choices = Profile(selection.live_bytes), []
     for idle, alone in order:
-        told, made_ns = in_tier.get(idle), again_ns.get(IdleInterval(*idle[:4]))
-        if told is not None:
-            decision, why = Decision.MOVE, _why_moved(problem, told, alone)
+        interval, made_ns = in_tier.get(idle), again_ns.get(IdleInterval(*idle[:4]))
+        if interval is not None:
+            decision, why = Decision.MOVE, _why_moved(problem, interval, alone)
         else:
-            told = idle.spent_in(problem, below.nearest(idle))
+            interval = idle.spent_in(problem, below.nearest(idle))
             decision, why = Decision.KEEP, _why_kept(selection, live, idle, alone)
-        choices.append(IdleDecision(told, decision, scored(told, asked, alone.queue_ns), why, made_ns))
+        choices.append(IdleDecision(interval, decision, scored(interval, asked, alone.queue_ns), why, made_ns))
     yield from sorted(choices, key=lambda choice: turn((choice.interval, choice.score)))
-    if found.rewritten is not None:
-        yield from _remade(found.rewritten, below)
+    if result.rewritten is not None:
+        yield from _remade(result.rewritten, below)
 
 
 def _why_moved(problem: Problem, idle: PricedIdle, score: Score) -> str:

@@ -1,6 +1,6 @@
-"""An extra pass for small graphs: local improvement by replays.
+"""Extra pass for small graphs: local search by replays.
 
-Where a replay costs a millisecond the compiler can afford to try changes one by one: another position of a cache
+Where a replay takes a millisecond the compiler can afford to try changes one by one: another position of a cache
 operator, one idle interval less, one more, one instead of another. A change stays if the replayed step is shorter, or
 as long with its ops starting earlier in sum. After a round without gain the search goes on from a neighbour of the best
 plan (changes drawn with a fixed seed), until its replays are used up or the bound is met.
@@ -20,15 +20,15 @@ from simulator.policies.static.place import insert
 from simulator.policies.static.select import Selection, in_order
 
 REPLAYS = 250
-"""So many may be used: about a second of planning."""
+"""Most replays of a search: about a second of planning."""
 
 Offer = Callable[[Selection, Augmented], Replay | None]
 Place = tuple[PricedIdle, Role]
-"""Which cache operator, whatever else is chosen."""
+"""A cache operator by its idle interval and role, whatever else is chosen."""
 
 
 class State(NamedTuple):
-    """A set of idle intervals with positions.
+    """Idle intervals that are spent away, and where their cache operators are.
 
     Attributes
     ----------
@@ -42,15 +42,15 @@ class State(NamedTuple):
     points: Mapping[Place, int]
 
 
-class Found(NamedTuple):
-    """A state that was replayed.
+class Trial(NamedTuple):
+    """A replayed state.
 
     Attributes
     ----------
     cost
         Length of the step, and the sum of the starts of its ops [ns].
     state, selection, augmented
-        What it is, and what came of it.
+        The state, and what came of it.
     """
 
     cost: tuple[int, int]
@@ -73,7 +73,7 @@ class Improver:
     def __init__(self, problem: Problem, analysis: Analysis, offer: Offer) -> None:
         self._problem, self._analysis, self._offer = problem, analysis, offer
         self._enough_ns, self.left = problem.bound_ns, REPLAYS
-        self._seen: dict[tuple[object, ...], Found | None] = {}
+        self._seen: dict[tuple[object, ...], Trial | None] = {}
         self._random = Random(0)
 
     def run(self, selection: Selection, augmented: Augmented) -> None:
@@ -87,50 +87,50 @@ class Improver:
             Its cache operators.
         """
         intervals = selection.intervals
-        points = {(intervals[one.trip], one.role): one.position for one in augmented.cache_ops}
+        points = {(intervals[node.trip], node.role): node.position for node in augmented.cache_ops}
         self._selection = selection
         start = best = self._try(State(frozenset(intervals), points))
         before = -1
         while start is not None and best is not None and self._goes_on(best) and len(self._seen) > before:
             before = len(self._seen)
-            best = min(best, self._climb(start), key=lambda found: found.cost)
+            best = min(best, self._climb(start), key=lambda trial: trial.cost)
             start = self._kick(best)
 
-    def _goes_on(self, best: Found) -> bool:
+    def _goes_on(self, best: Trial) -> bool:
         return self.left > 0 and best.cost[0] > self._enough_ns
 
-    def _climb(self, best: Found) -> Found:
+    def _climb(self, best: Trial) -> Trial:
         """Take changes that help until none does."""
         while self._goes_on(best):
             changes = list(self._neighbours(best))
             self._random.shuffle(changes)
             tried = (self._try(state) for state in changes if self.left > 0)
-            better = next((found for found in tried if found is not None and found.cost < best.cost), None)
+            better = next((trial for trial in tried if trial is not None and trial.cost < best.cost), None)
             if better is None:
                 break
             best = better
         return best
 
-    def _kick(self, best: Found) -> Found:
+    def _kick(self, best: Trial) -> Trial:
         """Change the best state three times at random, to start again from there."""
-        found = best
+        start = best
         for _ in range(3):
-            changes = list(self._neighbours(found))
+            changes = list(self._neighbours(start))
             if not changes:
                 return best
             other = self._try(self._random.choice(changes))
-            found = other or found
-        return found
+            start = other or start
+        return start
 
-    def _neighbours(self, found: Found) -> Iterator[State]:
-        """States that one change leads to."""
-        state = found.state
-        for one in found.augmented.cache_ops:
-            place = found.selection.intervals[one.trip], one.role
-            for point in _points(one):
+    def _neighbours(self, trial: Trial) -> Iterator[State]:
+        """Yield the states that one change leads to."""
+        state = trial.state
+        for node in trial.augmented.cache_ops:
+            place = trial.selection.intervals[node.trip], node.role
+            for point in _points(node):
                 yield state._replace(points={**state.points, place: point})
         stay = {*self._analysis.forced}, self._selection.ranking.asked
-        movable = [idle for idle in found.selection.intervals if idle not in stay[0] and idle.tensor not in stay[1]]
+        movable = [idle for idle in trial.selection.intervals if idle not in stay[0] and idle.tensor not in stay[1]]
         others = [idle for idle in self._analysis.candidates if idle not in state.intervals]
         for idle in movable:
             yield state._replace(intervals=state.intervals - {idle})
@@ -139,37 +139,37 @@ class Improver:
         for other in others:
             yield state._replace(intervals=state.intervals | {other})
 
-    def _try(self, state: State) -> Found | None:
+    def _try(self, state: State) -> Trial | None:
         """Replay a state, unless it cannot fit or was tried before."""
         selection = replace(self._selection, intervals=tuple(sorted(state.intervals, key=in_order)))
         augmented = _placed(insert(self._problem, self._analysis, selection), selection.intervals, state.points)
-        key = tuple((one.tensor, one.role, one.source, one.target, one.position) for one in augmented.cache_ops)
+        key = tuple((node.tensor, node.role, node.source, node.target, node.position) for node in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(selection, augmented)
             self.left -= replay is not None
             if replay is not None and replay.status == "ok":
-                self._seen[key] = Found((replay.step_ns, replay.begun_ns), state, selection, augmented)
+                self._seen[key] = Trial((replay.step_ns, replay.begun_ns), state, selection, augmented)
         return self._seen[key]
 
 
 def _placed(augmented: Augmented, intervals: tuple[PricedIdle, ...], points: Mapping[Place, int]) -> Augmented:
-    """Put the cache operators where the state wants them, as far as windows and chains allow."""
+    """Move cache operators to the points of a state, as far as windows and chains allow."""
     changed = {}
-    for idle, own, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):
+    for idle, spent, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):
         earliest = 0
         for role in Role:
-            one = chain.get(role)
-            if one is None:
+            node = chain.get(role)
+            if node is None:
                 continue
-            point = max(points.get((idle, role), one.position), 0 if own.wraps and role is Role.PREFETCH else earliest)
-            point = min(max(point, one.first), one.last)
+            least = 0 if spent.wraps and role is Role.PREFETCH else earliest
+            point = min(max(points.get((idle, role), node.position), least, node.first), node.last)
             earliest = point
-            if point != one.position:
-                changed[one] = one._replace(position=point)
+            if point != node.position:
+                changed[node] = node._replace(position=point)
     return augmented.moved(changed)
 
 
-def _points(one: CacheOp) -> list[int]:
-    """Other points of the window, the nearest first; a detach does not move."""
-    window = () if one.role is Role.DETACH else range(one.first, one.last + 1)
-    return sorted((p for p in window if p != one.position), key=lambda p: abs(p - one.position))
+def _points(node: CacheOp) -> list[int]:
+    """List the other points of the window, the nearest first; a detach does not move."""
+    window = () if node.role is Role.DETACH else range(node.first, node.last + 1)
+    return sorted((p for p in window if p != node.position), key=lambda p: abs(p - node.position))

@@ -30,12 +30,12 @@ LARGEST = 25_000
 about 10 s of planning."""
 
 HALVINGS = 4
-"""How often the range of limits, from the budget to the peak of all that is live, is halved."""
+"""Bisection steps between the budget and the peak of all that is live, to a sixteenth of it: each takes a walk."""
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A problem in which some ops run again, and the way back.
+    """A problem in which some ops run again, and how plans for it translate back.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Rewritten:
 
     @property
     def note(self) -> str:
-        """How much runs again."""
+        """Sentence about what runs again."""
         durations_ns = self.problem.durations_ns
         once = dict(zip(self.op_of, durations_ns, strict=True))
         again_ns = sum(durations_ns) - sum(once.values())
@@ -138,16 +138,16 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
         return rewrite(problem, walker.walk(limit_bytes, *manner).plan())
 
     first = rewritten(low)
-    found: list[Rewritten] = []
+    tried: list[Rewritten] = []
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        found.append(rewritten(middle))
-        if found[-1].problem.bound_ns > found[-1].problem.clock[-1]:
+        tried.append(rewritten(middle))
+        if tried[-1].problem.bound_ns > tried[-1].problem.clock[-1]:
             high = middle
         else:
             low = middle
     different = [first]
-    for one in sorted(found, key=lambda one: one.problem.bound_ns):
-        if all(one.problem.graph != other.problem.graph for other in different):
-            different.append(one)
+    for candidate in sorted(tried, key=lambda candidate: candidate.problem.bound_ns):
+        if all(candidate.problem.graph != other.problem.graph for other in different):
+            different.append(candidate)
     return [*different[1:], first]

@@ -35,11 +35,11 @@ from simulator.policies.static.select import Selection
 from simulator.policies.writer import Writer
 
 ALPHA = 0.1
-"""What residency costs in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a
+"""Cost of residency in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a
 position and chooses none, so that its value moves no plan."""
 
 FOREVER = 2**62
-"""Until when a channel is free that was given no copy yet [ns]."""
+"""End of the time in which an unused channel is free [ns]."""
 
 
 def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmented:
@@ -66,8 +66,8 @@ def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmen
 
 
 def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
-    """The cache operators of an interval; `stored` has by tensor the op that wrote what is valid away, or `NOWHERE`."""
-    tensor, here, point, ops, nodes = idle.tensor, problem.compute_tier, idle.after + 1, len(problem.graph.ops), []
+    """Make the cache operators of an interval; `stored`: tensor -> op that wrote what is valid away, or `NOWHERE`."""
+    tensor, tier, point, ops, nodes = idle.tensor, problem.compute_tier, idle.after + 1, len(problem.graph.ops), []
     leaves = not idle.wraps or problem.graph.tensors[tensor].persistent
     last = min(wall, ops if idle.wraps else idle.before)
     writes = problem.lifetimes.writes[tensor]
@@ -77,20 +77,20 @@ def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored:
     if leaves and is_needed and (tensor not in stored or stored[tensor] != writer):
         stored[tensor] = writer
         first = max(writer + 1, problem.fences[min(point, ops)])
-        where = (tensor, here, idle.away, idle.size_bytes, problem.copy_ns(tensor, here, idle.away))
+        where = (tensor, tier, idle.away, idle.size_bytes, problem.copy_ns(tensor, tier, idle.away))
         nodes.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
     if leaves:
-        where = (tensor, here, NOWHERE, idle.size_bytes, 0)
+        where = (tensor, tier, NOWHERE, idle.size_bytes, 0)
         nodes.append(CacheOp(DETACH, trip, *where, idle.after, NOWHERE, point, last, point))
     if idle.returns:
         first = max(0 if idle.wraps else point, problem.fences[idle.before])
-        where = (tensor, idle.away, here, idle.size_bytes, idle.in_ns)
+        where = (tensor, idle.away, tier, idle.size_bytes, idle.in_ns)
         nodes.append(CacheOp(PREFETCH, trip, *where, NOWHERE, idle.before, first, idle.before, idle.before))
     return nodes
 
 
 def _walls(problem: Problem) -> list[int]:
-    """For each program point, the last one that a cache operator can move to from there without crossing a barrier."""
+    """For each program point, find the last that a cache operator can move to from there without crossing a barrier."""
     ops = problem.graph.ops
     walls = [len(ops)] * (len(ops) + 1)
     for point in range(len(ops) - 1, -1, -1):
@@ -114,69 +114,69 @@ def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager
     """
     starts, gates, below = problem.clock, _gates(problem), held(problem, augmented.intervals)
     placed: dict[CacheOp, CacheOp] = {}
-    for one, begin_ns in _served(problem, augmented):
-        wanted = min(max(one.first, bisect_right(gates, begin_ns) - 1), one.position)
-        point = below.earliest(one, wanted, one.position)
-        below.move(one, point)
-        placed[one] = one._replace(position=point)
+    for cache_op, begin_ns in _served(problem, augmented):
+        wanted = min(max(cache_op.first, bisect_right(gates, begin_ns) - 1), cache_op.position)
+        point = below.earliest(cache_op, wanted, cache_op.position)
+        below.move(cache_op, point)
+        placed[cache_op] = cache_op._replace(position=point)
     live, points = Profile(selection.live_bytes), dict[CacheOp, int]()
     last_points, free_until = Counter[int](), dict[int, list[int]]()
-    prefetches = (one for one in augmented.cache_ops if one.role is PREFETCH)
-    for one in sorted(prefetches, key=lambda one: (one.before, one.tensor), reverse=not eager):
-        hop = _hop(problem, one)
+    prefetches = (cache_op for cache_op in augmented.cache_ops if cache_op.role is PREFETCH)
+    for cache_op in sorted(prefetches, key=lambda cache_op: (cache_op.before, cache_op.tensor), reverse=not eager):
+        hop = _hop(problem, cache_op)
         queue = problem.queues[hop]
         # Until when each channel is free, laid out backwards; negative, so that the heap finds the latest.
         channels = free_until.setdefault(queue, [-FOREVER] * problem.links[hop].servers)
-        begin_ns = min(starts[one.before], -channels[0]) - one.alone_ns
+        begin_ns = min(starts[cache_op.before], -channels[0]) - cache_op.alone_ns
         wanted = last_points[queue] if eager else bisect_right(gates, begin_ns) - 1
-        wanted = min(max(wanted, one.first), one.before)
-        point = points[one] = live.put(wanted, one.before, one.size_bytes, problem.budget_bytes)
+        wanted = min(max(wanted, cache_op.first), cache_op.before)
+        point = points[cache_op] = live.put(wanted, cache_op.before, cache_op.size_bytes, problem.budget_bytes)
         last_points[queue] = point
         heapreplace(channels, -max(begin_ns, gates[point]))
-        below.move(one, point)
-    for one, wanted in points.items():
-        point = below.earliest(one, wanted, one.before)
-        lead_ns = max(0, starts[one.before] - gates[point])
-        residency_ns = round(ALPHA * lead_ns * one.size_bytes / problem.budget_bytes)
-        stall_ns = max(0, one.alone_ns - lead_ns)
-        placed[one] = one._replace(position=point, stall_ns=stall_ns, residency_ns=residency_ns)
+        below.move(cache_op, point)
+    for cache_op, wanted in points.items():
+        point = below.earliest(cache_op, wanted, cache_op.before)
+        lead_ns = max(0, starts[cache_op.before] - gates[point])
+        residency_ns = round(ALPHA * lead_ns * cache_op.size_bytes / problem.budget_bytes)
+        stall_ns = max(0, cache_op.alone_ns - lead_ns)
+        placed[cache_op] = cache_op._replace(position=point, stall_ns=stall_ns, residency_ns=residency_ns)
     return augmented.moved(placed)
 
 
 def _gates(problem: Problem) -> tuple[int, ...]:
-    """For each program point, the earliest start of a copy that is issued there [ns]."""
+    """For each program point, return the earliest start of a copy that is issued there [ns]."""
     starts = problem.clock
     if problem.switches.copies_wait_for == "start":
         return (0, *starts[:-1])
     return (0, *map(add, starts, problem.durations_ns))
 
 
-def _hop(problem: Problem, one: CacheOp) -> tuple[int, int]:
-    """The link from or to the compute tier that a copy takes."""
-    path = problem.path(one.source, one.target)
-    return (path[-2], path[-1]) if one.role is PREFETCH else (path[0], path[1])
+def _hop(problem: Problem, cache_op: CacheOp) -> tuple[int, int]:
+    """Return the hop from or to the compute tier that a copy takes."""
+    path = problem.path(cache_op.source, cache_op.target)
+    return (path[-2], path[-1]) if cache_op.role is PREFETCH else (path[0], path[1])
 
 
 def _served(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, int]]:
     """Yield the stores in the order in which each channel serves them, and when each begins [ns]."""
     by_channel: dict[int, list[CacheOp]] = {}
-    for one in augmented.cache_ops:
-        if one.role is STORE:
-            by_channel.setdefault(problem.queues[_hop(problem, one)], []).append(one)
+    for store in augmented.cache_ops:
+        if store.role is STORE:
+            by_channel.setdefault(problem.queues[_hop(problem, store)], []).append(store)
     ends = [*map(add, problem.clock, problem.durations_ns)]
     for stores in by_channel.values():
-        written = {one: ends[one.after] if one.after >= 0 else problem.clock[one.first] for one in stores}
-        arrivals = sorted(stores, key=lambda one: (one.first, one.last, one.tensor), reverse=True)
+        written = {store: ends[store.after] if store.after >= 0 else problem.clock[store.first] for store in stores}
+        arrivals = sorted(stores, key=lambda store: (store.first, store.last, store.tensor), reverse=True)
         ready: list[tuple[int, int, int, CacheOp]] = []
         servers = [0] * problem.links[_hop(problem, stores[0])].servers
         while arrivals or ready:
             while arrivals and (not ready or written[arrivals[-1]] <= servers[0]):
-                one = arrivals.pop()
-                heappush(ready, (one.position, one.tensor, one.trip, one))
-            one = heappop(ready)[-1]
-            begin_ns = max(servers[0], written[one])
-            heapreplace(servers, begin_ns + problem.copy_ns(one.tensor, *_hop(problem, one)))
-            yield one, begin_ns
+                store = arrivals.pop()
+                heappush(ready, (store.position, store.tensor, store.trip, store))
+            store = heappop(ready)[-1]
+            begin_ns = max(servers[0], written[store])
+            heapreplace(servers, begin_ns + problem.copy_ns(store.tensor, *_hop(problem, store)))
+            yield store, begin_ns
 
 
 def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -> Plan:
@@ -196,12 +196,12 @@ def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -
     CapacityError
         If a tier holds more than its capacity in issue order.
     """
-    leaves = {one.tensor: number for number, one in enumerate(augmented.cache_ops) if one.role is not PREFETCH}
+    leaves = {node.tensor: index for index, node in enumerate(augmented.cache_ops) if node.role is not PREFETCH}
     free, moves = partial(Writer.detach, tier=problem.compute_tier), list[writer.Move]()
-    for number, one in enumerate(augmented.cache_ops):
-        leaves_again = leaves.get(one.tensor, NOWHERE) > number
+    for index, node in enumerate(augmented.cache_ops):
+        leaves_again = leaves.get(node.tensor, NOWHERE) > index
         do: Callable[[Writer, int], None] = Writer.fetch if leaves_again else Writer.recall
-        if one.role is not PREFETCH:
-            do = partial(Writer.back_up, tier=one.target) if one.role is STORE else free
-        moves.append(writer.Move(one.position, do, one.tensor))
+        if node.role is not PREFETCH:
+            do = partial(Writer.back_up, tier=node.target) if node.role is STORE else free
+        moves.append(writer.Move(node.position, do, node.tensor))
     return writer.write(problem, "static", moves, notes, augmented.homes)

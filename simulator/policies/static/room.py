@@ -1,4 +1,4 @@
-"""Room in the tiers below: what each holds at each program point, and which tier each chosen idle interval is spent in.
+"""Room in the tiers below: what each holds at each program point, and in which tier each chosen interval is spent.
 
 Only a tier that could not hold all tensors at once is *scarce*, and counted. A tensor takes room there from its store
 to its last copy back, or always if the tier is its home; in a tier that its copies only pass, at their points alone.
@@ -40,20 +40,20 @@ def runs(problem: Problem, intervals: Sequence[PricedIdle]) -> list[Run]:
         What leaves.
     """
     wrapping, writes = {idle.tensor for idle in intervals if idle.wraps}, problem.lifetimes.writes
-    found: dict[tuple[int, int], list[PricedIdle]] = {}
+    by_version: dict[tuple[int, int], list[PricedIdle]] = {}
     for idle in intervals:
         version = 0 if idle.tensor in wrapping else bisect_right(writes[idle.tensor], idle.after)
-        found.setdefault((idle.tensor, version), []).append(idle)
-    return [tuple(run) for run in found.values()]
+        by_version.setdefault((idle.tensor, version), []).append(idle)
+    return [tuple(run) for run in by_version.values()]
 
 
 def chooses(problem: Problem, tensor: int) -> bool:
-    """Whether the planner may choose the tier in which a tensor is away."""
+    """Return whether the planner may choose the tier in which a tensor is away."""
     return problem.homes[tensor] == FREE or tensor not in problem.lifetimes.inputs
 
 
 class PlannedRoom:
-    """What scarce tiers hold at each program point; at first the tensors at home there.
+    """Bytes in scarce tiers at each program point; at first those of the tensors at home there.
 
     Parameters
     ----------
@@ -67,16 +67,16 @@ class PlannedRoom:
         everything = sum(problem.sizes)
         self._profiles = dict[int, Profile]()
         for tier in (tier for tier in problem.neighbours if problem.capacities[tier] < everything):
-            there = (t for t, home in enumerate(problem.homes) if home == tier and t in problem.lifetimes.inputs)
-            self._profiles[tier] = Profile(np.full(self._end + 1, sum(problem.sizes[t] for t in there), np.int64))
+            at_home = (t for t, home in enumerate(problem.homes) if home == tier and t in problem.lifetimes.inputs)
+            self._profiles[tier] = Profile(np.full(self._end + 1, sum(problem.sizes[t] for t in at_home), np.int64))
 
     @property
     def is_scarce(self) -> bool:
-        """Whether there is anything to count."""
+        """Whether any tier is scarce."""
         return bool(self._profiles)
 
     def is_short(self, tier: int, run: Run = (), extra_bytes: int = 0) -> bool:
-        """Whether a tier would overflow with some more bytes: while a run is away, or at any point."""
+        """Return whether a tier would overflow with some more bytes: while a run is away, or at any point."""
         profile = self._profiles.get(tier)
         if profile is None:
             return False
@@ -84,7 +84,7 @@ class PlannedRoom:
         return any(profile.exceeds(low, high, room) for low, high in self._stays(run))
 
     def nearest(self, idle: PricedIdle) -> int:
-        """The first tier with room for an idle interval; if none has, the last that it may go to."""
+        """Find the first tier with room for an idle interval; if none has, the last that it may go to."""
         tiers = self._problem.neighbours if chooses(self._problem, idle.tensor) else (idle.away,)
         return next((t for t in tiers if not self.is_short(t, (idle,), idle.size_bytes)), tiers[-1])
 
@@ -122,14 +122,14 @@ class PlannedRoom:
                 self._profiles[tier].add(low, high, delta_bytes)
 
     def _stays(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Points at which a tier holds a run; all points if no run is given."""
+        """Yield the points at which a tier holds a run; all points if no run is given."""
         if not run or any(idle.wraps for idle in run):
             yield 0, self._end
         else:
             yield min(idle.after for idle in run) + 1, max(idle.before for idle in run)
 
-    def earliest(self, one: CacheOp, point: int, latest: int) -> int:
-        """The first point, no earlier than a wanted one, at which a copy fits into the tiers on its way.
+    def earliest(self, cache_op: CacheOp, point: int, latest: int) -> int:
+        """Find the first point, no earlier than a wanted one, at which a copy fits into the tiers on its way.
 
         Parameters
         ----------
@@ -138,20 +138,24 @@ class PlannedRoom:
         point, latest
             The point that is wanted, and one at which it fits.
         """
-        for tier in self._problem.path(one.source, one.target)[1:] if self._profiles else ():
+        for tier in self._problem.path(cache_op.source, cache_op.target)[1:] if self._profiles else ():
             profile = self._profiles.get(tier)
-            room = self._problem.capacities[tier] - one.size_bytes
-            stays = latest - 1 if tier == one.target else point
+            room = self._problem.capacities[tier] - cache_op.size_bytes
+            stays = latest - 1 if tier == cache_op.target else point
             if profile is not None and profile.exceeds(point, stays, room):
                 point = profile.last_above(point, latest - 1, room) + 1
         return point
 
-    def move(self, one: CacheOp, point: int) -> None:
+    def move(self, cache_op: CacheOp, point: int) -> None:
         """Count a copy that is issued sooner than it was: a store fills its tier, a last prefetch empties it."""
-        if one.role is STORE and one.target in self._profiles:
-            self._profiles[one.target].add(point, one.position - 1, one.size_bytes)
-        elif one.role is PREFETCH and one.source in self._profiles and (one.tensor, one.before) in self._last:
-            self._profiles[one.source].add(point + 1, one.before, -one.size_bytes)
+        if cache_op.role is STORE and cache_op.target in self._profiles:
+            self._profiles[cache_op.target].add(point, cache_op.position - 1, cache_op.size_bytes)
+        elif (
+            cache_op.role is PREFETCH
+            and cache_op.source in self._profiles
+            and (cache_op.tensor, cache_op.before) in self._last
+        ):
+            self._profiles[cache_op.source].add(point + 1, cache_op.before, -cache_op.size_bytes)
 
 
 def held(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
@@ -171,7 +175,7 @@ def held(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
 
 
 DIGITS = 1
-"""Scores that agree to so many digits are the same: to a tenth of a power of two, 7 % of room times time."""
+"""Digits to which scores agree that count as the same: a tenth of a power of two, 7 % of room times time."""
 
 
 def assign(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdle, ...]:
@@ -197,8 +201,8 @@ def assign(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdl
 
     lasts_ns = _busy_ns(intervals)
     for tier, further in pairwise(problem.neighbours):
-        gone, there = [], [run for run in tiers if tiers[run] == tier and chooses(problem, run[0].tensor)]
-        for run in _ranked(problem, there, further, lasts_ns) if room.is_short(tier) else ():
+        gone, movable = [], [run for run in tiers if tiers[run] == tier and chooses(problem, run[0].tensor)]
+        for run in _ranked(problem, movable, further, lasts_ns) if room.is_short(tier) else ():
             if room.is_short(tier, run):
                 move(run, further)
                 gone.append(run)
@@ -210,17 +214,17 @@ def assign(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdl
     return tuple(moved[idle] for idle in intervals)
 
 
-def _ranked(problem: Problem, found: Sequence[Run], tier: int, lasts_ns: int) -> list[Run]:
+def _ranked(problem: Problem, candidates: Sequence[Run], tier: int, lasts_ns: int) -> list[Run]:
     """Order runs that may go on to a tier by the score of their worst idle interval there, the best first."""
     alike: dict[float, list[Run]] = {}
-    for run in sorted(found, key=lambda run: (run[0].before, run[0].tensor)):
+    for run in sorted(candidates, key=lambda run: (run[0].before, run[0].tensor)):
         spent = (idle.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for idle in run)
         alike.setdefault(-round(min(scored(idle).total for idle in spent), DIGITS), []).append(run)
     return [run for key in sorted(alike) for run in spread(alike[key])]
 
 
 def _busy_ns(intervals: Sequence[PricedIdle]) -> int:
-    """How long the busiest path to or from a tier is busy with these intervals [ns]; no step is shorter."""
+    """Return how long the busiest path to or from a tier is busy with these intervals [ns]; no step is shorter."""
     busy = Counter[tuple[int, bool]]()
     for idle in intervals:
         busy[idle.away, True] += idle.in_ns

@@ -1,4 +1,4 @@
-"""Second pass: which idle intervals a tensor spends away, so that live bytes fit a limit at the least cost."""
+"""Second pass: select the idle intervals that tensors spend away, so that live bytes fit a limit at the least cost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.policies.static.analyse import Analysis, PricedIdle, Score, score
 from simulator.policies.static.room import PlannedRoom, chooses
 
 SHADES = 64
-"""Scores that are the same in whole parts of this size count as alike: idle times within 1 % of one another do."""
+"""Parts of a score to which it is rounded to count as alike: idle times within 1 % of one another do."""
 
 
 class Ranking(NamedTuple):
@@ -37,7 +37,7 @@ class Ranking(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What leaves.
+    """The idle intervals that are spent away.
 
     Attributes
     ----------
@@ -70,10 +70,10 @@ def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
     where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
     alike (`SHADES`) are spread over the step, of which tensors follow the course.
     """
-    found = sorted(((idle, scored(idle, asked)) for idle in analysis.candidates), key=turn)
+    scored_intervals = sorted(((idle, scored(idle, asked)) for idle in analysis.candidates), key=turn)
     queues_ns: dict[tuple[int, int, int], int] = {}
     alike: dict[tuple[bool, int], list[tuple[PricedIdle, Score]]] = {}
-    for idle, alone in found:
+    for idle, alone in scored_intervals:
         queue = idle.before, idle.away, round(alone.total * SHADES)
         queue_ns = queues_ns.get(queue, 0)
         queues_ns[queue] = queue_ns + idle.in_ns
@@ -84,7 +84,7 @@ def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
 
 
 def turn(pair: tuple[PricedIdle, Score]) -> tuple[bool, float, int, int]:
-    """Sort key of an idle interval with its score: those that were asked for first, then the best score."""
+    """Return the sort key of an idle interval with its score: those that were asked for first, then the best score."""
     idle, score = pair
     return not score.is_asked, -score.total, idle.tensor, idle.after
 
@@ -157,12 +157,12 @@ class _Taker:
 
     def _take(self, idle: PricedIdle) -> None:
         """Take an idle interval and those that go with it, and count each in the first tier that has room."""
-        for one in self._together.get(idle.tensor, (idle,)):
-            helps = one in self.asked or one.wraps or exceeds(self.live, one, self._limit)
-            if one not in self.taken and helps:
-                add(self.live, one, -one.size_bytes)
-                self.taken[one] = None
-                self._room.enter((one,), self._room.nearest(one))
+        for interval in self._together.get(idle.tensor, (idle,)):
+            helps = interval in self.asked or interval.wraps or exceeds(self.live, interval, self._limit)
+            if interval not in self.taken and helps:
+                add(self.live, interval, -interval.size_bytes)
+                self.taken[interval] = None
+                self._room.enter((interval,), self._room.nearest(interval))
 
     def _offers(self) -> Iterator[PricedIdle]:
         if not self._room.is_scarce:
@@ -181,7 +181,7 @@ class _Taker:
 
 
 def in_order(idle: PricedIdle) -> tuple[int, int, int]:
-    """Sort key of chosen idle intervals: by op and tensor."""
+    """Return the sort key of chosen idle intervals: by op and tensor."""
     return idle.after, idle.tensor, idle.before
 
 
@@ -192,5 +192,5 @@ def add(live: Profile, idle: PricedIdle, delta_bytes: int) -> None:
 
 
 def exceeds(live: Profile, idle: PricedIdle, limit_bytes: int | float) -> bool:
-    """Whether live bytes exceed a limit somewhere in an idle interval."""
+    """Return whether live bytes exceed a limit somewhere in an idle interval."""
     return any(live.exceeds(first, last, limit_bytes) for first, last in idle.ranges(live.length))
