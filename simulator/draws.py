@@ -104,10 +104,10 @@ class Draws:
         """Return the tensors that an op chooses in a step, in the order of its candidates."""
         return tuple(self._candidates[op][self.flags(op, step, 1)[0]].tolist())
 
-    def chosen_bytes(self, op: int, first: int = 0, steps: int | None = None) -> Ints:
-        """Return, for each of so many steps from the first one on, the size of what an op chooses [B]."""
+    def chosen_bytes(self, op: int) -> Ints:
+        """Return, for each step, the size of what an op chooses [B]."""
         sizes = np.array([self.graph.tensors[t].size_bytes for t in self._candidates[op].tolist()], np.int64)
-        return np.asarray(self.flags(op, first, steps) @ sizes)
+        return np.asarray(self.flags(op) @ sizes)
 
     def durations_ns(self, op: int) -> list[int]:
         """Return, for each step, the time of an op with what it chooses then, alone [ns]."""

@@ -5,7 +5,7 @@ A `Recorder` writes one during a run. The functions at the end work on columns o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any
@@ -84,9 +84,6 @@ ISSUED = ("kind", "a", "b", "c")
 Block = dict[str, NDArray[np.int64]]
 """Some rows of a table: column name -> values."""
 
-Happened = Mapping[str, Block]
-"""What happened on one rank since it was told last: name of a table of its trace -> rows; ``issued`` is one of them."""
-
 
 def pick(block: Block, rows: NDArray[Any]) -> Block:
     """Some rows of a block: those that are flagged, or at these positions."""
@@ -154,22 +151,9 @@ class Table:
         if rows:
             self._blocks.append(np.frombuffer(rows, np.int64).reshape(-1, len(self.columns)))
 
-    def add(self, block: Block) -> None:
-        """Add some rows."""
-        if len(block[self.columns[0]]):
-            self._blocks.append(np.stack([block[name] for name in self.columns], axis=1))
-
-    def drain(self) -> Block:
-        """Take all rows out."""
-        rows = self.whole()
-        self._blocks = []
-        return rows
-
-    def pull(self, chosen: NDArray[np.bool_]) -> Block:
-        """Take the flagged rows out."""
-        rows = self._joined()
-        self._blocks = [rows[~chosen]] if not chosen.all() else []
-        return {name: rows[chosen, i] for i, name in enumerate(self.columns)}
+    def only(self, flags: NDArray[np.bool_]) -> Table:
+        """Make a table of the flagged rows."""
+        return Table(self.columns, self._joined()[flags])
 
     def whole(self) -> Block:
         """All rows as one block."""
@@ -286,8 +270,6 @@ class Recorder:
     ----------
     ranks
         How many ranks issue actions.
-    forward
-        Of a run of one rank, takes the rows instead of the trace, which then has none.
 
     Attributes
     ----------
@@ -297,8 +279,8 @@ class Recorder:
         By rank, takes what its runtime issues; how many actions its plan has, if that is repeated for each step.
     """
 
-    def __init__(self, ranks: int, forward: Callable[[Happened], None] | None = None) -> None:
-        self._forward, self._trace = forward, Trace("ok", issued=tuple([Table(ISSUED) for _ in range(ranks)]))
+    def __init__(self, ranks: int) -> None:
+        self._trace = Trace("ok", issued=tuple([Table(ISSUED) for _ in range(ranks)]))
         self._tables = [*(getattr(self._trace, name) for name in TABLES), *self._trace.issued]
         self._rows = [bytearray() for _ in self._tables]
         self.spans, self.waits, self.residencies, self.rates, *others = self._rows
@@ -306,15 +288,11 @@ class Recorder:
         self.laps = [0] * ranks
 
     def flush(self, least_rows: int = _BLOCK_ROWS) -> None:
-        """Close a block of each table that has so many rows; or forward all rows, once there are so many spans."""
-        if self._forward is not None and len(self.spans) < (least_rows - 1) * len(SPANS) * _NUMBER_BYTES:
-            return
+        """Close a block of each table that has so many rows."""
         for table, rows in zip(self._tables, self._rows, strict=True):
-            if self._forward is not None or len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
+            if len(rows) >= least_rows * len(table.columns) * _NUMBER_BYTES:
                 table.append(bytes(rows))
                 rows.clear()
-        if self._forward is not None:
-            self._forward({name: table.drain() for name, table in zip((*TABLES, "issued"), self._tables, strict=True)})
 
     def trace(self, blocked: tuple[str, ...], stands_in: tuple[int, ...]) -> Trace:
         """Close the trace; it is ``ok`` if nothing is blocked."""

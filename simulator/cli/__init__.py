@@ -156,7 +156,7 @@ def _explained(error: Exception) -> str:
     raise error
 
 
-_LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --no-trace, --workers 1"
+_LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --workers 1"
 
 
 _COMMANDS = (

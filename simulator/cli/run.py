@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 @common.command("Run a scenario and print one row per policy.", "scenario", "out", "set", "policy", "json", "junit")
-@click.option("--no-trace", is_flag=True, help="Count and check as it runs, and forget: memory stops growing.")
 @click.option(
     "--what-if/--no-what-if", default=None, help="Search what would free the fastest row. [default: if quick]"
 )
@@ -51,7 +50,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     from simulator.run import read, run_case
     from simulator.run.results import writing
 
-    case = read(scenario, set=more["set"], trace="none" if more["no_trace"] else None)
+    case = read(scenario, set=more["set"])
     policies, what_if = more["policies"] or None, more["what_if"]
     with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages, ProgressBar() as progress:
         each = None if pages is None else pages.add

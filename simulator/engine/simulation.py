@@ -25,13 +25,13 @@ from simulator.hardware import Hardware
 from simulator.interrupts import no_garbage_search
 from simulator.plan import COMPUTE
 from simulator.scenario import Switches
-from simulator.trace import Happened, Trace, code_row, pick
+from simulator.trace import Trace, code_row, pick
 
 Progress = Callable[[int, int], None]
 """Called now and then with the computes that are done, and those that there are in all."""
 
 
-def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldom said)
+def run(
     programs: Sequence[Program],
     hardware: Hardware,
     *,
@@ -39,7 +39,6 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
     switches: Switches | None = None,
     progress: Progress | None = None,
     fold: Literal["auto", "never", "always"] = "never",
-    forward: Callable[[Happened], None] | None = None,
 ) -> Trace:
     """Replay one program per rank.
 
@@ -58,8 +57,6 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
     fold
         Whether ranks with the same program may stand for one another, which changes no time (see
         `simulator.engine.program`): ``never``; ``auto``: if nothing tells them apart; ``always``: an error if not.
-    forward
-        Of a run of one rank, called now and then with what has happened since; the trace then has empty tables.
 
     Returns
     -------
@@ -76,7 +73,7 @@ def run(  # noqa: PLR0913 (a machine, what runs there, and by name what is seldo
         If ranks must be folded and cannot be.
     """
     stands_in = _stands_in(programs, hardware, fold)
-    machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in, forward)
+    machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in)
     machine.store_once(programs)
 
     def checkpoint() -> None:

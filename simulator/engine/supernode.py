@@ -18,7 +18,7 @@ from simulator.graph import Call, Members
 from simulator.hardware import Hardware
 from simulator.lifetime import repeated
 from simulator.scenario import Switches
-from simulator.trace import RATES, Happened, Recorder, instances, packer
+from simulator.trace import RATES, Recorder, instances, packer
 
 
 class Machine:
@@ -30,8 +30,6 @@ class Machine:
         See `run`.
     stands_in
         For each rank the one that is simulated in its place.
-    forward
-        Of one rank, takes what happens, which is then not kept.
 
     Attributes
     ----------
@@ -47,7 +45,6 @@ class Machine:
         budget_bytes: int | float | None,
         switches: Switches,
         stands_in: tuple[int, ...],
-        forward: Callable[[Happened], None] | None = None,
     ) -> None:
         self.hardware, self.switches = hardware, switches
         self.rounds = Rounds(Clock())
@@ -55,7 +52,7 @@ class Machine:
         self.stands_in, self.has_ranks = stands_in, len(stands_in) > 1
         self._sharing = hardware.topology.sharing
         self._counts = {scope: instances(many, stands_in)[1].tolist() for scope, many in self._sharing.items()}
-        self.recorder = Recorder(len(stands_in), forward)
+        self.recorder = Recorder(len(stands_in))
         self._budget = hardware.tiers[hardware.compute_tier].usable_bytes if budget_bytes is None else budget_bytes
         self._resources: dict[tuple[str, str, int], Resource] = {}
         self._tiers: dict[tuple[int, int], TierInstance] = {}

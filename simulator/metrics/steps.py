@@ -1,13 +1,9 @@
-"""Follows a run: where its training steps begin, how full each tier gets, and what the row of one rank is counted from.
-
-Whoever follows a run keeps little of all its steps, and what happened in the last one; a run that was kept is followed
-afterwards, so that both give one row.
-"""
+"""Where the training steps of a run begin, how full each tier gets, and what the row of one rank is counted from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,8 +27,10 @@ class IssuedActions:
         Tier of each tensor at time 0, or `NOWHERE`.
     compute_tier
         Id of the tier that computes write to.
+    codes
+        What the host issued.
     lap
-        How many actions each step has, if a plan is repeated for each; else 0.
+        How many actions each step has, if a plan is repeated for each, so that `codes` are not recorded; else 0.
 
     Attributes
     ----------
@@ -40,22 +38,21 @@ class IssuedActions:
         Issue number at which each step begins that began, from 0.
     """
 
-    def __init__(self, graph: Graph, home: Sequence[int], compute_tier: int, lap: int = 0) -> None:
+    def __init__(self, graph: Graph, home: Sequence[int], compute_tier: int, codes: Block, lap: int = 0) -> None:
         self._ops, self._here, self._steps, self._home = len(graph.ops), compute_tier, graph.steps, home
         self._writes = [op.writes for op in graph.ops]
         self._exists, self._may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
         self._unlike = set[tuple[int, int]]()
         self._ran = set[int]()
         self._streams = dict[int, int]()
-        self._keeps_program, self._issued = True, 0
+        self._keeps_program = True
         self.starts = list(range(0, graph.steps * lap, lap)) if lap else [0]
+        self._follow(codes)
 
-    def take(self, codes: Block) -> None:
-        """Follow what is issued next."""
+    def _follow(self, codes: Block) -> None:
         ran, streams, hold, here = self._ran, self._streams, self._hold, self._here
         seeks = len(self.starts) < self._steps  # what is held matters only until the last step begins
-        for kind, a, b, c in tuples(codes, *ISSUED):
-            self._issued += 1
+        for issue, (kind, a, b, c) in enumerate(tuples(codes, *ISSUED)):
             if kind == COMPUTE:
                 if streams.setdefault(a, b) != b or not (a in ran or a == len(ran)):
                     self._keeps_program = False
@@ -67,7 +64,7 @@ class IssuedActions:
             elif seeks and kind == DETACH:
                 hold(a, b, held=False)
             if seeks and len(ran) == self._ops and not self._unlike:
-                self.starts.append(self._issued)
+                self.starts.append(issue + 1)
                 ran.clear()
                 seeks = len(self.starts) < self._steps
 
@@ -105,32 +102,28 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
         What the host issued, if it was recorded.
     """
     if plan.fixed is not None and plan.repeats == graph.steps:
-        issued = IssuedActions(replace(graph, steps=1), plan.home, 0)
-        issued.take({name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED})
+        codes = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
+        issued = IssuedActions(replace(graph, steps=1), plan.home, 0, codes)
     return issued is not None and issued.keeps_program(streams)
 
 
-def repeats(what: Graph | Job, trace: Trace, computes: int | None = None) -> bool:
+def repeats(job: Job, trace: Trace) -> bool:
     """Whether some op runs more than once in a training step; of a run that did not end, whether it may have.
 
     Parameters
     ----------
-    what, trace
+    job, trace
         What ran, and how it ended.
-    computes
-        How many ran; those of the trace if it is not said.
     """
-    if computes is None:
-        computes = int(np.count_nonzero(trace.spans.whole()["kind"] == COMPUTE))
-    job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
+    computes = int(np.count_nonzero(trace.spans.whole()["kind"] == COMPUTE))
     once = sum(len(job.graph(rank).ops) * job.graph(rank).steps for rank in set(trace.stands_in))
     return trace.status != "ok" or computes > once
 
 
 def _issued(graph: Graph, hardware: Hardware, trace: Trace) -> IssuedActions:
-    """What finds the steps of a trace of one rank, once it has taken what was issued."""
-    here = hardware.compute_tier_id
-    return IssuedActions(graph, _homes(graph, trace), here, trace.laps[0])
+    """Find the steps of a trace of one rank."""
+    codes = trace.issued[0].whole()
+    return IssuedActions(graph, _homes(graph, trace), hardware.compute_tier_id, codes, trace.laps[0])
 
 
 def _homes(graph: Graph, trace: Trace) -> list[int]:
@@ -179,13 +172,7 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
     graph, hardware, trace
         What ran, where, and what happened on the rank.
     """
-    issued = _issued(graph, hardware, trace)
-    issued.take(trace.issued[0].whole())
-    return numbered(issued.starts, trace)
-
-
-ALONE = Trace("ok")
-"""A trace of one rank that stands for no other."""
+    return numbered(_issued(graph, hardware, trace).starts, trace)
 
 
 class Instances:
@@ -227,133 +214,69 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
     Where there are several instances of a tier, it is the fullest one's.
     """
-    peaks = Peaks(hardware, trace)
-    peaks.take(trace.residencies.whole())
-    return peaks.bytes
+    rows, at = trace.residencies.whole(), Instances(hardware, trace)
+    instance, most = at.of(rows), np.zeros(len(hardware.tiers) * at.ranks, np.int64)
+    np.maximum.at(most, instance, running(instance, at.delta_bytes(rows)))
+    return dict(zip(hardware.tier_names, most.reshape(-1, at.ranks).max(axis=1).tolist(), strict=True))
 
 
-class Peaks:
-    """Counts the most that each tier ever holds, as places are taken and freed.
-
-    Parameters
-    ----------
-    hardware, trace
-        The tiers, and whose rows count where.
-    """
-
-    def __init__(self, hardware: Hardware, trace: Trace = ALONE) -> None:
-        self._names, self._instances = hardware.tier_names, Instances(hardware, trace)
-        self._used, self._most = np.zeros((2, len(hardware.tiers) * self._instances.ranks), np.int64)
-
-    def take(self, rows: Block) -> None:
-        """Count some rows of the residencies, in order."""
-        instance, delta = self._instances.of(rows), self._instances.delta_bytes(rows)
-        used = self._used[instance] + running(instance, delta)
-        np.maximum.at(self._most, instance, used)
-        np.add.at(self._used, instance, delta)
-
-    @property
-    def bytes(self) -> dict[str, int]:
-        """By tier, the most that the fullest instance of it ever held [B]."""
-        by_tier = self._most.reshape(-1, self._instances.ranks).max(axis=1).tolist()
-        return dict(zip(self._names, by_tier, strict=True))
-
-
+@dataclass(frozen=True, eq=False)
 class Ran:
-    """What the row of one rank needs to know of its run.
-
-    Parameters
-    ----------
-    graph, hardware
-        What runs, where.
-    issued
-        Follows where its steps begin.
-    streams
-        Those that computes may run on.
+    """What the row of one rank is counted from.
 
     Attributes
     ----------
     trace
-        How it ended, with those spans and waits that reach into the last step, or are of it.
+        How it ended, with those spans and waits that reach into the last step, or are of it; with all where another
+        step may be the one that counts.
+    issued
+        What its host issued, and where its steps begin.
+    ends_ns
+        By stream with computes, the last end of each step's computes [ns].
+    peaks_bytes
+        By tier the most that it held [B].
     makespan_ns, begun_ns
         The last end of anything, and the sum of the starts of all computes [ns].
-    repeats
-        Whether some op ran more than once in a step.
-    keeps_all
-        Whether another step than the last may be the one that counts.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, issued: IssuedActions, streams: Sequence[int]) -> None:
-        self._graph, self.issued, self._streams = graph, issued, list(streams)
-        self._ends = np.full((1 + max(streams, default=0), graph.steps), NONE)
-        self._peaks, self.keeps_all, self.repeats = Peaks(hardware), False, False
-        self.makespan_ns = self.begun_ns = self._computes = 0
-        self.trace = Trace("ok")
-
-    @classmethod
-    def under(cls, graph: Graph, hardware: Hardware, plan: Plan) -> Ran:
-        """Follow the run of a plan from its start: `take` what happens, then say how it `ended`.
-
-        Parameters
-        ----------
-        graph, hardware, plan
-            What will run, where, as decided.
-        """
-        here, actions, lap = hardware.compute_tier_id, plan.fixed, 0
-        streams = {*range(1 + len(graph.groups))}
-        if actions is not None:
-            streams = {b for kind, b in zip(actions.kind, actions.b, strict=True) if kind == COMPUTE}
-            lap = len(actions) if plan.repeats == graph.steps else 0
-        return cls(graph, hardware, IssuedActions(graph, plan.home, here, lap), sorted(streams))
+    trace: Trace
+    issued: IssuedActions
+    ends_ns: dict[int, Ints]
+    peaks_bytes: dict[str, int]
+    makespan_ns: int
+    begun_ns: int
 
     @classmethod
     def of(cls, graph: Graph, hardware: Hardware, trace: Trace) -> Ran:
-        """Follow a run that was kept."""
-        spans = trace.spans.whole()
-        streams = np.unique(spans["track"][spans["kind"] == COMPUTE]).tolist()
-        ran = cls(graph, hardware, _issued(graph, hardware, trace), streams)
-        ran.keeps_all = trace.until_ns is not None
-        rows = {"spans": spans, "waits": trace.waits.whole(), "residencies": trace.residencies.whole()}
-        ran.take({"issued": trace.issued[0].whole(), **rows})
-        return ran.ended(trace)
+        """Count what happened on one rank.
 
-    @property
-    def ends_ns(self) -> dict[int, Ints]:
-        """By stream with computes, the last end of each step's computes [ns]."""
-        ran = np.flatnonzero((self._ends != NONE).any(axis=1)).tolist()
-        return {stream: np.maximum(self._ends[stream, : len(self.issued.starts)], 0) for stream in ran}
-
-    @property
-    def peaks_bytes(self) -> dict[str, int]:
-        """By tier the most that it held [B]."""
-        return self._peaks.bytes
-
-    def take(self, happened: Mapping[str, Block]) -> None:
-        """Take what happened since the last time."""
-        self.issued.take(happened["issued"])
-        spans, waits = happened["spans"], happened["waits"]
-        self._peaks.take(happened["residencies"])
-        self.makespan_ns = int(spans["end_ns"].max(initial=self.makespan_ns))
+        Parameters
+        ----------
+        graph, hardware, trace
+            What ran, where, and what happened.
+        """
+        issued, spans = _issued(graph, hardware, trace), trace.spans.whole()
         computes = pick(spans, spans["kind"] == COMPUTE)
-        self._computes += len(computes["issue"])
-        self.begun_ns += int(computes["start_ns"].sum())
-        step = np.searchsorted(self.issued.starts, computes["issue"], "right") - 1
-        np.maximum.at(self._ends, (computes["track"], step), computes["end_ns"])
-        self._keep(spans, waits)
+        step = np.searchsorted(issued.starts, computes["issue"], "right") - 1
+        ends = np.zeros((1 + int(computes["track"].max(initial=0)), len(issued.starts)), np.int64)
+        np.maximum.at(ends, (computes["track"], step), computes["end_ns"])
+        ends_ns = {stream: ends[stream] for stream in np.unique(computes["track"]).tolist()}
+        return cls(
+            trace if trace.until_ns is not None else _of_last_step(graph, trace, issued.starts, ends_ns),
+            issued,
+            ends_ns,
+            peaks_bytes(hardware, trace),
+            int(spans["end_ns"].max(initial=0)),
+            int(computes["start_ns"].sum()),
+        )
 
-    def _keep(self, spans: Block, waits: Block) -> None:
-        """Keep what belongs to the last step, and what ended after the point that the slowest stream has come to."""
-        last, starts = self._graph.steps - 1, self.issued.starts
-        first_issue = starts[last] if len(starts) > last else np.iinfo(np.int64).max
-        since = min((int(self._ends[stream, :last].max(initial=0)) for stream in self._streams), default=0)
-        for kept, rows in ((self.trace.spans, spans), (self.trace.waits, waits)):
-            kept.add(rows)
-            if not self.keeps_all:
-                every = kept.whole()
-                kept.pull((every["issue"] < first_issue) & (every["end_ns"] < since))
 
-    def ended(self, trace: Trace) -> Ran:
-        """Note how the run ended; its own rows of spans and waits do not count."""
-        self.repeats = repeats(self._graph, trace, self._computes)
-        self.trace = replace(trace, spans=self.trace.spans, waits=self.trace.waits)
-        return self
+def _of_last_step(graph: Graph, trace: Trace, starts: Sequence[int], ends_ns: Mapping[int, Ints]) -> Trace:
+    """Leave out spans and waits of earlier steps that ended before each stream had come to the last step."""
+    if graph.steps == 1 or len(starts) < graph.steps:
+        return trace
+    since = min((int(ends[:-1].max()) for ends in ends_ns.values()), default=0)
+    tables = {name: getattr(trace, name) for name in ("spans", "waits")}
+    blocks = {name: table.whole() for name, table in tables.items()}
+    kept = {name: (rows["issue"] >= starts[-1]) | (rows["end_ns"] >= since) for name, rows in blocks.items()}
+    return replace(trace, **{name: table.only(kept[name]) for name, table in tables.items()})

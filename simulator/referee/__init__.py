@@ -9,6 +9,6 @@ the laws. They speak to whoever described the job (`ConfigError`), made the plan
 from simulator.referee.findings import Findings
 from simulator.referee.job_laws import check_job, check_order
 from simulator.referee.plan_laws import check_plan
-from simulator.referee.watch import Drawn, Watch, check_trace
+from simulator.referee.trace_laws import Drawn, check_trace
 
-__all__ = ["Drawn", "Findings", "Watch", "check_job", "check_order", "check_plan", "check_trace"]
+__all__ = ["Drawn", "Findings", "check_job", "check_order", "check_plan", "check_trace"]

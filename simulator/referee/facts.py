@@ -1,17 +1,13 @@
-"""One part of a rank's trace, laid out so that laws are comparisons of columns.
+"""One rank's trace, laid out so that laws are comparisons of columns.
 
-A run is checked part by part: so many actions in issue order that have all ended. A run that was kept is one part. An
-action is known by its *issue* number, counted from the first action of the part; columns "by issue" have one value for
-each action of the part. Times are compared by their position in `Facts.clock`, the sorted distinct times of the part,
-and of what is known from earlier ones: positions are small, so that a group and a position fit one 64-bit key. An
-action that never happened has the position `Facts.never`.
+An action is known by its *issue* number; columns "by issue" have one value for each action. Times are compared by their
+position in `Facts.clock`, the sorted distinct times: positions are small, so that a group and a position fit one 64-bit
+key. An action that never happened has the position `Facts.never`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,43 +16,10 @@ from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 from simulator.referee.op_columns import ProgramColumns
-from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, firsts, lasts
+from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, firsts
 
 Stretches = tuple[Ints, Ints, Ints]
 """Key, start and end of each."""
-
-
-@dataclass(eq=False)
-class Earlier:
-    """What later parts must know of earlier ones; it does not grow with the run.
-
-    Attributes
-    ----------
-    actions
-        How many were issued.
-    runs
-        By op, how often it ran.
-    latest
-        By law, for each group the latest moment of its rows (see `Facts.latest`) [ns].
-    rows
-        By law, rows that actions to come may be judged by.
-    """
-
-    steps: int
-    runs: Ints
-    latest: dict[str, Ints] = field(default_factory=dict)
-    rows: dict[str, Ints] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, program: ProgramColumns) -> Earlier:
-        """What is known before the first action."""
-        valid = np.full(len(program.sizes) * program.tiers, NONE)
-        valid[program.valid_homes] = 0
-        return cls(0, np.zeros(len(program.graph.ops), np.int64), {"valid": valid})
-
-    def kept(self, law: str, columns: int) -> Ints:
-        """The rows that a law keeps, as columns."""
-        return self.rows.get(law, np.empty((columns, 0), np.int64))
 
 
 class Accesses(NamedTuple):
@@ -85,27 +48,22 @@ class Accesses(NamedTuple):
 
 
 class Facts:
-    """A part of one rank's trace, by issue number.
+    """One rank's trace, by issue number.
 
     Parameters
     ----------
     program
         What it ran.
-    part
-        By table: ``issued``, the codes of some actions in issue order; ``spans`` and ``waits``, all rows of these; and
-        ``residencies``, what happened to places meanwhile, with those of earlier parts that no action has given up, and
-        as ``is_explained`` whether it is known which action took a place.
-    earlier
-        What is known of the parts before.
+    tables
+        By table of the trace the rank's rows: ``issued``, ``spans``, ``waits`` and ``residencies``; of the last three
+        column ``row`` holds their numbers in the trace.
     rank
         Which rank.
-    complete, is_last
-        Whether all actions have ended; whether the run ends with the part.
+    complete
+        Whether the run came to its end.
 
     Attributes
     ----------
-    first
-        How many actions were issued before the part.
     kind, a, b, c
         What was issued: the codes, by issue. A fixed plan that was not recorded counts as issued in full.
     row, track, channel, issued_ns, start_ns, end_ns
@@ -119,28 +77,18 @@ class Facts:
         Collectives that began; and those that never did, each the next on its stream: they may have come, and hold
         their room.
     spans, waits, residencies
-        The rank's rows; column ``row`` holds their numbers in the trace's table. Rows of the residencies are given up
-        where ``stays`` is 0.
+        The rank's rows.
+    accesses
+        What actions do with tensors.
     """
 
-    def __init__(
-        self,
-        program: ProgramColumns,
-        part: Mapping[str, Block],
-        earlier: Earlier,
-        rank: int,
-        *,
-        complete: bool,
-        is_last: bool,
-    ) -> None:
-        self.program, self.rank, self.earlier, self.first = program, rank, earlier, earlier.steps
-        self.complete, self.is_last = complete, is_last
-        self.kind, self.a, self.b, self.c = (part["issued"][name] for name in ISSUED)
-        own = ({**part[name], "issue": part[name]["issue"] - self.first} for name in ("spans", "waits"))
-        self.spans, self.waits = own
-        self.residencies = part["residencies"]
+    def __init__(self, program: ProgramColumns, tables: Mapping[str, Block], rank: int, *, complete: bool) -> None:
+        self.program, self.rank, self.complete = program, rank, complete
+        self.kind, self.a, self.b, self.c = (tables["issued"][name] for name in ISSUED)
+        self.spans, self.waits, self.residencies = (dict(tables[name]) for name in ("spans", "waits", "residencies"))
         self._check_spans_match_issued()
         self._lay_out()
+        self.accesses = self._accesses()
 
     def _check_spans_match_issued(self) -> None:
         spans, issue = self.spans, self.spans["issue"]
@@ -165,17 +113,13 @@ class Facts:
         self.met, self.unmet = computes[self.program.meets[self.a[computes]]], self._unmet()
         self.arrived_ns = self._arrivals_ns()
         times = self.issued_ns, self.start_ns, self.end_ns, self.arrived_ns
-        copies = self.earlier.kept("copies", 4)[2:].ravel()
-        known = np.concatenate((*self.earlier.latest.values(), copies))
-        moments = waits["start_ns"], waits["end_ns"], self.residencies["time_ns"], known[known != NONE]
-        ordered = np.sort(np.concatenate((*times, *moments)))
-        self.clock = ordered[firsts(ordered)]
+        moments = waits["start_ns"], waits["end_ns"], self.residencies["time_ns"], [0]
+        self.clock = np.unique(np.concatenate((*times, *moments)))
         self.never, self.stride = len(self.clock), len(self.clock) + 2
         self.issued, self.start, self.end, self.arrived = (np.where(has_begun, self.at(ns), self.never) for ns in times)
         self.arrived[self.unmet] = self.at(self.arrived_ns[self.unmet])
         self.waits |= {"start": self.at(waits["start_ns"]), "end": self.at(waits["end_ns"])}
-        rows = self.residencies
-        rows |= {"at": self.at(rows["time_ns"]), "stays": np.ones(len(rows["row"]), np.int64)}
+        self.residencies |= {"at": self.at(self.residencies["time_ns"])}
 
     def _unmet(self) -> Ints:
         """The first compute of each stream that never began, where it is a collective."""
@@ -200,12 +144,10 @@ class Facts:
             arrived[issue] = max(self.end_ns[on_stream].max(initial=0), waited.max(initial=0))
         return arrived
 
-    @cached_property
-    def accesses(self) -> Accesses:
-        """What actions do with tensors."""
+    def _accesses(self) -> Accesses:
         program, tiers = self.program, self.program.tiers
         computes, copies, detaches, syncs = (self.steps(kind) for kind in (COMPUTE, COPY, DETACH, SYNC))
-        who, which = program.uses_of(computes, self.a[computes], self.earlier.runs)
+        who, which = program.uses_of(computes, self.a[computes])
         uses, others = program.uses, np.concatenate((copies, copies, detaches, syncs))
         tier = np.concatenate((self.b[copies], self.c[copies], self.b[detaches], self.b[syncs]))
         is_target = (np.arange(len(others)) >= len(copies)) & (np.arange(len(others)) < 2 * len(copies))
@@ -223,32 +165,19 @@ class Facts:
         """Issue numbers of the computes or copies that have a span, ascending."""
         return np.flatnonzero((self.kind == kind) & (self.row != NONE))
 
-    def latest(self, law: str, group: Ints | None, moment: Ints) -> Ints:
-        """By row, the latest moment of the rows before it in its group, earlier parts included; or `NONE`.
-
-        Parameters
-        ----------
-        law
-            Under which name it is known to later parts.
-        group, moment
-            The rows, in issue order; no group if all are one.
-        """
-        if not len(moment):
-            return moment
-        group = np.zeros(len(moment), np.int64) if group is None else group
-        known = self.earlier.latest.get(law, np.empty(0, np.int64))
-        known = np.append(known, np.full(max(0, int(group.max()) + 1 - len(known)), NONE))
+    def latest(self, moment: Ints, group: Ints | None = None) -> Ints:
+        """By row, in issue order, the latest moment of the rows before it in its group, if they have any; or `NONE`."""
+        if group is None:
+            return np.append(NONE, np.maximum.accumulate(moment))[:-1]
         order = np.argsort(group, kind="stable")
-        group, moment = group[order], moment[order]
-        is_first, is_last = firsts(group), lasts(group)
+        is_first, best = firsts(group[order]), moment[order]
         base = np.cumsum(is_first) * self.stride
-        best = np.maximum.accumulate(base + moment + 1)
-        before = np.where(is_first, NONE, np.append(0, best[:-1]) - base - 1)
-        latest = np.empty_like(before)
-        latest[order] = np.maximum(before, self.at(known[group]))
-        ends = self.times((best - base - 1)[is_last])
-        known[group[is_last]] = np.maximum(known[group[is_last]], ends)
-        self.earlier.latest[law] = known
+        best += base  # so that a group begins above all that came before it
+        np.maximum.accumulate(best, out=best)
+        best[1:] = best[:-1] - base[1:]
+        best[is_first] = NONE
+        latest = np.empty_like(best)
+        latest[order] = best
         return latest
 
     def by_issue(self, issues: Ints, moments: Ints) -> Ints:
@@ -269,8 +198,8 @@ class Facts:
 
     def check(self, holds: Bools, law: str, table: str, rows: Block, *shown: str) -> None:
         """Raise for the first row for which the law does not hold, and show some of its columns."""
-        values = ((name, rows[name] + self.first if name == "issue" else rows[name]) for name in shown)
-        hold(holds, law, lambda i: self._at(f"{table} row {int(rows['row'][i]):,}"), *values)
+        columns = ((name, rows[name]) for name in shown)
+        hold(holds, law, lambda i: self._at(f"{table} row {int(rows['row'][i]):,}"), *columns)
 
     def check_steps(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
         """Raise for the first of these actions for which the law does not hold; `shown` are values beside `issues`."""
@@ -286,21 +215,7 @@ class Facts:
         """Name an action, with the row of its span."""
         code = (int(self.kind[issue]), int(self.a[issue]), int(self.b[issue]), int(self.c[issue]))
         row = f", spans row {int(self.row[issue]):,}" if self.row[issue] != NONE else ""
-        return f"action {self.first + issue:,} ({describe(self.program.graph, self.program.plan.tiers, code)}){row}"
-
-    def close(self) -> None:
-        """Count the actions of the part among the earlier ones."""
-        self.earlier.steps += len(self.kind)
-        self.earlier.runs += np.bincount(self.a[self.steps(COMPUTE)], minlength=len(self.earlier.runs))
-
-    @property
-    def settled_ns(self) -> int:
-        """Before this time no action of a later part can have been kept waiting by room alone [ns].
-
-        A compute comes after the one before it on its stream, a copy after the last compute issued before it.
-        """
-        latest, streams = self.earlier.latest, [*self.program.streams]
-        return int(latest["filled"][streams].min(initial=int(latest["point"][0])))
+        return f"action {issue:,} ({describe(self.program.graph, self.program.plan.tiers, code)}){row}"
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """The error that names the law, the row and the numbers."""

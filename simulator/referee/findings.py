@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC
 from simulator.referee.facts import Facts
-from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import Held
-from simulator.trace import NONE, Ints, firsts, lasts
+from simulator.trace import NONE, Ints
 from simulator.units import human
 
 _MOVED = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
@@ -59,82 +57,56 @@ class Findings:
         return tuple(said)
 
 
-class Look:
-    """Collects the findings of one rank, part by part.
+def found_in(facts: Facts, held: Held) -> Findings:
+    """Look for what was dead and still held, and for what was moved for nothing, on one rank.
 
     A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless the
     tensor is persistent or an output. Persistent tensors and outputs are never dead.
-
-    Parameters
-    ----------
-    program
-        What the rank runs.
     """
+    program, moved = facts.program, _unread_copies(facts)
+    is_late = np.isin(moved, list(program.graph.candidates))
+    counts: dict[str, int] = {}
+    for name, tensors in (("unchosen", moved[is_late]), ("unread", moved[~is_late])):
+        counts |= {f"{name}_copies": len(tensors), f"{name}_bytes": int(program.sizes[tensors].sum())}
+    dead_ns, graph, tiers = _dead_ns(facts, held), program.graph, program.plan.tiers
+    places = np.argwhere(dead_ns).tolist()
+    rows = [(graph.tensors[t].name, tiers[i], graph.tensors[t].size_bytes, int(dead_ns[t, i])) for t, i in places]
+    return Findings(_worst(rows), **counts)
 
-    def __init__(self, program: ProgramColumns) -> None:
-        self._program, self._moved = program, Counter[str]()
-        self._mortal = ~program.persistent
-        self._mortal[list(program.graph.outputs)] = False
-        self._is_late = np.isin(np.arange(len(program.sizes)), list(program.graph.candidates))
-        shape = len(program.sizes), program.tiers
-        self._dead_ns, self._undecided_ns = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-        self._unread = np.zeros(shape, bool)
 
-    def take(self, facts: Facts, held: Held) -> None:
-        """Look at a part."""
-        self._look_for_dead(facts, held)
-        tensors = self._unread_copies(facts)
-        is_late = self._is_late[tensors]
-        for what, some in (("unchosen", tensors[is_late]), ("unread", tensors[~is_late])):
-            self._moved[f"{what}_copies"] += len(some)
-            self._moved[f"{what}_bytes"] += int(self._program.sizes[some].sum())
+def _dead_ns(facts: Facts, held: Held) -> Ints:
+    """Add up how long each tensor was dead in each tier before its detach [ns]."""
+    program, tiers = facts.program, facts.program.tiers
+    rows = facts.accesses.pick(np.isin(facts.accesses.kind, (COMPUTE, DETACH)))
+    tensor, is_use = rows.place // tiers, rows.kind == COMPUTE
+    used = facts.latest(np.where(is_use, facts.end[rows.issue], NONE), tensor)
+    order = np.argsort(tensor, kind="stable")
+    following = np.append(order[is_use[order]], NONE)[np.cumsum(is_use[order]) - is_use[order]]
+    is_read_next = np.empty(len(order), bool)
+    is_read_next[order] = (following != NONE) & (tensor[following] == tensor[order]) & rows.reads[following]
+    is_mortal = ~program.persistent
+    is_mortal[list(program.graph.outputs)] = False
+    freed = facts.start[rows.issue]
+    has_acted = (freed != facts.never) & (freed != NONE)
+    dead = np.flatnonzero(~is_use & has_acted & is_mortal[tensor] & (used != NONE) & ~is_read_next)
+    place, freed = rows.place[dead], freed[dead]
+    stretch = np.searchsorted(held.place * facts.stride + held.freed, place * facts.stride + freed)
+    dead_ns = np.zeros((len(program.sizes), tiers), np.int64)
+    ns = facts.times(freed) - facts.times(np.maximum(used[dead], held.taken[stretch]))
+    np.add.at(dead_ns.reshape(-1), place, ns)
+    return dead_ns
 
-    def _look_for_dead(self, facts: Facts, held: Held) -> None:
-        """Count how long tensors were dead before their detach; a later part decides if no compute here is next."""
-        rows = facts.accesses.pick(np.isin(facts.accesses.kind, (COMPUTE, DETACH)))
-        tensor, is_use = rows.place // facts.program.tiers, rows.kind == COMPUTE
-        used = facts.latest("used", tensor, np.where(is_use, facts.end[rows.issue], NONE))
-        order = np.argsort(tensor, kind="stable")
-        uses = order[is_use[order]]
-        first = uses[firsts(tensor[uses])]
-        decided = tensor[first[~rows.reads[first]]]
-        self._dead_ns[decided] += self._undecided_ns[decided]
-        self._undecided_ns[tensor[first]] = 0
-        following = np.append(uses, NONE)[np.searchsorted(np.flatnonzero(is_use[order]), np.arange(len(order)))]
-        next_use = np.empty(len(order), np.int64)
-        next_use[order] = np.where(tensor[following] == tensor[order], following, NONE)
-        freed = facts.start[rows.issue]
-        has_acted = (freed != facts.never) & (freed != NONE)
-        dead = np.flatnonzero(~is_use & has_acted & self._mortal[tensor] & (used != NONE))
-        dead = dead[(next_use[dead] == NONE) | ~rows.reads[next_use[dead]]]
-        place, freed, next_use = rows.place[dead], freed[dead], next_use[dead]
-        stretch = np.searchsorted(held.place * facts.stride + held.freed, place * facts.stride + freed)
-        ns = facts.times(freed) - facts.times(np.maximum(used[dead], held.taken[stretch]))
-        for total, mine in ((self._dead_ns, next_use != NONE), (self._undecided_ns, next_use == NONE)):
-            np.add.at(total.reshape(-1), place[mine], ns[mine])
 
-    def _unread_copies(self, facts: Facts) -> Ints:
-        """Tensors that were copied and detached again before any action used the copy, once for each such copy."""
-        unread, every, tiers = self._unread.reshape(-1), facts.accesses, self._program.tiers
-        never_ran = (every.kind == COPY) & (facts.row[every.issue] == NONE)
-        rows, known = every.pick((every.kind != SYNC) & ~never_ran), np.flatnonzero(unread)
-        place = np.append(known, rows.place)
-        arrives = np.append(np.ones(len(known), bool), (rows.kind == COPY) & rows.makes)
-        leaves = np.append(np.zeros(len(known), bool), rows.kind == DETACH)
-        order = np.argsort(place, kind="stable")
-        place, arrives, leaves = place[order], arrives[order], leaves[order]
-        wasted = place[:-1][arrives[:-1] & leaves[1:] & (place[1:] == place[:-1])]
-        unread[place[lasts(place)]] = arrives[lasts(place)]
-        tensor, homes = wasted // tiers, np.array(self._program.plan.home, np.int64)
-        return np.asarray(tensor[(homes[tensor] != wasted % tiers) & ~np.isin(tensor, self._program.graph.outputs)])
-
-    def found(self) -> Findings:
-        """The findings, behind the last part."""
-        total_ns, tensors = self._dead_ns + self._undecided_ns, self._program.graph.tensors
-        tiers = self._program.plan.tiers
-        places = np.argwhere(total_ns).tolist()
-        rows = [(tensors[t].name, tiers[i], tensors[t].size_bytes, int(total_ns[t, i])) for t, i in places]
-        return Findings(_worst(rows), **self._moved)
+def _unread_copies(facts: Facts) -> Ints:
+    """Find the tensors that were copied and detached again before any action used the copy, once for each such copy."""
+    program, accesses = facts.program, facts.accesses
+    never_ran = (accesses.kind == COPY) & (facts.row[accesses.issue] == NONE)
+    rows = accesses.pick((accesses.kind != SYNC) & ~never_ran)
+    rows = rows.pick(np.argsort(rows.place, kind="stable"))
+    arrives, leaves = (rows.kind == COPY) & rows.makes, rows.kind == DETACH
+    wasted = rows.place[:-1][arrives[:-1] & leaves[1:] & (rows.place[1:] == rows.place[:-1])]
+    tensor, homes = wasted // program.tiers, np.array(program.plan.home, np.int64)
+    return np.asarray(tensor[(homes[tensor] != wasted % program.tiers) & ~np.isin(tensor, program.graph.outputs)])
 
 
 def merged(found: Sequence[Findings]) -> Findings:

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from simulator.cost import chosen_op, duration_ns, durations_ns
+from simulator.cost import durations_ns
 from simulator.draws import Draws
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.plan import COMPUTE, NOWHERE, Plan
-from simulator.trace import ISSUED, Block, Bools, Ints, pick
+from simulator.plan import NOWHERE, Plan
+from simulator.trace import ISSUED, Block, Bools, Ints
 
 
 class Uses(NamedTuple):
@@ -73,8 +73,6 @@ class ProgramColumns:
         Of each op [B].
     meets
         Of each op, whether it is a collective.
-    streams
-        Those that computes may run on.
     links
         For each link the tiers from which and to which it leads, and its channels.
     queues
@@ -95,7 +93,6 @@ class ProgramColumns:
         self.workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
         self._alone_ns = np.array(durations_ns(graph, hardware), np.int64)
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
-        self.streams: Sequence[int] = range(1 + max((op.stream for op in graph.ops), default=0) + len(graph.groups))
         number = {name: tier for tier, name in enumerate(plan.tiers)}
         ends = [(number[link.source], number[link.target], link.channels) for link in hardware.links.values()]
         self.links = np.array(ends, np.int64).reshape(-1, 3)
@@ -103,10 +100,9 @@ class ProgramColumns:
         for shared in hardware.copy_queues.values():
             members = [hardware.link_names.index(name) for name in shared]
             self.queues[members] = min(members)
-        self._lap: Block | None = None
+        self._lap: Block = {}
         if plan.fixed is not None:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
-            self.streams = np.unique(self._lap["b"][self._lap["kind"] == COMPUTE]).tolist()
 
     def with_draws(self, draws: Draws | None) -> ProgramColumns:
         """The same program, where it is known what dynamic reads choose."""
@@ -121,33 +117,29 @@ class ProgramColumns:
         program._draws, program._candidates_from = draws, dict(zip(late, first.tolist(), strict=True))
         return program
 
-    def uses_of(self, computes: Ints, ops: Ints, runs: Ints) -> tuple[Ints, Ints]:
+    def uses_of(self, computes: Ints, ops: Ints) -> tuple[Ints, Ints]:
         """For computes in issue order find their uses: issues, and positions in `uses`.
 
         Parameters
         ----------
         computes, ops
             Issues, and the op of each.
-        runs
-            By op, how often it ran before.
         """
         first = np.searchsorted(self.uses.op, ops, "left")
         count = np.searchsorted(self.uses.op, ops, "right") - first
         issue = [np.repeat(computes, count)]
-        which = [np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)]
+        use = [np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)]
         for op, drawing, draws in self._late(ops):
-            step, position = np.nonzero(draws.flags(op, int(runs[op]), len(drawing)))
+            step, position = np.nonzero(draws.flags(op)[: len(drawing)])
             issue.append(computes[drawing[step]])
-            which.append(self._candidates_from[op] + position)
-        return np.concatenate(issue), np.concatenate(which)
+            use.append(self._candidates_from[op] + position)
+        return np.concatenate(issue), np.concatenate(use)
 
-    def alone_ns(self, ops: Ints, runs: Ints) -> Ints:
-        """Time of computes of these ops alone, in issue order [ns]; by op, `runs` tells how often it ran before."""
+    def alone_ns(self, ops: Ints) -> Ints:
+        """Time of computes of these ops alone, in issue order [ns]."""
         alone = self._alone_ns[ops]
         for op, drawing, draws in self._late(ops):
-            read = draws.chosen_bytes(op, int(runs[op]), len(drawing)).tolist()
-            times = {size: duration_ns(chosen_op(self.graph.ops[op], size), self.hardware) for size in set(read)}
-            alone[drawing] = [times[size] for size in read]
+            alone[drawing] = draws.durations_ns(op)[: len(drawing)]
         return alone
 
     def _late(self, ops: Ints) -> Iterator[tuple[int, Ints, Draws]]:
@@ -155,12 +147,6 @@ class ProgramColumns:
         if self._draws is not None:
             yield from ((op, np.flatnonzero(ops == op), self._draws) for op in self._candidates_from)
 
-    @property
-    def planned_steps(self) -> int | None:
-        """How many actions a fixed plan has, all repeats; None for a reactive one."""
-        return None if self._lap is None else len(self._lap["kind"]) * self.plan.repeats
-
-    def planned(self, first: int, last: int) -> Block:
-        """Columns of the actions of a fixed plan from one issue number up to another; none of a reactive one."""
-        lap = self._lap or dict.fromkeys(ISSUED, np.empty(0, np.int64))
-        return pick(lap, np.arange(first, last if self._lap else first) % max(len(lap["kind"]), 1))
+    def planned(self) -> Block:
+        """Columns of all actions of a fixed plan."""
+        return {name: np.tile(codes, self.plan.repeats) for name, codes in self._lap.items()}

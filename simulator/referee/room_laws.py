@@ -7,7 +7,7 @@ addresses, no two of them overlap, each lies in its tier, and a compaction stops
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from simulator.trace import CAUSES, NONE, Block, Ints, Trace, instances, lasts, 
 
 
 class TierRoom:
-    """Checks, as places are taken and freed, that each tier instance holds between nothing and its capacity.
+    """Checks that each tier instance holds between nothing and its capacity, and who is first in line for its room.
 
     A rank that stands for others counts on its instance of a shared tier for as many of them as are there. Who is first
     in line for room of an instance does not fit, as long as it waits.
@@ -42,78 +42,75 @@ class TierRoom:
         sharers = [instances(sharing[tier.scope], stands_in) for tier in hardware.tiers.values()]
         instance, self._counts = (np.array(column) for column in zip(*sharers, strict=True))
         self._instance, self._ranks = instance + np.arange(len(sharers))[:, None] * ranks, ranks
-        self._used, self._spare = np.zeros(len(sharers) * ranks, np.int64), spare.ravel()
-        self._changes, self._waiting = [np.empty((3, 0), np.int64)], [np.empty((7, 0), np.int64)]
-        self._rows = self._now_ns = 0
+        self._spare = spare.ravel()
 
-    def take(self, rows: Block) -> None:
-        """Check that time moves forward and what each tier instance holds, at each row; rows come in order.
+    def check_held(self, rows: Block) -> Ints:
+        """Check that time moves forward and what each tier instance holds, at each row.
 
         Parameters
         ----------
         rows
             Rows of the residencies.
+
+        Returns
+        -------
+        array
+            For each row its instance, the time [ns], and what is stored there then [B].
         """
         time, tier, tiers = rows["time_ns"], rows["tier"], len(self._names)
-        before = np.append(self._now_ns, time)
+        before = np.append(0, time)[:-1]
 
         def where(i: int) -> str:
-            return f"trace, residencies row {self._rows + i:,}"
+            return f"trace, residencies row {i:,}"
 
         shown = ("at ns", time), ("after ns", before)
-        hold(np.diff(before) >= 0, "places are taken and freed in the order of time", where, *shown)
+        hold(time >= before, "places are taken and freed in the order of time", where, *shown)
         hold((tier >= 0) & (tier < tiers), f"a place lies in one of the {tiers} tiers", where, ("tier", tier))
         instance = self._instance[tier, rows["rank"]]
-        used = running(instance, rows["delta_bytes"] * self._counts[tier, rows["rank"]]) + self._used[instance]
+        used = running(instance, rows["delta_bytes"] * self._counts[tier, rows["rank"]])
         stored = used - self._spare[instance]
-        for number, name in enumerate(self._names):
-            capacity = int(self._capacity[number])
-            has_room = (tier != number) | ((used >= 0) & (stored <= capacity))
+        for index, name in enumerate(self._names):
+            capacity = int(self._capacity[index])
+            has_room = (tier != index) | ((used >= 0) & (stored <= capacity))
             limit = "no limit" if capacity == NEVER_NS else f"{capacity:,} B"
             law = f"a tier holds at least 0 B and at most its capacity ({limit} in {name})"
             hold(has_room, law, where, ("holds B", used), ("at ns", time))
-        self._used[instance] = used
-        self._changes.append(np.stack((instance, time, stored)))
-        self._rows, self._now_ns = self._rows + len(time), int(before[-1])
+        return np.stack((instance, time, stored))
 
-    def wait(self, rank: int, requests: RoomRequests) -> None:
-        """Note the actions of a rank that only room kept from starting."""
-        where = self._instance[requests.tier, rank]
-        self._waiting.append(np.stack((where, np.full(len(where), rank), *requests[1:])))
-
-    def check_lines(self, until_ns: int = NEVER_NS) -> None:
-        """Check the lines for room up to a time, for which all waits are known, and forget what was before.
+    def check_lines(self, changes: Ints, requests: Mapping[int, RoomRequests]) -> None:
+        """Check the lines for room.
 
         Parameters
         ----------
-        until_ns
-            When that is [ns].
+        changes
+            What each tier instance stores from when on (see `check_held`).
+        requests
+            By rank, the actions that only room kept from starting.
         """
-        changes, rows = (np.concatenate(parts, axis=1) for parts in (self._changes, self._waiting))
-        changes = changes[:, np.argsort(changes[0], kind="stable")]
-        for where in np.unique(rows[0]).tolist():
-            self._check_line(where, changes[1:, changes[0] == where], rows[1:, rows[0] == where], until_ns)
-        rows = rows[:, rows[4] > until_ns]
-        rows[3] = np.maximum(rows[3], until_ns)
-        holds_on = lasts(changes[0]) | (np.append(changes[1], 0)[1:] > until_ns)
-        self._changes, self._waiting = [changes[:, holds_on]], [rows]
+        columns = [
+            np.stack((self._instance[asked.tier, rank], np.full(len(asked.tier), rank), *asked[1:]))
+            for rank, asked in requests.items()
+        ]
+        rows = np.concatenate(columns, axis=1)
+        for instance in np.unique(rows[0]).tolist():
+            self._check_line(instance, changes[1:, changes[0] == instance], rows[1:, rows[0] == instance])
 
-    def _check_line(self, where: int, changes: Ints, rows: Ints, until_ns: int) -> None:
+    def _check_line(self, instance: int, changes: Ints, rows: Ints) -> None:
         times, used = changes[:, lasts(changes[0])]
         rank, size, since, start, is_copy, issue = rows
         points = np.unique(np.concatenate((times, since, start[start != NEVER_NS])))
-        points = points[points < until_ns]
         begin, end = np.searchsorted(points, since), np.searchsorted(points, start)
         first = np.full(len(points), NONE)
         for row in np.lexsort((issue, rank, is_copy))[::-1].tolist():
             first[begin[row] : end[row]] = row
-        at = np.flatnonzero(first != NONE)
-        now, tier = np.append(0, used)[np.searchsorted(times, points[at], "right")], where // self._ranks
-        wrong = np.flatnonzero(now + size[first[at]] <= self._capacity[tier])
+        waited = np.flatnonzero(first != NONE)
+        head, tier = first[waited], instance // self._ranks
+        now = np.append(0, used)[np.searchsorted(times, points[waited], "right")]
+        wrong = np.flatnonzero(now + size[head] <= self._capacity[tier])
         if len(wrong):
-            i, row = int(wrong[0]), int(first[at[wrong[0]]])
+            i, row = int(wrong[0]), int(head[wrong[0]])
             must = f"what is first in line for room of a tier ({self._names[tier]}) starts when it fits"
-            found = f"{int(size[row]):,} B beside {int(now[i]):,} B at {int(points[at[i]]):,} ns do not start"
+            found = f"{int(size[row]):,} B beside {int(now[i]):,} B at {int(points[waited[i]]):,} ns do not start"
             raise broken(f"trace, rank {int(rank[row])}, action {int(issue[row]):,}", must, found)
 
 

@@ -44,24 +44,22 @@ class RoomRequests(NamedTuple):
 
 
 def check_issued(facts: Facts) -> None:
-    """Check that the host issued what the plan says, in order; all of it if the run is complete."""
-    planned_steps, n = facts.program.planned_steps, facts.first + len(facts.kind)
-    if planned_steps is not None:
-        planned = facts.program.planned(facts.first, min(n, planned_steps))
-        same = all(np.array_equal(planned[name], getattr(facts, name)) for name in ISSUED)
-        if not same or (facts.is_last and facts.complete and planned_steps != n):
-            found = f"{n:,} actions for {planned_steps:,}, or others"
+    """Check that the host issued what the plan says, in order; and that a run which is complete ran all of it."""
+    program, actions = facts.program, len(facts.kind)
+    if program.plan.fixed is not None:
+        planned = program.planned()
+        count = len(planned["kind"])
+        same = all(np.array_equal(planned[name][:actions], getattr(facts, name)) for name in ISSUED)
+        if not same or (facts.complete and count != actions):
+            found = f"{actions:,} actions for {count:,}, or others"
             raise facts.broken("the host issues the actions of the plan, in order", "issued", found)
-    asked = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
-    if facts.complete:
-        ran = facts.row[asked] != NONE
-        facts.check_steps(asked, ran, "when a run completes, every action has run", ("span", facts.row[asked]))
-
-
-def check_all_ran(facts: Facts) -> None:
-    """Check, behind the last part, that each op has run in each training step if the run is complete."""
-    counts, graph = facts.earlier.runs, facts.program.graph
-    if facts.is_last and facts.complete and counts.min() < graph.steps:
+    if not facts.complete:
+        return
+    asked, graph = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY)), program.graph
+    ran = facts.row[asked] != NONE
+    facts.check_steps(asked, ran, "when a run completes, every action has run", ("span", facts.row[asked]))
+    counts = np.bincount(facts.a[facts.steps(COMPUTE)], minlength=len(graph.ops))
+    if counts.min() < graph.steps:
         found = f"op {graph.ops[int(counts.argmin())].name!r} {int(counts.min())} times in {graph.steps} steps"
         raise facts.broken("when a run completes, every op has run in each step", "spans", found)
 
@@ -84,7 +82,7 @@ def check_durations(facts: Facts, switches: Switches) -> None:
     ran, contended = facts.ran(COMPUTE), switches.hbm_contention
     is_alone = ~facts.program.meets[facts.a[ran]]
     computes = ran[is_alone]
-    alone = facts.program.alone_ns(facts.a[ran], facts.earlier.runs)[is_alone]
+    alone = facts.program.alone_ns(facts.a[ran])[is_alone]
     took = facts.end_ns - facts.start_ns
     right = took[computes] >= alone if contended else took[computes] == alone
     law = f"a compute takes {'at least ' if contended else ''}its own time"
@@ -100,13 +98,13 @@ def check_durations(facts: Facts, switches: Switches) -> None:
 
 def _on_stream(facts: Facts, _: Switches) -> Ints:
     computes = facts.ran(COMPUTE)
-    return facts.by_issue(computes, facts.latest("stream", facts.track[computes], facts.end[computes]))
+    return facts.by_issue(computes, facts.latest(facts.end[computes], facts.track[computes]))
 
 
 def _in_queue(facts: Facts, _: Switches) -> Ints:
     copies = facts.ran(COPY)
     queue = facts.program.queues[facts.track[copies]]
-    return facts.by_issue(copies, facts.latest("queue", queue, facts.start[copies]))
+    return facts.by_issue(copies, facts.latest(facts.start[copies], queue))
 
 
 def _channels(facts: Facts) -> tuple[Ints, Ints]:
@@ -115,7 +113,7 @@ def _channels(facts: Facts) -> tuple[Ints, Ints]:
     queue = facts.program.queues[facts.track[copies]]
     takes, group = facts.channel[copies, None] == channels, queue[:, None] * len(channels) + channels
     end = np.where(takes, facts.end[copies, None], NONE)
-    free = facts.latest("channel", group.ravel(), end.ravel()).reshape(group.shape)
+    free = facts.latest(end.ravel(), group.ravel()).reshape(group.shape)
     first = np.where(channels < facts.program.links[queue, 2, None], free, facts.never).min(axis=1, initial=facts.never)
     return facts.by_issue(copies, free[takes]), facts.by_issue(copies, first)
 
@@ -123,16 +121,13 @@ def _channels(facts: Facts) -> tuple[Ints, Ints]:
 def _at_point(facts: Facts, switches: Switches) -> Ints:
     """When the last compute issued before a copy started, or ended: the last in issue order, not the latest."""
     moment = facts.end if switches.copies_wait_for == "end" else facts.arrived
-    known = facts.earlier.latest.get("point", np.full(1, NONE))
-    before = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
-    last = np.append(moment, facts.at(known))[before]
-    facts.earlier.latest["point"] = facts.times(last[-1:]) if len(last) else known
-    return np.where(facts.kind == COPY, last, NONE)
+    last = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
+    return np.where(facts.kind == COPY, np.append(moment, NONE)[last], NONE)
 
 
 def _keeps_output(facts: Facts, _: Switches) -> Ints:
     """When the computes issued before a detach of the only valid copy of an output had ended."""
-    ended = facts.latest("ended", None, np.where(facts.kind == COMPUTE, facts.end, NONE))
+    ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))
     parting = _parting(facts)
     facts.end[parting] = np.where(facts.start[parting] == NONE, ended[parting], facts.end[parting])
     return facts.by_issue(parting, ended[parting])
@@ -142,8 +137,7 @@ def _parting(facts: Facts) -> Ints:
     """Detaches that leave no valid copy of an output that does not persist."""
     program, rows, parting = facts.program, facts.accesses, list[int]()
     valid = {t: set[int]() for t in program.graph.outputs if not program.persistent[t]}
-    known = facts.earlier.kept("outputs", 1)[0] if facts.first else program.valid_homes
-    for place in known.tolist():
+    for place in program.valid_homes.tolist():
         valid.get(place // program.tiers, set()).add(place)
     is_of_output = np.isin(rows.place // program.tiers, list(valid))
     mine = rows.pick(is_of_output & (rows.makes | (rows.kind == DETACH)))
@@ -155,7 +149,6 @@ def _parting(facts: Facts) -> Ints:
             places.discard(place)
         else:
             valid[place // program.tiers] = {place} if kind == COMPUTE else places | {place}
-    facts.earlier.rows["outputs"] = np.array([[place for places in valid.values() for place in places]], np.int64)
     return np.array(parting, np.int64)
 
 
@@ -168,17 +161,19 @@ def _in_order(facts: Facts, _: Switches) -> Ints:
     issue, kind, place, _reads, makes = facts.accesses
     tensor, waits_for_all = place // facts.program.tiers, (kind >= DETACH) | (makes & (kind == COMPUTE))
     end = np.where(kind == SYNC, NONE, facts.end[issue])
-    after_all = facts.latest("named", tensor, end)
+    after_all = facts.latest(end, tensor)
     lasts = np.where(facts.start[issue] == NONE, np.maximum(end, after_all), end)
     exclusive = np.where(waits_for_all & (kind != SYNC), lasts, NONE)
-    after_exclusive = facts.latest("changed", tensor, exclusive)
+    after_exclusive = facts.latest(exclusive, tensor)
     return facts.by_issue(issue, np.where(waits_for_all, after_all, after_exclusive))
 
 
 def _is_valid(facts: Facts, _: Switches) -> Ints:
     issue, _kind, place, reads, makes = facts.accesses
-    valid = facts.latest("valid", place, np.where(makes, facts.end[issue], NONE))
-    return facts.by_issue(issue[reads], np.where(valid == NONE, facts.never, valid)[reads])
+    valid = facts.latest(np.where(makes, facts.end[issue], NONE), place)[reads]
+    before = np.full(len(facts.program.sizes) * facts.program.tiers, facts.never)
+    before[facts.program.valid_homes] = facts.at(np.zeros(1, np.int64))
+    return facts.by_issue(issue[reads], np.where(valid == NONE, before[place[reads]], valid))
 
 
 _RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
@@ -226,37 +221,28 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
 
 def _check_host(facts: Facts, in_order: Ints) -> None:
     """Check that the host pays for each action, waits at syncs, and is at most its queue depth ahead of the device."""
-    kept, steps, issued_ns = facts.earlier.rows, np.flatnonzero(facts.row != NONE), facts.issued_ns
-    paid_ns, spare_ns, before = kept.get("host", np.zeros(3, np.int64)).tolist()
-    costs = _issue_costs(facts, paid_ns)
-    spare = issued_ns[steps] - costs[steps]
-    floor = np.maximum.accumulate(np.append(spare_ns, spare))
+    steps, issued_ns, computes = np.flatnonzero(facts.row != NONE), facts.issued_ns, facts.ran(COMPUTE)
+    spare = issued_ns[steps] - _issue_costs(facts)[steps]
     law, issued = "the host issues in order and pays for each step", ("issued at ns", issued_ns[steps])
-    facts.check_steps(steps, spare >= floor[:-1], law, issued)
-    synced = facts.latest("synced", None, np.where(facts.kind == SYNC, in_order, NONE))[steps]
+    facts.check_steps(steps, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
+    synced = facts.latest(np.where(facts.kind == SYNC, in_order, NONE))[steps]
     law = "a host issues nothing after a sync before the earlier actions of its tensor have ended"
     facts.check_steps(steps, facts.issued[steps] >= synced, law, issued, ("they end at ns", facts.times(synced)))
-    depth, computes = facts.program.hardware.host.queue_depth, facts.ran(COMPUTE)
-    known = kept.get("started", np.empty(0, np.int64))
-    started = np.sort(np.append(known, facts.arrived_ns[computes]))
-    late = computes[max(0, depth - before) :]
-    ahead = started[max(0, before - depth) - (before - len(known)) :][: len(late)]
+    depth = facts.program.hardware.host.queue_depth
+    late, started_ns = computes[depth:], np.sort(facts.arrived_ns[computes])[: max(0, len(computes) - depth)]
     law = f"at most {depth:,} computes are issued and not yet started"
-    shown = ("issued at ns", issued_ns[late]), ("too many wait until ns", ahead)
-    facts.check_steps(late, issued_ns[late] >= ahead, law, *shown)
-    paid_ns = int(costs[-1]) if len(costs) else paid_ns
-    kept["host"] = np.array([paid_ns, floor[-1], before + len(computes)])
-    kept["started"] = started[-depth:]
+    shown = ("issued at ns", issued_ns[late]), ("too many wait until ns", started_ns)
+    facts.check_steps(late, issued_ns[late] >= started_ns, law, *shown)
 
 
-def _issue_costs(facts: Facts, paid_ns: int) -> Ints:
+def _issue_costs(facts: Facts) -> Ints:
     """The least that the host has paid when it issues each action [ns]; what it paid to select is not recorded."""
     program, host = facts.program, facts.program.hardware.host
     if isinstance(program.plan.actions, Actions):
-        return host.fixed.launch_ns + host.fixed.step_ns * (facts.first + np.arange(1, len(facts.kind) + 1))
+        return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
     prices = np.array(host.reactive.prices_ns, np.int64)[facts.kind]
     goes_home = (facts.kind == COPY) & (facts.b == program.compute_tier)
-    is_changed = np.append(program.persistent, False)[np.where(goes_home, facts.a, NONE)]
+    launch_ns, is_changed = 0, np.append(program.persistent, False)[np.where(goes_home, facts.a, NONE)]
     if program.plan.static_parts:
         is_late = np.array([op.late is not None for op in program.graph.ops], bool)
         is_candidate = np.isin(np.arange(len(program.sizes)), list(program.graph.candidates))
@@ -264,8 +250,8 @@ def _issue_costs(facts: Facts, paid_ns: int) -> Ints:
         for kind, flags in ((COMPUTE, is_late), (COPY, is_candidate), (DETACH, is_candidate)):
             decided[facts.steps(kind)] = flags[facts.a[facts.steps(kind)]]
         prices = np.where(decided, prices, host.fixed.step_ns)
-        paid_ns += 0 if facts.first else host.fixed.launch_ns
-    return paid_ns + np.cumsum(prices + host.reactive.update_ns * is_changed)
+        launch_ns = host.fixed.launch_ns
+    return launch_ns + np.cumsum(prices + host.reactive.update_ns * is_changed)
 
 
 def _taken_bytes(facts: Facts, held: Held) -> Ints:
@@ -287,7 +273,7 @@ def _line(facts: Facts, taken: Ints) -> Ints:
     That is what a compute that takes room, and a copy into the compute tier, wait for (positions of the clock);
     `NONE` for other actions, and where there is no such compute.
     """
-    latest = facts.latest("line", None, np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
+    latest = facts.latest(np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
     is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
     return np.where(np.where(facts.kind == COMPUTE, taken > 0, is_copy_in), latest, NONE)
 
@@ -314,9 +300,7 @@ def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -
     facts.check_steps(steps, taken[steps] > 0, "what could start has started", could, ("starts at ns", starts))
     start_ns = np.where(started, facts.times(start[steps]), NEVER_NS)
     tier = np.where(is_copy, facts.c[steps], here)
-    return RoomRequests(
-        tier, taken[steps], facts.times(since[steps]), start_ns, is_copy.astype(int), facts.first + steps
-    )
+    return RoomRequests(tier, taken[steps], facts.times(since[steps]), start_ns, is_copy.astype(int), steps)
 
 
 def _first_unrun(facts: Facts) -> Ints:

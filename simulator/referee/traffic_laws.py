@@ -214,8 +214,10 @@ _KERNELS = ""
 """In place of the name of a link or port: what kernels read and write for certain."""
 
 
-class Bandwidth:
-    """Checks each link, port, and instance of a bus, in each stretch in which it is busy without a pause.
+def check_bandwidth(
+    hardware: Hardware, stands_in: Sequence[int], switches: Switches, ranks: Sequence[Facts], met: Meetings | None
+) -> None:
+    """Check each link, port, and instance of a bus, in each stretch in which it is busy without a pause.
 
     So is the memory of the compute tier, if kernels, copies and collectives share its bandwidth. What is chosen of late
     reads is left out there, and kernels whose duration was measured have no traffic.
@@ -228,6 +230,10 @@ class Bandwidth:
         For each rank the one that was simulated in its place.
     switches
         How the machine is read.
+    ranks
+        The rows of those that were simulated.
+    met
+        The meetings of the trace, if there are any.
 
     Notes
     -----
@@ -235,83 +241,71 @@ class Bandwidth:
     without a tolerance. A stretch in which nothing is under way before it and behind it holds all the bytes of its
     spans.
     """
+    ports = {
+        f"{name}.{way}": fabric.planes * fabric.bandwidth_bytes_per_s
+        for name, fabric in hardware.fabrics.items()
+        for way in ("out", "in")
+    }
+    ids = {name: number for number, name in enumerate((*hardware.link_names, *ports, _KERNELS))}
+    rows = np.concatenate([*_carried(ranks, ids), *_sent(hardware, met, ids)], axis=1)
+    sharing = hardware.topology.sharing
+    for what, scope, rate, passing in _carriers(hardware, ports, switches):
+        times = np.array([passing.get(name, 0) for name in ids])
+        instance, counts = instances(sharing[scope], stands_in)
+        name, rank, size, start, end = rows[:, times[rows[0]] > 0]
+        where, size = instance[rank], size * counts[rank] * times[name]
+        order, first, until = busy(where, start, end, joins=False)
+        if rate != math.inf and len(order):
+            stretches = where[order][first], np.add.reduceat(size[order], first), start[order][first], until
+            _check_stretches(what, int(rate), np.stack(stretches))
 
-    def __init__(self, hardware: Hardware, stands_in: Sequence[int], switches: Switches) -> None:
-        self._hardware = hardware
-        here, links, fabrics = hardware.compute_tier, hardware.links.items(), hardware.fabrics.items()
-        ports = {f"{name}.{way}": f.planes * f.bandwidth_bytes_per_s for name, f in fabrics for way in ("out", "in")}
-        self._names = {name: number for number, name in enumerate((*hardware.link_names, *ports, _KERNELS))}
-        carriers: list[tuple[str, str, int | float, Mapping[str, int]]] = [
-            *((f"link {n!r} of rank", "device", k.bandwidth_bytes_per_s, hardware.passing((n,))) for n, k in links),
-            *((f"port {n!r} of rank", "device", rate, hardware.passing((n,))) for n, rate in ports.items()),
-        ]
-        for name, bus in hardware.buses.items():
-            what, rate = f"bus {name!r} of {bus.scope}", bus.bandwidth_bytes_per_s
-            carriers.append((what, bus.scope, rate, hardware.passing(bus.links)))
-        memory = hardware.tiers[here]
-        if switches.hbm_contention and memory.bandwidth_bytes_per_s is not None:
-            ends = [name for name, link in links if here in (link.source, link.target)]
-            passing = dict.fromkeys((_KERNELS, *ends, *ports), 1)
-            carriers.append((f"memory {here!r} of {memory.scope}", memory.scope, memory.bandwidth_bytes_per_s, passing))
-        sharing = hardware.topology.sharing
-        self._carriers = [
-            (what, int(rate), instances(sharing[scope], stands_in), np.array([passing.get(n, 0) for n in self._names]))
-            for what, scope, rate, passing in carriers
-            if rate != math.inf
-        ]
-        self._under_way = {what: np.empty((4, 0), np.int64) for what, *_ in self._carriers}
 
-    def check(self, ranks: Sequence[Facts], met: Meetings | None) -> None:
-        """Check the stretches that no later action can be part of; keep the others for later.
+def _carriers(
+    hardware: Hardware, ports: Mapping[str, int | float], switches: Switches
+) -> Iterator[tuple[str, str, int | float, Mapping[str, int]]]:
+    """What has a bandwidth: its name, who has an instance, its rate [B/s], and how often what passes it."""
+    for name, link in hardware.links.items():
+        yield f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, hardware.passing((name,))
+    for name, rate in ports.items():
+        yield f"port {name!r} of rank", "device", rate, hardware.passing((name,))
+    for name, bus in hardware.buses.items():
+        yield f"bus {name!r} of {bus.scope}", bus.scope, bus.bandwidth_bytes_per_s, hardware.passing(bus.links)
+    here = hardware.compute_tier
+    memory = hardware.tiers[here]
+    if switches.hbm_contention and memory.bandwidth_bytes_per_s is not None:
+        ends = [name for name, link in hardware.links.items() if here in (link.source, link.target)]
+        passing = dict.fromkeys((_KERNELS, *ends, *ports), 1)
+        yield f"memory {here!r} of {memory.scope}", memory.scope, memory.bandwidth_bytes_per_s, passing
 
-        Parameters
-        ----------
-        ranks
-            The rows of those that were simulated.
-        met
-            The meetings of the trace, if there are any.
-        """
-        rows = np.concatenate([*self._copied(ranks), *self._sent(met)], axis=1)
-        until_ns = min(int(facts.issued_ns.max(initial=0)) for facts in ranks)
-        for what, rate, (instance, counts), times in self._carriers:
-            name, rank, size, start, end = rows[:, times[rows[0]] > 0]
-            new = np.stack((instance[rank], size * counts[rank] * times[name], start, end))
-            which, size, start, end = np.concatenate((self._under_way[what], new), axis=1)
-            order, first, until = busy(which, start, end, joins=False)
-            if not len(order):
-                continue
-            stretches = np.stack((which[order][first], np.add.reduceat(size[order], first), start[order][first], until))
-            is_settled = np.full(len(first), True) if ranks[0].is_last else until <= until_ns
-            self._under_way[what] = stretches[:, ~is_settled]
-            _check_stretches(what, rate, stretches[:, is_settled])
 
-    def _copied(self, ranks: Sequence[Facts]) -> Iterator[Ints]:
-        """What goes over links, and what kernels read and write for certain: name, rank, bytes, start and end."""
-        for facts in ranks:
-            ops, copies, computes = facts.program.graph.ops, facts.ran(COPY), facts.ran(COMPUTE)
-            has_traffic = [op.duration_ns is None and op.collective is None for op in ops]
-            traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * has_traffic
-            kernels = np.full(len(computes), self._names[_KERNELS])
-            links = copies, facts.track[copies], facts.program.sizes
-            for issues, name, size in (links, (computes, kernels, traffic)):
-                rank = np.full(len(issues), facts.rank)
-                yield np.stack((name, rank, size[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
+def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
+    """What goes over links, and what kernels read and write for certain: id of the name, rank, bytes, start and end."""
+    for facts in ranks:
+        ops, copies, computes = facts.program.graph.ops, facts.ran(COPY), facts.ran(COMPUTE)
+        has_traffic = [op.duration_ns is None and op.collective is None for op in ops]
+        traffic = np.array([op.read_bytes + op.write_bytes for op in ops], np.int64) * has_traffic
+        kernels = np.full(len(computes), ids[_KERNELS])
+        links = copies, facts.track[copies], facts.program.sizes
+        for issues, name, size in (links, (computes, kernels, traffic)):
+            rank = np.full(len(issues), facts.rank)
+            yield np.stack((name, rank, size[facts.a[issues]], facts.start_ns[issues], facts.end_ns[issues]))
 
-    def _sent(self, met: Meetings | None) -> Iterator[Ints]:
-        """What goes over ports: their part of every phase of each collective, at some time in its span."""
-        if met is None:
-            return
-        sizes: dict[str, Ints] = {}
-        for sort, (what, members, _) in enumerate(met.sorts):
-            for phase in phases(what, members, self._hardware):
-                for way, silent in (("out", CollectiveKind.RECV), ("in", CollectiveKind.SEND)):
-                    if what.kind is not silent:
-                        size = sizes.setdefault(f"{phase.fabric}.{way}", np.zeros(len(met.sorts), np.int64))
-                        size[sort] += phase.port_bytes
-        for name, size in sizes.items():
-            number = np.full(len(met.rank), self._names[name])
-            rows = np.stack((number, met.rank, size[met.sort], met.start_ns, met.end_ns))
-            yield rows[:, rows[2] > 0]
+
+def _sent(hardware: Hardware, met: Meetings | None, ids: Mapping[str, int]) -> Iterator[Ints]:
+    """What goes over ports: their part of every phase of each collective, at some time in its span."""
+    if met is None:
+        return
+    sizes: dict[str, Ints] = {}
+    for sort, (what, members, _) in enumerate(met.sorts):
+        for phase in phases(what, members, hardware):
+            for way, silent in (("out", CollectiveKind.RECV), ("in", CollectiveKind.SEND)):
+                if what.kind is not silent:
+                    size = sizes.setdefault(f"{phase.fabric}.{way}", np.zeros(len(met.sorts), np.int64))
+                    size[sort] += phase.port_bytes
+    for name, size in sizes.items():
+        port = np.full(len(met.rank), ids[name])
+        rows = np.stack((port, met.rank, size[met.sort], met.start_ns, met.end_ns))
+        yield rows[:, rows[2] > 0]
 
 
 def _check_stretches(what: str, rate: int, stretches: Ints) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, covered
-from simulator.trace import CAUSES, NONE, Ints, firsts, lasts, pick
+from simulator.trace import CAUSES, NONE, Ints, firsts, pick
 
 PEER = CAUSES.index("peer")
 _COLLECTIVE, _TRANSFER = CAUSES.index("collective"), CAUSES.index("transfer")
@@ -53,15 +53,11 @@ def _check_fill(facts: Facts) -> None:
     issue = np.concatenate((computes, unmet, waits["issue"]))
     order = np.lexsort((issue, end, start, stream))
     stream, start, end, issue = stream[order], start[order], end[order], issue[order]
-    is_wait, is_first, is_last = order >= len(order) - len(waits["row"]), firsts(stream), lasts(stream)
-    filled = facts.earlier.latest.get("filled", np.zeros(1 + max(facts.program.streams, default=0), np.int64))
-    before = np.append(0, end)[:-1]
-    before[is_first] = filled[stream[is_first]]
+    is_wait, before = order >= len(order) - len(waits["row"]), np.append(0, end)[:-1]
+    before[firsts(stream)] = 0
     law = "every nanosecond of a stream, from 0 to its last end, is one compute or one wait"
     shown = ("starts at ns", start), ("the one before it ends at ns", before)
     facts.check_steps(issue, start == before, law, *shown)
-    filled[stream[is_last]] = end[is_last]
-    facts.earlier.latest["filled"] = filled
     at = np.where(is_wait, len(order), np.arange(len(order)))
     following = np.append(issue, NONE)[np.minimum.accumulate(at[::-1])[::-1]]
     law = "a wait is of the compute that follows it"
@@ -69,21 +65,14 @@ def _check_fill(facts: Facts) -> None:
 
 
 def _check_transfers(facts: Facts) -> None:
-    """Check that a wait for a transfer is covered by that transfer (or several of that tensor, back to back).
-
-    Transfers are kept that a wait to come may be for: a stream's next wait begins where it has come to.
-    """
+    """Check that a wait for a transfer is covered by that transfer (or several of that tensor, back to back)."""
     copies, many = facts.ran(COPY), len(facts.program.sizes) + 2
-    mine = (facts.track[copies], facts.a[copies], facts.start_ns[copies], facts.end_ns[copies])
-    rows = np.concatenate((facts.earlier.kept("copies", 4), mine), axis=1)
-    under_way = rows[0] * many + rows[1], facts.at(rows[2]), facts.at(rows[3])
+    under_way = facts.track[copies] * many + facts.a[copies], facts.start[copies], facts.end[copies]
     waits = pick(facts.waits, facts.waits["cause"] == _TRANSFER)
     waited = waits["on"] * many + waits["blocker"], waits["start"], waits["end"]
     holds = covered(waited, under_way, facts.stride, joined=True)
     law = "a wait for a transfer lasts while that transfer is under way"
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "on", "blocker")
-    since = facts.earlier.latest["filled"][[*facts.program.streams]].min(initial=np.iinfo(np.int64).max)
-    facts.earlier.rows["copies"] = rows[:, rows[3] > since]
 
 
 def _check_meetings(facts: Facts) -> None:

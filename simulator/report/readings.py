@@ -36,11 +36,10 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     """
     if not row.is_ok:
         return []
-    rank, ran = row.summary.get("slowest_rank", row.rank), row.ran
-    graph = row.job.graph(rank)
-    if ran is None and row.trace is not None:
-        ran = Ran.of(graph, row.hardware, row.trace.by_rank()[rank if row.is_job else 0])
-    sums = Counter(waits_by_place(graph, ran) if ran is not None else {})
+    rank, sums = row.summary.get("slowest_rank", row.rank), Counter[tuple[int, int]]()
+    if row.trace is not None:
+        graph, trace = row.job.graph(rank), row.trace.by_rank()[rank if row.is_job else 0]
+        sums.update(waits_by_place(graph, Ran.of(graph, row.hardware, trace)))
     for cause, name in enumerate(CAUSES):
         placed = sum(ns for (other, _), ns in sums.items() if other == cause)
         sums[cause, -1] += (row.summary.get(f"wait_{name}_ns") or 0) - placed

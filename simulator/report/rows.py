@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from simulator.errors import Shortfall
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.metrics import Ran, by_rank, figure_of
+from simulator.metrics import by_rank, figure_of
 from simulator.metrics.figures import Unit
 from simulator.plan import Plan
 from simulator.trace import CAUSES, Trace
@@ -39,10 +39,8 @@ class Row:
     job, hardware, budget_bytes
         What all ranks ran, on which machine, with how much of the compute tier [B].
     plans, trace
-        What was decided for each graph of the job, and what happened; nothing where no such plan fits. No trace if the
-        scenario says that none is kept. Of a rank, its own trace, in which it is number 0.
-    ran
-        What the row was counted from, if no trace is kept.
+        What was decided for each graph of the job, and what happened; nothing where no such plan fits. Of a rank, its
+        own trace, in which it is number 0.
     shortfall
         Why no such plan fits, and what would help; None where one ran.
     homes_are_given
@@ -59,7 +57,6 @@ class Row:
     budget_bytes: int | float = field(repr=False)
     plans: tuple[Plan, ...] = field(default=(), repr=False)
     trace: Trace | None = field(default=None, repr=False)
-    ran: Ran | None = field(default=None, repr=False)
     shortfall: Shortfall | None = field(default=None, repr=False)
     homes_are_given: bool = field(default=False, repr=False)
     rank: int = 0
@@ -262,7 +259,7 @@ def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
     if trace is None or not row.is_job:
         return [row]
     counts, alone, stand = by_rank(row.job, row.hardware, trace), trace.by_rank(), Counter(trace.stands_in)
-    one = replace(row, ran=None, shortfall=None)
+    one = replace(row, shortfall=None)
     return [
         replace(one, summary=dict(counts[rank]), trace=alone[rank], rank=rank, stands_for=stand[rank]) for rank in ranks
     ]

@@ -18,7 +18,7 @@ from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
 from simulator.run.sweep import Progress, silent
 from simulator.run.what_if import beside, what_would_free
-from simulator.scenario import Keep, Scenario
+from simulator.scenario import Scenario
 
 
 def run(  # noqa: PLR0913 - what is run, and how
@@ -106,7 +106,6 @@ def read(
     scenario: str | Path | Scenario,
     *,
     set: Mapping[str, Any] | None = None,  # noqa: A002
-    trace: Keep | None = None,
     job: Job | None = None,
 ) -> Case:
     """Read and build what all rows share; nothing is decided yet.
@@ -115,15 +114,11 @@ def read(
     ----------
     scenario, set, job
         As for `run`.
-    trace
-        Whether the trace is kept; default: as the scenario says.
     """
     must, do = "what all ranks run is a Job", "make it with Job.of(graph)"
     insist(job is None or isinstance(job, Job), "job", must, f"one {type(job).__name__}", do)
     loaded = catalog.resolve(scenario, set)
     loaded = replace(loaded, is_job_given=job is not None)
-    if trace is not None:
-        loaded = replace(loaded, scenario=loaded.scenario.model_copy(update={"trace": trace}))
     return prepare(loaded, job, is_changed=bool(set))
 
 

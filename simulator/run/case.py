@@ -23,7 +23,7 @@ from simulator.report.files import folder_names
 from simulator.run.placement import home_ids, sharers, shares, turns, with_lasting_outputs
 from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
-from simulator.trace import Happened, Trace
+from simulator.trace import Trace
 from simulator.units import FieldError, nearest
 
 Policies = Sequence[str] | Mapping[str, Policy]
@@ -236,19 +236,6 @@ def _check_expectations(loaded: Loaded) -> None:
                 raise ConfigError(where, must, repr(column), nearest(column, known))
 
 
-def _check_keeps(scenario: Scenario, job: Job, where: str) -> None:
-    """Check that the run of a scenario that keeps no trace can be followed."""
-    if scenario.trace == "kept":
-        return
-    if job.ranks > 1 or job.graphs[0].meets:
-        found = f"{job.ranks:,} ranks" if job.ranks > 1 else "collectives"
-    else:
-        found = next((f"allocator: {one.allocator}" for one in scenario.policies if one.allocator != "ideal"), "")
-    if found:
-        must = "a run keeps its trace if ranks may meet, or if places have addresses"
-        raise ConfigError(where, must, found, "write trace: kept")
-
-
 def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, with_bounds: bool = True) -> Case:
     """Build everything that the rows of a scenario share; nothing runs.
 
@@ -273,7 +260,6 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         job = build_job(loaded.workload, loaded.workload_dir, reader)
     _check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
-    _check_keeps(loaded.scenario, job, loaded.place("trace"))
     homes = home_ids(loaded, job.graphs)
     job = replace(job, graphs=tuple(with_lasting_outputs(loaded, *one) for one in zip(job.graphs, homes, strict=True)))
     room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
@@ -323,13 +309,12 @@ def execute(
     plans: Sequence[Plan],
     progress: Callable[[int, int], None] | None = None,
     allocator: AllocatorKind = "ideal",
-    forward: Callable[[Happened], None] | None = None,
 ) -> Trace:
-    """Replay the plans of a case, one for each graph, on all ranks; of one rank, what happens may be handed on.
+    """Replay the plans of a case, one for each graph, on all ranks.
 
     What a search has replayed already is known.
     """
-    if case.job.ranks == 1 and allocator == "ideal" and forward is None:
+    if case.job.ranks == 1 and allocator == "ideal":
         known = case.trials.known(case.problem, plans[0])
         if known is not None:
             return known
@@ -349,5 +334,4 @@ def execute(
         switches=case.problem.switches,
         progress=progress,
         fold=case.loaded.scenario.fold,
-        forward=forward,
     )

@@ -17,7 +17,7 @@ from simulator.scenario import PolicyChoice
 _PROSE = {"schema_", "name", "title", "origin", "sources", "assumed", "fitted"}
 """What a document says for people."""
 _REFERENCES: dict[str, Any] = {
-    "scenario": dict.fromkeys(("hardware", "workload", "trace", "policies", "expect", "claim"), True),
+    "scenario": dict.fromkeys(("hardware", "workload", "policies", "expect", "claim"), True),
     "workload": {"graph": True, "requests": {"file"}},
 }
 _REFERENCES["scenario"]["draws"] = {"file"}

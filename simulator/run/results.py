@@ -206,9 +206,6 @@ class Result(Row):
     def _trace(self) -> Trace:
         if self.trace is not None:
             return self.trace
-        if self.ran is not None:
-            must = "a table, a picture or a recorded plan is made from the trace of a row"
-            raise ConfigError(self.label, must, "a run that kept none", "write trace: kept")
         if self.shortfall is not None:
             raise CapacityError(self.shortfall)
         raise ConfigError(self.label, "a table is about a row that ran", self.status, "choose another row")

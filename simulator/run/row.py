@@ -23,7 +23,7 @@ from simulator.run.case import Case, Policies, execute
 from simulator.run.results import Result
 from simulator.run.sweep import Progress, silent
 from simulator.run.task import Task
-from simulator.trace import Happened, Trace
+from simulator.trace import Trace
 
 
 def rows_of(
@@ -79,7 +79,7 @@ def _rows_aside(
     return [Result.of(case.of(label), label, **found[number]) for number, label in enumerate(rows)]
 
 
-_SENT = ("summary", "trace", "ran", "shortfall", "remarks", "tries")
+_SENT = ("summary", "trace", "shortfall", "remarks", "tries")
 """Attributes of a row that a fork sends back as they are."""
 
 
@@ -191,19 +191,9 @@ def checked(
         referee.check_plan(task.graph, case.hardware, plan, task.pinned, by_rank[task.ranks[0]].draws)
     referee.check_order(job, [one.plan for one in by_rank])
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
-    if case.loaded.scenario.trace == "kept":
-        trace = execute(case, plans, progress, allocator)
-        findings = referee.check_trace(job, case.hardware, by_rank, trace, budget, switches)
-        return Checked(trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None)
-    watch = referee.Watch(job, case.hardware, by_rank, budget, switches)
-    counting = metrics.Ran.under(case.graph, case.hardware, plans[0])
-
-    def take(happened: Happened) -> None:
-        watch.take(happened)
-        counting.take(happened)
-
-    trace = execute(case, plans, progress, allocator, take)
-    return Checked(trace, watch.finish(trace), counting.ended(trace))
+    trace = execute(case, plans, progress, allocator)
+    findings = referee.check_trace(job, case.hardware, by_rank, trace, budget, switches)
+    return Checked(trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None)
 
 
 def replayed(
@@ -230,7 +220,7 @@ def replayed(
     """
     trace, findings, ran = checked(case, label, plans, progress)
     kind = {
-        "may_repeat": ran.repeats if ran else metrics.repeats(case.job, trace),
+        "may_repeat": metrics.repeats(case.job, trace),
         "in_turn": any(any(plan.starts_ns) for plan in plans),
     }
     keeps = not case.with_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
@@ -246,9 +236,8 @@ def replayed(
         _check_bound(label, summary)
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
-    is_kept = case.loaded.scenario.trace == "kept"
-    happened = {"trace": trace} if is_kept else {"ran": ran}
-    return Result.of(case, label, summary, plans=named, remarks=findings.remarks, tries=case.trials.begun, **happened)
+    about = {"remarks": findings.remarks, "tries": case.trials.begun}
+    return Result.of(case, label, summary, plans=named, trace=trace, **about)
 
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:
@@ -257,8 +246,7 @@ def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.
     for task, plan in zip(case.tasks, plans, strict=True):
         issued = ran.issued if ran else None
         if issued is None and (plan.fixed is None or plan.repeats != task.graph.steps):
-            issued = metrics.IssuedActions(task.graph, plan.home, tier)
-            issued.take(trace.issued[task.ranks[0]].whole())
+            issued = metrics.IssuedActions(task.graph, plan.home, tier, trace.issued[task.ranks[0]].whole())
         if not metrics.keeps_program(task.graph, plan, task.problem.streams, issued):
             return False
     return True

@@ -16,13 +16,9 @@ from simulator.scenario.question import Frontier, Largest, Least, Question
 from simulator.units import Bytes, Nanoseconds, nearest, require
 
 __all__ = [
-    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Keep", "Kind", "Largest", "Least",
+    "LIMITS", "AllocatorKind", "Claim", "DrawsOrigin", "Expectation", "Frontier", "Kind", "Largest", "Least",
     "PolicyChoice", "Question", "Scenario", "Slo", "Switches", "Unstated", "label_of",
 ]  # fmt: skip
-
-Keep = Literal["kept", "none"]
-"""Whether a run keeps its trace."""
-
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
 """How places of the compute tier get addresses."""
@@ -186,10 +182,6 @@ class Scenario(Document):
     fold
         Whether ranks that run the same stand for one another, which changes no time: ``auto`` if nothing tells them
         apart, ``never``, or ``always``, which is an error if something does.
-    trace
-        ``kept``, or ``none``: what happens is checked and counted as it happens, and then forgotten, so that memory
-        does not grow with the steps of a run. The numbers are the same; pictures, tables and the plans of runtimes
-        need a trace.
     scaling
         Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; fields of
         one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
@@ -224,7 +216,6 @@ class Scenario(Document):
     budget_bytes: Bytes | None = Field(None, alias="budget")
     policies: tuple[PolicyChoice, ...] = Field(min_length=1)
     fold: Literal["auto", "never", "always"] = "auto"
-    trace: Keep = "kept"
     scaling: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = {}
     largest: Largest | None = None
     least: Least | None = None

@@ -134,8 +134,6 @@ def read_served(
     ConfigError
         As for `serve`.
     """
-    rule, do = "only hosim run knows of trace", "remove it: hosim serve keeps no trace of what it replays"
-    insist(loaded.scenario.trace == "kept", loaded.place("trace"), rule, "trace: none", do)
     for number, choice in enumerate(loaded.scenario.policies):
         rule, where = "all rows that serve run on one machine", loaded.place("policies", str(number), "set")
         insist(not choice.set_, where, rule, "changes to it", "move set out of the row")

@@ -101,7 +101,6 @@ def main() -> None:
                 "links.*.bandwidth=16..200 GB/s:10",
                 *THOUSAND,
             ],
-            f"{asked.steps:,} decode steps --no-trace": ["run", long, "--no-trace"],
             f"{asked.steps:,} decode steps": ["run", long],
         }
         print(f"{'command':<38} {'seconds':>8} {'least':>6} {'most':>6} {'processor':>10} {'memory':>9}")

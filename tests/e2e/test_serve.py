@@ -204,15 +204,6 @@ def test_a_workload_of_requests_is_checked_with_its_file(hosim, filed, tmp_path)
     assert "some.csv: an input is a file, found no such file" in hosim("check", tmp_path / "toy.yaml").err
 
 
-def test_a_trace_is_not_left_out_of_what_keeps_none(hosim, tmp_path):
-    path = write(tmp_path)
-    path.write_text(path.read_text() + "trace: none\n")
-    for command in ("serve", "check"):
-        done = hosim(command, path)
-        assert done.code == 1
-        assert "only hosim run knows of trace, found trace: none; remove it" in done.err
-
-
 def test_a_queue_is_told_though_all_are_served(hosim, tmp_path):
     fast = DRAWN.replace("count: 12", "count: 60").replace("mean: 40, spread: 0.5", "mean: 40")
     fast = fast.replace("40 us", "20 us")

@@ -52,18 +52,17 @@ def test_a_fixed_plan_keeps_the_program_if_first_runs_are_in_order(computes, kee
 def test_so_does_what_a_runtime_issued_in_each_step(computes, keeps):
     plan = Plan("p", ("hbm",), (0,), partial(iter, ()))
     two_steps = GRAPH.repeated(2)
-    issued = IssuedActions(two_steps, plan.home, 0)
-    issued.take(dict(zip(ISSUED, np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T, strict=True)))
+    codes = np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T
+    issued = IssuedActions(two_steps, plan.home, 0, dict(zip(ISSUED, codes, strict=True)))
     assert keeps_program(two_steps, plan, (0, 0, 0), issued) is keeps
 
 
-@pytest.mark.parametrize("trace", ["kept", "none"])
 @pytest.mark.parametrize("syncs", [1, 2, 3])
-def test_steps_that_a_plan_writes_out_need_not_be_equally_long(syncs, trace, tmp_path):
+def test_steps_that_a_plan_writes_out_need_not_be_equally_long(syncs, tmp_path):
     """Three steps of 13 ops of 100 us, with more lines in the second: each takes what its ops take."""
     head, home, *steps = chain.plan_lines()
     plan = [head | {"repeats": 1}, home, *steps, *[{"sync": "w"}] * syncs, *steps, *steps]
-    text = chain.SCENARIO.replace("4.3 MB", "6.7 MB").replace("- static", "- mine.jsonl") + f"trace: {trace}\n"
+    text = chain.SCENARIO.replace("4.3 MB", "6.7 MB").replace("- static", "- mine.jsonl")
     scenario = chain.write(tmp_path, scenario=text, workload=chain.WORKLOAD.replace("steps: 2", "steps: 3"))
     chain.write_lines(tmp_path / "mine.jsonl", plan)
     row = hosim.run(scenario, policies=["mine"])["mine"]

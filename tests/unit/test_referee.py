@@ -23,7 +23,6 @@ from hand import (
     W,
     add,
     both,
-    check,
     drop,
     judge,
     plan_of,
@@ -265,11 +264,11 @@ def test_copies_start_in_issue_order_and_after_their_program_point():
         (5, 6, r"first in line for room of a tier \(hbm\) starts when it fits, found 4 B beside 9 B at 5 ns"),
     ):
         with pytest.raises(InvariantError, match=law):
-            check(g, two, plan, rows(first, second).trace(), 100)
-    check(g, two, plan, rows(5, 5).trace(), 100)
+            check_trace(g, two, [plan], rows(first, second).trace(), 100)
+    check_trace(g, two, [plan], rows(5, 5).trace(), 100)
     with pytest.raises(InvariantError, match="a copy waits until the last compute issued before it has ended"):
-        check(g, two, plan, rows(5, 5).trace(), 100, Switches(copies_wait_for="end"))
-    check(g, two, plan, rows(15, 15).trace(), 100, Switches(copies_wait_for="end"))
+        check_trace(g, two, [plan], rows(5, 5).trace(), 100, Switches(copies_wait_for="end"))
+    check_trace(g, two, [plan], rows(15, 15).trace(), 100, Switches(copies_wait_for="end"))
 
 
 def test_a_channel_of_a_copy_queue_serves_all_its_links_in_turn():
@@ -282,9 +281,9 @@ def test_a_channel_of_a_copy_queue_serves_all_its_links_in_turn():
     rows = Rows(spans, [[0, 0, 1, 3, 1, 6, TRANSFER, 1, H2D, 1]], places)
     apart, shared = machine(), machine(queue=("d2h", "h2d"))
     with pytest.raises(InvariantError, match="a wait for a transfer lasts while that transfer is under way"):
-        check(g, apart, plan, rows.trace(), 100)
+        check_trace(g, apart, [plan], rows.trace(), 100)
     with pytest.raises(InvariantError, match="a channel runs one transfer at a time, in issue order"):
-        check(g, shared, plan, rows.trace(), 100)
+        check_trace(g, shared, [plan], rows.trace(), 100)
 
 
 def test_a_link_carries_no_more_than_its_bandwidth():
@@ -295,7 +294,7 @@ def test_a_link_carries_no_more_than_its_bandwidth():
     places = [[0, 0, DDR, 0, 4], [0, 0, DDR, 1, 4], [0, 0, HBM, 0, 4], [0, 0, HBM, 1, 4]]
     places += [[4, 0, HBM, 0, -4], [4, 0, HBM, 1, -4]]
     with pytest.raises(InvariantError, match=r"link 'h2d' of rank 0: a link, a bus, .*, found 8 B from 0 to 4 ns"):
-        check(g, two, plan, Rows(spans, [], places).trace(), 100)
+        check_trace(g, two, [plan], Rows(spans, [], places).trace(), 100)
 
 
 def test_a_host_runs_no_further_ahead_than_its_queue():
@@ -307,10 +306,10 @@ def test_a_host_runs_no_further_ahead_than_its_queue():
         [0, COMPUTE, 1, 0, 0, 1, 0, 10, 15],
         [0, COMPUTE, 2, 0, 0, 2, 10, 15, 20],
     ]
-    check(g, shallow, plan, Rows(spans, [], []).trace(), 100)
+    check_trace(g, shallow, [plan], Rows(spans, [], []).trace(), 100)
     spans[2][6] = 9
     with pytest.raises(InvariantError, match="at most 1 computes are issued and not yet started"):
-        check(g, shallow, plan, Rows(spans, [], []).trace(), 100)
+        check_trace(g, shallow, [plan], Rows(spans, [], []).trace(), 100)
 
 
 def test_nothing_is_issued_after_a_sync_before_the_tensor_settles():

@@ -1,0 +1,159 @@
+"""Holds a whole trace against the laws: rank by rank, and then what ranks do together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from simulator.draws import Draws
+from simulator.graph import Graph, Job
+from simulator.hardware import Hardware
+from simulator.plan import Plan
+from simulator.referee.facts import Facts, broken
+from simulator.referee.findings import Findings, found_in, merged
+from simulator.referee.op_columns import ProgramColumns
+from simulator.referee.place_laws import check_places, check_workspace
+from simulator.referee.plan_laws import PlanWalk
+from simulator.referee.room_laws import TierRoom, check_addresses, check_stored_once, stored_once
+from simulator.referee.start_laws import RoomRequests, check_durations, check_issued, check_starts, check_tracks
+from simulator.referee.traffic_laws import check_bandwidth, check_meetings, check_peers, meetings
+from simulator.referee.wait_laws import check_waits
+from simulator.scenario import AllocatorKind, Switches
+from simulator.trace import Block, Trace, pick
+
+
+class Drawn(NamedTuple):
+    """A plan with what dynamic reads choose on the rank that ran it, how places get addresses there, and what stays."""
+
+    plan: Plan
+    draws: Draws | None
+    allocator: AllocatorKind = "ideal"
+    pinned: Collection[int] = ()
+
+
+def check_trace(
+    job: Job | Graph,
+    hardware: Hardware,
+    plans: Sequence[Plan | Drawn],
+    trace: Trace,
+    budget_bytes: int | float | None = None,
+    switches: Switches | None = None,
+) -> Findings:
+    """Check a trace against the laws, from its rows alone.
+
+    Parameters
+    ----------
+    job, hardware
+        What ran, where; a graph that all ranks run is a job, too.
+    plans
+        What was decided, for each rank; with draws, what its dynamic reads choose. Without, all candidates are read.
+    trace
+        What happened.
+    budget_bytes
+        What may be used of the compute tier [B]; default: its capacity less what is reserved.
+    switches
+        Readings of the machine that were chosen; default: copies wait for a start, kernels are not slowed down.
+
+    Returns
+    -------
+    Findings
+        Remarks that are no breach.
+
+    Raises
+    ------
+    InvariantError
+        If a law is broken: the law, the row and the numbers.
+    PlanError
+        If a reactive plan issued a step that breaks a rule.
+    """
+    if budget_bytes is None:
+        budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
+    job, switches = Job.of(job, len(plans)) if isinstance(job, Graph) else job, switches or Switches()
+    ran = [plan if isinstance(plan, Drawn) else Drawn(plan, None) for plan in plans]
+    stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [drawn.plan for drawn in ran]
+    _check_status(len(ran), trace)
+    _check_folded(job, hardware, decided, trace)
+    spare = stored_once(job, hardware, decided)
+    check_stored_once(hardware, trace, spare)
+    room = TierRoom(hardware, stands_in, budget_bytes, spare)
+    changes = room.check_held(trace.residencies.whole())
+    ranks, requests, findings = list[Facts](), dict[int, RoomRequests](), dict[int, Findings]()
+    for facts in _facts(job, hardware, ran, trace):
+        rank, drawn = facts.rank, ran[facts.rank]
+        requests[rank], findings[rank] = _check_rank(facts, drawn, switches)
+        check_addresses(facts, trace, drawn.allocator, budget_bytes)
+        del facts.accesses  # the largest of its columns, which no law over ranks asks for
+        ranks.append(facts)
+    room.check_lines(changes, requests)
+    if (met := meetings(job, stands_in, ranks)) is not None:
+        check_meetings(hardware, met, complete=is_ok, contended=switches.hbm_contention)
+        if is_ok:
+            check_peers(met, ranks, stands_in)
+    check_bandwidth(hardware, stands_in, switches, ranks, met)
+    return merged([findings[rank] for rank in stands_in])
+
+
+def _check_status(ranks: int, trace: Trace) -> None:
+    right = trace.status in {"ok", "blocked"} and (trace.status == "blocked") == bool(trace.blocked)
+    if not right or len(trace.issued) != ranks or len(trace.stands_in) != ranks:
+        must = "a trace is ok, or blocked with the reasons, and has what each rank issued"
+        found = f"{trace.status!r} with {len(trace.blocked)} reasons and {len(trace.issued)} of {ranks} ranks"
+        raise broken("trace", must, found)
+
+
+def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
+    """Check that a rank that stands for another runs the same, and that the ranks beside both are alike."""
+    stands_in, each = trace.stands_in, hardware.topology.devices_per_node
+    if stands_in == tuple(range(len(plans))):
+        return
+    company: dict[int, Counter[int]] = {}
+    for rank, other in enumerate(stands_in):
+        company.setdefault(rank // each, Counter())[other] += 1
+    for rank, other in enumerate(stands_in):
+        same = stands_in[other] == other and job.graph_of[other] == job.graph_of[rank]
+        same = same and (plans[other] is plans[rank] or plans[other] == plans[rank])
+        if not same or company[rank // each] != company[other // each]:
+            must = "a rank that stands for another runs the same, in the same company"
+            raise broken("trace", must, f"rank {other} for rank {rank}")
+
+
+def _facts(job: Job, hardware: Hardware, ran: Sequence[Drawn], trace: Trace) -> Iterator[Facts]:
+    """Lay out the rows of each rank that was simulated; ranks that ran the same share what is laid out of that."""
+    programs: dict[tuple[int, int], ProgramColumns] = {}
+    by_rank = {name: _by_rank(getattr(trace, name).whole(), len(ran)) for name in ("spans", "waits", "residencies")}
+    for rank in sorted(set(trace.stands_in)):
+        drawn, key = ran[rank], (job.graph_of[rank], id(ran[rank].plan))
+        if key not in programs:
+            programs[key] = ProgramColumns(job.graph(rank), hardware, drawn.plan)
+        program, issued = programs[key].with_draws(drawn.draws), trace.issued[rank]
+        is_recorded = len(issued) or drawn.plan.fixed is None
+        tables = {name: blocks[rank] for name, blocks in by_rank.items()}
+        tables["issued"] = issued.whole() if is_recorded else program.planned()
+        yield Facts(program, tables, rank, complete=trace.status == "ok")
+
+
+def _by_rank(rows: Block, ranks: int) -> list[Block]:
+    """Split the rows of a table by rank, each with its number there."""
+    rows = {**rows, "row": np.arange(len(rows["rank"]))}
+    order = np.argsort(rows["rank"], kind="stable")
+    ends = np.searchsorted(rows["rank"][order], np.arange(ranks + 1))
+    return [rows] if ranks == 1 else [pick(rows, positions) for positions in np.split(order, ends)[1:-1]]
+
+
+def _check_rank(facts: Facts, drawn: Drawn, switches: Switches) -> tuple[RoomRequests, Findings]:
+    """Check one rank against the laws that concern it alone; return the actions that only room kept waiting."""
+    if drawn.plan.fixed is None and facts.complete:
+        walk = PlanWalk(facts.program.graph, facts.program.hardware, drawn.plan, drawn.pinned, drawn.draws)
+        walk.take(zip(*(codes.tolist() for codes in (facts.kind, facts.a, facts.b, facts.c)), strict=True))
+        walk.finish(facts.program.graph.steps)
+    check_issued(facts)
+    check_tracks(facts)
+    check_durations(facts, switches)
+    held = check_places(facts)
+    check_workspace(facts)
+    requests, ready = check_starts(facts, held, switches, has_addresses=drawn.allocator != "ideal")
+    check_waits(facts, ready)
+    return requests, found_in(facts, held)
