@@ -52,8 +52,7 @@ class OpFields(OpNumbers, total=False):
     late: Late | None
 
 
-_NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
-_TEXTS = frozenset(("op_class", "dtype"))
+_NUMBERS = ("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
 MOST_STREAMS = 32
 """Most compute streams that ops of a rank may name: a plan uses at most 64, and each group of ranks has one."""
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
@@ -91,7 +90,7 @@ class GraphBuilder:
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members can meet for this
         self._sizes: list[int] = []
         self._shared: set[int] = set()
-        self._there: set[int] = set()  # from the start, or written by an op so far
+        self._present: set[int] = set()  # from the start, or written by an op so far
         self._early: dict[int, tuple[str, int]] = {}
 
     def tensor(
@@ -111,17 +110,19 @@ class GraphBuilder:
             If the name is taken, or a field breaks its rule.
         """
         if name in self._tensor_ids or not name or flaw(name):
-            raise self._bad_name("tensor", name)
-        self._check_number("tensor", name, "size_bytes", size_bytes)
-        self._check_choice("tensor", name, "kind", kind, _TENSOR_KINDS)
-        if shared is not None:
-            self._check_choice("tensor", name, "shared", shared, ("node", "supernode"))
-        t, known = len(self._tensors), _TENSOR_KINDS[kind]
-        self._tensor_ids[name] = t
-        self._tensors.append(Tensor(name, size_bytes, known, persistent, shared))
+            raise self._name_error("tensor", name)
+        if type(size_bytes) is not int or not 0 <= size_bytes <= LARGEST:
+            raise self._number_error("tensor", name, "size_bytes", size_bytes)
+        tensor_kind = _TENSOR_KINDS.get(kind)
+        if tensor_kind is None:
+            raise self._choice_error("tensor", name, "kind", kind, _TENSOR_KINDS)
+        if shared not in (None, "node", "supernode"):
+            raise self._choice_error("tensor", name, "shared", shared, ("node", "supernode"))
+        t = self._tensor_ids[name] = len(self._tensors)
+        self._tensors.append(Tensor(name, size_bytes, tensor_kind, persistent, shared))
         self._sizes.append(size_bytes)
-        if persistent or known is TensorKind.INPUT:
-            self._there.add(t)
+        if persistent or tensor_kind is TensorKind.INPUT:
+            self._present.add(t)
         if shared:
             self._shared.add(t)
         return t
@@ -142,13 +143,13 @@ class GraphBuilder:
             If the name is taken, or a rank is no whole number or twice among those that meet.
         """
         if name in self._rank_groups or not name or flaw(name):
-            raise self._bad_name("group", name)
-        found = tuple(map(tuple, members))
-        for ranks in found:
+            raise self._name_error("group", name)
+        meeting = tuple(map(tuple, members))
+        for ranks in meeting:
             if not ranks or not all(map(_is_whole, ranks)) or max(ranks) >= MOST_RANKS or len(set(ranks)) < len(ranks):
                 must = f"those who meet are different ranks, whole numbers from 0 to below {MOST_RANKS:,}"
                 raise self._error("group", name, must, str(list(ranks)), "correct them")
-        self._rank_groups[name] = Group(name, found)
+        self._rank_groups[name] = Group(name, meeting)
 
     def late(self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1, each: int = 1) -> Late:
         """Return the dynamic reads of the op that is added next, for its field `late`.
@@ -167,15 +168,15 @@ class GraphBuilder:
         ConfigError
             If the op or a tensor is not known, there are no candidates, or a number is out of range.
         """
-        by, ids = self._op_ids.get(revealed_by), self._ids(op, candidates)
-        if by is None:
+        revealing, ids = self._op_ids.get(revealed_by), self._ids(op, candidates)
+        if revealing is None:
             must, do = "the op that reveals what is chosen comes before", "put it before, or correct the name"
             raise self._error("op", op, must, repr(revealed_by), f"{do}{suggestion(revealed_by, self._op_ids)}")
         if not (_is_whole(samples) and samples and _is_whole(each) and 0 < each <= len(ids)):
             must = "each of some samples chooses at least one and at most all candidates"
             found = f"{samples!r} samples that choose {each!r} of {len(ids):,}"
             raise self._error("op", op, must, found, "correct samples or each, or name more candidates")
-        return Late(by, ids, samples, each)
+        return Late(revealing, ids, samples, each)
 
     def op(
         self,
@@ -206,28 +207,27 @@ class GraphBuilder:
             reads cannot be chosen as it says, or a field breaks its rule.
         """
         if name in self._op_ids or not name or flaw(name):
-            raise self._bad_name("op", name)
-        known = self._check_fields(name, kind, more)
-        self._check_collective(name, known, more)
+            raise self._name_error("op", name)
+        self._check_fields(name, kind, more)
+        if kind == "collective" or more.get("collective") is not None:
+            self._check_collective(name, kind, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
-        candidates: tuple[int, ...] = ()
+        certain: Iterable[int] = read_ids
         if late := more.get("late"):
-            self._check_late(name, late, known, read_ids, write_ids)
-            candidates, more["repeatable"] = late.candidates, False
+            self._check_late(name, late, kind, read_ids, write_ids)
+            certain, more["repeatable"] = {*read_ids}.difference(late.candidates), False
         if "read_bytes" not in more:
-            more["read_bytes"] = sum(map(self._sizes.__getitem__, read_ids))
-            more["read_bytes"] -= sum(map(self._sizes.__getitem__, candidates))
+            more["read_bytes"] = sum(map(self._sizes.__getitem__, certain))
         if "write_bytes" not in more:
             more["write_bytes"] = sum(map(self._sizes.__getitem__, write_ids))
-        if not self._there.issuperset(read_ids):
-            for t in filterfalse(self._there.__contains__, read_ids):
-                self._early.setdefault(t, (name, self.line))
+        for t in filterfalse(self._present.__contains__, read_ids):
+            self._early.setdefault(t, (name, self.line))
         if not self._shared.isdisjoint(write_ids):
             must, found = "no op writes a shared tensor", "one among its writes"
             raise self._error("op", name, must, found, "do not share the tensor")
-        self._there.update(write_ids)
+        self._present.update(write_ids)
         self._op_ids[name] = len(self._ops)
-        self._ops.append(Op(name, read_ids, write_ids, kind=known, **more))
+        self._ops.append(Op(name, read_ids, write_ids, kind=_OP_KINDS[kind], **more))
         return len(self._ops) - 1
 
     def build(self, outputs: Iterable[str] = (), steps: int = 1) -> Graph:
@@ -257,7 +257,7 @@ class GraphBuilder:
             do = "put the ops in program order, add the op that writes it, or mark the tensor persistent"
             raise self._error("op", op, must, repr(self._tensors[t].name), do)
         ids = self._ids("", outputs)
-        for t in filterfalse(self._there.__contains__, ids):
+        for t in filterfalse(self._present.__contains__, ids):
             must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
             raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
         groups = tuple(self._rank_groups.values())
@@ -274,46 +274,45 @@ class GraphBuilder:
         line = f":{self.line}" if self.line else ""
         return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
 
-    def _bad_name(self, what: str, name: str) -> ConfigError:
+    def _name_error(self, what: str, name: str) -> ConfigError:
         found = flaw(name) or ("it twice" if name else "an empty one")
         return self._error(what, name, f"each {what} has its own name", found, "rename it")
 
-    def _check_number(self, what: str, name: str, field: str, value: object) -> None:
-        if not _is_whole(value):
-            raise self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
+    def _number_error(self, what: str, name: str, field: str, value: object) -> ConfigError:
+        return self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
 
-    def _check_choice(self, what: str, name: str, field: str, value: object, known: Collection[str]) -> None:
-        if value not in known:
-            must, do = f"{field} is one of {', '.join(known)}", f"choose one of these{suggestion(value, known)}"
-            raise self._error(what, name, must, repr(value), do)
+    def _choice_error(self, what: str, name: str, field: str, value: str, choices: Collection[str]) -> ConfigError:
+        must, do = f"{field} is one of {', '.join(choices)}", f"choose one of these{suggestion(value, choices)}"
+        return self._error(what, name, must, repr(value), do)
 
     def _ids(self, op: str, names: Iterable[str]) -> tuple[int, ...]:
-        known = self._tensor_ids
         try:
-            ids = tuple([known[name] for name in names])
+            ids = tuple(map(self._tensor_ids.__getitem__, names))
         except (KeyError, TypeError) as error:
             unknown = error.args[0] if isinstance(error, KeyError) else names
             where = ("op", op) if op else ("outputs of", self._name)
-            do = f"declare the tensor before, or correct the name{suggestion(unknown, known)}"
+            do = f"declare the tensor before, or correct the name{suggestion(unknown, self._tensor_ids)}"
             raise self._error(*where, "tensors are named that the graph has", repr(unknown), do) from None
         return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
 
-    def _check_fields(self, op: str, kind: str, fields: OpFields) -> OpKind:
-        for field, value in fields.items():
-            if field in _NUMBERS and not (value is None and field == "duration_ns"):
-                self._check_number("op", op, field, value)
-            if field in _TEXTS and (found := flaw(str(value))):
+    def _check_fields(self, op: str, kind: str, fields: OpFields) -> None:
+        for field in _NUMBERS:
+            value = fields.get(field, 0)
+            if (type(value) is not int or not 0 <= value <= LARGEST) and not (value is None and field == "duration_ns"):
+                raise self._number_error("op", op, field, value)
+        for field in ("op_class", "dtype"):
+            if found := flaw(str(fields.get(field, ""))):
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
-        self._check_choice("op", op, "kind", kind, _OP_KINDS)
+        if kind not in _OP_KINDS:
+            raise self._choice_error("op", op, "kind", kind, _OP_KINDS)
         if fields.get("stream", 0) not in range(MOST_STREAMS):
             must = f"its stream is from 0 to {MOST_STREAMS - 1}"
             raise self._error("op", op, must, repr(fields["stream"]), "correct it")
-        if fields.get("phase"):
-            self._check_choice("op", op, "phase", fields["phase"], PHASES[1:])
-        return _OP_KINDS[kind]
+        if fields.get("phase") and fields["phase"] not in PHASES:
+            raise self._choice_error("op", op, "phase", fields["phase"], PHASES[1:])
 
-    def _check_late(self, op: str, late: Late, kind: OpKind, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        if kind is not OpKind.COMPUTE:
+    def _check_late(self, op: str, late: Late, kind: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+        if kind != "compute":
             raise self._error("op", op, "an op with dynamic reads is of kind compute", f"kind {kind}", "correct it")
         only_read = frozenset(reads).difference(writes)
         odd = next((t for t in late.candidates if t not in only_read), None)
@@ -322,18 +321,20 @@ class GraphBuilder:
             found = f"{self._tensors[odd].name!r}, {'written' if odd in writes else 'not among its reads'}"
             raise self._error("op", op, must, found, "correct the lists")
 
-    def _check_collective(self, op: str, kind: OpKind, fields: OpFields) -> None:
-        about, is_collective = fields.get("collective"), kind is OpKind.COLLECTIVE
-        is_told = about is not None or fields.get("duration_ns") is not None
-        if is_collective != (about is not None) and not (is_collective and is_told):
+    def _check_collective(self, op: str, kind: str, fields: OpFields) -> None:
+        about = fields.get("collective")
+        if kind != "collective" or (about is None and fields.get("duration_ns") is None):
             must = "an op is of kind collective if it says what it does with others, or how long that took"
             found = f"kind {kind} {'with' if about else 'without'} a collective"
             raise self._error("op", op, must, found, "correct its kind, or add collective or duration_ns")
         if about is None:
             return
-        self._check_choice("op", op, "its collective", str(about.kind), [*map(str, CollectiveKind)])
-        self._check_choice("op", op, "its algorithm", about.algorithm, ALGORITHMS)
-        self._check_number("op", op, "the size_bytes of its collective", about.size_bytes)
+        if about.kind not in [*CollectiveKind]:
+            raise self._choice_error("op", op, "its collective", str(about.kind), [*map(str, CollectiveKind)])
+        if about.algorithm not in ALGORITHMS:
+            raise self._choice_error("op", op, "its algorithm", about.algorithm, ALGORITHMS)
+        if not _is_whole(about.size_bytes):
+            raise self._number_error("op", op, "the size_bytes of its collective", about.size_bytes)
         group = self._rank_groups.get(about.group)
         if group is None:
             must, do = "a collective names a group of the graph", "declare the group before, or correct the name"

@@ -8,11 +8,12 @@ dimension of a tensor to the axes that cut it (none, one or several, the first t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from itertools import chain
 from math import prod
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,31 +41,35 @@ class Mesh:
 
     @cached_property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return prod(self.device_matrix)
 
     @cached_property
-    def _sizes(self) -> dict[str, int]:
+    def sizes(self) -> dict[str, int]:
+        """Axis -> how many ranks stand along it."""
         return dict(zip(self.axis_names, self.device_matrix, strict=True))
 
     def size(self, axes: Sequence[str]) -> int:
-        """How many ranks differ along these axes only."""
-        return prod(self._sizes[axis] for axis in axes)
+        """Count the ranks that differ along these axes only."""
+        return prod(map(self.sizes.__getitem__, axes))
 
     def real(self, axes: Sequence[str]) -> Axes:
-        """Those of the axes along which there is more than one rank."""
+        """Return those of the axes along which there is more than one rank."""
+        several = list[str]()
         for axis in axes:
-            if axis not in self._sizes:
+            if axis not in self.sizes:
                 must = f"a layout names axes of the mesh ({', '.join(self.axis_names)})"
                 raise ConfigError("layout", must, repr(axis), nearest(axis, self.axis_names))
-        return tuple(axis for axis in axes if self._sizes[axis] > 1)
+            if self.sizes[axis] > 1:
+                several.append(axis)
+        return tuple(several)
 
     def position(self, rank: int, axes: Sequence[str]) -> int:
-        """Where a rank stands along these axes taken as one, the first the coarsest."""
-        found, places = 0, dict(zip(self.axis_names, np.unravel_index(rank, self.device_matrix), strict=True))
+        """Return the position of a rank along these axes taken as one, the first the coarsest."""
+        position, of_axis = 0, dict(zip(self.axis_names, np.unravel_index(rank, self.device_matrix), strict=True))
         for axis in axes:
-            found = found * self._sizes[axis] + int(places[axis])
-        return found
+            position = position * self.sizes[axis] + int(of_axis[axis])
+        return position
 
     def members(self, axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Partition the ranks into those that differ along these axes only, each part in the order of the axes."""
@@ -74,9 +79,9 @@ class Mesh:
         return tuple(map(tuple, grid.reshape(-1, self.size(axes)).tolist()))
 
     def shifted(self, axis: str, by: int) -> tuple[tuple[int, int], ...]:
-        """Pairs of each rank and the one that is `by` further along an axis, where there is one."""
-        rows = [(ranks, range(max(0, -by), len(ranks) - max(0, by))) for ranks in self.members([axis])]
-        return tuple(sorted((ranks[place], ranks[place + by]) for ranks, places in rows for place in places))
+        """Pair each rank with the rank that is `by` further along an axis, where there is one."""
+        lines = [(ranks, range(max(0, -by), len(ranks) - max(0, by))) for ranks in self.members([axis])]
+        return tuple(sorted((ranks[i], ranks[i + by]) for ranks, positions in lines for i in positions))
 
 
 class LayoutChange(NamedTuple):
@@ -109,6 +114,12 @@ class Layout:
         For each dimension the axes that cut it, the coarsest first.
     partial
         Axes along which each rank holds a summand.
+    cut
+        All axes that cut some dimension.
+    divisors
+        For each dimension, into how many slices it is cut.
+    parts
+        How many different slices of the tensor there are.
 
     Raises
     ------
@@ -120,32 +131,27 @@ class Layout:
     tensor_map: tuple[Axes, ...]
     partial: Axes = ()
 
+    cut: Axes = field(init=False, repr=False, compare=False)
+    divisors: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    parts: int = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        kept = tuple(self.mesh.real(axes) for axes in self.tensor_map)
-        object.__setattr__(self, "tensor_map", kept)
-        object.__setattr__(self, "partial", self.mesh.real(self.partial))
-        used = [*self.cut, *self.partial]
+        tensor_map, partial = tuple(map(self.mesh.real, self.tensor_map)), self.mesh.real(self.partial)
+        cut, divisors = tuple(chain(*tensor_map)), tuple(map(self.mesh.size, tensor_map))
+        own = {"tensor_map": tensor_map, "partial": partial, "cut": cut, "divisors": divisors, "parts": prod(divisors)}
+        self.__dict__.update(own)  # it is frozen for others
+        used = [*cut, *partial]
         if len(set(used)) < len(used):
             twice = next(axis for axis in used if used.count(axis) > 1)
             raise ConfigError("layout", "an axis cuts one dimension of a tensor", f"{twice!r} twice", "name it once")
 
-    @property
-    def cut(self) -> Axes:
-        """All axes that cut some dimension."""
-        return tuple(axis for axes in self.tensor_map for axis in axes)
-
-    @property
-    def whole(self) -> Self:
-        """The same, summed up."""
-        return replace(self, partial=()) if self.partial else self
-
-    @property
-    def parts(self) -> int:
-        """How many different slices there are."""
-        return self.mesh.size(self.cut)
+    @cached_property
+    def whole(self) -> Layout:
+        """The same layout, summed up."""
+        return Layout(self.mesh, self.tensor_map) if self.partial else self
 
     def local_shape(self, shape: Sequence[int], where: str = "layout") -> tuple[int, ...]:
-        """Shape of what a rank holds of a tensor.
+        """Return the shape of what a rank holds of a tensor.
 
         Parameters
         ----------
@@ -159,18 +165,14 @@ class Layout:
         ConfigError
             If a dimension does not divide; the message says over how many ranks it would.
         """
-        found = []
-        for number, (length, axes) in enumerate(zip(shape, self.tensor_map, strict=True)):
-            parts = self.mesh.size(axes)
+        local = list[int]()
+        for dimension, (length, parts) in enumerate(zip(shape, self.divisors, strict=True)):
             if length % parts:
-                must = f"dimension {number} of the tensor divides over {' x '.join(axes)}"
-                raise ConfigError(where, must, f"{length} over {parts}", would_divide(" x ".join(axes), length, parts))
-            found.append(length // parts)
-        return tuple(found)
-
-    def local_elements(self, shape: Sequence[int], where: str = "layout") -> int:
-        """How many elements of a tensor a rank holds."""
-        return prod(self.local_shape(shape, where))
+                axes = " x ".join(self.tensor_map[dimension])
+                must, found = f"dimension {dimension} of the tensor divides over {axes}", f"{length} over {parts}"
+                raise ConfigError(where, must, found, would_divide(axes, length, parts))
+            local.append(length // parts)
+        return tuple(local)
 
     def changes(self, target: Layout) -> list[LayoutChange]:
         """Find the steps to another layout of the same tensor: least bytes first, gathering last.
@@ -188,24 +190,28 @@ class Layout:
         if not set(target.partial) <= set(self.partial):
             must = "what a layout becomes is summed up"
             raise ConfigError("layout", must, f"partial along {', '.join(target.partial)}", "leave partial out")
-        found: list[LayoutChange] = []
-        at, before = self, ""
-        while at != target:
-            change = _next(at, target)
-            grown = [len(b) - len(a) for a, b in zip(at.tensor_map, change.layout.tensor_map, strict=True)]
-            alike = f"{change.kind} {grown}" if change.kind is CollectiveKind.ALL_TO_ALL else f"{change.kind}"
-            at = change.layout
-            if found and alike == before:
-                axes = {*found.pop().axes, *change.axes}
-                change = change._replace(axes=tuple(axis for axis in at.mesh.axis_names if axis in axes))
-            found.append(change)
-            before = alike
-        return found
+        changes: list[LayoutChange] = []
+        layout, kind_before = self, ""
+        while layout != target:
+            change = _next_change(layout, target)
+            grown = [len(b) - len(a) for a, b in zip(layout.tensor_map, change.layout.tensor_map, strict=True)]
+            kind = f"{change.kind} {grown}" if change.kind is CollectiveKind.ALL_TO_ALL else f"{change.kind}"
+            layout = change.layout
+            if changes and kind == kind_before:
+                axes = {*changes.pop().axes, *change.axes}
+                change = change._replace(axes=tuple(axis for axis in self.mesh.axis_names if axis in axes))
+            changes.append(change)
+            kind_before = kind
+        return changes
 
-    def moved(self, dimension: int, axes: Axes) -> Layout:
-        """The same with other axes on one dimension."""
-        changed = (*self.tensor_map[:dimension], axes, *self.tensor_map[dimension + 1 :])
-        return replace(self, tensor_map=changed)
+    def changed(self, axes: Mapping[int, Axes], summed: Axes = ()) -> Layout:
+        """Return the layout with other axes on some dimensions, and summed up along some axes."""
+        tensor_map = tuple(axes.get(dimension, own) for dimension, own in enumerate(self.tensor_map))
+        return Layout(self.mesh, tensor_map, tuple(axis for axis in self.partial if axis not in summed))
+
+
+laid_out = lru_cache(Layout)
+"""Returns the layout, of which a model has few, each made once."""
 
 
 class Weight(NamedTuple):
@@ -219,8 +225,8 @@ class Weight(NamedTuple):
         Of the whole weight, and how it is cut over the mesh.
     kind
         Its kind of tensor.
-    parameters
-        How many a rank has of it (before ZeRO shards them).
+    parameters, size_bytes
+        How many a rank has of it (before ZeRO shards them), and their size as they are kept [B].
     replicas
         Axes along which ranks hold the same of it, and add up its gradient.
     is_trained
@@ -232,37 +238,29 @@ class Weight(NamedTuple):
     layout: Layout
     kind: str
     parameters: int
+    size_bytes: int
     replicas: Axes
     is_trained: bool = True
 
 
-def _next(at: Layout, target: Layout) -> LayoutChange:
-    """The next step: what makes the tensor smaller, then what keeps its size, then what makes it larger."""
-    for dimension, axis in _wanted(at, target):
-        if axis in at.partial:
-            less = replace(at, partial=tuple(a for a in at.partial if a != axis))
-            return LayoutChange(CollectiveKind.REDUCE_SCATTER, (axis,), _cut_more(less, dimension, axis))
-        if axis not in at.cut:
-            return LayoutChange(None, (axis,), _cut_more(at, dimension, axis))
-        source = next(d for d, axes in enumerate(at.tensor_map) if axis in axes)
-        if at.tensor_map[source][-1] == axis:
-            less = at.moved(source, at.tensor_map[source][:-1])
-            return LayoutChange(CollectiveKind.ALL_TO_ALL, (axis,), _cut_more(less, dimension, axis))
-    summed = tuple(axis for axis in at.partial if axis not in (*target.partial, *target.cut))
+def _next_change(layout: Layout, target: Layout) -> LayoutChange:
+    """Return the next step: what makes the tensor smaller, then what keeps its size, then what makes it larger."""
+    held = layout.tensor_map
+    for dimension, (axes, wanted) in enumerate(zip(held, target.tensor_map, strict=True)):
+        if wanted[: len(axes)] != axes or len(wanted) == len(axes):
+            continue  # this dimension cannot be cut further now
+        axis, cut_more = wanted[len(axes)], {dimension: wanted[: len(axes) + 1]}
+        if axis in layout.partial:
+            return LayoutChange(CollectiveKind.REDUCE_SCATTER, (axis,), layout.changed(cut_more, (axis,)))
+        if axis not in layout.cut:
+            return LayoutChange(None, (axis,), layout.changed(cut_more))
+        source = next(d for d, axes in enumerate(held) if axis in axes)
+        if held[source][-1] == axis:
+            moved = layout.changed({source: held[source][:-1]} | cut_more)
+            return LayoutChange(CollectiveKind.ALL_TO_ALL, (axis,), moved)
+    summed = tuple(axis for axis in layout.partial if axis not in (*target.partial, *target.cut))
     if summed:
-        less = replace(at, partial=tuple(axis for axis in at.partial if axis not in summed))
-        return LayoutChange(CollectiveKind.ALL_REDUCE, summed, less)
-    dimension = next(d for d, axes in enumerate(at.tensor_map) if axes != target.tensor_map[d][: len(axes)])
-    axes = at.tensor_map[dimension]
-    return LayoutChange(CollectiveKind.ALL_GATHER, axes[-1:], at.moved(dimension, axes[:-1]))
-
-
-def _wanted(at: Layout, target: Layout) -> Iterator[tuple[int, str]]:
-    """Dimensions that may be cut further now, and along which axis."""
-    for dimension, (axes, wanted) in enumerate(zip(at.tensor_map, target.tensor_map, strict=True)):
-        if len(axes) < len(wanted) and wanted[: len(axes)] == axes:
-            yield dimension, wanted[len(axes)]
-
-
-def _cut_more(layout: Layout, dimension: int, axis: str) -> Layout:
-    return layout.moved(dimension, (*layout.tensor_map[dimension], axis))
+        return LayoutChange(CollectiveKind.ALL_REDUCE, summed, layout.changed({}, summed))
+    dimension = next(d for d, axes in enumerate(held) if axes != target.tensor_map[d][: len(axes)])
+    gathered = layout.changed({dimension: held[dimension][:-1]})
+    return LayoutChange(CollectiveKind.ALL_GATHER, held[dimension][-1:], gathered)

@@ -117,7 +117,8 @@ def sink_logits(t: Tape) -> list[str]:
 
 
 def attended(t: Tape, cache: Cache, x: str) -> str:
-    """Attend as the model's part says, from the normed input to what the output projection takes."""
+    """Normalise, and attend as the model's part says; return what the output projection takes."""
+    x = t.norm("norm1", x)
     return finished(t, attend(t, cache, drawn(t, x), x), x)
 
 
@@ -240,7 +241,7 @@ def _chosen(t: Tape, about: Indexer, cache: Cache, query: Query, made: list[str]
 
 def indexed(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
     """Queries, weights of heads, and keys of an indexer, from inputs to which no gradient goes back."""
-    x, latent = t.detached(x), t.detached(t.name("attn.q_a_norm.out"))
+    x, latent = t.named(x, "detached"), t.named(t.name("attn.q_a_norm.out"), "detached")
     q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
     k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
     t.turned("rope.index.q", q, about.heads * part.qk_rope)
@@ -307,7 +308,7 @@ def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
     flops = made * (t.attention.kv_elements // width) * 2 * width * width * (about.block + 1)
     begun = cache.within(Reach(sparse=part, counted="makes"))[1]
     tokens = made * about.stride + begun * (about.block - about.stride)
-    read_bytes = tokens * t.token_bytes + sum(map(t.weight_bytes, weights))
+    read_bytes = tokens * t.token_bytes + sum(weight.size_bytes for weight in weights)
     reads, writes = (
         [*cache.store.of(start, stop), *(one.name for one in weights)],
         cache.compressed.of(before, complete),

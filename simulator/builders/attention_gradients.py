@@ -74,7 +74,7 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
-    part, sequence = t.layer.attention, t.workload.sequence
+    part, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
     if isinstance(part, Linear):
         pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(TokenSpan(0, sequence)))
         return finished(t, _core(t, Heads(drawn(t, x), [], part.key_and_value, pairs)), x)
@@ -98,13 +98,13 @@ def attend_whole(t: Tape, x: str) -> str:
 
 def _pairs(t: Tape, heads: Heads, out: str) -> int:
     """Count the pairs of tokens that attend, twice, over all sequences and heads of this rank."""
-    return t.elements(out) * heads.pairs // (t.workload.sequence * heads.sizes[1])
+    return t.spread[out].elements * heads.pairs // (t.workload.sequence * heads.sizes[1])
 
 
 def _core(t: Tape, heads: Heads) -> str:
     """Attend with these heads; in training keep a number for each row, from which backward makes the scores again."""
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
-    here = t.cut(max((t.layout(x).tensor_map[1] for x in heads.own), key=len))
+    here = t.cut(max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len))
     taken, sinks = [*(t.to(x, here) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
     (key, value), number = heads.sizes, t.layer.attention.heads
     context = t.tensor(f"{name}.out", number * value, here)
@@ -123,7 +123,7 @@ def _core(t: Tape, heads: Heads) -> str:
         reads = [*saved, *heads.shared, *heads.chosen[:1], *made, dy, *sinks, *old]
         flops, size_bytes = pairs * (3 * key + 2 * value), t.made_bytes(*statistics)
         t.op(name, reads, [*grads, *shared, *new], op_class="attention", flops=flops, workspace_bytes=size_bytes)
-        whole = (t.to(grad, t.layout(x).whole) for grad, x in zip(grads, heads.own, strict=True))
+        whole = (t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, heads.own, strict=True))
         for part, x, grad in zip("qkvl", (*heads.own, *heads.shared), (*whole, *shared), strict=False):
             t.give([x], [grad], f"{name}.{part}")
 
@@ -134,11 +134,11 @@ def _core(t: Tape, heads: Heads) -> str:
 
 def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
     """Give each head a whole key, with the rotary part; what it is made of stays saved, as values are views of it."""
-    out = t.tensor("attn.keys.out", part.heads * part.key_and_value[0], t.layout(k))
+    out = t.tensor("attn.keys.out", part.heads * part.key_and_value[0], t.spread[k].layout)
     t.op("attn.keys", [k, latent], [out])
 
     def back(dy: str) -> None:
-        summed = t.spread[latent]._replace(layout=t.cut(partial=t.layout(k).tensor_map[1]))
+        summed = t.spread[latent]._replace(layout=t.cut(partial=t.spread[k].layout.tensor_map[1]))
         grads = [t.add(f"{k}.grad", t.spread[k]), t.add(f"{latent}.grad", summed)]
         t.op("attn.keys", [dy, k], grads)
         t.give([k, latent], grads)
@@ -164,12 +164,12 @@ def _chosen(t: Tape, about: Indexer, index: tuple[str, ...]) -> tuple[tuple[str,
     scores = [t.tensor("attn.index.scores", about.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     flops = t.own_tokens * sequence * about.heads * about.head_size
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    return (t.detached(chosen), *scores), about.top * (2 * sequence - about.top)
+    return (t.named(chosen, "detached"), *scores), about.top * (2 * sequence - about.top)
 
 
 def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
-    taught, here, about = [x for x in heads.scoring if t.wants(x)], t.layout(context), t.layer.attention
+    taught, here, about = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
     if not taught or not isinstance(about, Mla) or not about.indexer:
         return
     each, most = about.indexer.heads * about.indexer.head_size, min(about.indexer.top, t.workload.sequence)
@@ -220,7 +220,7 @@ def _parts(t: Tape, x: str, caches: str) -> list[str]:
     t.wanting.update(parts if t.wants(x) else ())
 
     def back(dy: str) -> None:
-        there = t.layout(x).whole
+        there = t.spread[x].layout.whole
         grads = [t.to(grad, there) for grad in (dy, *map(t.grads.pop, parts[1:]))]
         dx = t.add(f"{x}.grad", t.spread[x]._replace(layout=there))
         t.op(f"attn.views.{x.rpartition('/')[2]}", grads, [dx])
@@ -232,13 +232,13 @@ def _parts(t: Tape, x: str, caches: str) -> list[str]:
 
 def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
     """Compress each block of keys and of values, or of latents, into one."""
-    sequence, here = t.workload.sequence, t.cut(t.layout(seen[0]).tensor_map[1])
+    sequence, here = t.workload.sequence, t.cut(t.spread[seen[0]].layout.tensor_map[1])
     weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
     held, rows = [t.held[one.name] for one in weights], (t.rows[0] // sequence * about.number(sequence),)
     widths = dict(zip("kv", (t.spread[x].width for x in seen), strict=False))
     made = [t.tensor(f"attn.compress.{name}", width, here, rows=rows) for name, width in widths.items()]
     inner = [t.tensor(f"attn.inner.{name}", (about.block + 2) * n, here, rows=rows) for name, n in widths.items()]
-    flops = sum(map(t.elements, made)) * 2 * weights[0].shape[-1] * (about.block + 1)
+    flops = sum(t.spread[x].elements for x in made) * 2 * weights[0].shape[-1] * (about.block + 1)
     t.op("attn.compress", [*seen, *held], [*made, *inner], flops=flops)
 
     def back(dy: str) -> None:
@@ -257,8 +257,8 @@ def _selected(t: Tape, about: Sparse, heads: Heads, made: list[str]) -> tuple[st
     part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
     if sequence <= about.select.top * about.select.block:
         return ()
-    here = t.cut(() if heads.shared else t.layout(q).tensor_map[1])
+    here = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])
     blocks = t.tensor("attn.select.out", part.groups * about.select.top, here, ID_BYTES)
-    flops = 2 * t.elements(q) * about.compress.seen(sequence) // sequence
+    flops = 2 * t.spread[q].elements * about.compress.seen(sequence) // sequence
     t.op("attn.select", [q, made[0]], [blocks], op_class="attention", flops=flops)
-    return (t.detached(blocks),)
+    return (t.named(blocks, "detached"),)

@@ -279,6 +279,7 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 
 def _apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
+    x = t.norm("norm1", x)
     reach, near = Reach.of(t.attention), dict(zip(further(t.model), work.near, strict=True))
     taken, out, phase, rows = drawn(t, x), t.of_heads("attn.core.out", t.attention.width), t.phase, t.rows
     here, coming = t.name(cache_name(t.attention)), [t.name(loaded(tier)) for tier, _ in work.loads]

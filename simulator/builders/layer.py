@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import BATCH, TENSOR, numbered
@@ -45,17 +46,19 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     block, x
         Name of the layer, and what it takes.
     attend
-        From the normed input to what the output projection takes.
+        From what it takes to what the output projection takes, with the norm before.
     """
     t.block = block
-
-    def layer(x: str) -> str:
-        context = t.part("attention", lambda x: attend(t.norm("norm1", x)), x)
-        r = t.vector("add1", [x, _behind(t, "norm1", t.linear("attn.o", context))], adds=t.residual)
-        fed_forward = t.part("feed_forward", lambda r: fed(t, t.norm("norm2", r, sums="add1")), r)
-        return t.vector("add2", [r, _behind(t, "norm2", fed_forward)], adds=t.residual)
-
-    return t.part("layer", layer, x)
+    t.begin("layer", "attention")
+    context = attend(x)
+    t.end("attention", context, partial(attend, x))
+    r = t.vector("add1", [x, _behind(t, "norm1", t.linear("attn.o", context))], adds=t.residual)
+    t.begin("feed_forward")
+    fed_forward = fed(t, r)
+    t.end("feed_forward", fed_forward, partial(fed, t, r))
+    out = t.vector("add2", [r, _behind(t, "norm2", fed_forward)], adds=t.residual)
+    t.end("layer", out, partial(forward, t, block, x, attend))
+    return out
 
 
 def _behind(t: Tape, name: str, x: str) -> str:
@@ -76,8 +79,8 @@ def gated(t: Tape, name: str, x: str) -> str:
 
 
 def fed(t: Tape, x: str) -> str:
-    """The feed-forward of a layer: for all tokens, or experts, if the layer has some."""
-    part = t.layer.feed_forward
+    """Normalise, and go through the feed-forward of a layer: for all tokens, or experts, if the layer has some."""
+    part, x = t.layer.feed_forward, t.norm("norm2", x, sums="add1")
     return _by_experts(t, part, x) if isinstance(part, Experts) else gated(t, "ffn", x)
 
 
@@ -90,7 +93,7 @@ def _by_experts(t: Tape, part: Experts, x: str) -> str:
     elif number or features:  # each has a part of all experts
         own = t.to(x, t.cut())
     sent, shares = _sent(t, part, own)
-    tokens = t.layout(sent).tensor_map[1]
+    tokens = t.spread[sent].layout.tensor_map[1]
     taken = _copied(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, Layout(t.mesh, (number, tuple(axis for axis in tokens if axis not in number), ())))
     made = gated(t, "ffn", taken) if t.workload.experts == "together" else ""
@@ -98,17 +101,17 @@ def _by_experts(t: Tape, part: Experts, x: str) -> str:
     made = made or _grouped(t, part, taken)  # behind the shared expert, beside which what is chosen can come in
     if part.buffers == "apart":
         made = _copied(t, "ffn.return", made)
-    partial = t.layout(made).partial
-    if any(t.layout(one) != t.cut((), tokens, partial) for one in shared):
-        shared = [t.to(one, t.layout(own)) for one in shared]
-    back = t.to(made, replace(t.layout(sent), partial=partial))
-    out = t.tensor("ffn.combine.out", t.model.hidden, t.cut((), tokens, partial))
+    summed = t.cut((), tokens, t.spread[made].layout.partial)
+    if any(t.spread[x].layout != summed for x in shared):
+        shared = [t.to(x, t.spread[own].layout) for x in shared]
+    back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
+    out = t.tensor("ffn.combine.out", t.model.hidden, summed)
     t.op("ffn.combine", [back, shares, *shared], [out])
 
     def combine_back(dy: str) -> None:
         d_back = t.add(t.name("ffn.combine.in.grad"), t.spread[sent])
-        d_shares = t.tensor("ffn.route.shares.grad", part.top_k, t.cut((), tokens, partial), FP32_BYTES)
-        t.op("ffn.combine", [t.to(dy, t.layout(own)), back, shares], [d_back, d_shares])
+        d_shares = t.tensor("ffn.route.shares.grad", part.top_k, summed, FP32_BYTES)
+        t.op("ffn.combine", [t.to(dy, t.spread[own].layout), back, shares], [d_back, d_shares])
         t.give([made, shares, *shared], [d_back, d_shares, *(dy for _ in shared)])
 
     return t.record(out, combine_back)
@@ -116,22 +119,22 @@ def _by_experts(t: Tape, part: Experts, x: str) -> str:
 
 def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     """Rows that go to experts, and the shares of each token's experts in what comes out."""
-    own, tokens, taken = t.elements(x) // t.model.hidden, t.layout(x).tensor_map[0], x
+    own, tokens, taken = t.spread[x].elements // t.model.hidden, t.spread[x].layout.tensor_map[0], x
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block]["ffn.gate"].layout.tensor_map[0]) if t.is_forward else 1
-    rows, here = (ranks, own * part.top_k // ranks * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
-    sent = t.tensor("ffn.route.out", t.model.hidden, here, rows=rows)
-    shares = t.tensor("ffn.route.shares", part.top_k, t.layout(x), FP32_BYTES)
+    rows, routed = (ranks, own * part.top_k // ranks * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
+    sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
+    shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
 
     def back(d_sent: str) -> None:
-        d_shares = t.to(t.grads.pop(shares), t.layout(shares))
-        partial = t.layout(d_sent).partial
-        d_sent = t.to(d_sent, replace(here, partial=partial))
-        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.layout(logits), t.spread[logits].element_bytes)
-        dx = t.tensor("ffn.route.in.grad", t.model.hidden, t.cut((), tokens, partial))
+        d_shares = t.to(t.grads.pop(shares), t.spread[shares].layout)
+        summed = t.cut((), tokens, t.spread[d_sent].layout.partial)
+        d_sent = t.to(d_sent, replace(routed, partial=summed.partial))
+        d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
+        dx = t.tensor("ffn.route.in.grad", t.model.hidden, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
         t.give([x, logits], [dx, d_logits], "ffn.route")
 
@@ -151,17 +154,17 @@ def _grouped(t: Tape, part: Experts, x: str) -> str:
 
     Its experts are all there; or each is a tensor, read dynamically if it is chosen.
     """
-    is_each, rows = t.workload.experts == "each", t.elements(x) // t.model.hidden
+    is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.model.hidden
     matrices = ("ffn.gate", "ffn.up", "ffn.down")
     found = [name for name in t.weights[t.block] if name.removesuffix(".bias") in matrices]
     stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in found]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))
     if is_each:
-        size, read_bytes = sum(-(-t.weight_bytes(stack) // part.routed) for stack in stacks), 0
+        size, read_bytes = sum(-(-stack.size_bytes // part.routed) for stack in stacks), 0
         names = [t.declare(name, size, "expert") for name in numbered(f"{t.block}/expert.", part.routed)]
     gate, *_, down = (stack for stack in stacks if len(stack.shape) == len(stacks[0].shape))
-    partial = down.layout.tensor_map[1]
-    out = t.add(t.name("ffn.experts.out"), t.spread[x]._replace(layout=replace(t.layout(x), partial=partial)))
+    summed = replace(t.spread[x].layout, partial=down.layout.tensor_map[1])
+    out = t.add(t.name("ffn.experts.out"), t.spread[x]._replace(layout=summed))
     inside = 3 * rows * gate.layout.local_shape(gate.shape)[-1] * t.element_bytes
     flops = 2 * rows * sum(one.parameters // part.held for one in stacks if len(one.shape) == len(gate.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
@@ -230,18 +233,18 @@ def loss(t: Tape, x: str) -> None:
     """Final norm, logits and loss of one micro-batch."""
     t.block = "head"
     logits = _logits(t, x)
-    logits = t.to(logits, t.layout(logits).whole)
+    logits = t.to(logits, t.spread[logits].layout.whole)
     out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
 
     def op(reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
         """Work on so many copies of the logits, each written and read once."""
-        (labels, label_bytes), copies_bytes = _ids(t), copies * t.elements(logits) * FP32_BYTES
+        (labels, label_bytes), copies_bytes = _ids(t), copies * t.spread[logits].elements * FP32_BYTES
         more: OpFields = {"workspace_bytes": copies_bytes, "write_bytes": made_bytes + copies_bytes}
         more["read_bytes"] = t.made_bytes(logits, *reads) + label_bytes + copies_bytes
         t.op("loss", [logits, labels, *reads], writes, **more)
 
     t.graph.tensor(out, FP32_BYTES)
-    if t.layout(logits).tensor_map[1]:
+    if t.spread[logits].layout.tensor_map[1]:
         parts = [t.tensor("loss.parts", _REDUCED, t.cut((), BATCH, TENSOR), FP32_BYTES)]
     op([], [out, *parts], copies, FP32_BYTES + t.made_bytes(*parts))
     parts = [t.to(part, t.cut()) for part in parts]

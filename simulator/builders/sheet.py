@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from math import prod
 from typing import NamedTuple, Unpack
 
-from simulator.builders.weights import BATCH, TENSOR, Laid, size_bytes
+from simulator.builders.weights import BATCH, TENSOR, Laid
 from simulator.graph import Collective, CollectiveKind, Late
 from simulator.graph_builder import GraphBuilder, OpFields
-from simulator.layout import Axes, Layout, LayoutChange, Weight
+from simulator.layout import Axes, Layout, Weight, laid_out
 from simulator.workload import Attention, Layer
 
-MADE = {
+_MADE = {
     None: "slice",
     CollectiveKind.ALL_GATHER: "gathered",
     CollectiveKind.REDUCE_SCATTER: "scattered",
@@ -28,7 +27,16 @@ Rows = tuple[int, ...]
 class Spread(NamedTuple):
     """A tensor and how it is spread: rows (tokens of all replicas; or experts, and rows of each), then features.
 
-    Its origin is the tensor that it is in another layout, if it is that.
+    Attributes
+    ----------
+    rows, width
+        Of the whole tensor.
+    layout, element_bytes
+        How it is cut, and the size of an element [B].
+    origin
+        The tensor that this one is in another layout, if it is that.
+    elements
+        How many of them this rank holds, once the tensor has a name.
     """
 
     rows: Rows
@@ -36,16 +44,12 @@ class Spread(NamedTuple):
     layout: Layout
     element_bytes: int
     origin: str = ""
+    elements: int = 0
 
-
-laid_out = lru_cache(Layout)
-"""The few layouts of a model, each made once."""
-
-
-@lru_cache
-def _of_one(part: Attention, ranks: int) -> Attention:
-    """The same attention with the heads of one of so many ranks."""
-    return part.of_one(ranks)
+    @property
+    def size_bytes(self) -> int:
+        """Size of what this rank holds [B]."""
+        return self.elements * self.element_bytes
 
 
 Due = tuple[bool, tuple[str, list[str], list[str], str], OpFields]
@@ -69,12 +73,11 @@ class Sheet:
     """
 
     def __init__(self, laid: Laid, name: str = "", rows: int = 0) -> None:
-        workload, self.model, self.mesh, self.weights, self.layers = laid
+        workload, self.model, self.mesh, self.weights, self.layers, self.attentions = laid
         self.workload, self.where = workload, f"workload {workload.name}"
         self.graph = GraphBuilder(name or workload.name, self.where)
         self.rows = (rows or workload.batch * workload.sequence * self.mesh.size(BATCH),)
         self.element_bytes = workload.dtypes.element_bytes
-        self._usual = self.model.layer(0)
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
@@ -84,6 +87,7 @@ class Sheet:
         self.spread: dict[str, Spread] = {}
         self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
         self._stands_for: dict[str, str] = {}  # another name of a tensor -> its own
+        self._narrow = set[str]()  # other names of a part of each row
         self._changed: dict[tuple[str, Layout, str], str] = {}
         self._groups: set[str] = set()
 
@@ -91,27 +95,42 @@ class Sheet:
 
     @property
     def layer(self) -> Layer:
-        """The parts of the current layer, or of the first one where the current block is none."""
-        return self.layers.get(self.block, self._usual)
+        """The parts of the current layer."""
+        return self.layers[self.block]
 
     @property
     def attention(self) -> Attention:
         """The attention of the current layer, with the heads of this rank."""
-        return _of_one(self.layer.attention, self.mesh.size(TENSOR))
+        return self.attentions[self.block]
 
     @property
     def token_bytes(self) -> int:
-        """What the KV cache of the current layer holds of a token, on this rank [B]."""
+        """Size of what the KV cache of the current layer holds of a token, on this rank [B]."""
         return self.attention.kv_elements * self.workload.dtypes.kv_bytes
+
+    @property
+    def own_tokens(self) -> int:
+        """Number of tokens that the samples of this rank have."""
+        return prod(self.rows) // self.mesh.size(BATCH)
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether ops are those of forward: for the first time, or again within backward."""
+        return self.phase in {"forward", "again"}
+
+    @property
+    def again(self) -> str:
+        """End of the names of tensors that are made again within backward."""
+        return ".again" if self.phase == "again" else ""
 
     # names and tensors
 
     def name(self, tensor: str) -> str:
-        """Full name of a tensor of the current block."""
+        """Return the full name of a tensor of the current block."""
         return f"{self.micro}{self.block}/{tensor}{self.again}"
 
     def cut(self, features: Axes = (), tokens: Axes = BATCH, partial: Axes = ()) -> Layout:
-        """The layout of rows cut along `tokens`, and of features cut along `features`."""
+        """Return the layout of rows cut along `tokens`, and of features cut along `features`."""
         return laid_out(self.mesh, (tokens, features), partial)
 
     def tensor(self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: Rows = ()) -> str:
@@ -120,55 +139,41 @@ class Sheet:
         Rows are cut along the batch unless a layout is given, and are all tokens unless their number is; `size` is that
         of an element [B], by default of the model's data type.
         """
-        layout = self.cut() if layout is None else layout
-        return self.add(self.name(name), Spread(rows or self.rows, width, layout, size or self.element_bytes))
+        spread = Spread(rows or self.rows, width, layout or self.cut(), size or self.element_bytes)
+        return self.add(self.name(name), spread)
 
-    def of_heads(self, name: str, width: int, rows: tuple[int, ...] = ()) -> str:
+    def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
         """Add an activation with so many elements a row of this rank's heads; return its name."""
-        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=rows)
+        width *= self.mesh.size(TENSOR)
+        return self.add(self.name(name), Spread(rows or self.rows, width, self.cut(TENSOR), self.element_bytes))
 
     def add(self, name: str, spread: Spread) -> str:
         """Add an activation with this full name that is spread so; return the name."""
-        self.spread[name] = spread
-        kind = self.kinds.get(name.rpartition("/")[2], "activation")
-        if not self.again:  # else it is declared when it is known that it is made
-            self.graph.tensor(name, self.made_bytes(name), kind)
+        shape = spread.layout.local_shape((*spread.rows, spread.width), f"{self.where}, {name}")
+        spread = self.spread[name] = spread._replace(elements=prod(shape))
+        if self.phase != "again":  # else it is declared when it is known that it is made
+            self.graph.tensor(name, spread.size_bytes, self.kinds.get(name.rpartition("/")[2], "activation"))
         return name
 
     def named(self, name: str, end: str, width: int = 0) -> str:
         """Give a tensor, or so many elements of each row, another name, to read it by; no gradient goes back to it."""
         other, spread = f"{name}.{end}", self.spread[name]
-        self.spread[other] = spread._replace(origin="", width=width or spread.width)
-        self._stands_for[other] = name
+        if width:
+            self._narrow.add(other)
+            spread = spread._replace(width=width, elements=spread.elements * width // spread.width)
+        self.spread[other], self._stands_for[other] = spread._replace(origin=""), name
         return other
 
-    def detached(self, name: str) -> str:
-        """Give a tensor another name, by which it is read without a gradient that goes back to it."""
-        return self.named(name, "detached")
-
-    def elements(self, name: str) -> int:
-        """How many elements of a tensor this rank holds."""
-        spread = self.spread[name]
-        return spread.layout.local_elements((*spread.rows, spread.width), f"{self.where}, {name}")
-
     def made_bytes(self, *names: str) -> int:
-        """Size of what this rank holds of activations [B]."""
-        return sum(self.elements(name) * self.spread[name].element_bytes for name in names)
-
-    @property
-    def own_tokens(self) -> int:
-        """How many tokens the samples of this rank have."""
-        return prod(self.rows) // self.mesh.size(BATCH)
-
-    def layout(self, name: str) -> Layout:
-        """How a tensor is spread now."""
-        return self.spread[name].layout
+        """Add up the sizes of what this rank holds of activations [B]."""
+        return sum(self.spread[name].size_bytes for name in names)
 
     def weight(self, name: str) -> Weight:
-        """A weight of the current block, declared when it is first named; it wants a gradient if it is trained."""
+        """Return a weight of the current block, declared when it is first named; if trained, it wants a gradient."""
         weight = self.weights[self.block][name]
-        self.declare(weight.name, self.weight_bytes(weight), weight.kind)
-        self.wanting.update([self.held[weight.name]] * weight.is_trained)
+        self.declare(weight.name, weight.size_bytes, weight.kind)
+        if weight.is_trained:
+            self.wanting.add(self.held[weight.name])
         return weight
 
     def declare(self, name: str, size_bytes: int, kind: str) -> str:
@@ -178,46 +183,30 @@ class Sheet:
             self.held[name] = name
         return name
 
-    def weight_bytes(self, weight: Weight) -> int:
-        """What this rank holds of a weight [B]."""
-        return size_bytes(weight, self.workload.dtypes)
-
-    @property
-    def is_forward(self) -> bool:
-        """Whether ops are those of forward: for the first time, or again within backward."""
-        return self.phase in {"forward", "again"}
-
-    @property
-    def again(self) -> str:
-        """What names of tensors end with that are made again within backward."""
-        return ".again" if self.phase == "again" else ""
-
     # ops
 
     def op_name(self, name: str) -> str:
-        """Full name of an op of the current block and phase."""
+        """Return the full name of an op of the current block and phase."""
         short = {"forward": "fwd", "backward": "bwd"}.get(self.phase, self.phase)
         return f"{self.micro}{self.block}/{short}/{name}"
 
     def op(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
         """Add an op of the current block and phase; with work it is a matrix product unless it says otherwise."""
-        more["phase"] = "backward" if self.again else self.phase
+        is_again, reads, made = self.phase == "again", [*reads], [*writes]
+        more["phase"] = "backward" if is_again else self.phase
         more.setdefault("dtype", self.workload.dtypes.compute)
         if more.get("flops"):
             more.setdefault("op_class", "matmul")
-        reads, made = [*reads], [*writes]
         if self.is_forward and not self.wanting.isdisjoint(reads):
             self.wanting.update(made)
-        names = [self._stands_for.get(x, x) for x in reads]
-        if any(
-            self.spread[x].width < self.spread[name].width for x, name in zip(reads, names, strict=True) if x != name
-        ):
+        if not self._narrow.isdisjoint(reads):
             more.setdefault("read_bytes", self.made_bytes(*(x for x in reads if x in self.spread)))
+        names = [self._stands_for.get(x, x) for x in reads]
         op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
         if self.due is None:
             self.graph.op(*op, **more)
         else:
-            self.due.append((bool(self.again), op, more))
+            self.due.append((is_again, op, more))
 
     def multiply(
         self, name: str, reads: list[str], read_bytes: int, *, rows: int = 0, made: Rows = (0, 0), out: str = ""
@@ -238,16 +227,16 @@ class Sheet:
             What comes out is a part of this tensor; default: a tensor of its own.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
-        here = self.cut(weight.layout.tensor_map[-1])
-        out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], here, rows=(made[0] or rows,))
-        read_bytes += self.weight_bytes(weight)
-        write_bytes = self.made_bytes(out) * rows // self.spread[out].rows[0]
+        layout = self.cut(weight.layout.tensor_map[-1])
+        out = out or self.tensor(f"{name}.out", made[1] or weight.shape[-1], layout, rows=(made[0] or rows,))
+        read_bytes += weight.size_bytes
+        write_bytes = self.spread[out].size_bytes * rows // self.spread[out].rows[0]
         more = OpFields(flops=2 * rows * weight.parameters, read_bytes=read_bytes, write_bytes=write_bytes)
         self.op(name, [*reads, weight.name], [out], **more)
         return out
 
     def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
-        """Dynamic reads of the op of the current block that is added next."""
+        """Return the dynamic reads of the op of the current block that is added next."""
         return self.graph.late(self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each)
 
     def group(self, name: str, members: Iterable[Iterable[int]]) -> str:
@@ -266,26 +255,25 @@ class Sheet:
 
     def to(self, x: str, layout: Layout) -> str:
         """Bring a tensor into a layout by the collectives that it takes; once in each phase of a micro-batch."""
-        if self.layout(x) == layout:
+        spread, key = self.spread[x], (x, layout, self.phase)
+        if spread.layout == layout:
             return x
-        key = (x, layout, self.phase)
-        if key not in self._changed:
-            made = x
-            for change in self.layout(x).changes(layout):
-                made = self._change(made, change)
-            self._changed[key], self.spread[made] = made, self.spread[made]._replace(origin=self.spread[x].origin or x)
-        return self._changed[key]
-
-    def _change(self, x: str, change: LayoutChange) -> str:
-        spread, module = self.spread[x]._replace(layout=change.layout), x.rpartition("/")[2]
-        if change.kind is CollectiveKind.ALL_REDUCE:
-            made, self.spread[x] = x, spread
-        else:
-            again = ".bwd" if self.phase == "backward" and not module.endswith(".grad") else self.again
-            made = self.add(f"{x}.{MADE[change.kind]}{again}", spread)
-        if change.kind is None:
-            self.op(f"{module}.slice", [x], [made], read_bytes=self.made_bytes(made))
-        else:
-            size_bytes = max(self.made_bytes(x), self.made_bytes(made))
-            self.meet(f"{module}.{change.kind}", change.kind, change.axes, size_bytes, [x], [made])
+        if key in self._changed:
+            return self._changed[key]
+        made = x
+        for change in spread.layout.changes(layout):
+            taken, module = made, made.rpartition("/")[2]
+            spread = self.spread[taken]._replace(layout=change.layout)
+            if change.kind is CollectiveKind.ALL_REDUCE:
+                self.spread[taken] = spread
+            else:
+                end = ".bwd" if self.phase == "backward" and not module.endswith(".grad") else self.again
+                made = self.add(f"{taken}.{_MADE[change.kind]}{end}", spread)
+            made_bytes = self.spread[made].size_bytes
+            if change.kind is None:
+                self.op(f"{module}.slice", [taken], [made], read_bytes=made_bytes)
+            else:
+                size_bytes = max(self.spread[taken].size_bytes, made_bytes)
+                self.meet(f"{module}.{change.kind}", change.kind, change.axes, size_bytes, [taken], [made])
+        self._changed[key], self.spread[made] = made, self.spread[made]._replace(origin=self.spread[x].origin or x)
         return made

@@ -93,10 +93,23 @@ NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 def build(laid: Laid) -> Job:
     """Build a graph for each stage of the pipeline."""
     workload, mesh, names = laid.workload, laid.mesh, blocks(laid.model.layers)
-    ends = accumulate(stage_layers(workload.parallel, len(names), workload.name), initial=0)
-    graphs = tuple(Stage(laid, number, names[i:j]).graph() for number, (i, j) in enumerate(pairwise(ends)))
+    ends = accumulate(stage_layers(workload, len(names), workload.name), initial=0)
+    graphs = list[Graph]()
+    for index, (start, stop) in enumerate(pairwise(ends)):
+        stage = Stage(laid, index, names[start:stop])
+        t, order = stage.tape, stage.order
+        for turn, (t.phase, t.micro) in enumerate(order, 1):
+            if t.phase == "forward":
+                stage.forward()
+            else:
+                stage.send_back()
+                stage.backward(is_last=turn == len(order))
+        stage.send_back()
+        _update(t)
+        graphs.append(t.graph.build(steps=workload.steps))
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
-    return Job(workload.name, graphs, tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks)), labels)
+    stage_of = tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks))
+    return Job(workload.name, tuple(graphs), stage_of, labels)
 
 
 def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:
@@ -277,41 +290,28 @@ class Stage:
     """
 
     def __init__(self, laid: Laid, number: int, layers: list[str]) -> None:
-        self.number, self.layers, self.stages = number, layers, laid.mesh.size(["pipeline"])
-        name = laid.workload.name if self.stages == 1 else f"{laid.workload.name} stage {number}"
-        self.is_first, self.is_last = number == 0, number == self.stages - 1
-        blocks = ["embed"] * self.is_first + layers + ["head"] * self.is_last
-        own = laid._replace(weights={block: laid.weights[block] for block in blocks})
-        self.tape, self.parallel = Tape(own, name), laid.workload.parallel
-        before = [*laid.weights][: [*laid.weights].index(blocks[0])]
+        self.layers, stages, parallel = layers, laid.mesh.size(["pipeline"]), laid.workload.parallel
+        self.is_first, self.is_last = number == 0, number == stages - 1
+        names = ["embed"] * self.is_first + layers + ["head"] * self.is_last
+        own = laid._replace(weights={block: laid.weights[block] for block in names})
+        self.tape = Tape(own, laid.workload.name if stages == 1 else f"{laid.workload.name} stage {number}")
+        before = [*laid.weights][: [*laid.weights].index(names[0])]
         self.tape.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
-        self.micros = starts("mb", self.parallel.micro_batches)
+        micros = starts("mb", parallel.micro_batches)
+        order = turns(parallel.schedule, parallel.micro_batches, stages, number)
+        self.order = [(phase, micros[index]) for phase, index in order]
         self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> what it put out; "" is what came in
         self.unsent: tuple[str, str] | None = None
 
-    def graph(self) -> Graph:
-        """Write down the step."""
-        t, micro_batches = self.tape, self.parallel.micro_batches
-        order = list(turns(self.parallel.schedule, micro_batches, self.stages, self.number))
-        for place, (t.phase, micro) in enumerate(order, 1):
-            t.micro = self.micros[micro]
-            if t.phase == "forward":
-                self._forward()
-            else:
-                self._send_back()
-                self._backward(is_last=place == len(order))
-        self._send_back()
-        _update(t)
-        return t.graph.build(steps=t.workload.steps)
-
-    def _forward(self) -> None:
+    def forward(self) -> None:
+        """Run the current micro-batch forward."""
         t = self.tape
         if self.is_first:
             _gather_before(t, "embed", [])
             x = embed(t)
         else:
             x = self._receive(self.layers[0], "in", NEXT, 1)
-        self._send_back()
+        self.send_back()
         made = self.made[t.micro] = {"": x}
         for block in self.layers:
             _gather_before(t, block, [x])
@@ -322,20 +322,22 @@ class Stage:
         else:
             self._meet(CollectiveKind.SEND, x, NEXT, 1)
 
-    def _backward(self, *, is_last: bool) -> None:
+    def backward(self, *, is_last: bool) -> None:
+        """Run the current micro-batch backward; the last one also adds up over ranks what others leave."""
         t, made = self.tape, self.made.pop(self.tape.micro)
         if not self.is_last and made[self.layers[-1]] in t.wanting:
             t.give([made[self.layers[-1]]], [self._receive(self.layers[-1], "out.grad", PREVIOUS, -1)])
         for block in reversed(t.weights):
             if block in made and t.goes_back(block):
                 _gather_before(t, block, [t.grads[made[block]]])
-            t.go_back(block)
+            t.block = block
+            t.go_back()
             if is_last or t.zero_stage > 1:
                 _add_up(t, block)
         if made[""] in t.wanting and not self.is_first:
             self.unsent = (t.micro, t.grads.pop(made[""]))
 
-    def _send_back(self) -> None:
+    def send_back(self) -> None:
         """Send the gradient that was made last, if it is still here."""
         if self.unsent is not None:
             t, now = self.tape, (self.tape.phase, self.tape.micro)

@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import compress, takewhile
 from math import prod
+from operator import attrgetter
 
-from simulator.builders.sheet import Sheet, Spread, laid_out
+from simulator.builders.sheet import Sheet, Spread
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
-from simulator.layout import Axes, Layout, Weight
+from simulator.layout import Axes, Layout, Weight, laid_out
 from simulator.workload import Experts
 
 FP32_BYTES = 4
@@ -27,12 +28,12 @@ ID_BYTES = 4
 
 
 def starts(prefix: str, count: int) -> list[str]:
-    """What the names of what runs several times begin with: ``mb0/``, ``mb1/`` ...; nothing where it runs once."""
+    """Return the begins of names of what runs several times: ``mb0/``, ``mb1/`` ...; nothing where it runs once."""
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
 def read_experts(part: Experts, tokens: int) -> int:
-    """How many of its experts a rank reads, as expected, where so many tokens of each rank choose."""
+    """Return how many of its experts a rank is expected to read, where so many tokens of each rank choose."""
     chosen = chosen_number(part.routed, tokens * part.ranks, part.top_k)
     return -(-chosen * part.places // (part.routed * part.ranks))
 
@@ -42,7 +43,7 @@ Back = Callable[[str], None]
 
 
 class Tape(Sheet):
-    """Writes down the step of one rank, forward and, in training, backward.
+    """The step of one rank, forward and, in training, backward.
 
     Parameters
     ----------
@@ -59,7 +60,7 @@ class Tape(Sheet):
         self.grads: dict[str, str] = {}  # tensor -> its gradient so far
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
         self._shared = set[str]()  # gradients that are those of two tensors: none adds up in place there
-        self._between = False  # whether forward is between checkpoints
+        self._between = ""  # the part of a layer that forward is in, if that runs again in backward
 
     # ops with gradients
 
@@ -79,9 +80,11 @@ class Tape(Sheet):
         size
             Of an element of what it makes [B]; default: that of the model's data type.
         """
-        target = adds or max((self.layout(x).whole for x in reads), key=lambda made: made.parts)
+        layouts = [self.spread[x].layout.whole for x in reads]
+        target = adds or max(layouts, key=attrgetter("parts"))
         taken = [self.to(x, target) for x in reads]
-        out = self.tensor(f"{name}.out", self.spread[taken[0]].width, target, size, self.spread[taken[0]].rows)
+        rows, width, *_ = self.spread[taken[0]]
+        out = self.tensor(f"{name}.out", width, target, size, rows)
         self.op(name, taken, [out])
 
         def back(dy: str) -> None:
@@ -89,11 +92,13 @@ class Tape(Sheet):
                 self._shared.add(dy)
                 self.give(reads, [dy] * len(reads))
                 return
-            dy, *saved = (self.to(x, self.layout(out)) for x in (dy, *(reads if saves else ())))
+            dy, *saved = (self.to(x, self.spread[out].layout) for x in (dy, *(reads if saves else ())))
             wanted = [x for x in reads if self.wants(x)]
-            grads = [self.add(f"{x}.grad", self.spread[x]._replace(layout=self.layout(dy))) for x in wanted]
+            layout = self.spread[dy].layout
+            grads = [self.add(f"{x}.grad", self.spread[x]._replace(layout=layout)) for x in wanted]
             self.op(name, [dy, *saved], grads)
-            self.give(wanted, [self.to(grad, self.layout(x).whole) for x, grad in zip(wanted, grads, strict=True)])
+            wholes = (self.spread[x].layout.whole for x in wanted)
+            self.give(wanted, [self.to(grad, whole) for grad, whole in zip(grads, wholes, strict=True)])
 
         return self.record(out, back)
 
@@ -102,14 +107,13 @@ class Tape(Sheet):
 
         Gradients of what it took add up in an op that is named after `sums`.
         """
-        weight, layout = self.weight(name), self.layout(x)
-        rows, width = self.spread[x].rows, self.spread[x].width
+        weight, (rows, width, layout, *_) = self.weight(name), self.spread[x]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
         if self.is_forward and self.workload.kernels == "eager":
             if self.element_bytes < FP32_BYTES:
                 saved = [self.tensor(f"{name}.fp32", width, layout, FP32_BYTES, rows)]
             saved += [self.tensor(f"{name}.normed", width, layout, rows=rows)] if weight.is_trained else []
-        self.op(name, [x, self.held[weight.name]], [out, *(one for one in saved if one != x)])
+        self.op(name, [x, self.held[weight.name]], [out, *(y for y in saved if y != x)])
 
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
@@ -122,8 +126,8 @@ class Tape(Sheet):
 
     def turned(self, name: str, x: str, width: int) -> None:
         """Give so many elements of each row their rotary embedding in place; the gradient is turned back in place."""
-        cut = self.mesh.size(self.layout(x).tensor_map[-1])
-        turned_bytes = self.elements(x) * cut // self.spread[x].width * width * self.element_bytes
+        spread = self.spread[x]
+        turned_bytes = spread.elements * spread.layout.divisors[-1] // spread.width * width * self.element_bytes
 
         def turn(y: str) -> None:
             self.op(name, [y], [y], read_bytes=turned_bytes, write_bytes=turned_bytes)
@@ -153,14 +157,50 @@ class Tape(Sheet):
         ConfigError
             If an adapter stands beside a weight that is multiplied by heads.
         """
-        if f"{name}.{ADAPTER[0]}" not in self.weights[self.block]:
-            return self._linear(name, x, weight or self.weight(name), heads)
+        weight, bias, of_block = weight or self.weight(name), f"{name}.bias", self.weights[self.block]
+        weights = [weight, self.weight(bias)] if bias in of_block else [weight]
+        names = [self._ready(name, weight), *(self.held[other.name] for other in weights[1:])]
+        *experts, inner, outer = weight.layout.tensor_map
+        *many, inputs, outputs = weight.shape
+        rows, width, layout, size, *_ = self.spread[x]
+        if weight.name.startswith("embed/"):  # a tied table is used transposed
+            inner, outer, inputs, outputs = outer, inner, outputs, inputs
+        sums, shares = inner, outer
+        if heads:
+            inner, inputs, outputs, sums, shares = outer, width, heads, (), ()
+        tokens = tuple(axis for axis in layout.tensor_map[-2] if axis not in weight.layout.cut)
+        taken, made = (laid_out(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
+        inside = self.to(x, taken)
+        elements = self.spread[inside].elements
+        each = weight.parameters * (weight.layout.divisors[0] if experts else 1) // prod(many)
+        flops = 2 * (elements * self.mesh.size(inner) // width) * each
+        out = self.tensor(f"{name}.out", outputs, laid_out(self.mesh, made.tensor_map, sums), size, rows)
+        read_bytes = elements * inputs // width * self.element_bytes + sum(map(self.read_bytes, weights))
+        self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes)
+
+        def back(dy: str) -> None:
+            dy, dx = self.to(dy, made), list[str]()
+            if self.wants(x):
+                summand = laid_out(self.mesh, taken.tensor_map, shares)
+                dx = [self.tensor(f"{name}.in.grad", inputs, summand, size, rows)]
+                self.op(f"{name}.dgrad", [dy, self._ready(name, weight)], dx, flops=flops)
+            if any(held.is_trained for held in weights):
+                saved = [self.to(x, taken)] if weight.is_trained else []
+                old, new = self.grad(tokens, *weights)
+                self.op(f"{name}.wgrad", [dy, *saved, *old], new, flops=flops * weight.is_trained)
+            self.give([x] * len(dx), dx, name)
+
+        self.record(out, back)
+        return self._adapted(name, x, out, heads) if f"{name}.{ADAPTER[0]}" in of_block else out
+
+    def _adapted(self, name: str, x: str, out: str, heads: int) -> str:
+        """Add what the adapter beside a linear makes of the same rows; all of it goes back as one."""
         must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
         insist(not heads, self.where, must, f"{name}, which is absorbed by heads", do)
-        out, added = self._linear(name, x, self.weight(name)), x
+        added = x
         for part in ADAPTER:
-            added = self._linear(f"{name}.{part}", added, self.weight(f"{name}.{part}"))
-        out = self.vector(f"{name}.lora", [out, added], adds=self.layout(out).whole)
+            added = self.linear(f"{name}.{part}", added)
+        out = self.vector(f"{name}.lora", [out, added], adds=self.spread[out].layout.whole)
         if not self.is_saving:
             return out
         backs = self._backs[f"{self.micro}{self.block}"]
@@ -168,50 +208,14 @@ class Tape(Sheet):
 
         def back(dy: str) -> None:
             self.grads[out] = dy
-            self._go_through(apart)
-
-        return self.record(out, back)
-
-    def _linear(self, name: str, x: str, weight: Weight, heads: int = 0) -> str:
-        bias = f"{name}.bias"
-        weights = [weight, *([self.weight(bias)] if bias in self.weights[self.block] else [])]
-        names = [self._ready(name, weight), *(self.held[one.name] for one in weights[1:])]
-        *experts, inner, outer = weight.layout.tensor_map
-        *many, inputs, outputs = weight.shape
-        rows, width, _, size, _ = self.spread[x]
-        if weight.name.startswith("embed/"):  # a tied table is used transposed
-            inner, outer, inputs, outputs = outer, inner, outputs, inputs
-        sums, shares = inner, outer
-        if heads:
-            inner, inputs, outputs, sums, shares = outer, width, heads, (), ()
-        tokens = tuple(axis for axis in self.layout(x).tensor_map[-2] if axis not in weight.layout.cut)
-        taken, made = (laid_out(self.mesh, (*experts, tokens, axes)) for axes in (inner, outer))
-        inside = self.to(x, taken)
-        held, used = self.elements(inside), self.elements(inside) * inputs // width
-        each = weight.parameters * self.mesh.size(experts[0] if experts else ()) // prod(many)
-        flops = 2 * (held * self.mesh.size(inner) // width) * each
-        out = self.tensor(f"{name}.out", outputs, laid_out(self.mesh, made.tensor_map, sums), size, rows)
-        read_bytes = used * self.element_bytes + sum(map(self.read_bytes, weights))
-        self.op(name, [inside, *names], [out], flops=flops, read_bytes=read_bytes)
-
-        def back(dy: str) -> None:
-            dy, dx = self.to(dy, made), list[str]()
-            if self.wants(x):
-                there = laid_out(self.mesh, taken.tensor_map, shares)
-                dx = [self.tensor(f"{name}.in.grad", inputs, there, size, rows)]
-                self.op(f"{name}.dgrad", [dy, self._ready(name, weight)], dx, flops=flops)
-            if any(one.is_trained for one in weights):
-                saved = [self.to(x, taken)] if weight.is_trained else []
-                old, new = self.grad(tokens, *weights)
-                self.op(f"{name}.wgrad", [dy, *saved, *old], new, flops=flops * weight.is_trained)
-            self.give([x] * len(dx), dx, name)
+            self.go_back(apart)
 
         return self.record(out, back)
 
     def _ready(self, name: str, weight: Weight) -> str:
-        """What an op reads of a weight: in training what is made of it first, if it is kept in another format."""
-        size = weight.parameters * self.element_bytes
-        if not (self.is_forward or self.phase == "backward") or self.weight_bytes(weight) == size:
+        """Return what an op reads of a weight: in training what is made of it first, if it is kept otherwise."""
+        is_kept_so = weight.size_bytes == weight.parameters * self.element_bytes
+        if is_kept_so or not (self.is_forward or self.phase == "backward"):
             return self.held[weight.name]
         again = ".bwd" if self.phase == "backward" else self.again
         spread = Spread(weight.shape[:-1], weight.shape[-1], weight.layout, self.element_bytes)
@@ -220,27 +224,27 @@ class Tape(Sheet):
         return made
 
     def read_bytes(self, weight: Weight) -> int:
-        """What an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
-        part, size = self.layer.feed_forward, self.weight_bytes(weight)
+        """Return what an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
         if self.is_forward:
             return weight.parameters * self.element_bytes
-        if weight.kind != "expert" or not isinstance(part, Experts):
-            return size
-        return size // part.held * read_experts(part, self.own_tokens)
+        part = self.layer.feed_forward if weight.kind == "expert" else None
+        if not isinstance(part, Experts):
+            return weight.size_bytes
+        return weight.size_bytes // part.held * read_experts(part, self.own_tokens)
 
     # going back
 
     @property
     def is_saving(self) -> bool:
-        """Whether what ops of forward make now is there for backward."""
+        """Whether what ops of forward make now is kept for backward."""
         return self.phase == "again" or (self.phase == "forward" and not self._between)
 
     def wants(self, x: str) -> bool:
-        """Whether a tensor, in whatever layout, has a gradient."""
+        """Return whether a tensor, in whatever layout, has a gradient."""
         return (self.spread[x].origin or x) in self.wanting
 
     def record(self, out: str, back: Back) -> str:
-        """Keep how the gradients of what the last op took are made, if it is of a forward; return what it made."""
+        """Keep how the last op goes back, if it is of a forward whose tensors are saved; return what it made."""
         if self.is_saving:
             self._backs.setdefault(f"{self.micro}{self.block}", []).append((out, back))
         return out
@@ -252,49 +256,49 @@ class Tape(Sheet):
             backs[-ops:] = backs[: -ops - 1 : -1]
 
     def goes_back(self, block: str) -> bool:
-        """Whether a gradient goes through a block: a weight of it is trained, or one before it."""
+        """Return whether a gradient goes through a block: a weight of it is trained, or one before it."""
         blocks = takewhile(lambda name: name != block, self.weights)
-        return self.has_trained_before or any(passes_on(self.weights[b]) for b in (*blocks, block))
+        return self.has_trained_before or any(passes_on(self.weights[name]) for name in (*blocks, block))
 
-    def go_back(self, block: str) -> None:
-        """Make all gradients of a block, the last op first."""
-        self.block = block
-        self._go_through(self._backs.pop(f"{self.micro}{block}", []))
-
-    def _go_through(self, backs: list[tuple[str, Back]]) -> None:
+    def go_back(self, backs: list[tuple[str, Back]] | None = None) -> None:
+        """Make all gradients of the current block, or those of some ops of it, the last op first."""
+        if backs is None:
+            backs = self._backs.pop(f"{self.micro}{self.block}", [])
         for out, back in reversed(backs):
             if out in self.wanting:
                 back(self.grads.pop(out, ""))
 
-    def part(self, part: str, segment: Callable[[str], str], x: str) -> str:
-        """Run a part of the current layer; between checkpoints nothing but `x` is saved, and it runs again in backward.
+    def begin(self, *parts: str) -> None:
+        """Save nothing from here on, if one of these parts of the current layer (`Checkpoint`) runs again."""
+        about = self.workload.checkpoint
+        if about and about.part in parts and about.takes(int(self.block[1:])) and self.phase == "forward":
+            self._between = about.part
+
+    def end(self, part: str, out: str, segment: Callable[[], str]) -> None:
+        """End a part of the current layer; if nothing of it was saved, let it run again in backward.
 
         Parameters
         ----------
         part
-            As a `Checkpoint` names it.
+            As a `Checkpoint` names it; what has not begun does not end.
+        out
+            What it put out.
         segment
-            From what it takes to what it puts out; called once or twice.
-        x
-            What it takes.
+            Runs it again, and returns what it puts out.
         """
-        about = self.workload.checkpoint
-        if about is None or not about.takes(part, int(self.block[1:])):
-            return segment(x)
-        self._between = True
-        out = segment(x)
-        self._between = False
+        if self._between != part:
+            return
+        self._between = ""
 
         def back(dy: str) -> None:
             self.due, self.phase = [], "again"
-            made = segment(x)
+            made = segment()
             self.phase, self.grads[made] = "backward", dy
-            self.go_back(self.block)
+            self.go_back()
             self._catch_up()
 
-        trained = (self.held[one.name] for one in self.weights[self.block].values() if learns_apart(one))
-        self.record(out if out in self.wanting else next(trained, out), back)
-        return out
+        apart = (self.held[weight.name] for weight in self.weights[self.block].values() if learns_apart(weight))
+        self.record(out if out in self.wanting else next(apart, out), back)
 
     def _catch_up(self) -> None:
         """Write down the backward of a segment; of the ops that run again those that others need."""
@@ -310,23 +314,23 @@ class Tape(Sheet):
             self.graph.op(*op, **more)
 
     def give(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
-        """Note gradients of tensors, or add each to what is known of it, in an op that is named after `sums`."""
+        """Note gradients of tensors, or add each to its gradient so far, in an op that is named after `sums`."""
         for x, grad in zip(tensors, grads, strict=True):
             if not self.wants(x):
                 continue
             origin = self.spread[x].origin or x
-            known = self.grads.get(origin)
-            if known is None:
+            so_far = self.grads.get(origin)
+            if so_far is None:
                 self.grads[origin] = grad
                 continue
-            total, part = (grad, known) if known in self._shared else (known, grad)
-            if self.layout(total) != self.layout(part):
-                total, part = (self.to(one, self.layout(origin).whole) for one in (total, part))
+            total, part = (grad, so_far) if so_far in self._shared else (so_far, grad)
+            if self.spread[total].layout != self.spread[part].layout:
+                total, part = (self.to(x, self.spread[origin].layout.whole) for x in (total, part))
             self.op(f"{sums}.acc", [total, part], [total])
             self.grads[origin] = total
 
     def grad(self, tokens: Axes, *weights: Weight) -> tuple[list[str], list[str]]:
-        """What an op reads and writes that adds to the gradients of weights; the first one only writes.
+        """Return what an op reads and writes that adds to the gradients of weights; the first one only writes.
 
         Parameters
         ----------
@@ -336,7 +340,9 @@ class Tape(Sheet):
             The weights; those that are frozen have no gradient.
         """
         old, new = list[str](), list[str]()
-        for weight in (one for one in weights if one.is_trained):
+        for weight in weights:
+            if not weight.is_trained:
+                continue
             if weight.name in self.graded:
                 old.append(self.graded[weight.name])
             else:

@@ -299,6 +299,6 @@ class Checkpoint(Part):
     part: Literal["layer", "attention", "feed_forward"] = "layer"
     layers: tuple[FewOrNone, ...] | None = None
 
-    def takes(self, part: str, layer: int) -> bool:
-        """Whether this part of a layer runs again."""
-        return part == self.part and (self.layers is None or layer in self.layers)
+    def takes(self, layer: int) -> bool:
+        """Return whether its part of a layer runs again."""
+        return self.layers is None or layer in self.layers

@@ -52,14 +52,6 @@ Kept = Literal["bf16", "fp16", "fp32", "fp8", "int4", "int4_of_32", "mxfp4", "nv
 """How weights may be kept."""
 
 
-def matrix_bytes(kept: Kept, shape: tuple[int, ...]) -> int:
-    """Size of matrices of inputs and outputs each, in a format with its scales [B]."""
-    about = FORMATS[kept]
-    *several, inputs, outputs = shape
-    blocks = prod(several) * -(-inputs // about.block[0]) * -(-outputs // about.block[1])
-    return -(-(prod(shape) * about.bits + blocks * about.block_bits) // 8)
-
-
 class Dtypes(Part):
     """Data types of what is kept.
 
@@ -108,6 +100,13 @@ class Dtypes(Part):
     def kv_bytes(self) -> int:
         """Size of an element of the KV cache [B]."""
         return FORMATS[self.kv_cache or self.compute].bits // 8
+
+    def matrix_bytes(self, shape: tuple[int, ...], *, is_expert: bool) -> int:
+        """Return the size of matrices of inputs and outputs each, kept as those of layers, with their scales [B]."""
+        kept = FORMATS[(self.experts if is_expert else None) or self.weights or self.compute]
+        *several, inputs, outputs = shape
+        blocks = prod(several) * -(-inputs // kept.block[0]) * -(-outputs // kept.block[1])
+        return -(-(prod(shape) * kept.bits + blocks * kept.block_bits) // 8)
 
 
 _MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "momentum": 1, "sgd": 0}

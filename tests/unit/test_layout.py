@@ -132,7 +132,7 @@ def test_every_change_is_possible_for_those_who_meet(data: st.DataObject) -> Non
         held = after(at, change.layout, shape, members, held)
         reduces = change.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
         assert (set(at.partial) - set(change.layout.partial) == set(change.axes)) == reduces
-        before, now = (layout.local_elements(shape) for layout in (at, change.layout))
+        before, now = (prod(layout.local_shape(shape)) for layout in (at, change.layout))
         factor = mesh.size(change.axes)
         grown = {"all_gather": factor, "all_reduce": 1, "all_to_all": 1}.get(str(change.kind), 1 / factor)
         assert now == before * grown
