@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Serving(Sweep):
-    """What came of it; one row per policy, see `simulator.serving.story.summary`.
+    """Result of `hosim serve`; one row per policy, see `simulator.serving.story.summary`.
 
     Attributes
     ----------
@@ -49,17 +49,17 @@ class Serving(Sweep):
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One line per policy and request: when it came, was admitted, had its first and last token; what it hit."""
+        """One line per policy and request: its arrival, admission, first and last token [ns], and its hits."""
         return frame(self.tables["requests"])
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
-        """One line per policy and iteration: who ran, what it took, waits by cause, and bytes moved."""
+        """One line per policy and iteration: sequences, time, waits by cause, and bytes moved."""
         return frame(self.tables["iterations"])
 
     @cached_property
     def expectations(self) -> list[Verdict]:
-        """What the scenario expects of these rows, and whether it holds; nothing if the machine was changed."""
+        """Verdicts on what the scenario expects of these rows; none if the machine was changed."""
         expected = () if self.is_changed else self.loaded[0].scenario.expect
         return verdicts(expected, {str(row["policy"]): row for row in self.rows})
 
@@ -103,11 +103,11 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     asked = asked_of(loaded)
     progress = progress or silent
     names, come, room = read_served(loaded, policies, progress)
-    every = sum(room.sizes(asked.block))
-    enough = every * sum(one.prompt + one.output for one in come.requests)  # more than all together ever hold
-    room_bytes = int(min(room.room_bytes[0], enough)) // every * every
+    size = sum(room.sizes(asked.block))
+    enough = size * sum(request.prompt + request.output for request in come.requests)  # more than all ever hold at once
+    room_bytes = int(min(room.room_bytes[0], enough)) // size * size
     replays = {name: Replays(loaded, name, room_bytes, exact=exact) for name in names}
-    stories = [serve_row(*one, room, asked, come.requests, progress) for one in replays.items()]
+    stories = [serve_row(name, replayed, room, asked, come.requests, progress) for name, replayed in replays.items()]
     rows = [summary(story, loaded, come, room) for story in stories]
     view = latencies.view(loaded.scenario.title or loaded.scenario.name, rows, stories)
     tables = {
@@ -134,22 +134,22 @@ def read_served(
     ConfigError
         As for `serve`.
     """
-    for number, choice in enumerate(loaded.scenario.policies):
-        rule, where = "all rows that serve run on one machine", loaded.place("policies", str(number), "set")
+    for index, choice in enumerate(loaded.scenario.policies):
+        rule, where = "all rows that serve run on one machine", loaded.place("policies", str(index), "set")
         insist(not choice.set_, where, rule, "changes to it", "move set out of the row")
     come = arriving(loaded, progress)
     room = rooms(loaded, come.requests)
     columns = tuple(summary(Story("", room.names, [Served(0, come.requests[0])]), loaded, come, room))
-    for number, one in enumerate(loaded.scenario.expect):
+    for index, expected in enumerate(loaded.scenario.expect):
         rule = "an expectation of what is served names a column of its summary, and no faster_than"
-        is_known, where = one.column in columns, loaded.place("expect", str(number), "column")
-        found = "faster_than" if is_known else repr(one.column)
-        insist(is_known and one.faster_than is None, where, rule, found, nearest(one.column, columns))
+        is_known, where = expected.column in columns, loaded.place("expect", str(index), "column")
+        found = "faster_than" if is_known else repr(expected.column)
+        insist(is_known and expected.faster_than is None, where, rule, found, nearest(expected.column, columns))
     return rows_of(loaded, policies), come, room
 
 
-def arriving(loaded: Loaded, progress: Callable[[str, int, int], None]) -> Arriving:
-    """The requests of a scenario, in the order in which they come.
+def arriving(loaded: Loaded, progress: Progress) -> Arriving:
+    """Read, or draw, the requests of a scenario, in the order of their arrival.
 
     Parameters
     ----------
@@ -178,33 +178,30 @@ def drawn(asked: Requests, seed: int) -> list[Request]:
     Parameters
     ----------
     asked
-        How many, when, how long, and what they share.
+        Number, arrivals, lengths and shared prefixes of the requests.
     seed
-        What the draws begin with.
+        Seed of the draws.
     """
-    number = asked.count or 0
-    times = _arrivals(asked.arrivals or Arrivals(interval_ns=0), number, seed)
-    prompts, outputs = (
-        _lengths(about or Lengths(mean=1), number, (seed, kind))
-        for kind, about in ((1, asked.prompt), (2, asked.output))
-    )
-    about = asked.prefixes or Prefixes(number=1, tokens=1)
+    count, about = asked.count or 0, asked.prefixes or Prefixes(number=1, tokens=1)
+    arrivals_ns = _arrivals_ns(asked.arrivals or Arrivals(interval_ns=0), count, seed)
+    prompts = _lengths(asked.prompt or Lengths(mean=1), count, (seed, 1))
+    outputs = _lengths(asked.output or Lengths(mean=1), count, (seed, 2))
     shares: NDArray[np.float64] = np.arange(1, about.number + 1, dtype=np.float64) ** -about.skew
-    points = np.random.default_rng((seed, 3)).random(number)
+    points = np.random.default_rng((seed, 3)).random(count)
     chosen = np.searchsorted(np.cumsum(shares) / shares.sum(), points, side="right")
     prefixes, tokens = np.minimum(chosen, about.number - 1).tolist(), about.tokens if asked.prefixes else 0
-    rows = zip(times, prompts, outputs, prefixes, strict=True)
-    return [Request(at, prompt, output, prefix, min(tokens, prompt)) for at, prompt, output, prefix in rows]
+    rows = zip(arrivals_ns, prompts, outputs, prefixes, strict=True)
+    return [Request(ns, prompt, output, prefix, min(tokens, prompt)) for ns, prompt, output, prefix in rows]
 
 
-def _arrivals(about: Arrivals, number: int, seed: int) -> list[int]:
+def _arrivals_ns(about: Arrivals, count: int, seed: int) -> list[int]:
     if about.process == "even":
-        return [i * about.interval_ns for i in range(number)]
-    gaps = np.random.default_rng((seed, 0)).standard_exponential(number) * about.interval_ns
-    return [round(at) for at in np.cumsum(gaps)]
+        return [i * about.interval_ns for i in range(count)]
+    gaps = np.random.default_rng((seed, 0)).standard_exponential(count) * about.interval_ns
+    return [round(ns) for ns in np.cumsum(gaps)]
 
 
-def _lengths(about: Lengths, number: int, seed: tuple[int, int]) -> list[int]:
+def _lengths(about: Lengths, count: int, seed: tuple[int, int]) -> list[int]:
     sigma = math.sqrt(math.log1p(about.spread**2))
-    normal = np.random.default_rng(seed).standard_normal(number)
+    normal = np.random.default_rng(seed).standard_normal(count)
     return [max(1, round(about.mean * math.exp(sigma * z - sigma**2 / 2))) for z in normal]

@@ -29,16 +29,16 @@ from simulator.workload import Request, Requests
 
 
 class Block(NamedTuple):
-    """The name of a block.
+    """Name of a block.
 
     Attributes
     ----------
     is_shared
-        Whether it is one of a prefix, which other prompts may begin with.
+        Whether it is part of a prefix, which other prompts may begin with.
     owner, number
-        Of which prefix, or of which request; and which of its blocks.
+        Its prefix, or its request; and its position there.
     group
-        Of which layers.
+        The group of layers.
     """
 
     is_shared: bool
@@ -48,25 +48,25 @@ class Block(NamedTuple):
 
 
 class Tiers:
-    """Which blocks are where.
+    """Places of the KV blocks.
 
     Parameters
     ----------
     names
         The compute tier, and those below that keep blocks, in order.
     rooms
-        What each has room for [B]; ``inf`` for all.
+        Room for blocks in each [B]; ``inf`` for all.
     sizes
-        What a block takes, of each group of layers [B].
+        Size of a block, of each group of layers [B].
     keeps
         Whether the compute tier keeps what sequences leave.
 
     Attributes
     ----------
     held_bytes
-        What the sequences that run have [B].
+        Size of the blocks of the sequences that run [B].
     stores
-        ((source, target), group) -> how many blocks were stored since this was last cleared.
+        ((source, target), group) -> number of blocks that were stored since this was last cleared.
     """
 
     def __init__(
@@ -79,32 +79,32 @@ class Tiers:
         self.stores: Counter[tuple[tuple[str, str], int]] = Counter()
 
     def used(self, tier: int) -> int:
-        """How many blocks lie in a tier."""
+        """Count the blocks in a tier."""
         return len(self._cached[tier]) + (0 if tier else len(self._held))
 
     @property
     def held(self) -> int:
-        """How many blocks the sequences that run have."""
+        """Number of blocks that the running sequences hold."""
         return len(self._held)
 
     def where(self, block: Block) -> int:
-        """In which tier a block is found; -1 if it is nowhere."""
-        return 0 if block in self._held else next((t for t, one in enumerate(self._cached) if block in one), -1)
+        """Return the first tier that has a block; -1 if none does."""
+        return 0 if block in self._held else next((t for t, blocks in enumerate(self._cached) if block in blocks), -1)
 
     def fits(self, hit: Sequence[Block], new_bytes: int) -> bool:
-        """Whether there is room for a sequence beside those that run, that hits these blocks and has new ones [B]."""
+        """Tell whether a sequence that hits these blocks, and has new ones [B], has room beside those that run."""
         more = sum(self.sizes[block.group] for block in hit if block not in self._held)
         return self.held_bytes + new_bytes + more <= self.rooms[0]
 
     def admit(self, hit: Sequence[Block], new: Sequence[Block]) -> None:
-        """Let a sequence hold blocks that are somewhere, and new ones; what has to leave for them is stored.
+        """Let a sequence hold blocks that are somewhere, and new ones; store what has to leave for them.
 
         Parameters
         ----------
         hit
-            As they were found; what is below is copied in.
+            Blocks of its prefix that lie in some tier.
         new
-            Blocks that are nowhere.
+            Blocks that lie in none.
         """
         for block in hit:
             self._hold(block)
@@ -116,15 +116,15 @@ class Tiers:
         for block in new:
             self._hold(block)
 
-    def computed(self, own: Block, shared: Block) -> bool:
+    def computed(self, private: Block, shared: Block) -> bool:
         """Let others find a block of a prefix once it is computed; false if the compute tier has the same already."""
         if shared in self._held or shared in self._cached[0]:
             return False
-        self._held[shared] = self._held.pop(own)
+        self._held[shared] = self._held.pop(private)
         return True
 
     def release(self, block: Block, *, is_kept: bool) -> None:
-        """Give up a block that a sequence held; the last one to do so leaves it cached, if it is to be kept."""
+        """Release a block that a sequence held; the last one to do so leaves it cached, if it is to be kept."""
         self._held[block] -= 1
         if self._held[block]:
             return
@@ -168,16 +168,16 @@ class Tiers:
 
 
 def seen_numbers(reach: Reach, cached: int, size: int) -> Sequence[int]:
-    """Which blocks of so many tokens the token behind the cached ones sees in layers of a reach."""
+    """Return the blocks of `size` tokens that the token behind the cached ones sees, in layers of a reach."""
     sinks, near = reach.near(cached)
     return list(dict.fromkeys([*range(-(-sinks // size)), *range(near // size, -(-cached // size))]))
 
 
 def held_numbers(reach: Reach, cached: int, request: Request, asked: Requests) -> Sequence[int]:
-    """Which blocks a sequence holds in layers of a reach, once so many of its tokens are cached.
+    """Return the blocks that a sequence holds in layers of a reach, once so many of its tokens are cached.
 
-    With a window that is what the next token sees, and room for the most that is added at a time, wherever in a block
-    that begins. As the sequence goes on, it never becomes more.
+    With a window these are what the next token sees, and room for the most that is added at a time, wherever in a
+    block that begins. As the sequence goes on, it never needs more.
     """
     size, total = asked.block, -(-(request.prompt + request.output) // asked.block)
     if reach.block or reach.window is None:
@@ -192,12 +192,12 @@ def held_numbers(reach: Reach, cached: int, request: Request, asked: Requests) -
 
 
 def asked_of(loaded: Loaded) -> Requests:
-    """What the workload of a scenario says of requests.
+    """Return what the workload of a scenario says of requests.
 
     Raises
     ------
     ConfigError
-        If it is none of requests.
+        If it is no workload of requests.
     """
     if loaded.workload.requests is None:
         rule, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
@@ -206,12 +206,12 @@ def asked_of(loaded: Loaded) -> Requests:
 
 
 class Rooms(NamedTuple):
-    """Where KV blocks lie.
+    """Tiers that keep KV blocks, and their room.
 
     Attributes
     ----------
     names, room_bytes
-        The compute tier, and those below that keep blocks; and what each has room for [B].
+        The compute tier, and those below that keep blocks; and the room for them in each [B].
     keeps
         Whether the compute tier keeps what sequences leave.
     groups
@@ -224,12 +224,12 @@ class Rooms(NamedTuple):
     groups: tuple[CachedLayers, ...]
 
     def sizes(self, block: int) -> list[int]:
-        """What a block of so many tokens takes, of each group [B]."""
+        """Return the size of a block of so many tokens, in each group [B]."""
         return [group.block_bytes(block) for group in self.groups]
 
 
 def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
-    """What the layers of the model keep of a sequence."""
+    """Return what the layers of the model keep of a sequence."""
     return kept(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
 
 
@@ -250,46 +250,47 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
     asked, groups = asked_of(loaded), groups_of(loaded)
-    here, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
-    names = (here, *(tier for tier in kept_in if tier != here))
-    if here in kept_in and next(iter(kept_in)) != here:
-        rule, do = "tiers that keep blocks are named from the compute tier down", f"name {here} first"
-        raise ConfigError(loaded.place("kv_tiers", here), rule, f"{here} after {next(iter(kept_in))}", do)
-    decoding, many = min(asked.max_sequences, len(requests)), max(one.prompt for one in requests)
+    compute_tier, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
+    names = (compute_tier, *(tier for tier in kept_in if tier != compute_tier))
+    where, first = loaded.place("kv_tiers", compute_tier), next(iter(kept_in), compute_tier)
+    rule, do = "tiers that keep blocks are named from the compute tier down", f"name {compute_tier} first"
+    insist(first == compute_tier or compute_tier not in kept_in, where, rule, f"{compute_tier} after {first}", do)
+    decoding, longest_prompt = min(asked.max_sequences, len(requests)), max(request.prompt for request in requests)
     near = ((1, 1, 1),) * len(further(decoder_of(loaded.workload)))
-    fullest = Iteration(decoding, 1, asked.max_tokens - decoding, many, many, decoding, near)
+    fullest = Iteration(decoding, 1, asked.max_tokens - decoding, longest_prompt, longest_prompt, decoding, near)
     graph = iteration(loaded.workload, fullest, 0)
-    left = [_left_bytes(loaded, graph, tier) for tier in names]
-    found = Rooms(names, tuple(max(0.0, one) for one in left), here in kept_in or not kept_in, groups)
-    number, longest = max(enumerate(requests), key=lambda one: one[1].prompt + one[1].output)
+    left_bytes = [_left_bytes(loaded, graph, tier) for tier in names]
+    room = Rooms(names, tuple(max(0.0, left) for left in left_bytes), compute_tier in kept_in or not kept_in, groups)
+    index, longest = max(enumerate(requests), key=lambda pair: pair[1].prompt + pair[1].output)
     taken = [len(held_numbers(group.reach, 0, longest, asked)) for group in groups]
-    needed = sum(size * blocks for size, blocks in zip(found.sizes(asked.block), taken, strict=True))
-    short, budget, tier = max(0, needed - left[0]), loaded.scenario.budget_bytes, loaded.hardware.tiers[here]
-    rule = f"each request fits in the compute tier ({here}) beside weights and the largest iteration"
-    told = f"request {number} of {longest.prompt:,} and {longest.output:,} tokens, {human(needed, 'B')}"
-    told += f", where {human(found.room_bytes[0], 'B')} are left for KV blocks: short by {human(short, 'B')}"
-    lever, now = ("the budget", budget) if budget is not None else (f"tiers.{here}.capacity", tier.capacity_bytes)
+    needed = sum(size * blocks for size, blocks in zip(room.sizes(asked.block), taken, strict=True))
+    short, budget = max(0, needed - left_bytes[0]), loaded.scenario.budget_bytes
+    rule = f"each request fits in the compute tier ({compute_tier}) beside weights and the largest iteration"
+    lacking = f"request {index} of {longest.prompt:,} and {longest.output:,} tokens, {human(needed, 'B')}"
+    lacking += f", where {human(room.room_bytes[0], 'B')} are left for KV blocks: short by {human(short, 'B')}"
+    lever, now = f"tiers.{compute_tier}.capacity", loaded.hardware.tiers[compute_tier].capacity_bytes
+    lever, now = (lever, now) if budget is None else ("the budget", budget)
     do = f"raise {lever} to {now + short:,.0f} B, lower max_tokens or the tokens of requests, or move weights (homes)"
-    if here in kept_in:
-        do = f"raise {here} of kv_tiers to {needed:,} B, or lower the tokens of requests"
-    insist(not short, f"workload {loaded.workload.name}, requests", rule, told, do)
-    return found
+    if compute_tier in kept_in:
+        do = f"raise {compute_tier} of kv_tiers to {needed:,} B, or lower the tokens of requests"
+    insist(not short, f"workload {loaded.workload.name}, requests", rule, lacking, do)
+    return room
 
 
 def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
-    """What a tier has left for KV blocks; less than 0 where the rest does not fit, either."""
+    """Return what a tier has left for KV blocks [B]; less than 0 where the rest does not fit, either."""
     (homes,) = home_ids(loaded, [graph])
-    names, here = loaded.hardware.tier_names, loaded.hardware.compute_tier
+    names, compute_tier = loaded.hardware.tier_names, loaded.hardware.compute_tier
     lasting = Counter[str]()
     for home, tensor in zip(homes, graph.tensors, strict=True):
         lasting["free" if home == FREE else names[home]] += tensor.size_bytes if tensor.persistent else 0
     left, stated = loaded.hardware.tiers[tier].usable_bytes - lasting[tier], loaded.scenario.kv_tiers.get(tier)
-    if tier == here:
+    if tier == compute_tier:
         budget = loaded.scenario.budget_bytes
         left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
         left -= int(live_bytes(graph).max()) - lasting.total()
         rule = "with weights at home elsewhere, the room for KV blocks in the compute tier is said"
-        is_said = stated is not None or lasting.total() == lasting[here]
+        is_said = stated is not None or lasting.total() == lasting[compute_tier]
         insist(is_said, loaded.place("kv_tiers", tier), rule, "none", "add it")
     if stated is None:
         return left

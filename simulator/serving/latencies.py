@@ -18,16 +18,16 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 _LONG = 0.1
-"""A queue of this share of all requests when the last one comes is told."""
+"""Share of all requests that is a long queue when the last one comes: latencies then say little of the machine."""
 _POINTS = 100
-"""So many points of a curve can be told apart."""
-_TOLD = (50, 90, 99)
-"""Of so many of 100 requests latencies are shown; the summary has more."""
+"""Points of a curve that can be told apart."""
+_SHOWN = (50, 90, 99)
+"""Percentiles of latencies that are shown; the summary has more."""
 _NS_PER_S, _NS_PER_MS = 10**9, 10**6
 
 
 def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
-    """Show latency; what was found and moved; how long prompts are read by what was found, and queues.
+    """Show latencies; hits and bytes moved; times to read a prompt by the share that was found, and queues.
 
     Parameters
     ----------
@@ -36,12 +36,12 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
     rows, stories
         See `simulator.serving.story`.
     """
-    latency = {name: [f"{name}_p{p}_ns" for p in _TOLD] for name in LATENCIES}
-    known = ("goodput_per_s", "goodput_fraction", "tflops", "mfu")
-    rates = ["tokens_per_s", *(column for column in known if any(present(row[column]) for row in rows))]
-    hits = [f"hit_{tier}_fraction" for tier in _between(rows, "hit_", "_fraction")]
-    moved = occurring(rows, (f"moved_{link}_bytes" for link in _between(rows, "moved_", "_bytes")))
-    reading = [_read(share) for share in _read_shares(rows)]
+    latency = {name: [f"{name}_p{p}_ns" for p in _SHOWN] for name in LATENCIES}
+    asked = ("goodput_per_s", "goodput_fraction", "tflops", "mfu")
+    rates = ["tokens_per_s", *(column for column in asked if any(present(row[column]) for row in rows))]
+    hits = [column for column in rows[0] if column.startswith("hit_")]
+    moved = occurring(rows, (column for column in rows[0] if column.startswith("moved_")))
+    reading = _reading(rows).values()
     blocks = [
         [
             *figures(rows, ("status",)),
@@ -50,52 +50,45 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
         ],
         figures(rows, (*latency["e2e"], *rates, "stall_fraction")),
         figures(rows, ("computed_fraction", *hits, *moved)),
-        [*figures(rows, reading), *figures(rows, ("most_waiting", "iterations", "replayed"))],
+        figures(rows, (*reading, "most_waiting", "iterations", "replayed")),
     ]
     (name,) = figures(rows, ("policy",))
     return SweepView(title, [Section(columns=[name, *block]) for block in blocks], sentences(rows), _panels(stories))
 
 
-def _between(rows: Rows, start: str, end: str) -> list[str]:
-    return [key[len(start) : -len(end)] for key in rows[0] if key.startswith(start) and key.endswith(end)]
-
-
-def _read(share: str) -> str:
-    return f"read_{share}_hit_p50_ns"
-
-
-def _read_shares(rows: Rows) -> list[str]:
-    """How much of prompts was found, in per cent, where times to read them can be told apart by that."""
-    shares = _between(rows, "read_", "_hit_p50_ns")
-    told = [share for share in shares if any(present(row[_read(share)]) for row in rows)]
-    return told if len(told) > 1 else []
+def _reading(rows: Rows) -> dict[str, str]:
+    """Return the columns of times to read a prompt by the share of it that was found [%], if these can be compared."""
+    columns = {column.split("_")[1]: column for column in rows[0] if column.startswith("read_")}
+    shown = {share: column for share, column in columns.items() if any(present(row[column]) for row in rows)}
+    return shown if len(shown) > 1 else {}
 
 
 def sentences(rows: Rows) -> list[str]:
-    """Say for each policy how long people wait, what was found where, what is waited for, and what is in the way.
+    """Say for each policy how long people wait, which prompt tokens were found where, and what its iterations wait for.
 
     Parameters
     ----------
     rows
         See `simulator.serving.story.summary`.
     """
-    said = [text for row in rows for text in _told(row)]
+    lines = [sentence for row in rows for sentence in _sentences_of(row)]
     if left_out := rows[0]["unanswered"]:
         which = counted(left_out, "request")
-        said.insert(0, f"{which} of the file have no prompt or no output token, and are left out.")
+        lines.insert(0, f"{which} of the file have no prompt or no output token, and are left out.")
     few = min((row["finished"] for row in rows if row["finished"]), default=100)
     if slowest := {f"p{share}": f"{100 // (100 - share)}" for share in PERCENTS if few * (100 - share) < 100}:
         them = f"{listed([*slowest])} {'is' if len(slowest) == 1 else 'are'} the slowest"
-        said.append(f"Of {counted(few, 'request')} {them}; it takes {listed([*slowest.values()])} to tell more.")
+        lines.append(f"Of {counted(few, 'request')} {them}; it takes {listed([*slowest.values()])} to tell more.")
     ran = [row for row in rows if row["status"] == "ok" and row["finished"]]
     if len(ran) > 1:
         ordered = sorted(ran, key=itemgetter("ttft_mean_ns"))
         means = [f"{quantity(row['ttft_mean_ns'], 'ns')} under {row['policy']}" for row in ordered]
-        said.append(f"On average, first tokens come after {listed(means)}.")
-    return said
+        lines.append(f"On average, first tokens come after {listed(means)}.")
+    return lines
 
 
-def _told(row: Row) -> Iterator[str]:
+def _sentences_of(row: Row) -> Iterator[str]:
+    """Say how long people wait under one policy, and why."""
     policy = row["policy"]
     if row["status"] != "ok":
         yield f"{policy} is {row['status']}: {row['why']}."
@@ -106,11 +99,13 @@ def _told(row: Row) -> Iterator[str]:
         f"{policy}: half of the requests have their first token within {first} of sending, 95 % within {late}; "
         f"a further token takes {more}, {shown('tokens_per_s', row['tokens_per_s'])} tokens come out in a second."
     )
-    tiers = {tier: row[f"hit_{tier}_fraction"] for tier in _between([row], "hit_", "_fraction")}
-    there = listed([f"{percent(share)} in {tier}" for tier, share in tiers.items() if share]) or "nothing"
-    yield f"{policy} finds of all prompt tokens {there}; {percent(row['computed_fraction'])} are computed."
-    if shares := _read_shares([row]):
-        times = listed([f"{quantity(row[_read(share)], 'ns')} if {share} % of it was found" for share in shares])
+    hits = {column[len("hit_") : -len("_fraction")]: row[column] for column in row if column.startswith("hit_")}
+    shares = listed([f"{percent(share)} in {tier}" for tier, share in hits.items() if share]) or "nothing"
+    yield f"{policy} finds of all prompt tokens {shares}; {percent(row['computed_fraction'])} are computed."
+    if columns := _reading([row]):
+        times = listed(
+            [f"{quantity(row[column], 'ns')} if {share} % of it was found" for share, column in columns.items()]
+        )
         even = quantity(row["even_bytes_per_s"] and round(row["even_bytes_per_s"]), "B/s")
         yield f"{policy} reads a prompt in {times}; at {even} copying takes as long as computing."
     spent = {f"wait_{cause}_ns": cause for cause in CAUSES} | {"drain_ns": "stores"}
@@ -123,42 +118,40 @@ def _told(row: Row) -> Iterator[str]:
             f"{shown('goodput_per_s', row['goodput_per_s'])} in a second."
         )
     if row["waiting_at_last"] >= _LONG * row["requests"]:
-        rates = " and ".join(f"{shown(f'{what}_per_s', row[f'{what}_per_s'])} {what}" for what in ("offered", "served"))
+        rates = " and ".join(f"{shown(f'{way}_per_s', row[f'{way}_per_s'])} {way}" for way in ("offered", "served"))
         yield (
             f"{policy}: {row['waiting_at_last']:,} of {row['requests']:,} requests waited when the last one came "
             f"(in a second {rates}), so that the latencies tell how many came."
         )
 
 
-def _parts(rows: Rows, number: int) -> Iterator[Rows]:
-    """Rows one after another, so many at once."""
-    return (rows[start : start + number] for start in range(0, len(rows), max(1, number)))
+def _parts(rows: Rows) -> Iterator[Rows]:
+    """Cut rows into as many parts as a curve has points."""
+    size = max(1, -(-len(rows) // _POINTS))
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def _panels(stories: Sequence[Story]) -> list[Panel]:
-    """Curves: the share of requests by their latencies; over time who waits, who decodes, and where blocks lie.
+    """Draw the share of requests by latency; and over time requests that wait, sequences that decode, and blocks.
 
     Over time, a point is the most of a part of the iterations.
     """
     panels = []
     for name in ("ttft", "tpot"):
-        known = ((one.policy, (row[f"{name}_ns"] for row in one.requests)) for one in stories)
-        times = {policy: sorted(filter(present, own)) for policy, own in known}
-        points = [
-            {"policy": policy, "within_ms": (quantile(own, share) or 0) / _NS_PER_MS, "share": share / 100}
-            for policy, own in times.items()
-            for share in (range(1, 101) if own else ())
-        ]
+        points = []
+        for story in stories:
+            times_ns = sorted(row[f"{name}_ns"] for row in story.requests if present(row[f"{name}_ns"]))
+            for share in range(1, 101) if times_ns else ():
+                within_ms = (quantile(times_ns, share) or 0) / _NS_PER_MS
+                points.append({"policy": story.policy, "within_ms": within_ms, "share": share / 100})
         title = f"share of requests by {name.upper()}"
         panels.append(Panel(title, "within [ms]", "%", points, "within_ms", "share", dense="log"))
     tiers = stories[0].tiers if stories else ()
     over_time = {"waiting": "requests that wait", "decoding": "sequences that decode"}
     over_time |= {f"used_{tier}_blocks": f"KV blocks in {tier}" for tier in tiers}
+    parts = [part for story in stories for part in _parts(story.iterations)]
+    starts = [{"policy": part[0]["policy"], "time_s": part[0]["start_ns"] / _NS_PER_S} for part in parts]
     for column, title in over_time.items():
-        rows = [
-            {"policy": one.policy, "time_s": part[0]["start_ns"] / _NS_PER_S, column: max(row[column] for row in part)}
-            for one in stories
-            for part in _parts(one.iterations, -(-len(one.iterations) // _POINTS))
-        ]
+        rows = [{**start, column: max(row[column] for row in part)} for start, part in zip(starts, parts, strict=True)]
         panels.append(Panel(title, "time [s]", "", rows, "time_s", column, dense="linear"))
     return panels

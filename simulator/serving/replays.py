@@ -34,6 +34,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import chain, filterfalse, pairwise
 from typing import Any
 
@@ -52,7 +53,7 @@ from simulator.cost import memory_rate_cap, roofline
 from simulator.cost.service import NS_PER_S
 from simulator.errors import CapacityError, ScopeError
 from simulator.graph import Job
-from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan, View
+from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
@@ -61,14 +62,14 @@ from simulator.trace import CAUSES
 from simulator.workload import Experts
 
 PARTS = (8, 64)
-"""Into so many parts the scale of an iteration is cut; and if compute waits."""
+"""Parts of the scale of an iteration; and where compute waits: finer, as waits then change with every number."""
 WAITS = 1 / 100
-"""Less than this share of the time is no wait."""
+"""A smaller share of the time is no wait: what it makes wrong is below a part."""
 _LARGE = (1 << 12, 1 << 24, 1 << 16, 1 << 24, 1 << 36, 1 << 11)
 _LARGE_NEAR = (1 << 24, 1 << 24, 1 << 36)
 """Numbers beside which a nanosecond of rounding is nothing, and all experts are chosen; for each further reach, too."""
 _TOKENS = (0, 2)
-"""Which of the numbers are tokens, that choose experts."""
+"""Positions of the numbers that are tokens, which choose experts."""
 Numbers = NDArray[np.float64]
 
 
@@ -87,73 +88,76 @@ class _Shape:
         self._loaded, self._is_all = loaded, some.answers == some.decoding + some.reading
         parts = dict.fromkeys(part for _, part in decoder_of(loaded.workload).kinds if isinstance(part, Experts))
         self._experts = [part for part in parts if part.top_k < part.routed]
-        there, large_ones = self._told(some), (*_LARGE, *_LARGE_NEAR * len(some.near))
-        large = [number if n else 0 for number, n in zip(large_ones, there, strict=True)]
-        base, *more = ([n * (1 + (i == at)) for i, n in enumerate(large)] for at in range(-1, len(large)))
-        at_large, names, flops = self._sides(base)
-        beside = [(max(1, n), *self._sides(one)) for one, n in zip(more, large, strict=True)]
+        numbers = self._numbers(some)
+        large = [
+            n if some_n else 0 for n, some_n in zip((*_LARGE, *_LARGE_NEAR * len(some.near)), numbers, strict=True)
+        ]
+        at_large, names, flops = self._sides(large)
+        doubled = [[*large[:i], 2 * n, *large[i + 1 :]] for i, n in enumerate(large)]
+        beside = [(max(1, n), *self._sides(more)) for n, more in zip(large, doubled, strict=True)]
         slopes = np.array([(sides - at_large) / n for n, sides, *_ in beside])
         self._flops_slopes: Numbers = np.array([(other - flops) / n for n, _, _, other in beside])
         self._flops_constant = flops - float(np.dot(large, self._flops_slopes))
         constant = at_large - np.tensordot(large, slopes, 1)
-        fewer = self._fewer(names, [min(1 + (at in _TOKENS), n) for at, n in enumerate(there)], slopes, constant)
-        both, self._counts = np.unique(np.concatenate([constant[None], slopes, *fewer]), axis=-1, return_counts=True)
+        few = [min(1 + (i in _TOKENS), n) for i, n in enumerate(numbers)]
+        both = np.concatenate([constant[None], slopes, *self._expert_slopes(names, few, slopes, constant)])
+        both, self._counts = np.unique(both, axis=-1, return_counts=True)
         self._constant, self._slopes = both[0], both[1:].reshape(len(both) - 1, -1)
         self._prices_ns: Numbers = both[1:].max(axis=1) @ self._counts
 
-    def _told(self, work: Iteration) -> list[int]:
-        """The numbers that an iteration tells; answers that are as many as all tokens are none of their own."""
+    def _numbers(self, work: Iteration) -> list[int]:
+        """List the numbers of an iteration; answers that are as many as all tokens are none of their own."""
         return [*work[:5], 0 if self._is_all else work.answers, *chain.from_iterable(work.near)]
 
     def alike(self, work: Iteration, part_ns: float, most_sequences: int, most_tokens: int) -> Iteration:
-        """The same with numbers that are rounded to what costs a part [ns], but to at most so many."""
+        """Round the numbers of an iteration to what costs a part [ns], but to at most so many."""
         prices_ns, tokens = self._prices_ns[: len(self._flops_slopes)].copy(), work.decoding + work.reading
         if self._experts:  # a token costs the more for experts, the fewer others choose
             more = np.subtract(self._unread(tokens), self._unread(tokens // 2))
             prices_ns[[*_TOKENS]] += more @ self._prices_ns[len(prices_ns) :] / max(1, tokens - tokens // 2)
-        rounded = [_near(*one, part_ns) for one in zip(self._told(work), prices_ns, strict=True)]
+        rounded = [_rounded(n, price_ns, part_ns) for n, price_ns in zip(self._numbers(work), prices_ns, strict=True)]
         rounded[0] = min(rounded[0], most_sequences)
         rounded[2] = min(rounded[2], most_tokens - rounded[0])
-        return self._made(rounded)
+        return self._iteration(rounded)
 
-    def _made(self, numbers: Sequence[int]) -> Iteration:
-        """The iteration that tells some numbers."""
+    def _iteration(self, numbers: Sequence[int]) -> Iteration:
+        """Make the iteration that has some numbers."""
         decoding, context, reading, cached, pairs, answers, *near = numbers
         answers = decoding + reading if self._is_all else answers
-        triples = [(near[at], near[at + 1], near[at + 2]) for at in range(0, len(near), 3)]
+        triples = zip(near[::3], near[1::3], near[2::3], strict=True)
         return Iteration(decoding, context, reading, cached, pairs, answers, tuple(triples))
 
     def flops(self, work: Iteration) -> int:
-        """The arithmetic of an iteration."""
-        return round(self._flops_constant + float(np.dot(self._told(work), self._flops_slopes)))
+        """Count the arithmetic of an iteration [FLOP]."""
+        return round(self._flops_constant + float(np.dot(self._numbers(work), self._flops_slopes)))
 
     def ops_ns(self, work: Iteration) -> float:
-        """What the ops of an iteration take, each alone."""
-        numbers = [*self._told(work), *self._unread(work.decoding + work.reading)]
+        """Add up what the ops of an iteration take, each alone [ns]."""
+        numbers = [*self._numbers(work), *self._unread(work.decoding + work.reading)]
         sides = self._constant + np.dot(numbers, self._slopes).reshape(self._constant.shape)
         return float(sides.max(axis=0) @ self._counts)
 
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
-        """Both sides of the roofline of each op [ns]; what the ops are called; and their arithmetic [FLOP]."""
-        hardware, graph = self._loaded.hardware, iteration(self._loaded.workload, self._made(numbers), 1)
-        cap, launch_ns, found = memory_rate_cap(hardware), hardware.compute.launch_ns, []
+        """Return both sides of the roofline of each op [ns], the names of the ops, and their arithmetic [FLOP]."""
+        hardware, graph = self._loaded.hardware, iteration(self._loaded.workload, self._iteration(numbers), 1)
+        cap, launch_ns, sides = memory_rate_cap(hardware), hardware.compute.launch_ns, []
         for op in graph.ops:
             least_ns, traffic = roofline(op, hardware)
-            found.append((least_ns, launch_ns + traffic / cap if traffic else 0))
-        return np.array(found, np.float64).T, [op.name for op in graph.ops], sum(graph.arithmetic.values())
+            sides.append((least_ns, launch_ns + traffic / cap if traffic else 0))
+        return np.array(sides, np.float64).T, [op.name for op in graph.ops], sum(graph.arithmetic.values())
 
     def _unread(self, tokens: int) -> list[int]:
-        """Minus how many experts of a layer so many tokens leave out, of each kind of layers with experts."""
+        """Count, as a negative number, the experts of a layer that so many tokens leave out, by kind of layer."""
         return [read_experts(part, tokens) - part.held for part in self._experts]
 
-    def _fewer(self, names: Sequence[str], few: list[int], slopes: Numbers, constant: Numbers) -> list[Numbers]:
-        """What an expert more takes of both sides of each op [ns], from an iteration of few tokens."""
+    def _expert_slopes(self, names: Sequence[str], few: list[int], slopes: Numbers, constant: Numbers) -> list[Numbers]:
+        """Return what another expert adds to both sides of each op [ns], from an iteration of few tokens."""
         saved = constant + np.tensordot(few, slopes, 1) - self._sides(few)[0] if self._experts else constant
         model = decoder_of(self._loaded.workload)
         parts = dict(zip(blocks(model.layers), map(model.layer, range(model.layers)), strict=True))
         of_op = [parts[block].feed_forward if (block := name.split("/")[0]) in parts else None for name in names]
-        found = zip(self._experts, self._unread(sum(few[at] for at in _TOKENS)), strict=True)
-        return [np.where([one == part for one in of_op], saved / max(1, -number), 0)[None] for part, number in found]
+        unread = zip(self._experts, self._unread(sum(few[i] for i in _TOKENS)), strict=True)
+        return [np.where([other == part for other in of_op], saved / max(1, -n), 0)[None] for part, n in unread]
 
 
 class Replays:
@@ -164,16 +168,16 @@ class Replays:
     loaded
         The scenario, its machine and its workload.
     row
-        Which of its policies decides.
+        The row whose policy decides.
     room_bytes
-        What the KV cache has room for in the compute tier [B].
+        Room for the KV cache in the compute tier [B].
     exact
         Whether every iteration is replayed as it is, and none stands for others.
 
     Attributes
     ----------
     further
-        What iterations tell of besides all tokens: see `simulator.builders.Iteration`.
+        Reaches that iterations count besides all tokens: see `simulator.builders.Iteration`.
     """
 
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
@@ -182,14 +186,14 @@ class Replays:
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.further = further(decoder_of(loaded.workload))
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
-        self._known: dict[Iteration, dict[str, Any]] = {}
+        self._replayed = cache(self._replay)
 
     def __len__(self) -> int:
-        """How many iterations were replayed."""
-        return len(self._known)
+        """Count the iterations that were replayed."""
+        return self._replayed.cache_info().currsize
 
     def of(self, work: Iteration) -> dict[str, Any]:
-        """What an iteration takes.
+        """Return how long an iteration takes, and why.
 
         Returns
         -------
@@ -204,19 +208,19 @@ class Replays:
         own_ns = shape.ops_ns(work)
         for parts in PARTS:
             alike = self._alike(work, shape, 2.0 ** math.floor(math.log2(max(own_ns, 1))) / parts)
-            known = self._replayed(alike)
-            if known["status"] != "ok":
-                return known
-            if known["stall_ns"] + known["drain_ns"] <= WAITS * known["took_ns"]:
+            counted = self._replayed(alike)
+            if counted["status"] != "ok":
+                return counted
+            if counted["stall_ns"] + counted["drain_ns"] <= WAITS * counted["took_ns"]:
                 break
-        took_ns = known["took_ns"] + round(own_ns - shape.ops_ns(alike))
+        took_ns = counted["took_ns"] + round(own_ns - shape.ops_ns(alike))
         more = self._moved(work)
         more.subtract(self._moved(alike))
-        moved = {(column := f"moved_{link}_bytes"): known[column] + number for link, number in more.items()}
-        return {**known, "took_ns": took_ns, **moved, "flops": shape.flops(work)}
+        moved = {(column := f"moved_{link}_bytes"): counted[column] + size for link, size in more.items()}
+        return {**counted, "took_ns": took_ns, **moved, "flops": shape.flops(work)}
 
     def shape(self, work: Iteration) -> _Shape:
-        """What is known of the iterations that have the same ops as one."""
+        """Return the shape of the iterations that have the same ops as this one."""
         near = map(bool, chain.from_iterable(work.near))
         kind = (*map(bool, work[:6]), work.answers == work.decoding + work.reading, *near)
         if kind not in self._shapes:
@@ -224,43 +228,36 @@ class Replays:
         return self._shapes[kind]
 
     def _alike(self, work: Iteration, shape: _Shape, part_ns: float) -> Iteration:
-        """The iteration that is replayed for a class."""
+        """Return the iteration that is replayed for a class."""
         links, block = self._loaded.hardware.links, self._asked.block
 
-        def near(tokens: Sequence[int], *way: str) -> tuple[int, ...]:
+        def rounded(tokens: Sequence[int], *way: str) -> tuple[int, ...]:
             rates = [links[link].bandwidth_bytes_per_s for link in self._links(*way)]
             block_ns = [sum(size * NS_PER_S / rate for rate in rates) for size in self._sizes]
-            return tuple(block * _near(n // block, each, part_ns) for n, each in zip(tokens, block_ns, strict=True))
+            return tuple(block * _rounded(n // block, each, part_ns) for n, each in zip(tokens, block_ns, strict=True))
 
-        here = self._loaded.hardware.compute_tier
-        loads = tuple((tier, near(tokens, tier, here)) for tier, tokens in work.loads)
-        stores = tuple((way, near(tokens, *way)) for way, tokens in work.stores)
+        loads = tuple((tier, rounded(tokens, tier, self._loaded.hardware.compute_tier)) for tier, tokens in work.loads)
+        stores = tuple((way, rounded(tokens, *way)) for way, tokens in work.stores)
         alike = shape.alike(work, part_ns, self._asked.max_sequences, self._asked.max_tokens)
         return alike._replace(loads=loads, stores=stores)
 
     def _links(self, source: str, target: str) -> list[str]:
-        """Links that a copy from one tier to another takes, with those that they go via."""
+        """List the links that a copy from one tier to another takes, with those that they go via."""
         problem, links, tiers = self._problem, self._loaded.hardware.links, self._problem.tiers
         hops = pairwise(problem.path(tiers.index(source), tiers.index(target)))
-        return [one for name in map(problem.link_names.__getitem__, hops) for one in (name, *links[name].via)]
+        return [link for name in map(problem.link_names.__getitem__, hops) for link in (name, *links[name].via)]
 
     def _moved(self, work: Iteration) -> Counter[str]:
-        """Bytes that the loads and stores of an iteration move over each link."""
-        here, found = self._loaded.hardware.compute_tier, Counter[str]()
-        for way, tokens in (*(((tier, here), tokens) for tier, tokens in work.loads), *work.stores):
+        """Count the bytes that the loads and stores of an iteration move over each link."""
+        compute_tier, moved = self._loaded.hardware.compute_tier, Counter[str]()
+        for way, tokens in (*(((tier, compute_tier), tokens) for tier, tokens in work.loads), *work.stores):
             size_bytes = sum(n // self._asked.block * size for n, size in zip(tokens, self._sizes, strict=True))
             for link in self._links(*way):
-                found[link] += size_bytes
-        return found
-
-    def _replayed(self, work: Iteration) -> dict[str, Any]:
-        if work not in self._known:
-            self._known[work] = self._replay(work)
-        return self._known[work]
+                moved[link] += size_bytes
+        return moved
 
     def _replay(self, work: Iteration) -> dict[str, Any]:
-        here = self._loaded.hardware.compute_tier
-        leaving = [tokens for (tier, _), tokens in work.stores if tier == here]
+        leaving = [tokens for (tier, _), tokens in work.stores if tier == self._loaded.hardware.compute_tier]
         left = sum(n * group.token_bytes for tokens in leaving for group, n in zip(self._groups, tokens, strict=True))
         job = Job.of(iteration(self._loaded.workload, work, self._room_bytes - left))
         case = prepare(_with_homes(self._loaded, work), job)
@@ -283,18 +280,18 @@ class Replays:
 
 
 def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
-    """Say which rows there are; see `simulator.run.case.Case.rows`."""
+    """List the rows; see `simulator.run.case.Case.rows`."""
     return list(_smallest(loaded).rows(policies))
 
 
 def _smallest(loaded: Loaded) -> Case:
-    """The least that an iteration can be."""
+    """Prepare the smallest iteration that there can be."""
     work = lone(loaded.workload)
     return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1)))
 
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
-    """The scenario of an iteration: what is cached has its home where it lies."""
+    """Return the scenario of an iteration: what is cached has its home where it lies."""
     named = {cache_name(part) for part, _ in decoder_of(loaded.workload).kinds}
     homes = {f"*/{name}": loaded.hardware.compute_tier for name in sorted(named)}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
@@ -304,23 +301,23 @@ def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
 
 
 def _with_copies(plan: Plan, problem: Problem, work: Iteration, queued: int | None) -> Plan:
-    """The plan of an iteration, with its stores before its steps; and its loads, if they are more tokens than queued.
+    """Put the stores of an iteration before the steps of its plan; and its loads, if they are more tokens than queued.
 
-    Of these, all but so many tokens are waited for.
+    The steps then begin once all loads but so many tokens have come.
     """
-    tiers, here, codes = problem.tiers, problem.compute_tier, list[Code]()
+    tiers, compute_tier, codes = problem.tiers, problem.compute_tier, list[Code]()
     for (source, target), _ in work.stores:
         path = problem.path(tiers.index(source), tiers.index(target))
-        for tensor in _ending(problem, stored_name(source, target)):
-            codes += [*_moved(tensor, path), (DETACH, tensor, path[-1], 0)]
-    found, coming = sum(sum(tokens) for _, tokens in work.loads), dict[int, str]()
-    if queued is not None and found > queued:
-        coming = {tensor: tier for tier, _ in work.loads for tensor in _ending(problem, loaded_name(tier))}
+        for tensor in _tensors_named(problem, stored_name(source, target)):
+            codes += [*_copies(tensor, path), (DETACH, tensor, path[-1], 0)]
+    tokens, coming = sum(sum(groups) for _, groups in work.loads), dict[int, str]()
+    if queued is not None and tokens > queued:
+        coming = {tensor: tier for tier, _ in work.loads for tensor in _tensors_named(problem, loaded_name(tier))}
         sizes = {tensor: problem.graph.tensors[tensor].size_bytes for tensor in sorted(coming)}
         left, waited = sum(sizes.values()), -1
-        still = left * queued // found
+        still = left * queued // tokens
         for tensor, size in sizes.items():
-            codes += _moved(tensor, problem.path(tiers.index(coming[tensor]), here))
+            codes += _copies(tensor, problem.path(tiers.index(coming[tensor]), compute_tier))
             waited = tensor if left > still else waited
             left -= size
         codes.append((SYNC, waited, 0, 0))
@@ -329,31 +326,27 @@ def _with_copies(plan: Plan, problem: Problem, work: Iteration, queued: int | No
 
     def is_done(code: Code) -> bool:
         kind, tensor, tier, _ = code
-        return tensor in coming and (kind == COPY or (kind == DETACH and tier != here))
+        return tensor in coming and (kind == COPY or (kind == DETACH and tier != compute_tier))
 
     if isinstance(plan.actions, Actions):
         columns = zip(*codes, *filterfalse(is_done, plan.actions.codes()), strict=True)
         return replace(plan, actions=Actions.from_columns(*columns))
     decide = plan.actions
-
-    def steps(view: View) -> Iterator[Code]:
-        return chain(codes, filterfalse(is_done, decide(view)))
-
-    return replace(plan, actions=steps)
+    return replace(plan, actions=lambda view: chain(codes, filterfalse(is_done, decide(view))))
 
 
-def _ending(problem: Problem, name: str) -> Sequence[int]:
-    """Tensors of this last name, one for each layer."""
-    return [tensor for tensor, one in enumerate(problem.graph.tensors) if one.name.endswith(f"/{name}")]
+def _tensors_named(problem: Problem, last: str) -> Sequence[int]:
+    """List the tensors of this last name, one for each layer."""
+    return [index for index, tensor in enumerate(problem.graph.tensors) if tensor.name.endswith(f"/{last}")]
 
 
-def _moved(tensor: int, path: Sequence[int]) -> Iterator[Code]:
-    """Copies of a tensor from the first tier of a path to the last one; it stays at both."""
+def _copies(tensor: int, path: Sequence[int]) -> Iterator[Code]:
+    """Copy a tensor from the first tier of a path to the last one; it stays at both."""
     yield from ((COPY, tensor, start, end) for start, end in pairwise(path))
     yield from ((DETACH, tensor, tier, 0) for tier in path[1:-1])
 
 
-def _near(number: int, price_ns: float, part_ns: float) -> int:
-    """The nearest multiple of as many as cost a part; what costs nothing is one, and 0 alone is 0."""
+def _rounded(count: int, price_ns: float, part_ns: float) -> int:
+    """Round to a multiple of as many as cost a part; what costs nothing is 1, and only 0 becomes 0."""
     step = max(1.0, part_ns / price_ns) if price_ns > 0 else math.inf
-    return min(1, number) if step == math.inf else max(min(1, number), round(round(number / step) * step))
+    return min(1, count) if step == math.inf else max(min(1, count), round(round(count / step) * step))

@@ -34,22 +34,22 @@ Way = TypeVar("Way", str, tuple[str, str])
 
 @dataclass(slots=True, eq=False)
 class Served:
-    """A request, and what became of it.
+    """A request, its progress, and the blocks that it holds.
 
     Attributes
     ----------
     number, request
-        Which one.
+        The request, and its position in the order of arrival.
     admitted_ns, first_ns, end_ns
-        When it was admitted, when it had its first token and its last one [ns]; None if that was never.
+        Times of its admission, its first token and its last one [ns]; None if that was never.
     hit
-        For each tier how many tokens of its prompt were found there.
+        Tokens of its prompt that were found in each tier.
     cached, made
-        How many of its tokens are cached, and how many it has added.
+        Tokens of it that are cached, and tokens that it has added.
     blocks
-        What it holds of each group of layers: number -> block, in order.
+        The blocks that it holds of each group of layers: number -> block, in order.
     shared
-        Of each group the blocks of its prefix, whoever computes them.
+        The blocks of its prefix in each group, whoever computes them.
     """
 
     number: int
@@ -70,16 +70,16 @@ class Served:
 
 
 class Work(NamedTuple):
-    """Who runs in an iteration.
+    """The sequences that run in an iteration, and the blocks that are copied with it.
 
     Attributes
     ----------
     decoding
         Sequences that add a token.
     parts
-        Sequences that read, and how many tokens of the prompt.
+        Sequences that read, each with its number of prompt tokens.
     loads, stores
-        How many blocks of a group of layers are copied in from each tier, and from each one to another.
+        Number of blocks of a group of layers that are copied in from each tier, and from each one to another.
     """
 
     decoding: Sequence[Served] = ()
@@ -88,42 +88,42 @@ class Work(NamedTuple):
     stores: Mapping[tuple[tuple[str, str], int], int] = {}
 
     def iteration(self, block: int, groups: int = 1, further: Sequence[Reach] = ()) -> Iteration:
-        """What that is to a builder, for blocks of so many tokens, groups of layers, and reaches."""
-        ends = sum(one.cached + new == one.request.prompt for one, new in self.parts)
+        """Count it for a builder, with blocks of `block` tokens, so many groups of layers, and further reaches."""
+        ends = sum(served.cached + new == served.request.prompt for served, new in self.parts)
         return Iteration(
             decoding=len(self.decoding),
-            context=sum(one.cached for one in self.decoding),
+            context=sum(served.cached for served in self.decoding),
             reading=sum(new for _, new in self.parts),
-            cached=sum(one.cached for one, _ in self.parts),
-            pairs=sum(new * one.cached + new * (new + 1) // 2 for one, new in self.parts),
+            cached=sum(served.cached for served, _ in self.parts),
+            pairs=sum(new * served.cached + new * (new + 1) // 2 for served, new in self.parts),
             answers=len(self.decoding) + ends,
-            near=tuple(map(self._near, further)),
+            near=tuple(map(self._within, further)),
             loads=_tokens(self.loads, groups, block),
             stores=_tokens(self.stores, groups, block),
         )
 
-    def _near(self, reach: Reach) -> tuple[int, int, int]:
-        """What `Iteration.near` says of a reach."""
-        context = len(self.parts) if reach.block else sum(reach.cached(one.cached) for one in self.decoding)
-        cached = sum(reach.cached(one.cached) for one, _ in self.parts)
-        return context, cached, sum(reach.pairs(TokenSpan(one.cached, new)) for one, new in self.parts)
+    def _within(self, reach: Reach) -> tuple[int, int, int]:
+        """Count what lies within a reach, as `Iteration.near` has it."""
+        context = len(self.parts) if reach.block else sum(reach.cached(served.cached) for served in self.decoding)
+        cached = sum(reach.cached(served.cached) for served, _ in self.parts)
+        return context, cached, sum(reach.pairs(TokenSpan(served.cached, new)) for served, new in self.parts)
 
 
 def _tokens(moved: Mapping[tuple[Way, int], int], groups: int, block: int) -> tuple[tuple[Way, tuple[int, ...]], ...]:
-    """By way, how many tokens of each group of layers take it, from blocks of so many tokens."""
+    """Count by way the tokens of each group of layers that take it, in blocks of `block` tokens."""
     ways = sorted({way for way, _ in moved})
     return tuple((way, tuple(block * moved.get((way, group), 0) for group in range(groups))) for way in ways)
 
 
 class Scheduler:
-    """Who waits, and who runs.
+    """Admits requests, and chooses the sequences of each iteration.
 
     Parameters
     ----------
     tiers
-        Which blocks are where.
+        Places of the blocks.
     asked
-        How large these are, and the most that run in an iteration.
+        Tokens of a block, and the most that runs in an iteration.
     groups
         What layers keep of a sequence.
     """
@@ -132,49 +132,48 @@ class Scheduler:
         self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers] = (CachedLayers(Reach(), 1),)
     ) -> None:
         self.tiers, self._asked = tiers, asked
-        self._groups = [(number, group.reach) for number, group in enumerate(groups)]
-        self._windows = [one for one in self._groups if one[1].window is not None]
+        self._groups = [(group, layers.reach) for group, layers in enumerate(groups)]
+        self._windows = [(group, reach) for group, reach in self._groups if reach.window is not None]
         self._shares = not any(reach.block for _, reach in self._groups)
         self.waiting: deque[Served] = deque()
         self.running: list[Served] = []
 
     def next(self, now_ns: int) -> list[Work]:
-        """Admit who can be, and say who runs next: mostly one iteration, none if there is nothing to do.
+        """Admit what fits, and return what runs next: mostly one iteration, none if there is nothing to do.
 
-        What leaves the compute tier goes in an iteration before, if there is no room for it beside what is copied in.
+        Blocks that leave the compute tier go in an iteration before, if they have no room beside what is copied in.
         """
-        decoding = [one for one in self.running if not one.is_reading]
+        decoding = [served for served in self.running if not served.is_reading]
         left, loads = self._asked.max_tokens - len(decoding), Counter[tuple[str, int]]()
         parts: list[tuple[Served, int]] = []
-        waiting = (one for one in self.running if one.is_reading)
-        while left and (one := next(waiting, None) or self._admitted(loads, now_ns)):
-            new = min(left, one.request.prompt - one.cached)
-            parts.append((one, new))
+        waiting = (served for served in self.running if served.is_reading)
+        while left and (served := next(waiting, None) or self._admitted(loads, now_ns)):
+            new = min(left, served.request.prompt - served.cached)
+            parts.append((served, new))
             left -= new
         stores, self.tiers.stores = self.tiers.stores, Counter()
-        sizes, here = self.tiers.sizes, self.tiers.names[0]
-        leaving = sum(sizes[group] * number for ((source, _), group), number in stores.items() if source == here)
-        if leaving + sum(sizes[group] * number for (_, group), number in loads.items()) > self.tiers.rooms[0]:
+        sizes, compute_tier = self.tiers.sizes, self.tiers.names[0]
+        leaving = sum(sizes[group] * count for ((source, _), group), count in stores.items() if source == compute_tier)
+        if leaving + sum(sizes[group] * count for (_, group), count in loads.items()) > self.tiers.rooms[0]:
             return [Work(stores=stores), Work(decoding, parts, loads)]
         return [Work(decoding, parts, loads, stores)] if decoding or parts or stores else []
 
     def _admitted(self, loads: Counter[tuple[str, int]], now_ns: int) -> Served | None:
-        """Look up the prefix of who is next, and let it hold its blocks, if they fit; note what is copied in."""
+        """Admit the next request if its blocks fit: look up its prefix, hold its blocks, count what is copied in."""
         if not self.waiting or len(self.running) >= self._asked.max_sequences:
             return None
-        one, size, tiers = self.waiting[0], self._asked.block, self.tiers
-        if not one.shared and self._shares:
-            names = list(enumerate(one.request.prefixes(size)))
-            one.shared = [[Block(True, prefix, n, group) for n, prefix in names] for group, _ in self._groups]
-        first = self._found(one)
+        served, size, tiers = self.waiting[0], self._asked.block, self.tiers
+        if not served.shared and self._shares:
+            names = list(enumerate(served.request.prefixes(size)))
+            served.shared = [[Block(True, prefix, n, group) for n, prefix in names] for group, _ in self._groups]
+        first = self._found_blocks(served)
         hit = [
-            [one.shared[group][n] for n in seen_numbers(reach, first * size, size)] if first else []
+            [served.shared[group][n] for n in seen_numbers(reach, first * size, size)] if first else []
             for group, reach in self._groups
         ]
-        held = [held_numbers(reach, first * size, one.request, self._asked) for _, reach in self._groups]
-        new_bytes = sum(
-            each * (len(some) - len(there)) for each, some, there in zip(tiers.sizes, held, hit, strict=True)
-        )
+        held = [held_numbers(reach, first * size, served.request, self._asked) for _, reach in self._groups]
+        counts = zip(tiers.sizes, map(len, held), map(len, hit), strict=True)
+        new_bytes = sum(size_bytes * (in_all - from_cache) for size_bytes, in_all, from_cache in counts)
         every = [block for blocks in hit for block in blocks]
         if not tiers.fits(every, new_bytes):
             return None
@@ -184,79 +183,79 @@ class Scheduler:
             deepest[block.number] = max(deepest[block.number], tier)
             if tier:
                 loads[tiers.names[tier], block.group] += 1
-        one.blocks = [{block.number: block for block in blocks} for blocks in hit]
-        self._hold(one, held, every)
-        one.cached, one.admitted_ns = size * first, now_ns
-        one.hit = [size * deepest.count(tier) for tier in range(len(tiers.names))]
+        served.blocks = [{block.number: block for block in blocks} for blocks in hit]
+        self._hold(served, held, every)
+        served.cached, served.admitted_ns = size * first, now_ns
+        served.hit = [size * deepest.count(tier) for tier in range(len(tiers.names))]
         self.running.append(self.waiting.popleft())
-        return one
+        return served
 
-    def _found(self, one: Served) -> int:
-        """How many first blocks need not be computed: all that the token behind them sees is somewhere."""
+    def _found_blocks(self, served: Served) -> int:
+        """Count the first blocks that need not be computed: all that the token behind them sees is somewhere."""
         size, tiers = self._asked.block, self.tiers
-        first, before = one.request.shared // size if self._shares else 0, -1
+        first, before = served.request.shared // size if self._shares else 0, -1
         while first != before:
             before = first
             for group, reach in self._groups:
-                numbers: Sequence[int] = range(first)  # of all tokens the first one that is nowhere ends what is found
-                if reach.window is not None:  # else the last one
+                numbers: Sequence[int] = range(first)  # with full attention the first missing block ends the prefix
+                if reach.window is not None:  # with a window the last one does
                     numbers = sorted(seen_numbers(reach, first * size, size), reverse=True)
-                first = next((n for n in numbers if tiers.where(one.shared[group][n]) < 0), first)
+                first = next((n for n in numbers if tiers.where(served.shared[group][n]) < 0), first)
         return first
 
-    def _hold(self, one: Served, numbers: Sequence[Sequence[int]], hit: Sequence[Block] = ()) -> None:
+    def _hold(self, served: Served, numbers: Sequence[Sequence[int]], hit: Sequence[Block] = ()) -> None:
         """Let a sequence hold blocks of these numbers: those that it has, what it hits, and new ones."""
-        new = list[Block]()
-        for (group, _), there, some in zip(self._groups, one.blocks, numbers, strict=True):
-            own = {n: Block(False, one.number, n, group) for n in some if n not in there}
-            new += own.values()
-            there.update(own)
-        self.tiers.admit(hit, new)
+        every_new = list[Block]()
+        for (group, _), blocks, needed in zip(self._groups, served.blocks, numbers, strict=True):
+            new = {n: Block(False, served.number, n, group) for n in needed if n not in blocks}
+            every_new += new.values()
+            blocks.update(new)
+        self.tiers.admit(hit, every_new)
 
-    def _leave(self, one: Served, kept: Sequence[Sequence[int]]) -> None:
-        """Let a sequence give up all blocks but those of these numbers: the end of the sequence is the first to go."""
-        full = one.cached // self._asked.block if self._shares else 0
-        gone = [(n, group) for group, _ in self._groups for n in one.blocks[group].keys() - {*kept[group]}]
-        for number, group in sorted(gone, key=lambda one: (-one[0], one[1])):
-            block = one.blocks[group].pop(number)
-            is_double = not block.is_shared and bool(one.shared) and number < len(one.shared[group])
-            self.tiers.release(block, is_kept=number < full and not is_double)
+    def _leave(self, served: Served, kept: Sequence[Sequence[int]]) -> None:
+        """Release all blocks of a sequence but those of these numbers, beginning with the last tokens."""
+        full = served.cached // self._asked.block if self._shares else 0
+        gone = [(n, group) for group, _ in self._groups for n in served.blocks[group].keys() - {*kept[group]}]
+        for index, group in sorted(gone, key=lambda place: (-place[0], place[1])):
+            block = served.blocks[group].pop(index)
+            is_double = not block.is_shared and bool(served.shared) and index < len(served.shared[group])
+            self.tiers.release(block, is_kept=index < full and not is_double)
 
-    def _go_on(self, one: Served) -> None:
-        """Let a sequence leave what its windows have passed, and hold what they come to."""
-        numbers: list[Sequence[int]] = [list(there) for there in one.blocks]
+    def _go_on(self, served: Served) -> None:
+        """Release the blocks that the windows of a sequence have passed, and hold those that they come to."""
+        numbers: list[Sequence[int]] = [list(blocks) for blocks in served.blocks]
         for group, reach in self._windows:
-            numbers[group] = held_numbers(reach, one.cached, one.request, self._asked)
-        self._leave(one, numbers)
-        self._hold(one, numbers)
+            numbers[group] = held_numbers(reach, served.cached, served.request, self._asked)
+        self._leave(served, numbers)
+        self._hold(served, numbers)
 
     def ended(self, work: Work, now_ns: int) -> list[Served]:
-        """Note that an iteration has ended; return who left.
+        """Note the end of an iteration, and return the sequences that left.
 
         Blocks of a prefix that were filled can be found from now on.
         """
         size = self._asked.block
-        for one, new in work.parts:
-            before, one.cached = one.cached // size, one.cached + new
-            for shared, own in zip(one.shared, one.blocks, strict=False):
-                for block in shared[before : one.cached // size]:
-                    if self.tiers.computed(own[block.number], block):
-                        own[block.number] = block
-            if not one.is_reading:
-                one.first_ns, one.made = now_ns, 1
-        for one in work.decoding:
-            one.cached += 1
-            one.made += 1
+        for served, new in work.parts:
+            before, served.cached = served.cached // size, served.cached + new
+            for shared, blocks in zip(served.shared, served.blocks, strict=False):
+                for block in shared[before : served.cached // size]:
+                    if self.tiers.computed(blocks[block.number], block):
+                        blocks[block.number] = block
+            if not served.is_reading:
+                served.first_ns, served.made = now_ns, 1
+        for served in work.decoding:
+            served.cached += 1
+            served.made += 1
         if self._windows:
-            nears = ((one, reach.near(one.cached)[1]) for one in work.decoding for _, reach in self._windows)
-            passed = dict.fromkeys(one for one, near in nears if near and near % size == 0)
-            for one in (*(one for one, _ in work.parts), *passed):
-                self._go_on(one)
-        left = [one for one in self.running if one.made == one.request.output]
-        for one in left:
-            one.end_ns = now_ns
-            self._leave(one, [()] * len(self._groups))
-            one.blocks, one.shared = [], []
+            nears = ((served, reach.near(served.cached)[1]) for served in work.decoding for _, reach in self._windows)
+            passed = dict.fromkeys(served for served, near in nears if near and near % size == 0)
+            for served in (*(served for served, _ in work.parts), *passed):
+                self._go_on(served)
+        left = [served for served in self.running if served.made == served.request.output]
+        for served in left:
+            served.end_ns = now_ns
+            self._leave(served, [()] * len(self._groups))
+            served.blocks, served.shared = [], []
         if left:
-            self.running = [one for one in self.running if one.made < one.request.output]
+            self.running = [served for served in self.running if served.made < served.request.output]
         return left

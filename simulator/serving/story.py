@@ -18,14 +18,14 @@ from simulator.trace import CAUSES
 from simulator.workload import Arriving, Request, Requests
 
 PERCENTS = (50, 90, 95, 99)
-"""So many of 100 requests have a latency of at most what is told."""
+"""Percentiles of latencies."""
 _SHARES = 4
-"""Prompts are told apart by how many quarters of them were found."""
+"""Parts of a prompt by which the share that was found is rounded: quarters."""
 
 
 @dataclass(slots=True)
 class Story:
-    """What happened to the requests under one policy.
+    """Course of the requests under one policy.
 
     Attributes
     ----------
@@ -34,16 +34,16 @@ class Story:
     served
         The requests.
     iterations
-        Of each: who ran, blocks when it began, what it took, waits by cause, and bytes by link.
+        Of each: sequences, blocks when it began, its time, waits by cause, and bytes by link.
     status, why
-        ``ok``; ``overloaded``: requests come faster than they can be served; else why an iteration cannot run. And what
-        is in the way.
+        ``ok``; ``overloaded``: requests come faster than they can be served; or the status of an iteration that cannot
+        run. And the reason.
     end_ns
-        When it ended [ns].
+        End of the last iteration [ns].
     waiting_at_last
-        How many waited when the last one came.
+        Requests that waited when the last one came.
     replayed
-        How many iterations were replayed; others were like one of them.
+        Iterations that were replayed; others were like one of them.
     """
 
     policy: str
@@ -90,15 +90,15 @@ def serve_row(
     Parameters
     ----------
     policy, replays
-        The row, and what iterations take under it.
+        The row, and the time of iterations under it.
     rooms, asked, requests
-        Room for blocks, limits of the scheduler, and who comes.
+        Room for blocks, limits of the scheduler, and the requests.
     progress
         Called now and then with the requests that have left.
     """
     tiers = Tiers(rooms.names, rooms.room_bytes, rooms.sizes(asked.block), keeps=rooms.keeps)
     scheduler, further = Scheduler(tiers, asked, rooms.groups), replays.further
-    story = Story(policy, rooms.names, [Served(number, one) for number, one in enumerate(requests)])
+    story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
     come = left = 0
     while story.status == "ok":
         before = come
@@ -125,7 +125,7 @@ def serve_row(
 
 
 def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) -> bool:
-    """Run an iteration; whether it could."""
+    """Run an iteration; return whether it could."""
     took = replays.of(work)
     if took["status"] != "ok":
         story.status, story.why = took["status"], took["why"]
@@ -152,59 +152,59 @@ def summary(story: Story, loaded: Loaded, come: Arriving, rooms: Rooms) -> dict[
     Parameters
     ----------
     story
-        What happened.
+        Its requests and iterations.
     loaded, come
-        The scenario, and who comes.
+        The scenario, and the requests.
     rooms
-        Where KV blocks lie, and what layers keep of a sequence.
+        The tiers with KV blocks, and what layers keep of a sequence.
 
     Returns
     -------
     dict
         ``policy``, ``status``, ``why``
-            The row; ``ok``, ``overloaded``, ``infeasible``, ``blocked`` or ``refused``; and what is in the way.
+            The row; ``ok``, ``overloaded``, ``infeasible``, ``blocked`` or ``refused``; and the reason.
         ``<column>``
             Each of `simulator.metrics.figures.SERVED`.
         ``moved_<link>_bytes``, ``wait_<cause>_ns``, ``drain_ns``
-            Bytes copied; that compute waited, and for what; and that an iteration lasted on for its stores after its
+            Bytes copied; waits of compute by cause; and time in which an iteration lasted on for its stores after its
             last op. The latter two add up to `stall_fraction` of `busy_ns`.
         ``busy_ns``
-            Time of iterations in which some sequence runs: blocks stored while nobody does hold nobody up.
+            Time of iterations in which some sequence runs: blocks stored while none does hold none up.
         ``tflops``, ``mfu``
             The arithmetic of these by that time, and as a share of the device's peak.
     """
-    ran = [one for one in story.iterations if one["held_blocks"]]
+    ran = [row for row in story.iterations if row["held_blocks"]]
     waits = [f"wait_{cause}_ns" for cause in CAUSES]
-    spent = {column: sum(one[column] for one in ran) for column in (*waits, "drain_ns")}
+    spent = {column: sum(row[column] for row in ran) for column in (*waits, "drain_ns")}
     moved = [f"moved_{link}_bytes" for link in loaded.hardware.link_names]
-    busy, left = sum(one["took_ns"] for one in ran), [one for one in story.served if one.end_ns is not None]
+    busy, finished = sum(row["took_ns"] for row in ran), sum(served.end_ns is not None for served in story.served)
     return {
         "policy": story.policy,
         "status": story.status,
         "why": story.why,
         "requests": len(story.served),
-        "finished": len(left),
+        "finished": finished,
         **_latencies(story.requests),
         **_throughput(story, loaded.scenario.slo),
-        **achieved([({loaded.workload.dtypes.compute: sum(one["flops"] for one in ran)}, 1)], loaded.hardware, busy),
+        **achieved([({loaded.workload.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
-        **{column: sum(one[column] for one in story.iterations) for column in moved},
-        "stall_fraction": _ratio(sum(one["stall_ns"] for one in ran) + spent["drain_ns"], busy),
+        **{column: sum(row[column] for row in story.iterations) for column in moved},
+        "stall_fraction": _ratio(sum(row["stall_ns"] for row in ran) + spent["drain_ns"], busy),
         **spent,
         "busy_ns": busy,
         "end_ns": story.end_ns,
         "iterations": len(story.iterations),
         "replayed": story.replayed,
-        "most_waiting": max((one["waiting"] for one in story.iterations), default=0),
+        "most_waiting": max((row["waiting"] for row in story.iterations), default=0),
         "waiting_at_last": story.waiting_at_last,
         "offered_per_s": _ratio((len(story.served) - 1) * 10**9, story.served[-1].request.arrival_ns),
-        "served_per_s": _ratio(len(left) * 10**9, busy),
+        "served_per_s": _ratio(finished * 10**9, busy),
         "unanswered": come.unanswered,
     }
 
 
 def quantile(values: Iterable[int], percent: int) -> int | None:
-    """The least value that so many per cent of all do not exceed; None of none."""
+    """Return the least value that so many per cent of all do not exceed; None of none."""
     ordered = sorted(values)
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
 
@@ -214,37 +214,37 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 def _latencies(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    times = {name: [ns for one in requests if (ns := one[f"{name}_ns"]) is not None] for name in LATENCIES}
-    waited = [one["admitted_ns"] - one["arrival_ns"] for one in requests if one["admitted_ns"] is not None]
-    found = {f"{name}_p{percent}_ns": quantile(ns, percent) for name, ns in times.items() for percent in PERCENTS}
-    found |= {f"{name}_mean_ns": round(sum(ns) / len(ns)) if ns else None for name, ns in times.items()}
-    return found | {"waited_p50_ns": quantile(waited, 50)}
+    """Return percentiles and means of the latencies, and the median of the wait before admission."""
+    times = {name: [row[f"{name}_ns"] for row in requests if row[f"{name}_ns"] is not None] for name in LATENCIES}
+    waited = [row["admitted_ns"] - row["arrival_ns"] for row in requests if row["admitted_ns"] is not None]
+    columns = {f"{name}_p{percent}_ns": quantile(ns, percent) for name, ns in times.items() for percent in PERCENTS}
+    columns |= {f"{name}_mean_ns": round(sum(ns) / len(ns)) if ns else None for name, ns in times.items()}
+    return columns | {"waited_p50_ns": quantile(waited, 50)}
 
 
 def _throughput(story: Story, slo: Slo | None) -> dict[str, Any]:
-    """What came out in a second: tokens, and requests that meet what is asked of their latencies."""
-    made = sum(one.made for one in story.served)
-    read = sum(one.request.prompt for one in story.served if one.first_ns is not None)
-    found = {"tokens_per_s": made, "total_tokens_per_s": made + read}
+    """Return what comes out in a second: tokens, and requests that meet what is asked of their latencies."""
+    made = sum(served.made for served in story.served)
+    read = sum(served.request.prompt for served in story.served if served.first_ns is not None)
     met = None if slo is None else sum(map(slo.is_met, story.requests))
-    rates = {column: _ratio(number * 10**9, story.end_ns) for column, number in found.items()}
-    rates["goodput_per_s"] = None if met is None else _ratio(met * 10**9, story.end_ns)
+    counts = {"tokens_per_s": made, "total_tokens_per_s": made + read, "goodput_per_s": met}
+    rates = {column: None if count is None else _ratio(count * 10**9, story.end_ns) for column, count in counts.items()}
     return rates | {"goodput_fraction": None if met is None else _ratio(met, len(story.served))}
 
 
 def _hits(story: Story, groups: Sequence[CachedLayers]) -> dict[str, Any]:
-    """What of prompts was found where, and how long they took by how much was."""
-    admitted = [one for one in story.served if one.admitted_ns is not None]
-    prompts = sum(one.request.prompt for one in admitted)
-    hits = [sum(one.hit[tier] for one in admitted) for tier in range(len(story.tiers))]
+    """Return the shares of prompts that were found in each tier, and the time to read a prompt by that share."""
+    admitted = [served for served in story.served if served.admitted_ns is not None]
+    prompts = sum(served.request.prompt for served in admitted)
+    hits = [sum(served.hit[tier] for served in admitted) for tier in range(len(story.tiers))]
     reading: list[list[int]] = [[] for _ in range(_SHARES + 1)]
     computed_bytes = computed_ns = 0
-    for one in admitted:
-        if one.first_ns is not None:
-            took_ns = one.first_ns - (one.admitted_ns or 0)
-            reading[round(sum(one.hit) * _SHARES / one.request.prompt)].append(took_ns)
-            computed_bytes += 0 if any(one.hit) else sum(group.copied_bytes(one.request.prompt) for group in groups)
-            computed_ns += 0 if any(one.hit) else took_ns
+    for served in admitted:
+        if served.first_ns is not None:
+            took_ns, prompt = served.first_ns - (served.admitted_ns or 0), served.request.prompt
+            reading[round(sum(served.hit) * _SHARES / prompt)].append(took_ns)
+            computed_bytes += 0 if any(served.hit) else sum(group.copied_bytes(prompt) for group in groups)
+            computed_ns += 0 if any(served.hit) else took_ns
     return {
         "prompt_tokens": prompts,
         "computed_fraction": _ratio(prompts - sum(hits), prompts),
