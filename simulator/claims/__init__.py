@@ -1,6 +1,6 @@
-"""The sweep of `hosim validate`: run every claim, and hold what came out against what is printed.
+"""The sweep of `hosim validate`: run every claim, and hold its figures against the printed ones.
 
-A line is told per printed figure, and how many stand on what was fitted and chosen.
+The table has a line for each printed figure; sentences count how many stand on what was fitted and chosen.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,19 +30,19 @@ from simulator.units import counted
 
 
 class Judged(NamedTuple):
-    """A verdict on what a scenario expects, and what was fitted and chosen that its row stands on.
+    """A verdict on an expectation of a scenario, and the fits and choices that its row stands on.
 
     Attributes
     ----------
     scenario, verdict
-        What was expected where, and whether it holds.
+        The scenario, and whether its expectation holds.
     fits
         What was fitted, each with the paths of the fields where it stands.
     chosen
         What was chosen because it explains, each with the reason.
     counted
-        For how many settings of what is left open figures hold, when that was last counted; nothing on a machine that
-        was changed, for which it was never counted.
+        Sentences on how many settings of what is left open reproduce figures, when that was last counted; none on a
+        machine that was changed, for which it was never counted.
     """
 
     scenario: str
@@ -52,25 +53,25 @@ class Judged(NamedTuple):
 
     @property
     def row(self) -> dict[str, Any]:
-        """The verdict as a row: printed and obtained are for people, the error is a share of what is printed."""
-        one = self.verdict
+        """Verdict as a row: printed and obtained are for people, the error is a share of what is printed."""
+        verdict = self.verdict
         return {
             "scenario": self.scenario,
-            "row": one.row,
-            "column": one.column,
-            "claim": one.why or str(one),
-            "figure": one.figure,
-            "source": one.source,
-            "printed": one.printed,
-            "obtained": one.found,
-            "error": one.error,
-            "difference": one.difference,
-            "tolerance": one.tolerance or one.must,
-            "verdict": one.word,
-            "kind": one.kind,
+            "row": verdict.row,
+            "column": verdict.column,
+            "claim": verdict.why or str(verdict),
+            "figure": verdict.figure,
+            "source": verdict.source,
+            "printed": verdict.printed,
+            "obtained": verdict.found,
+            "error": verdict.error,
+            "difference": verdict.difference,
+            "tolerance": verdict.tolerance or verdict.must,
+            "verdict": verdict.word,
+            "kind": verdict.kind,
             "fitted": ", ".join(fit.parameter for fit in self.fits),
             "chosen": ", ".join(self.chosen),
-            "missed": one.missed,
+            "missed": verdict.missed,
         }
 
     @property
@@ -85,11 +86,11 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
     Parameters
     ----------
     judged
-        All that was expected.
+        Verdicts on all expectations.
     changed
-        What of the machines is not as the documents say, if anything.
+        Changes to the machines, for people; empty if they are as the documents say.
     """
-    title, rows = "Printed figures, recomputed", [one.row for one in judged if one.is_shown]
+    title, rows = "Printed figures, recomputed", [claim.row for claim in judged if claim.is_shown]
     if not rows:
         return SweepView(title, (), [f"No figure is printed; {counted(len(judged), 'expectation')}, which all hold."])
     heads = ("claim", "printed", "obtained", "difference", "tolerance", "verdict", "fitted")
@@ -97,19 +98,19 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
     sections = [
         Section(
             source or "No source",
-            [Column(head, tuple(row[head] or ABSENT for row in own), left=head not in numbers) for head in heads],
+            [Column(head, tuple(row[head] or ABSENT for row in group), left=head not in numbers) for head in heads],
         )
-        for (source,), own in by(rows, "source").items()
+        for (source,), group in by(rows, "source").items()
     ]
-    free = {(fit.parameter, fit.figure): (fit, fields) for one in judged for fit, fields in one.fits.items()}
+    free = {(fit.parameter, fit.figure): (fit, fields) for claim in judged for fit, fields in claim.fits.items()}
     fitted = [(fit.parameter, f"{', '.join(fields)}, to {fit.figure}: {fit.why}") for fit, fields in free.values()]
-    chosen = list({name: why for one in judged for name, why in one.chosen.items()}.items())
+    chosen = list({name: why for claim in judged for name, why in claim.chosen.items()}.items())
     missed = by((row for row in rows if row["verdict"] == "missed"), "missed")
-    why = [("", f"{'; '.join(row['claim'] for row in own)}: {reason}") for (reason,), own in missed.items()]
-    told = {f"Counted by hosim sensitivity {one.scenario} --choices, and recorded": one.counted for one in judged}
-    noted = {"Fitted": fitted, "Chosen": chosen, "Missed": why} | {
-        head: [("", line) for line in lines] for head, lines in told.items()
-    }
+    why = [("", f"{'; '.join(row['claim'] for row in group)}: {reason}") for (reason,), group in missed.items()]
+    noted = {"Fitted": fitted, "Chosen": chosen, "Missed": why}
+    for claim in judged:
+        head = f"Counted by hosim sensitivity {claim.scenario} --choices, and recorded"
+        noted[head] = [("", line) for line in claim.counted]
     notes = [Section(head, notes=lines) for head, lines in noted.items() if lines]
     return SweepView(title, [*sections, *notes], sentences(judged, changed))
 
@@ -119,103 +120,99 @@ _WORST_FIRST = ("BROKEN", "missed", "fitted", "by construction", "guarded", "hol
 
 
 def sentences(judged: Sequence[Judged], changed: str = "") -> list[str]:
-    """Say how many printed figures hold, with what fitted and chosen, and what is missed or broken.
+    """Say how many printed figures hold, on which fits and choices they stand, and what is missed or broken.
 
     Parameters
     ----------
     judged
-        All that was expected. A printed figure that several of them are about counts once, by its worst verdict.
+        Verdicts on all expectations. A printed figure that several of them are about counts once, by its worst one.
     changed
-        What of the machines is not as the documents say, if anything: then nothing is predicted.
+        Changes to the machines, for people; if there are any, nothing is predicted.
     """
     words: dict[str, str] = {}
     about: dict[str, list[Judged]] = {}
-    for one in judged:
-        if one.verdict.printed:
-            figure, word = one.verdict.figure or one.verdict.why or str(one.verdict), one.verdict.word
+    for claim in judged:
+        if claim.verdict.printed:
+            figure, word = claim.verdict.figure or claim.verdict.why or str(claim.verdict), claim.verdict.word
             words[figure] = min(word, words.get(figure, word), key=_WORST_FIRST.index)
-            about.setdefault(figure, []).extend([one] if word == "holds" else [])
+            about.setdefault(figure, []).extend([claim] if word == "holds" else [])
     count = Counter(words.values())
     held = [about[figure] for figure, word in words.items() if word == "holds"]
-    kinds = [f"{len(own)} {kind}{_off(own)}" for kind, own in grouped(held, _stand_on).items()]
-    told = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if kinds else ''}{'; '.join(kinds)}."]
+    kinds = [f"{len(group)} {kind}{_off(group)}" for kind, group in grouped(held, _stand_on).items()]
+    lines = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if kinds else ''}{'; '.join(kinds)}."]
     if changed:
-        told = [f"{counted(len(held), 'printed figure')} held on machines with {changed}, which predicts nothing."]
+        lines = [f"{counted(len(held), 'printed figure')} held on machines with {changed}, which predicts nothing."]
     if rest := _of_each(count, "holds"):
-        told.append(f"Of {counted(len(words), 'printed figure')} {rest}.")
-    if headlines := Counter[str](one.verdict.word for one in judged if one.verdict.headline):
-        told.append(f"Of {counted(headlines.total(), 'headline expectation')} {_of_each(headlines)}.")
+        lines.append(f"Of {counted(len(words), 'printed figure')} {rest}.")
+    if headlines := Counter[str](claim.verdict.word for claim in judged if claim.verdict.headline):
+        lines.append(f"Of {counted(headlines.total(), 'headline expectation')} {_of_each(headlines)}.")
     for scenario, verdict, *_ in judged:
         if verdict.is_broken:
-            told.append(f"BROKEN: {scenario}: {verdict}")
+            lines.append(f"BROKEN: {scenario}: {verdict}")
         elif verdict.missed and verdict.holds and not changed:
-            told.append(f"{scenario}: {verdict}: said to be missed, and holds; drop missed from the scenario.")
-    return told
+            lines.append(f"{scenario}: {verdict}: said to be missed, and holds; drop missed from the scenario.")
+    return lines
 
 
 def _of_each(count: Mapping[str, int], unsaid: str = "") -> str:
-    """Say how many have each verdict."""
+    """Say how many figures have each verdict."""
     return listed([f"{count[word]} {word}" for word in reversed(_WORST_FIRST) if count[word] and word != unsaid])
 
 
-def _stand_on(own: Sequence[Judged]) -> str:
-    """Say what was fitted and chosen that a figure stands on."""
-    fitted = list(dict.fromkeys(fit.parameter for one in own for fit in one.fits))
-    chosen = list(dict.fromkeys(name for one in own for name in one.chosen))
-    told = [f"{counted(len(fitted), 'number')} fitted ({', '.join(fitted)})"] if fitted else []
+def _stand_on(group: Sequence[Judged]) -> str:
+    """Name the fits and choices that a figure stands on."""
+    fitted = list(dict.fromkeys(fit.parameter for claim in group for fit in claim.fits))
+    chosen = list(dict.fromkeys(name for claim in group for name in claim.chosen))
+    texts = [f"{counted(len(fitted), 'number')} fitted ({', '.join(fitted)})"] if fitted else []
     explain = "choice that explains" if len(chosen) == 1 else "choices that explain"
-    told += [f"{len(chosen)} {explain} ({', '.join(chosen)})"] if chosen else []
-    return f"with {listed(told) or 'nothing fitted or chosen'}"
+    texts += [f"{len(chosen)} {explain} ({', '.join(chosen)})"] if chosen else []
+    return f"with {listed(texts) or 'nothing fitted or chosen'}"
 
 
 def _off(held: Sequence[Sequence[Judged]]) -> str:
-    """Say how far those are off that hold, which a wide tolerance does not tell."""
-    errors = [abs(one.verdict.error) for own in held for one in own if one.verdict.error is not None]
+    """Say how far off the figures that hold are, which a wide tolerance does not tell."""
+    errors = [abs(claim.verdict.error) for group in held for claim in group if claim.verdict.error is not None]
     return f", off by at most {percent(max(errors))}" if errors else ""
 
 
 @dataclass(frozen=True, eq=False)
 class Validation(Sweep):
-    """What came of it; one row per printed figure, and per other expectation that stands for a headline or fails.
+    """Result of `hosim validate`; a row for each printed figure, and each headline or broken expectation besides.
 
     Attributes
     ----------
     judged
-        Verdicts on all that is expected.
+        Verdicts on all expectations.
     """
 
     judged: Sequence[Judged] = field(default=(), repr=False)
 
     @property
     def is_broken(self) -> bool:
-        """Whether something that must hold does not."""
-        return any(one.verdict.is_broken for one in self.judged)
+        """Whether an expectation that must hold does not."""
+        return any(claim.verdict.is_broken for claim in self.judged)
 
     @property
     def checks(self) -> dict[str, list[Check]]:
-        """What it fails for, as tests, by scenario."""
-        return {
-            one.scenario.name: [check(own.verdict) for own in self.judged if own.scenario == one.scenario.name]
-            for one in self.loaded
-        }
+        """Expectations as tests, by scenario."""
+        by_scenario = grouped(self.judged, attrgetter("scenario"))
+        return {scenario: [check(claim.verdict) for claim in group] for scenario, group in by_scenario.items()}
 
 
-def claims(has: Callable[[Scenario], object] = lambda one: one.expect) -> list[str]:
+def claims(has: Callable[[Scenario], object] = attrgetter("expect")) -> list[str]:
     """Name the scenarios of the catalogue that put a claim to the test, papers before measurements.
 
     Parameters
     ----------
     has
-        What such a scenario must have; default: an expectation.
+        Tells whether a scenario has what is asked for; default: an expectation.
     """
-    found = {name: catalog.read_scenario(name) for name in catalog.names("scenario")}
-    names = [name for name, one in found.items() if one.claim and has(one)]
+    documents = map(catalog.read_scenario, catalog.names("scenario"))
+    names = [scenario.name for scenario in documents if scenario.claim and has(scenario)]
     return sorted(names, key=lambda name: catalog.path_of(name, "scenario").parent.name)
 
 
-def read(
-    scenarios: Sequence[str | Path] | None, must: str, has: Callable[[Scenario], object] = lambda one: one.expect
-) -> list[Loaded]:
+def read(scenarios: Sequence[str | Path] | None, must: str, has: Callable[[Scenario], object]) -> list[Loaded]:
     """Read the scenarios that are named, or those of the catalogue that have something.
 
     Parameters
@@ -223,7 +220,7 @@ def read(
     scenarios
         Names in the catalogue, or paths; None: see `claims`.
     must, has
-        What is to be named; and what those of the catalogue have.
+        The rule, for an error; and what tells whether a scenario of the catalogue is one of them.
 
     Raises
     ------
@@ -268,32 +265,34 @@ def validate(
     ConfigError
         If there is nothing to validate, or no machine has a figure that is to be multiplied.
     """
-    expected: Callable[[Scenario], Scenario] = _headlines if headline else lambda one: one
-    loaded = read(scenarios, "a claim is named to be validated", lambda one: expected(one).expect)
-    loaded = [replace(one, scenario=expected(one.scenario)) for one in loaded]
+    expected: Callable[[Scenario], Scenario] = _headlines if headline else lambda scenario: scenario
+    loaded = read(scenarios, "a claim is named to be validated", lambda scenario: expected(scenario).expect)
+    loaded = [replace(base, scenario=expected(base.scenario)) for base in loaded]
     axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
-    own = [{axis: factor for axis, factor in axes.items() if _has(one, axis, factor)} for one in loaded]
-    for axis in axes.keys() - {axis for scaled in own for axis in scaled}:
-        catalog.at(loaded[0], {axis: axes[axis]})
-    studies = [
-        Study(one, checked, tuple(scaled), [tuple(scaled.values())], is_strict=True)
-        for one, scaled in zip(loaded, own, strict=True)
-    ]
+    studies = []
+    for base in loaded:
+        scaled = {axis: factor for axis, factor in axes.items() if _has(base, axis, factor)}
+        studies.append(Study(base, checked, tuple(scaled), [tuple(scaled.values())], is_strict=True))
+    for axis in axes.keys() - {axis for study in studies for axis in study.axes}:
+        catalog.at(loaded[0], {axis: axes[axis]})  # refuses what no machine has
     judged = [row["judged"] for row in sweep(studies, workers, progress)]
-    rows, more = [one.row for one in judged if one.is_shown], {"broken": any(one.verdict.is_broken for one in judged)}
+    rows, more = (
+        [base.row for base in judged if base.is_shown],
+        {"broken": any(base.verdict.is_broken for base in judged)},
+    )
     changed = listed([f"{path} x {factor:g}" for path, factor in (scale or {}).items()])
     return Validation("validate", loaded, rows, claims_view(judged, changed), more=more, judged=judged)
 
 
 def _headlines(scenario: Scenario) -> Scenario:
-    """The same, of which only that is expected which stands for a headline."""
-    expect = tuple(one for one in scenario.expect if one.headline)
+    """Keep only those expectations that stand for a headline."""
+    expect = tuple(expectation for expectation in scenario.expect if expectation.headline)
     claim = scenario.claim and scenario.claim.model_copy(update={"untested": ()})
     return scenario.model_copy(update={"expect": expect, "claim": claim})
 
 
 def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
-    """Whether the machine has a figure that is to be multiplied."""
+    """Tell whether the machine has a figure that is to be multiplied."""
     try:
         catalog.at(loaded, {axis: factor})
     except ConfigError:
@@ -302,20 +301,20 @@ def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
 
 
 def checked(loaded: Loaded, point: Point) -> Rows:
-    """Run, or serve, the rows of a scenario that something is expected of, and judge."""
+    """Judge all expectations of a scenario, each with the fits and choices that its row stands on."""
     scenario, claim = loaded.scenario, loaded.scenario.claim
     if not scenario.expect:
         must = "a scenario that is validated expects something of a row"
         do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
         raise ConfigError(loaded.place("expect"), must, "nothing", do)
-    found = judged(loaded, scenario.expect, is_changed=bool(point)) + (untested(claim) if claim else [])
+    judgements = judged(loaded, scenario.expect, is_changed=bool(point)) + (untested(claim) if claim else [])
     fits: dict[str, dict[Fit, dict[str, None]]] = {choice.row: {} for choice in scenario.policies}
     for document in (scenario, loaded.hardware, loaded.workload):
         for choice, (path, fit) in product(scenario.policies, document.fitted.items()):
             if choice.allocator != "ideal" or not path.startswith("allocator."):
                 fits[choice.row].setdefault(fit, {})[path] = None
     more = (claim.chosen, () if point else claim.counted) if claim else ()
-    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)} for verdict in found]
+    return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)} for verdict in judgements]
 
 
 def judged(
@@ -328,13 +327,13 @@ def judged(
     loaded
         The scenario, its machine and its workload.
     expected
-        What is expected, whether or not a document was changed.
+        The expectations, whether or not a document was changed.
     is_changed
-        Whether the machine is another one than the documents say.
+        Whether the machine is not as the documents say.
     with_bounds
-        Whether rows are held against their bounds, so that the law of bounds is held, too.
+        Whether to count the bounds of rows, so that their law is held, too.
     """
-    labels = list(dict.fromkeys(row for one in expected for row in one.rows.values()))
+    labels = list(dict.fromkeys(row for expectation in expected for row in expectation.rows.values()))
     rows: Mapping[str, Mapping[str, Any]]
     if loaded.workload.requests is None:
         rows = run_case(prepare(loaded, with_bounds=with_bounds), labels).summaries

@@ -32,13 +32,13 @@ from simulator.scenario import Claim
 from simulator.units import counted, nearest
 
 MOST_SETTINGS = 10_000
-"""Most combinations of the choices of a claim."""
+"""Most combinations of the choices of a claim: each is a run, of a second or so."""
 _PLACEBOS = 1024
-"""So many figures that nobody printed are looked for."""
+"""Number of figures that nobody printed and that are looked for: enough to tell shares of a thousandth."""
 _MIDDLE = (0.05, 0.95)
-"""Between these shares of the settings they lie."""
+"""Shares of the settings between which they lie: the ends of a distribution would be easy to miss."""
 _SHOWN = 24
-"""So many selected settings are listed; all are in ``points.csv``."""
+"""Number of selected settings that are listed: about a screen; all are in ``points.csv``."""
 
 
 def enumerate_choices(
@@ -66,38 +66,41 @@ def enumerate_choices(
     ConfigError
         If a document is wrong, or nothing is to be chosen or printed.
     """
-    must = "a scenario whose claim lists choices is named"
-    loaded = read(scenarios, must, lambda one: one.claim and one.claim.choices)
-    ahead = [[_other(one, name) for name in _claim(one).predicts] for one in loaded]
-    bases = [_study(one, *_choices(one)) for one in loaded]
-    for base, refused in bases:
-        _insist_each_can_be(base, refused)
-    listed_by = {one.loaded.scenario.name: len(one.points) for one, _ in bases if _claim(one.loaded).screens}
-    bases = [(screened(one, workers, progress), refused) for one, refused in bases]
-    points, unbuilt = _measured(bases, workers, progress)
-    selections = {one.scenario.name: _selection(one, points) for one in loaded if _claim(one).selects}
+    rule = "a scenario whose claim lists choices is named"
+    loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.choices)
+    ahead = [[_other(base, name) for name in _claim(base).predicts] for base in loaded]
+    studies = [_study(base, *_choices(base)) for base in loaded]
+    for study, refused in studies:
+        _insist_each_can_be(study, refused)
+    listed_by = {study.loaded.scenario.name: len(study.points) for study, _ in studies if _claim(study.loaded).screens}
+    studies = [(screened(study, workers, progress), refused) for study, refused in studies]
+    points, unbuilt = _measured(studies, workers, progress)
+    selections = {base.scenario.name: _selection(base, points) for base in loaded if _claim(base).selects}
     for row in points:
         held_to = [selections[row["scenario"]]] if row["scenario"] in selections else selections.values()
-        agree = (any(all(row.get(key, value) == value for key, value in one) for one in own) for own in held_to)
-        row["selected"] = bool(held_to) and all(agree)
-    sections = [section for one in loaded for section in _sections(one, points)]
-    for (base, _), others in zip(bases, ahead, strict=True):
-        taken = [setting for setting, rows in _settings(base.loaded, points).items() if rows[0]["selected"]]
+        row["selected"] = bool(held_to) and all(_agrees(row, settings) for settings in held_to)
+    sections = [section for base in loaded for section in _sections(base, points)]
+    for (study, _), others in zip(studies, ahead, strict=True):
+        taken = [setting for setting, rows in _settings(study.loaded, points).items() if rows[0]["selected"]]
         for other in others:
-            name = f"{other.scenario.name} with what {base.loaded.scenario.name} selects"
-            more, unlike = _measured([_study(other, base.axes, taken)], workers, progress)
+            name = f"{other.scenario.name} with what {study.loaded.scenario.name} selects"
+            more, unlike = _measured([_study(other, study.axes, taken)], workers, progress)
             points += [row | {"scenario": name, "selected": True, "role": ""} for row in more]
             sections += _spread(points, name, f"{name}: {other.scenario.title}")
             unbuilt += unlike
     rows = distributions(points)
-    told = _sentences(loaded, rows, points, listed_by)
-    for one in loaded:
-        told += [f"{one.scenario.name} records otherwise: {was}" for was in _claim(one).counted if was not in told]
+    lines = _sentences(loaded, rows, points, listed_by)
+    for base in loaded:
+        lines += [f"{base.scenario.name} records otherwise: {was}" for was in _claim(base).counted if was not in lines]
     for name in sorted(listed_by.keys() - {row["scenario"] for row in rows}):
-        told.append(f"{name}: 0 of {counted(listed_by[name], 'setting')} may have the peaks that select.")
+        lines.append(f"{name}: 0 of {counted(listed_by[name], 'setting')} may have the peaks that select.")
     if unbuilt:
-        told.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
-    return Sweep("choices", loaded, rows, SweepView("Claims over all choices", sections, told), {"points": points})
+        lines.append(f"{counted(len(unbuilt), 'combination')} of choices cannot be built, such as: {unbuilt[0]}.")
+    return Sweep("choices", loaded, rows, SweepView("Claims over all choices", sections, lines), {"points": points})
+
+
+def _agrees(row: ShownRow, settings: Sequence[Mapping[str, Any]]) -> bool:
+    return any(all(row.get(choice, value) == value for choice, value in setting.items()) for setting in settings)
 
 
 def _claim(loaded: Loaded) -> Claim:
@@ -105,7 +108,7 @@ def _claim(loaded: Loaded) -> Claim:
 
 
 def _other(loaded: Loaded, name: str) -> Loaded:
-    """A scenario that is run with the settings that another one selects."""
+    """Read a scenario that is run with the settings that another one selects."""
     other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
     must = "what is predicted is another scenario, which prints numbers that ours are held against"
     place, is_other = loaded.place("claim", "predicts"), other.scenario.name != loaded.scenario.name
@@ -114,44 +117,42 @@ def _other(loaded: Loaded, name: str) -> Loaded:
 
 
 def _prints(loaded: Loaded) -> bool:
-    return any(one.printed is not None for one in loaded.scenario.expect)
+    return any(expectation.printed is not None for expectation in loaded.scenario.expect)
 
 
 def _settings(loaded: Loaded, points: ShownRows) -> dict[Point, list[ShownRow]]:
-    """The rows of each setting of a scenario."""
-    own = (row for row in points if row["scenario"] == loaded.scenario.name)
-    return by(own, *(one.choice for one in _claim(loaded).choices))
+    """Group the rows of a scenario by setting."""
+    rows = (row for row in points if row["scenario"] == loaded.scenario.name)
+    return by(rows, *(choice.choice for choice in _claim(loaded).choices))
 
 
-def _selection(loaded: Loaded, points: ShownRows) -> list[list[tuple[str, Any]]]:
-    """The settings of a scenario, each as values by choice, that reproduce all figures that select."""
-    names, settings = [one.choice for one in _claim(loaded).choices], _settings(loaded, points).items()
+def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
+    """List the settings of a scenario, each as values by choice, that reproduce all figures that select."""
+    names, settings = [choice.choice for choice in _claim(loaded).choices], _settings(loaded, points).items()
     held = [setting for setting, rows in settings if all(row["holds"] for row in rows if row["role"] == SELECTS)]
-    return [[*zip(names, setting, strict=True)] for setting in held]
+    return [dict(zip(names, setting, strict=True)) for setting in held]
 
 
 def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
-    """What may be chosen, and all combinations of it."""
+    """Return an axis for each choice of a claim, and all combinations of their values."""
     choices, where = _claim(loaded).choices, loaded.place("claim", "choices")
     must = "a claim lists choices, and prints numbers that ours are held against"
     do = "list them under claim: choices, with their values, and add printed to an expectation"
     insist(choices and _prints(loaded), loaded.place("claim"), must, "none", do)
-    axes = tuple(
-        Axis(one.choice, one.fields, loaded.place("claim", "choices", str(number)), values=one.options)
-        for number, one in enumerate(choices)
-    )
-    settings = [*product(*(one.options for one in choices))]
+    places = [loaded.place("claim", "choices", str(index)) for index in range(len(choices))]
+    axes = tuple(Axis(c.choice, c.fields, place, values=c.options) for c, place in zip(choices, places, strict=True))
+    settings = [*product(*(choice.options for choice in choices))]
     must, found = f"choices have at most {MOST_SETTINGS:,} combinations", f"{len(settings):,}"
     insist(len(settings) <= MOST_SETTINGS, where, must, found, "list fewer values")
     return axes, settings
 
 
 Stated = tuple[Study, dict[Point, ConfigError]]
-"""The settings that a document can state, and why others are none."""
+"""The settings that a document can state, and the errors of the others."""
 
 
 def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> Stated:
-    """The settings that a document can state, and why others are none."""
+    """Make the study of the settings that a document can state, and return the errors of the others."""
     points, refused, place = list[Point](), dict[Point, ConfigError](), loaded.place("claim", "choices")
     for setting in settings:
         try:
@@ -159,8 +160,8 @@ def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) ->
             if not _claim(loaded).screens:  # what is left of these is checked before it runs
                 builders.check(stated.workload)
             for row in stated.scenario.policies:
-                must, known = "a policy is one that hosim has", tuple(POLICIES)
-                insist(row.policy in known or row.is_file, place, must, repr(row.policy), nearest(row.policy, known))
+                must, do = "a policy is one that hosim has", nearest(row.policy, tuple(POLICIES))
+                insist(row.policy in POLICIES or row.is_file, place, must, repr(row.policy), do)
                 _ = row.is_file or POLICIES[row.policy].read_options(row.options)
             points.append(setting)
         except ConfigError as error:
@@ -170,18 +171,18 @@ def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) ->
 
 def _insist_each_can_be(study: Study, refused: Mapping[Point, ConfigError]) -> None:
     """Refuse a value that no setting can have: it is a slip, and no smaller number of settings."""
-    for at, axis in enumerate(study.axes):
+    for index, axis in enumerate(study.axes):
         for value in axis.values:
-            if all(point[at] != value for point in study.points):
-                raise next(error for setting, error in refused.items() if setting[at] == value)
+            if all(point[index] != value for point in study.points):
+                raise next(error for setting, error in refused.items() if setting[index] == value)
 
 
 SELECTS, FOLLOWS, ALIKE = "selects", "follows", "alike"
-"""What a figure does: select settings; follow from these, as it is made of nothing else; or hang on no choice."""
+"""Roles of a figure: it selects settings; follows from these, as it is made of nothing else; or hangs on no choice."""
 
 
 def judged_setting(loaded: Loaded, point: Point) -> Rows:
-    """Judge a setting, and say what each figure does.
+    """Judge a setting, and give each figure its role.
 
     Parameters
     ----------
@@ -191,31 +192,32 @@ def judged_setting(loaded: Loaded, point: Point) -> Rows:
     Returns
     -------
     list of dict
-        As of `sensitivity.figures`, with ``role``: what the figure does; and ``fits``: whether the compute tier of the
+        As of `sensitivity.figures`, with ``role``: of the figure; and ``fits``: whether the compute tier of the
         machine, which rows may enlarge for themselves, has room for a peak.
     """
     machine, compared, selects = loaded.hardware, compared_to_printed(loaded), _claim(loaded).selects
-    made = [{(row, one.column) for row in one.rows.values()} for one in compared]
-    alone = [own for own, one in zip(made, compared, strict=True) if one.figure in selects and len(own) == 1]
+    made_of = [{(row, expectation.column) for row in expectation.rows.values()} for expectation in compared]
+    pairs = list(zip(compared, made_of, strict=True))
+    alone = set().union(*(cells for expectation, cells in pairs if expectation.figure in selects and len(cells) == 1))
     peak, room = f"peak_{machine.compute_tier}_bytes", machine.tiers[machine.compute_tier].usable_bytes
-    found = figures(loaded, point)
-    for row, one, own in zip(found, compared, made, strict=True):
-        row["role"] = SELECTS if one.figure in selects else FOLLOWS if own <= set().union(*alone) else ""
-        is_peak = one.column == peak and one.over is None and row["error"] is not None
-        row["fits"] = not is_peak or float(one.ends("printed")[0]) * (1 + row["error"]) <= room
-    return found
+    rows = figures(loaded, point)
+    for row, (expectation, cells) in zip(rows, pairs, strict=True):
+        row["role"] = SELECTS if expectation.figure in selects else FOLLOWS if cells <= alone else ""
+        is_peak = expectation.column == peak and expectation.over is None and row["error"] is not None
+        row["fits"] = not is_peak or float(expectation.ends("printed")[0]) * (1 + row["error"]) <= room
+    return rows
 
 
 def _measured(studies: Sequence[Stated], workers: int, progress: Progress | None) -> tuple[Rows, list[str]]:
-    """Rows about printed figures, and why settings cannot be built, before they run or while."""
-    found = sweep([study for study, _ in studies], workers, progress)
+    """Measure settings: return rows about printed figures, and why other settings cannot be built."""
+    rows = sweep([study for study, _ in studies], workers, progress)
     unbuilt = [str(error) for _, refused in studies for error in refused.values()]
-    unbuilt += [row["notes"] for row in found if "figure" not in row]
-    return [row for row in found if "figure" in row], unbuilt
+    unbuilt += [row["notes"] for row in rows if "figure" not in row]
+    return [row for row in rows if "figure" in row], unbuilt
 
 
 def distributions(points: ShownRows) -> list[dict[str, Any]]:
-    """Sum up what each printed figure becomes over all settings.
+    """Sum up the values of each printed figure over all settings.
 
     Parameters
     ----------
@@ -233,15 +235,17 @@ def distributions(points: ShownRows) -> list[dict[str, Any]]:
         ``error_most``, as shares of what is printed; ``selected_least`` and so on, of those that are selected.
     """
     rows = []
-    for own in by(points, "scenario", "asks").values():
-        selected = [row for row in own if row["selected"]]
-        is_alike = own[0]["error"] is not None and len({row["error"] for row in own}) == 1 and len(selected) < len(own)
+    for group in by(points, "scenario", "asks").values():
+        selected = [row for row in group if row["selected"]]
+        is_alike = (
+            group[0]["error"] is not None and len({row["error"] for row in group}) == 1 and len(selected) < len(group)
+        )
         rows.append(
-            {key: own[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed")}
-            | {"role": own[0]["role"] or ALIKE * is_alike}
-            | {"settings": len(own), "held": _held(own), "ran": sum(map(_ran, own))}
+            {key: group[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed")}
+            | {"role": group[0]["role"] or ALIKE * is_alike}
+            | {"settings": len(group), "held": _held(group), "ran": sum(map(_ran, group))}
             | {"selected": len(selected), "held_selected": _held(selected)}
-            | _ends(own)
+            | _ends(group)
             | {f"selected_{name}": value for name, value in _ends(selected).items()}
         )
     return rows
@@ -256,30 +260,27 @@ def _held(rows: ShownRows) -> int:
 
 
 def _ends(rows: ShownRows) -> dict[str, Any]:
-    """The least, the median and the most, for people and as shares of what is printed; nothing if none ran."""
+    """Return the least, the median and the most, for people and as shares of what is printed; nothing if none ran."""
     ran = sorted((row for row in rows if present(row["error"])), key=lambda row: row["error"])
-    ends = {"least": 0, "median": len(ran) // 2, "most": -1} if ran else {}
-    obtained = {name: ran[at]["obtained"] for name, at in ends.items()}
-    return obtained | {f"error_{name}": ran[at]["error"] for name, at in ends.items()}
+    ends = {"least": ran[0], "median": ran[len(ran) // 2], "most": ran[-1]} if ran else {}
+    obtained = {name: row["obtained"] for name, row in ends.items()}
+    return obtained | {f"error_{name}": row["error"] for name, row in ends.items()}
 
 
 def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
-    """What is chosen, what each figure becomes, and the settings that are selected."""
+    """Show the choices, the values of each figure, and the settings that are selected."""
     choices = _claim(loaded).choices
     chosen = [
-        Column.texts("  choice", (f"  {one.choice}" for one in choices), left=True),
-        Column.texts("values", (", ".join(one.options) for one in choices), left=True),
+        Column.texts("  choice", (f"  {choice.choice}" for choice in choices), left=True),
+        Column.texts("values", (", ".join(choice.options) for choice in choices), left=True),
     ]
     story = loaded.scenario
     sections = [Section(f"{story.name}: {story.title}", chosen), *_spread(points, story.name)]
     if selected := [rows for rows in _settings(loaded, points).values() if rows[0]["selected"]]:
         settings, unlike = selected[:_SHOWN], {_outcome(rows) for rows in selected}
-        columns = [_column(one.choice, [rows[0] for rows in settings], left=True) for one in choices]
-        columns += [
-            _column("obtained", [rows[at] for rows in settings], row["claim"])
-            for at, row in enumerate(settings[0])
-            if row["role"] == SELECTS
-        ]
+        columns = [_column(choice.choice, [rows[0] for rows in settings], left=True) for choice in choices]
+        by_figure = [rows for rows in zip(*settings, strict=True) if rows[0]["role"] == SELECTS]
+        columns += [_column("obtained", rows, rows[0]["claim"]) for rows in by_figure]
         some = f", {_SHOWN} of {len(selected)}" if len(selected) > _SHOWN else ""
         alike = f"; {counted(len(unlike), 'outcome')}" if unlike != {()} and len(unlike) < len(selected) else ""
         sections.append(Section(f"Selected settings{some}{alike}", columns))
@@ -287,7 +288,7 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
 
 
 def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
-    """What each figure of a scenario becomes over all settings, and over those that are selected."""
+    """Show the values of each figure of a scenario over all settings, and over those that are selected."""
     rows = distributions([row for row in points if row["scenario"] == scenario])
     columns = [
         Column.texts("  figure", (f"  {row['claim']}" for row in rows)),
@@ -313,70 +314,72 @@ def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) ->
 
 def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, listed_by: Mapping[str, int]) -> list[str]:
     """Say how many settings reproduce what selects, and what these give for the other figures."""
-    bases, told = {one.scenario.name: one for one in loaded}, []
-    who = listed([name for name, one in bases.items() if _claim(one).selects])
-    for (scenario,), own in by(rows, "scenario").items():
-        total, selected, ran = own[0]["settings"], own[0]["selected"], min(row["ran"] for row in own)
+    bases, lines = {base.scenario.name: base for base in loaded}, []
+    who = listed([name for name, base in bases.items() if _claim(base).selects])
+    for (scenario,), group in by(rows, "scenario").items():
+        total, selected, ran = group[0]["settings"], group[0]["selected"], min(row["ran"] for row in group)
+        names = listed([row["claim"] for row in group if row["role"] == SELECTS])
         if not who or scenario not in bases:
-            told.append(f"{scenario}: {counted(total, 'setting')}.")
+            lines.append(f"{scenario}: {counted(total, 'setting')}.")
         elif scenario in listed_by:
-            many, names = listed_by[scenario], listed([row["claim"] for row in own if row["role"] == SELECTS])
+            many = listed_by[scenario]
             share = f"{selected:,} of {counted(many, 'setting')} ({percent(selected / many)})"
-            told.append(f"{scenario}: {share} reproduce {names} together; {total:,} were run, the others cannot.")
+            lines.append(f"{scenario}: {share} reproduce {names} together; {total:,} were run, the others cannot.")
         else:
             those, listed_too = (" that ran", f"; {total:,} are listed") if ran < total else ("", "")
             share = f"{percent(selected / ran) if ran else ABSENT}{listed_too}"
-            names = listed([row["claim"] for row in own if row["role"] == SELECTS])
             did = f"reproduce {names} together" if names else f"agree with what {who} selects"
-            told.append(f"{scenario}: {selected} of {counted(ran, 'setting')}{those} ({share}) {did}.")
-            told += _chances([*_settings(bases[scenario], points).values()]) if names else []
-        for row in own:
-            if selected and row["role"] == ALIKE:
+            lines.append(f"{scenario}: {selected} of {counted(ran, 'setting')}{those} ({share}) {did}.")
+            lines += _chances([*_settings(bases[scenario], points).values()]) if names else []
+        for row in group if selected else ():
+            if row["role"] == ALIKE:
                 holds = "holds" if row["held"] else "does not hold"
-                told.append(f"{row['claim']}, {row['printed']} printed: {holds}, and hangs on none of these choices.")
-            elif selected and row["role"] != SELECTS:
+                lines.append(f"{row['claim']}, {row['printed']} printed: {holds}, and hangs on none of these choices.")
+            elif row["role"] != SELECTS:
                 how = "follows from what selects," if row["role"] == FOLLOWS else "holds for"
                 held = f"{how} {row['held_selected']} of {counted(selected, 'selected setting')}"
                 is_base = scenario in bases and scenario not in listed_by and row["ran"]
                 by_chance = f"; of all, for {_share(row['held'], row['ran'])}" if is_base else ""
-                told.append(f"{row['claim']}, {row['printed']} printed: {held}{by_chance}.")
-    return told
+                lines.append(f"{row['claim']}, {row['printed']} printed: {held}{by_chance}.")
+    return lines
 
 
 def _chances(settings: Sequence[ShownRows]) -> list[str]:
-    """Say what the selected settings are among those that differ, and that fit; and beside figures of no print."""
+    """Say how many of the settings that differ, and that fit, are selected; and how many a placebo would select."""
     ran = [rows for rows in settings if all(map(_ran, rows))]
     unlike = {_outcome(rows): rows[0]["selected"] for rows in ran}
-    told = [f"Settings whose figures that select are equal count once: {_share(sum(unlike.values()), len(unlike))}."]
+    lines = [f"Settings whose figures that select are equal count once: {_share(sum(unlike.values()), len(unlike))}."]
     fit = [rows for rows in ran if all(row["fits"] for row in rows)]
     if len(fit) < len(ran):
         above, held = _share(len(ran) - len(fit), len(ran)), sum(rows[0]["selected"] for rows in fit)
-        told.append(f"{above} fit no device, as a peak is above what it has; of the others {_share(held, len(fit))}.")
-    return [*told, *_placebo(fit)]
+        lines.append(f"{above} fit no device, as a peak is above what it has; of the others {_share(held, len(fit))}.")
+    return [*lines, *_placebo(fit)]
 
 
 def _outcome(rows: ShownRows) -> tuple[float | None, ...]:
-    """What selects, as shares of what is printed."""
+    """Return the errors of the figures that select, as shares of what is printed."""
     return tuple(row["error"] for row in rows if row["role"] == SELECTS)
 
 
 def _placebo(settings: Sequence[ShownRows]) -> list[str]:
-    """Say how often figures that nobody printed would have come out: a grid over what the settings give.
+    """Say how often figures that nobody printed would have been reproduced: a grid over what the settings give.
 
     Of several figures the first, and of each other one its ratio to the first, go in equal parts of their logarithms
     over the middle nine tenths of these settings: no placebo has parts that are rare, or that no setting has.
     """
-    found = np.array([[1 + (error or 0) for error in _outcome(rows)] for rows in settings])
-    if len(found) < 2 or found.min() <= 0:
+    outcomes = np.array([[1 + (error or 0) for error in _outcome(rows)] for rows in settings])
+    if len(outcomes) < 2 or outcomes.min() <= 0:
         return []
-    logs = np.log(found)
+    logs = np.log(outcomes)
     logs[:, 1:] -= logs[:, :1]
     ends, within = np.quantile(logs, _MIDDLE, axis=0), [row["within"] for row in settings[0] if row["role"] == SELECTS]
     aims = np.array([*product(*np.linspace(ends[0], ends[1], round(_PLACEBOS ** (1 / len(within)))).T)])
     aims[:, 1:] += aims[:, :1]
-    hits = np.array([(abs(found / aim - 1) <= within).all(axis=1).sum() for aim in np.exp(aims)])
+    hits = np.array([(abs(outcomes / aim - 1) <= within).all(axis=1).sum() for aim in np.exp(aims)])
     held = max(sum(rows[0]["selected"] for rows in settings), 1)
-    hit, many, mean = (percent(share) for share in ((hits > 0).mean(), (hits >= held).mean(), hits.mean() / len(found)))
+    hit, many, mean = (
+        percent(share) for share in ((hits > 0).mean(), (hits >= held).mean(), hits.mean() / len(outcomes))
+    )
     tried = f"Placebo: of {len(aims):,} other sets of figures, over the middle nine tenths of what these settings give"
     return [f"{tried}, {hit} come out of some setting, {many} of {held} or more; on average of {mean} of them."]
 

@@ -1,8 +1,8 @@
 """The sweep of `hosim sensitivity`: claims with other values of what their sources leave open.
 
-It tells where each holds, and how far its figure moves.
+The result says for which values each holds, and how far its figure moves.
 
-*Screening.* Some settings cannot reproduce a peak, which is told before a run, at inference. A plan that moves nothing
+*Screening.* Some settings cannot reproduce a peak, which is known before a run, at inference. A plan that moves nothing
 holds what ops need at once, and no more. One that moves some kinds of tensors alone holds all else of that at least,
 whenever it moves them: `static` with the option move, where all has room.
 """
@@ -32,16 +32,16 @@ from simulator.scenario.claim import WITHIN
 from simulator.units import human
 
 _PARTS = 4
-"""A range is cut into so many parts at first: five values show whether a figure goes up and down."""
+"""Parts into which a range is cut at first: five values show whether a figure goes up and down."""
 _MEANT = (
     "One parameter varies at a time, and nothing is fitted again. The ends of a stretch were searched by halving; "
     "between two values that were tried and both hold, or both fail on the same side, nothing was looked at. "
     "A figure that is only shown does not hold: told is for which values ours is near to what is printed."
 )
 _WEIGHTS_ALONE: dict[str, Any] = {"model": {"feed_forward": {"ranks", "copies"}}, "dtypes": {"weights"}}
-"""What a workload may say otherwise and change nothing but its weights, at inference."""
+"""Fields of a workload that change nothing but its weights, at inference."""
 _NO_WEIGHTS: dict[str, Any] = dict.fromkeys(("batch", "sequence", "chunk", "experts"), True)
-"""What it may say otherwise and change no weight."""
+"""Fields that change no weight."""
 
 
 def sensitivity(
@@ -70,9 +70,9 @@ def sensitivity(
     ConfigError
         If a document is wrong, nothing is open or printed, or a document is not valid with a value.
     """
-    must = "a scenario whose claim leaves something open is named"
-    loaded = read(scenarios, must, lambda one: one.claim and one.claim.unstated)
-    points = sweep([study for one in loaded for study in _studies(one)], workers, progress)
+    rule = "a scenario whose claim leaves something open is named"
+    loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.unstated)
+    points = sweep([study for base in loaded for study in _studies(base)], workers, progress)
     for row in points:
         row["value"] = row.pop(row["parameter"])
     rows = dependences(points)
@@ -80,14 +80,14 @@ def sensitivity(
 
 
 def _studies(loaded: Loaded) -> list[Study]:
-    """How each parameter is varied: all that is listed; or a few values, then between those where a figure turns."""
+    """Vary each parameter: over all that is listed; or a few values, then between those where a figure turns."""
     studies = []
-    for one, axis, taken in catalog.left_open(loaded):
-        spread = (one.tried[part * (len(one.tried) - 1) // _PARTS] for part in range(_PARTS + 1))
-        about = {"parameter": one.parameter, "unit": one.unit or "", "taken": taken}
-        turned = None if one.options else _turned  # between two names there is nothing
-        points = [(value,) for value in one.options or (taken, *spread)]
-        studies.append(Study(loaded, figures, (axis,), points, one.tried, turned, about, is_strict=True))
+    for unstated, axis, taken in catalog.left_open(loaded):
+        spread = (unstated.tried[part * (len(unstated.tried) - 1) // _PARTS] for part in range(_PARTS + 1))
+        about = {"parameter": unstated.parameter, "unit": unstated.unit or "", "taken": taken}
+        turned = None if unstated.options else _turned  # between two names there is nothing
+        points = [(value,) for value in unstated.options or (taken, *spread)]
+        studies.append(Study(loaded, figures, (axis,), points, unstated.tried, turned, about, is_strict=True))
     if not studies or not compared_to_printed(loaded):
         must = "a claim leaves parameters open, and prints numbers that ours are held against"
         do = "list parameters under claim: unstated, with a range or values each, and add printed to an expectation"
@@ -96,44 +96,44 @@ def _studies(loaded: Loaded) -> list[Study]:
 
 
 def _turned(rows: Rows, others: Rows) -> bool:
-    """Whether some figure holds with one of two values and not with the other, or passes what is printed."""
+    """Tell whether some figure holds with one of two values and not with the other, or passes what is printed."""
 
-    def turns(one: Row, other: Row) -> bool:
-        if one["holds"] or other["holds"] or one["error"] is None or other["error"] is None:
-            return bool(one["holds"] != other["holds"])
-        return bool((one["error"] < 0) != (other["error"] < 0))
+    def turns(row: Row, other: Row) -> bool:
+        if row["holds"] or other["holds"] or row["error"] is None or other["error"] is None:
+            return bool(row["holds"] != other["holds"])
+        return bool((row["error"] < 0) != (other["error"] < 0))
 
     return any(map(turns, rows, others))
 
 
 def compared_to_printed(loaded: Loaded) -> list[Expectation]:
-    """What is held against a printed figure, or shown beside one number that it may be near to."""
-    printed = (one for one in loaded.scenario.expect if one.printed is not None)
-    return [one for one in printed if one.kind != "shown" or len(one.ends("printed")) == 1]
+    """List the expectations that are held against a printed figure, or shown beside a number that they may be near."""
+    printed = (expected for expected in loaded.scenario.expect if expected.printed is not None)
+    return [expected for expected in printed if expected.kind != "shown" or len(expected.ends("printed")) == 1]
 
 
 def figures(loaded: Loaded, point: Point) -> Rows:
     """Run the rows with printed figures, and judge; what is only shown is held against what is printed, too."""
     compared = compared_to_printed(loaded)
-    held = [held_to_printed(one) if one.kind == "shown" else one for one in compared]
+    held = [held_to_printed(stated) if stated.kind == "shown" else stated for stated in compared]
     of_bounds = metrics.columns(loaded.hardware, ("bound",))
-    with_bounds = any(column in of_bounds for one in held for column in one.columns)
+    with_bounds = any(column in of_bounds for expected in held for column in expected.columns)
     return [
         Judged(loaded.scenario.name, verdict).row
-        | {"kind": one.kind, "asks": verdict.asks, "holds": verdict.holds, "within": ours.within}
-        | {"verdict": "shown" if one.kind == "shown" else verdict.word}
-        for verdict, one, ours in zip(judged(loaded, held, with_bounds=with_bounds), compared, held, strict=True)
+        | {"kind": stated.kind, "asks": verdict.asks, "holds": verdict.holds, "within": ours.within}
+        | {"verdict": "shown" if stated.kind == "shown" else verdict.word}
+        for verdict, stated, ours in zip(judged(loaded, held, with_bounds=with_bounds), compared, held, strict=True)
     ]
 
 
-def held_to_printed(one: Expectation) -> Expectation:
-    """What is only shown, as if it were held; beside a guard of our own, `within` is the guard's tolerance."""
+def held_to_printed(expected: Expectation) -> Expectation:
+    """Hold what is only shown against what is printed; beside a guard of our own, `within` is the guard's tolerance."""
     ours = dict.fromkeys((*LIMITS, "faster_than")) | {"kind": "predicted"}
-    return one.model_copy(update=ours if one.about is None else {**ours, "within": WITHIN})
+    return expected.model_copy(update=ours if expected.about is None else {**ours, "within": WITHIN})
 
 
 def dependences(points: ShownRows) -> list[dict[str, Any]]:
-    """Sum up what each figure depends on.
+    """Sum up how each figure depends on each parameter.
 
     Parameters
     ----------
@@ -152,16 +152,16 @@ def dependences(points: ShownRows) -> list[dict[str, Any]]:
     """
     rows = []
     for group in by(points, "scenario", "asks", "parameter").values():
-        own = sorted(group, key=_by_value)
-        nominal, low, high = next(row for row in own if row["value"] == row["taken"]), own[0], own[-1]
-        errors = [row["error"] for row in own if present(row["error"])]
-        stretches = [list(run) for holds, run in groupby(own, lambda row: row["holds"]) if holds]
+        ordered = sorted(group, key=_by_value)
+        nominal, low, high = next(row for row in ordered if row["value"] == row["taken"]), ordered[0], ordered[-1]
+        errors = [row["error"] for row in ordered if present(row["error"])]
+        stretches = [list(run) for holds, run in groupby(ordered, lambda row: row["holds"]) if holds]
         rows.append(
             {key: value for key, value in nominal.items() if key not in ("value", "holds")}
             | {f"{key}_{end}": row[key] for end, row in (("low", low), ("high", high)) for key in ("obtained", "error")}
-            | {"low": low["value"], "high": high["value"], "tried": len(own)}
-            | {"named": [row["value"] for row in own if isinstance(row["value"], str)]}
-            | {"swing": max(errors) - min(errors) if len(errors) == len(own) else None}
+            | {"low": low["value"], "high": high["value"], "tried": len(ordered)}
+            | {"named": [row["value"] for row in ordered if isinstance(row["value"], str)]}
+            | {"swing": max(errors) - min(errors) if len(errors) == len(ordered) else None}
             | {"holds": [[stretch[0]["value"], stretch[-1]["value"]] for stretch in stretches]}
         )
     return rows
@@ -176,8 +176,8 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
         What `dependences` gives, and what it sums up.
     """
     sections = []
-    for own in by(rows, "scenario", "asks").values():
-        group = sorted(own, key=lambda row: float("-inf") if row["swing"] is None else -row["swing"])
+    for group in by(rows, "scenario", "asks").values():
+        group.sort(key=lambda row: float("-inf") if row["swing"] is None else -row["swing"])
         row, errors = group[0], (" to ".join((signed(row["error_low"]), signed(row["error_high"]))) for row in group)
         head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
         columns = [
@@ -189,17 +189,17 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
         ]
         sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []
-    for (scenario, parameter), own in by(points, "scenario", "parameter").items():
-        if isinstance(own[0]["value"], str):  # names have no distance that could be drawn
+    for (scenario, parameter), group in by(points, "scenario", "parameter").items():
+        if isinstance(group[0]["value"], str):  # names have no distance that could be drawn
             continue
-        unit = f" [{own[0]['unit']}]" if own[0]["unit"] else ""
-        axis, drawn = f"{parameter}{unit}, difference from what is printed; dots: holds", sorted(own, key=_by_value)
-        panels.append(Panel(scenario, axis, "%", drawn, "value", "error", of="claim"))
+        unit = f" [{group[0]['unit']}]" if group[0]["unit"] else ""
+        axis = f"{parameter}{unit}, difference from what is printed; dots: holds"
+        panels.append(Panel(scenario, axis, "%", sorted(group, key=_by_value), "value", "error", of="claim"))
     return SweepView("What claims depend on", sections, [_MEANT], panels)
 
 
 def _by_value(row: ShownRow) -> Any:
-    """Numbers ascend; what is named stays as it is listed."""
+    """Sort numbers in ascending order; names stay as they are listed."""
     return 0 if isinstance(row["value"], str) else row["value"]
 
 
@@ -239,42 +239,40 @@ def screened(study: Study, workers: int, progress: Progress | None) -> Study:
         If what screens is no such peak, or a model cannot run as a setting says.
     """
     loaded, column = study.loaded, f"peak_{study.loaded.hardware.compute_tier}_bytes"
-    claim, rows = loaded.scenario.claim, {one.row: one for one in loaded.scenario.policies}
+    claim, rows = loaded.scenario.claim, {choice.row: choice for choice in loaded.scenario.policies}
     if not isinstance(claim, Claim) or claim.screens is None:
         return study
-    peaks = [one for one in compared_to_printed(loaded) if one.column == column and one.over is None]
-    peaks = [held_to_printed(one) for one in peaks if one.figure in claim.selects]
-    still = [one for one in peaks if one.figure == claim.screens and rows[one.row].policy == "resident"]
-    must = f"what screens is one of selects, and {column} of one row of the policy resident, at inference"
-    is_told = len(still) == 1 and loaded.workload.phase in ("prefill", "decode")
-    insist(
-        is_told, loaded.place("claim", "screens"), must, repr(claim.screens), "name such a figure, or remove screens"
-    )
+    peaks = [expected for expected in compared_to_printed(loaded) if expected.column == column and not expected.over]
+    peaks = [held_to_printed(peak) for peak in peaks if peak.figure in claim.selects]
+    still = [peak for peak in peaks if peak.figure == claim.screens and rows[peak.row].policy == "resident"]
+    rule = f"what screens is one of selects, and {column} of one row of the policy resident, at inference"
+    is_inference, do = loaded.workload.phase in ("prefill", "decode"), "name such a figure, or remove screens"
+    insist(len(still) == 1 and is_inference, loaded.place("claim", "screens"), rule, repr(claim.screens), do)
     least, most = ((1 + sign * still[0].within) * float(still[0].ends("printed")[0]) for sign in (-1, 1))
-    moved = [(rows[one.row].options.get("move"), one) for one in peaks if rows[one.row].policy == "static"]
-    limits = [(kinds, (1 + one.within) * float(one.ends("printed")[0])) for kinds, one in moved if kinds]
+    moved = [(rows[peak.row].options.get("move"), peak) for peak in peaks if rows[peak.row].policy == "static"]
+    limits = [(kinds, (1 + peak.within) * float(peak.ends("printed")[0])) for kinds, peak in moved if kinds]
     settings = {point: study.at(point) for point in study.points}
-    alike = {point: _but(one, _WEIGHTS_ALONE) for point, one in settings.items()}
+    alike = {point: _without(setting, _WEIGHTS_ALONE) for point, setting in settings.items()}
     first = {key: point for point, key in alike.items()}
     built = sweep([replace(study, measure=besides, points=[*first.values()], is_strict=True)], workers, progress)
-    found, weights, points = dict(zip(first, built, strict=True)), dict[str, int](), []
-    for point, one in settings.items():
-        key, own = _but(one, _NO_WEIGHTS), found[alike[point]]
-        weights[key] = weights.get(key) or builders.weight_bytes(one.workload)
-        peak = weights[key] + own["besides_bytes"]
-        stays = ((peak - sum(own["kinds"][kind] for kind in kinds), limit) for kinds, limit in limits)
-        if least <= peak <= most and all(held <= limit for held, limit in stays):
+    by_key, weights, points = dict(zip(first, built, strict=True)), dict[str, int](), []
+    for point, setting in settings.items():
+        key, row = _without(setting, _NO_WEIGHTS), by_key[alike[point]]
+        weights[key] = weights.get(key) or builders.weight_bytes(setting.workload)
+        peak_bytes = weights[key] + row["besides_bytes"]
+        stays = ((peak_bytes - sum(row["kinds"][kind] for kind in kinds), limit) for kinds, limit in limits)
+        if least <= peak_bytes <= most and all(held <= limit for held, limit in stays):
             points.append(point)
     return replace(study, points=points)
 
 
-def _but(loaded: Loaded, what: dict[str, Any]) -> str:
-    """What the workload says, but for some of it."""
-    return repr(loaded.workload.model_dump(mode="json", exclude=what))
+def _without(loaded: Loaded, fields: dict[str, Any]) -> str:
+    """Write the workload without some of its fields."""
+    return repr(loaded.workload.model_dump(mode="json", exclude=fields))
 
 
 def besides(loaded: Loaded, _: Point) -> Rows:
-    """Build what runs at a setting, and say what it holds besides weights.
+    """Build what runs at a setting, and count what it holds besides weights.
 
     Returns
     -------
