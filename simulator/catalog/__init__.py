@@ -11,6 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from glob import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from simulator import inputs
 from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, freed, outside, own_change, recorded
-from simulator.catalog.settings import apply, factor, fields, setting
+from simulator.catalog.settings import apply, factor, setting
 from simulator.catalog.shelf import (
     KINDS,
     Entry,
@@ -39,7 +40,7 @@ from simulator.errors import ConfigError, insist
 from simulator.scenario import Frontier, Question, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.study import StudyDocument
-from simulator.units import FieldError, exact, nearest, require, unit_of
+from simulator.units import exact, nearest, require, unit_of
 
 __all__ = [
     "KINDS", "Axis", "BudgetError", "Loaded", "Named", "asked_at", "at", "dump", "factor", "freed", "left_open", "load",
@@ -78,27 +79,25 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     base = entries["scenario"].path.parent if entries else Path()
     every = outside(changes or {})
     asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
-    by = entries.get("scenario")
+    read = entries.get("scenario")
     for kind in ("hardware", "workload"):
-        with told_at(by.tree.place(kind) if by else f"scenario {story.name!r}, {kind}"):
+        with told_at(read.tree.place(kind) if read else f"scenario {story.name!r}, {kind}"):
             path = path_of(getattr(story, kind), kind, base)
         entries[kind] = load(path, kind)
-    of_work = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
-    machine, work = entries["hardware"].document, entries["workload"]
+    of_workload = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
+    machine, workload = entries["hardware"].document, apply(entries["workload"].document, of_workload)
     paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
-    subject = apply(work.document, of_work)
-    loaded = Loaded(story, machine, subject, base, work.path.parent, paths, digests, entries=entries)
-    own = {key: own_change(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
-    loaded = replace(loaded, scenario=recorded(story, asked), hardware=apply(machine, {**own, **asked}))
+    loaded = Loaded(story, machine, workload, base, paths["workload"].parent, paths, digests, entries=entries)
+    stated = {key: own_change(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
+    loaded = replace(loaded, scenario=recorded(story, asked), hardware=apply(machine, {**stated, **asked}))
     _check_tiers(loaded)
     check_budget(loaded, loaded.place("budget"))
+    _add_files(loaded)
     if not changes:  # what was changed is no longer fitted, and nothing is expected of it
         _check_figures(loaded)
-    _add_files(loaded)
-    if not changes:
-        for one in left_open(loaded):  # that can be varied, before anything runs
-            for value in one.parameter.options or one.parameter.tried[:: len(one.parameter.tried) - 1]:
-                at(loaded, {one.axis: value})
+        for parameter, axis, _ in left_open(loaded):  # that can be varied, before anything runs
+            for value in parameter.options or parameter.tried[:: len(parameter.tried) - 1]:
+                at(loaded, {axis: value})
     return loaded
 
 
@@ -124,18 +123,15 @@ def studied(
         is_path = isinstance(asked, Path) or asked.endswith((".yaml", ".yml"))
         kind = None if is_path else "study" if asked in names("study") else "scenario"
         entry = load(asked, kind)
-        base, found = entry.path.parent, entry.document
-        if not isinstance(found, StudyDocument):
-            return None, resolve(entry.path, changes)
-        asked = found
+        base, asked = entry.path.parent, entry.document if isinstance(entry.document, StudyDocument) else entry.path
     if not isinstance(asked, StudyDocument):
         return None, resolve(asked, changes)
     named = path_of(asked.scenario, "scenario", base)
     return asked, resolve(named, {**asked.set_, **(changes or {})})
 
 
-# Policies of a scenario that nobody wrote, unless others are named: nothing moves, a runtime, and a compiler.
 _ROWS = ("resident", "reactive", "static")
+"""Policies of a scenario that nobody wrote, unless others are named: nothing moves, a runtime, and a compiler."""
 
 
 def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[str] = ()) -> Scenario:
@@ -153,17 +149,15 @@ def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[s
     ConfigError
         If there is no such document.
     """
-    names = [path_of(ref, kind).stem for ref, kind in ((workload, "workload"), (hardware, "hardware"))]
-    rows = [{"policy": name} for name in policies] or [{"policy": name} for name in _ROWS]
-    said: dict[str, Any] = {
-        "name": re.sub(r"[^A-Za-z0-9_.-]", "-", "_on_".join(names)).lstrip("_.-"),
-        "title": " on ".join(names),
-    }
-    said |= {"hardware": str(hardware), "workload": str(workload), "policies": rows}
+    stems = [path_of(ref, kind).stem for ref, kind in ((workload, "workload"), (hardware, "hardware"))]
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", "_on_".join(stems)).lstrip("_.-")
+    rows = [{"policy": policy} for policy in [*policies] or _ROWS]
+    document: dict[str, Any] = {"name": name, "title": " on ".join(stems), "hardware": str(hardware)}
+    document |= {"workload": str(workload), "policies": rows}
     try:
-        return Scenario.model_validate(said)
+        return Scenario.model_validate(document)
     except ValidationError as error:
-        raise to_error(faults(error, said), "scenario", lambda *keys: ".".join(("scenario", *keys))) from None
+        raise to_error(faults(error, document), "scenario", lambda *keys: ".".join(("scenario", *keys))) from None
 
 
 def _add_files(loaded: Loaded) -> None:
@@ -198,26 +192,26 @@ def _check_tiers(loaded: Loaded) -> None:
     tiers = tuple(loaded.hardware.tiers)
     homes = {("homes", pattern): tier for pattern, tier in loaded.scenario.homes.items()}
     for keys, tier in (homes | {("kv_tiers", tier): tier for tier in loaded.scenario.kv_tiers}).items():
-        known = (*tiers, "free") if keys in homes else tiers
+        names = (*tiers, "free") if keys in homes else tiers
         rule = f"what {keys[0]} names is a tier of the machine"
-        insist(tier in known, loaded.place(*keys), rule, repr(tier), nearest(tier, known))
+        insist(tier in names, loaded.place(*keys), rule, repr(tier), nearest(tier, names))
 
 
 def _check_figures(loaded: Loaded) -> None:
     """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
     documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
     fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
-    for number, one in enumerate(loaded.scenario.expect):
-        where = loaded.place("expect", str(number), "figure")
-        if one.kind == "predicted" and one.figure in fits:
-            path, document = fits[one.figure]
+    for index, expectation in enumerate(loaded.scenario.expect):
+        where = loaded.place("expect", str(index), "figure")
+        if expectation.kind == "predicted" and expectation.figure in fits:
+            path, document = fits[expectation.figure]
             rule = "no scenario predicts a printed figure that something in it was fitted to"
-            found = f"{one.figure!r}, which {path} of {document.name} was fitted to"
+            found = f"{expectation.figure!r}, which {path} of {document.name} was fitted to"
             raise ConfigError(where, rule, found, "set kind: fitted, or name another figure")
-        if one.kind == "fitted" and one.figure not in fits:
+        if expectation.kind == "fitted" and expectation.figure not in fits:
             rule = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
-            do = nearest(one.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
-            raise ConfigError(where, rule, repr(one.figure), do)
+            do = nearest(expectation.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
+            raise ConfigError(where, rule, repr(expectation.figure), do)
 
 
 class LeftOpen(NamedTuple):
@@ -228,7 +222,7 @@ class LeftOpen(NamedTuple):
     parameter, axis
         What the claim says of it, and what is varied.
     taken
-        What the scenario takes for it, as a number of the parameter's unit, or by its name.
+        The value that the scenario takes, as a number of the parameter's unit, or by its name.
     """
 
     parameter: Unstated
@@ -249,47 +243,45 @@ def left_open(loaded: Loaded) -> Iterator[LeftOpen]:
     ConfigError
         If a path names no field, the fields have several values, or one that may not be; or if a row sets one.
     """
-    for number, one in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
-        axis = Axis(one.parameter, one.fields, loaded.place("claim", "unstated", str(number)), one.unit, one.options)
-        yield LeftOpen(one, axis, _taken(loaded, one, axis))
+    for index, unstated in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
+        where = loaded.place("claim", "unstated", str(index))
+        axis = Axis(unstated.parameter, unstated.fields, where, unstated.unit, unstated.options)
+        yield LeftOpen(unstated, axis, _taken(loaded, unstated, axis))
 
 
-def _taken(loaded: Loaded, one: Unstated, axis: Axis) -> float | str:
+def _taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
+    """Return the one value that the scenario takes for a parameter, or refuse it."""
     set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
-    found: dict[float | str, str] = {}
+    paths: dict[float | str, str] = {}
     with told_at(axis.where):
-        for field in one.fields:
-            in_workload = field.startswith(WORKLOAD)
-            document = loaded.workload if in_workload else loaded.hardware
-            for keys, value in fields(document, field.removeprefix(WORKLOAD)):
-                path = ".".join(keys)
-                found[1.0 if one.is_factor else one.read(value)] = path
-                is_own = not in_workload and not one.is_factor
-                if is_own and any(fnmatchcase(path, key) for key in set_by_rows):  # another value would not reach it
-                    rule = "what a row sets is stated, and no parameter that is left open"
-                    do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
-                    raise FieldError(rule, path, do)
-    values = " and ".join(f"{axis.written(value)} ({path})" for value, path in found.items())
+        for (document, *keys), value in chain.from_iterable(map(loaded.fields, unstated.fields)):
+            path = ".".join(keys)
+            paths[1.0 if unstated.is_factor else unstated.read(value)] = path
+            is_own = document == "hardware" and not unstated.is_factor
+            rule = "what a row sets is stated, and no parameter that is left open"  # another value would not reach it
+            do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
+            require(not (is_own and any(fnmatchcase(path, key) for key in set_by_rows)), rule, path, do=do)
+    values = " and ".join(f"{axis.written(value)} ({path})" for value, path in paths.items())
     rule, do = "the fields of a parameter have one value", "make parameters of their own of them"
-    insist(len(found) == 1, axis.where, rule, values, do)
-    (value,) = found
-    rule, outside = "what the scenario takes lies in the range", f"outside {one.low} to {one.high}"
-    is_inside = isinstance(value, str) or one.read(one.low) <= value <= one.read(one.high)
-    insist(is_inside, axis.where, rule, f"{axis.written(value)} {outside}", "widen the range")
+    insist(len(paths) == 1, axis.where, rule, values, do)
+    (value,) = paths
+    is_inside = isinstance(value, str) or unstated.read(unstated.low) <= value <= unstated.read(unstated.high)
+    found = f"{axis.written(value)} outside {unstated.low} to {unstated.high}"
+    insist(is_inside, axis.where, "what the scenario takes lies in the range", found, "widen the range")
     return value
 
 
 def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> Question:
-    """What is asked of a scenario: up, or down, to which value of a field its rows fit.
+    """Read a question about a scenario.
 
     Parameters
     ----------
     loaded
-        The scenario, with what it asks already.
+        The scenario, with the question that it asks already.
     kind
-        The question.
+        The class of the question.
     given
-        What is asked instead; where that is None, the scenario's word holds.
+        Fields of the question that win; where one is None, the scenario's holds.
 
     Raises
     ------
@@ -311,20 +303,16 @@ def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> 
 
 
 def _start(loaded: Loaded, field: str) -> Any:
-    """What the documents say of a field: ``1x`` if its fields differ, a beginning if there is no limit."""
-    here, budget, path = loaded.hardware.compute_tier, loaded.scenario.budget_bytes, Frontier.path_of(field)
-    if field == f"peak.{here}" and budget is not None:
-        return exact(loaded.hardware.tiers[here].capacity_for(budget), "B")
-    documents: dict[str, Document] = {"workload": loaded.workload, "scenario": loaded.scenario}
-    found = []
-    for part in path.split(" + "):
-        document, _, key = part.partition(".")
-        found += fields(documents.get(document, loaded.hardware), key if document in documents else part)
-    if len({repr(value) for _, value in found}) > 1:
+    """Return the value of a field in the documents: ``1x`` if its fields differ, a beginning if there is no limit."""
+    tier, path = loaded.hardware.tiers[loaded.hardware.compute_tier], Frontier.path_of(field)
+    if field == f"peak.{loaded.hardware.compute_tier}" and loaded.scenario.budget_bytes is not None:
+        return exact(tier.capacity_for(loaded.scenario.budget_bytes), "B")
+    values = [value for part in path.split(" + ") for _, value in loaded.fields(part)]
+    if len(set(map(repr, values))) > 1:
         return "1x"
-    ((_, value),) = found[:1]
+    value = values[0]
     if value is None and path == "scenario.budget":
-        value = exact(loaded.hardware.tiers[here].usable_bytes, "B")
+        value = exact(tier.usable_bytes, "B")
     rule = "what is searched is a quantity or a number"
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
@@ -332,14 +320,14 @@ def _start(loaded: Loaded, field: str) -> Any:
 
 
 def asked_at(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:
-    """Where a part of a question was asked for: an option, or a place in the scenario.
+    """Return the place that asks for a part of a question: an option, or a place in the scenario.
 
     Parameters
     ----------
     loaded, question, given
-        The scenario, the key of the question in it, and what is asked instead of what the scenario says.
+        The scenario, the key of the question in it, and the fields that win over the scenario's.
     keys
-        What leads to the part.
+        Keys that lead to the part.
     """
     option = "of" if (question, *keys[:1]) == (Frontier.key, "field") else "".join(keys[:1]).replace("_", "-")
     is_given = bool(keys) and given.get(keys[0]) is not None

@@ -1,19 +1,20 @@
 """A scenario with its machine and its workload, and the same at a point of a sweep.
 
-What varies in a sweep are fields of the machine, the workload or the scenario. What a claim leaves open is such an
-axis, and so is the field whose largest value is searched.
+A sweep varies fields of the machine, the workload or the scenario. What a claim leaves open is such an axis, and so is
+the field whose largest value is searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from simulator.catalog.settings import FieldChange, apply, multiplied
-from simulator.catalog.shelf import Entry, dump, told_at
+from simulator.catalog.settings import FieldChange, apply, fields, multiplied
+from simulator.catalog.shelf import Entry, Keys, dump, told_at
 from simulator.catalog.text import scalar
 from simulator.document import Fit
 from simulator.errors import ConfigError, insist
@@ -38,14 +39,14 @@ class Loaded:
     workload
         As its document says.
     scenario_dir, workload_dir
-        What the paths in them are relative to.
+        Folders that the paths in them are relative to.
     paths, sha256
         Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``draws``, ``requests``, ``plan <row>``) -> file and
         digest of each input. The path of a row's plan may have a ``*`` for the name of a graph; each file then has a
         role and a digest as well.
     scale, unscaled
-        What figures of the machine are multiplied by, after all other changes; and the machine before, if it is
-        another one.
+        Factors of figures of the machine, which are applied after all other changes; and the machine before that, if it
+        is another one.
     entries
         The documents that were read from files.
     is_job_given
@@ -67,13 +68,28 @@ class Loaded:
     @property
     def handled(self) -> dict[str, int | None]:
         """Tokens and samples that all ranks handle in a step; None of what is not known."""
-        work = self.workload
-        return (
-            {"tokens": None, "samples": None} if self.is_job_given else {"tokens": work.tokens, "samples": work.samples}
-        )
+        workload = None if self.is_job_given else self.workload
+        return {key: getattr(workload, key, None) for key in ("tokens", "samples")}
+
+    def fields(self, path: str) -> list[tuple[Keys, Any]]:
+        """Find the fields of a path, and their values as documents would state them.
+
+        Parameters
+        ----------
+        path
+            Of the machine (``links.*.bandwidth``), the workload (``workload.batch``) or the scenario; each part may be
+            a pattern.
+
+        Returns
+        -------
+        list
+            Document and keys of each, and its value.
+        """
+        document, key = split(path)
+        return [((document, *keys), value) for keys, value in fields(getattr(self, document), key)]
 
     def place(self, *keys: str, of: str = "scenario") -> str:
-        """Where a field of a document stands: file, line and path; its name and the path if it was read from no file.
+        """Return the place of a field: file, line and path; if it was read from no file, document, name and path.
 
         Parameters
         ----------
@@ -86,7 +102,7 @@ class Loaded:
         return entry.tree.place(*keys) if entry else f"{of} {getattr(self, of).name!r}, {'.'.join(keys)}"
 
     def for_row(self, choice: PolicyChoice) -> Loaded:
-        """The same on the machine that a row of the scenario sets for itself.
+        """Return the same on the machine that a row of the scenario sets for itself.
 
         Parameters
         ----------
@@ -101,27 +117,27 @@ class Loaded:
         if not choice.set_:
             return self
         row = str(self.scenario.policies.index(choice))
-        own = {key: own_change(self, key, value, "policies", row, "set", key) for key, value in choice.set_.items()}
-        unscaled = apply(self.unscaled or self.hardware, own)
+        changes = {key: own_change(self, key, value, "policies", row, "set", key) for key, value in choice.set_.items()}
+        unscaled = apply(self.unscaled or self.hardware, changes)
         machine = apply(unscaled, outside(multiplied(unscaled, self.scale)))
         scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
-        found = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
-        check_budget(found, self.place("budget"))
-        return found
+        changed = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
+        check_budget(changed, self.place("budget"))
+        return changed
 
     def asking_nothing(self) -> Loaded:
-        """The same, of which nothing is expected and no largest value is searched."""
+        """Return the same without expectations and questions."""
         return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "least": None, "expect": ()}))
 
     def documents(self, named: Mapping[str, str] | None = None, **changes: Any) -> dict[str, str]:
-        """File name -> YAML of the three documents as they were run; in one folder they read back equal.
+        """Write the three documents as they were run, by file name; in one folder they read back equal.
 
         Parameters
         ----------
         named
             Role -> path of files that they shall name; default: where they were read.
         **changes
-            What the scenario shall say instead.
+            Fields of the scenario with other values.
         """
         named = {role: str(path.absolute()) for role, path in self.paths.items()} | dict(named or {})
         policies = tuple(
@@ -142,11 +158,11 @@ class Loaded:
 
 
 class BudgetError(ConfigError):
-    """A budget is above what the compute tier has: of one point of a sweep an answer."""
+    """A budget above what the compute tier has; at one point of a sweep it is an answer."""
 
 
 def check_budget(loaded: Loaded, where: str) -> None:
-    """Refuse a budget above what the compute tier has; `where` is what an error points at."""
+    """Refuse a budget above what the compute tier has; an error points at `where`."""
     tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
     usable = loaded.hardware.tiers[tier].usable_bytes
     if budget_bytes is not None and budget_bytes > usable:
@@ -154,16 +170,16 @@ def check_budget(loaded: Loaded, where: str) -> None:
         raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
-def outside(changes: Mapping[str, Any]) -> dict[str, FieldChange]:
-    """Changes that are asked for from outside, which need no origin: dotted path -> value, as text or typed."""
+def outside(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
+    """Make changes of values by dotted path, as text or typed, that are asked for from outside and need no origin."""
     return {
-        key: FieldChange(scalar(value) if isinstance(value, str) else value, f"set, {key}", "assumed", OUTSIDE)
+        key: FieldChange(scalar(value) if isinstance(value, str) else value, where or f"set, {key}", "assumed", OUTSIDE)
         for key, value in changes.items()
     }
 
 
 def recorded(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
-    """The scenario with changes of the machine among its ``set`` keys; what was cited or fitted there no longer is."""
+    """Record changes of the machine among the ``set`` keys of a scenario; they are no longer cited or fitted."""
     if not changes:
         return scenario
     tables = {
@@ -176,7 +192,7 @@ def recorded(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario
 
 
 def own_change(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
-    """A change that the scenario, or a row of it, asks for, with the origin that the scenario gives."""
+    """Make a change that the scenario, or a row of it, asks for, with the origin that the scenario gives."""
     table, entry = loaded.scenario.entry_of(key) or ("assumed", "set by the scenario")
     origin: Any = entry.model_dump() if isinstance(entry, Fit) else entry
     if isinstance(entry, tuple):
@@ -187,6 +203,12 @@ def own_change(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange
 _DOCUMENTS = ("hardware", "workload", "scenario")
 
 
+def split(path: str) -> tuple[str, str]:
+    """Split a field path into its document and the path there; one that names no document is of the machine."""
+    document, _, key = path.partition(".")
+    return (document, key) if document in _DOCUMENTS else ("hardware", path)
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """Fields that have one value at each point of a sweep.
@@ -194,17 +216,17 @@ class Axis:
     Attributes
     ----------
     name
-        What it is called, for people and as a column.
+        Its name, for people and as a column.
     fields
         Paths, of which each part may be a pattern: of the machine (``links.*.bandwidth``), of the workload
         (``workload.sequence``) or of the scenario (``scenario.budget``).
     where
-        Where it is asked for.
+        Place that asks for it, for errors.
     unit
         Unit of values that are whole numbers of it, such as ``B/s``; ``x``: figures of the machine are multiplied by
         the values, also those that rows set for themselves; None: values are as a document states them.
     values
-        By name, what a document states; of an axis whose values are named.
+        Values as a document states them, by name; of an axis whose values are named.
     """
 
     name: str
@@ -218,19 +240,6 @@ class Axis:
         """Whether figures are multiplied, and not replaced."""
         return self.unit == "x"
 
-    @property
-    def keys(self) -> dict[str, list[str]]:
-        """Document -> the paths in it."""
-        keys: dict[str, list[str]] = {document: [] for document in _DOCUMENTS}
-        for path in self.fields:
-            document, _, key = path.partition(".")
-            keys[document if document in keys else "hardware"].append(key if document in keys else path)
-        return keys
-
-    def sets(self, paths: Iterable[str]) -> bool:
-        """Whether one of the paths is among its fields."""
-        return any(fnmatchcase(path, one) for path in paths for one in self.fields)
-
     def written(self, value: Any) -> Any:
         """Write a value as a document states it."""
         if self.values:
@@ -238,7 +247,7 @@ class Axis:
         return value if self.unit in (None, "x") else exact(int(value), self.unit)
 
     def place(self, value: Any) -> str:
-        """Where a value is asked for."""
+        """Return the place that asks for a value, for errors."""
         shown = f"{value:g}x" if self.is_factor else f"{value:,}" if type(value) is int else value
         return f"{self.where} ({self.name}: {shown if self.unit in (None, 'x') else self.written(value)})"
 
@@ -251,7 +260,7 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     loaded
         The scenario, its machine and its workload.
     point
-        The value on each axis.
+        Axis -> its value.
 
     Raises
     ------
@@ -260,35 +269,28 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     """
     changes: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
     for axis, value in point.items():
-        labels = {"batch", "sequence"}.intersection(axis.keys["workload"] if loaded.workload.graph else ())
+        labels = {"batch", "sequence"}.intersection(key for _, key in map(split, axis.fields))
         found = f"{min(labels, default='')}, which of a graph from a file only tells"
         do = "make a graph for each, or vary a field of the machine"
-        insist(not labels, axis.where, "what varies changes what runs", found, do)
-        if not axis.is_factor:
-            change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
-            for document, keys in axis.keys.items():
-                changes[document] |= dict.fromkeys(keys, change)
-    machine = apply(loaded.unscaled or loaded.hardware, changes["hardware"])
-    scale, figures = dict(loaded.scale), outside(multiplied(machine, loaded.scale))
+        insist(not (labels and loaded.workload.graph), axis.where, "what varies changes what runs", found, do)
+        change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")
+        for document, key in () if axis.is_factor else map(split, axis.fields):
+            changes[document][key] = change
+    unscaled = apply(loaded.unscaled or loaded.hardware, changes["hardware"])
+    scale, figures = dict(loaded.scale), outside(multiplied(unscaled, loaded.scale))
     for axis, value in point.items():
         if axis.is_factor:
-            scale |= dict.fromkeys(axis.fields, value)
-            figures |= _factors(machine, axis, value)
+            factors = dict.fromkeys(axis.fields, value)
+            scale |= factors
+            with told_at(axis.place(value)):
+                figures |= outside(multiplied(unscaled, factors), axis.place(value))
     scenario = recorded(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
-    workload = apply(loaded.workload, changes["workload"])
-    varied = replace(loaded, scenario=scenario, hardware=apply(machine, figures), workload=workload)
-    varied = replace(varied, scale=scale, unscaled=machine)
-    room = ("scenario.budget", f"tiers.{machine.compute_tier}.capacity")
-    by_axis = sorted(point.items(), key=lambda one: not one[0].sets(room))
-    check_budget(varied, next((axis.place(value) for axis, value in by_axis), ""))
+    hardware, workload = apply(unscaled, figures), apply(loaded.workload, changes["workload"])
+    varied = replace(loaded, scenario=scenario, hardware=hardware, workload=workload, scale=scale, unscaled=unscaled)
+    room = ("scenario.budget", f"tiers.{hardware.compute_tier}.capacity")
+    places = {axis.place(value): _overlap(" + ".join(room), *axis.fields) for axis, value in point.items()}
+    check_budget(varied, max(places, key=places.__getitem__, default=""))
     return varied
-
-
-def _factors(machine: Hardware, axis: Axis, value: float) -> dict[str, FieldChange]:
-    """The figures that an axis names, times a value."""
-    with told_at(axis.place(value)):
-        figures = outside(multiplied(machine, dict.fromkeys(axis.fields, value)))
-    return {path: replace(change, where=axis.place(value)) for path, change in figures.items()}
 
 
 def freed(loaded: Loaded, question: Question) -> Loaded:
@@ -309,6 +311,7 @@ def freed(loaded: Loaded, question: Question) -> Loaded:
     return replace(loaded, scenario=scenario.model_copy(update=changes))
 
 
-def _overlap(path: str, other: str) -> bool:
-    """Whether one of two paths, whose parts may be patterns, names what the other does."""
-    return any(fnmatchcase(part, other) or fnmatchcase(other, part) for part in path.split(" + "))
+def _overlap(path: str, *others: str) -> bool:
+    """Tell whether a path, whose parts may be patterns, names what one of the others does."""
+    pairs = product(path.split(" + "), others)
+    return any(fnmatchcase(part, other) or fnmatchcase(other, part) for part, other in pairs)

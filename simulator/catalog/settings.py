@@ -1,4 +1,4 @@
-"""Changes to a document from outside: ``links.*.bandwidth: 40 GB/s`` to a machine, ``parallel.data: 16`` to a model."""
+"""Changes to documents from outside: ``links.*.bandwidth: 40 GB/s`` to a machine, ``parallel.data: 16`` to a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from simulator.catalog.shelf import Keys, to_error, told_at
 from simulator.catalog.text import compose, scalar
 from simulator.document import ABOUT_ITSELF, Document, faults
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.hardware import Hardware
 from simulator.units import FieldError, exact, nearest, parse, unit_of
 
@@ -53,27 +53,27 @@ def factor(text: str) -> tuple[str, float]:
     Raises
     ------
     ConfigError
-        If there is no key, or what a figure is multiplied by is no number from 0 on.
+        If there is no key, or the factor is no number from 0 on.
     """
     key, value = setting(text)
-    if isinstance(value, bool | str | None) or not 0 <= value < math.inf:
-        rule = "figures are multiplied by a number from 0 on"
-        raise ConfigError("scale", rule, repr(text), "write it as 'links.*.bandwidth=0.5'")
+    is_factor = not isinstance(value, bool | str | None) and 0 <= value < math.inf
+    do = "write it as 'links.*.bandwidth=0.5'"
+    insist(is_factor, "scale", "figures are multiplied by a number from 0 on", repr(text), do)
     return key, float(value)
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A field that gets another value.
+    """Another value for a field.
 
     Attributes
     ----------
     value
         The value, as a document would state it.
     where
-        Where it was asked for.
+        Place that asks for it, for errors.
     table, entry
-        The origin of the new value: ``sources``, ``assumed`` or ``fitted``, and what stands there.
+        The origin of the new value: ``sources``, ``assumed`` or ``fitted``, and the entry there.
     """
 
     value: Any
@@ -109,8 +109,8 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
             places[path] = change.where
 
     def place(*path: str) -> str:
-        asked = [where for known, where in places.items() if path[: len(known)] == known or known[: len(path)] == path]
-        return asked[-1] if asked else f"{model.__name__.lower()}, {'.'.join(path)}"
+        near = [where for other, where in places.items() if path[: len(other)] == other[: len(path)]]
+        return near[-1] if near else f"{model.__name__.lower()}, {'.'.join(path)}"
 
     try:
         return model.model_validate(data)
@@ -139,35 +139,30 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
         If it names no field.
     """
     data = document.model_dump(mode="json", by_alias=True)
-    found: list[tuple[Keys, Any]] = [((), {key: value for key, value in data.items() if key not in ABOUT_ITSELF})]
+    matches: list[tuple[Keys, Any]] = [((), {key: value for key, value in data.items() if key not in ABOUT_ITSELF})]
     for part in key.split("."):
-        entries = found
-        found = [
-            ((*path, k), v)
-            for path, node in entries
-            for k, v in _entries(node).items()
-            if part == k or fnmatchcase(k, part)
-        ]
-        if not found and set(key).isdisjoint("*?[") and entries[0][1] is None:  # a section that the document leaves out
-            found = [((*entries[0][0], part), None)]
-        if not found:
-            path, names = entries[0][0], tuple(_entries(entries[0][1]))
+        path, node = matches[0]
+        below = [((*above, name), value) for above, parent in matches for name, value in _entries(parent).items()]
+        matches = [(field, value) for field, value in below if part == field[-1] or fnmatchcase(field[-1], part)]
+        if not matches and set(key).isdisjoint("*?[") and node is None:  # a section that the document leaves out
+            matches = [((*path, part), None)]
+        if not matches:
+            names, after = tuple(_entries(node)), f"after {'.'.join(path)!r} " if path else ""
             rule = f"a change names a field of the {type(document).__name__.lower()}"
-            after = f"after {'.'.join(path)!r} " if path else ""
             raise FieldError(rule, repr(key), after + (nearest(part, names) if names else "nothing stands"))
-    return found
+    return matches
 
 
 def amounts(hardware: Hardware) -> dict[str, Any]:
     """Return the amounts and shares that a machine states, by field path: no counts, nothing that is 0 or infinite."""
-    found = {}
+    stated = {}
     for path in hardware.figures():
         ((_, value),) = fields(hardware, path)
         unit = unit_of(value)
         amount = parse(value, unit) if unit else value
         if (unit or isinstance(value, float)) and isinstance(amount, int | float) and 0 < amount < math.inf:
-            found[path] = value
-    return found
+            stated[path] = value
+    return stated
 
 
 def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
@@ -178,7 +173,7 @@ def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, An
     document
         The machine.
     factors
-        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``) -> what the figure is multiplied by.
+        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``) -> the factor.
 
     Returns
     -------
@@ -198,7 +193,7 @@ def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, An
 
 
 def _times(value: Any, factor: Decimal) -> Any:
-    """A number, or a quantity as text, times a factor, of a quantity to the next whole one; ``inf`` stays."""
+    """Multiply a number, or a quantity as text, of which the result is whole; ``inf`` stays."""
     if value == "inf":
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -228,6 +223,6 @@ def _put(data: dict[str, Any], path: Keys, change: FieldChange) -> None:
         node[int(path[-1]) if isinstance(node, list) else path[-1]] = change.value
     for table in ("sources", "assumed", "fitted"):
         entries = data.get(table, {}).items()
-        data[table] = {known: entry for known, entry in entries if not f"{known}.".startswith(f"{key}.")}
+        data[table] = {path: entry for path, entry in entries if not f"{path}.".startswith(f"{key}.")}
     if not is_left_out:
         data[change.table][key] = change.entry

@@ -1,4 +1,4 @@
-"""Where documents lie, and how one is read."""
+"""The shelf of documents: finds and reads one."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ KINDS: Mapping[str, type[Document]] = {
 """Kind of document -> its type."""
 _FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios", "study": "studies"}
 _LARGEST_BYTES = 4_000_000
-# So many faults are told at once: a message has room for them.
-_TOLD = 5
+"""Largest document: a hundred times the largest that ships, and still read in seconds."""
+_MOST_FAULTS = 5
+"""Faults that an error lists: a message has room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +162,11 @@ def dump(document: Document) -> str:
         Of any kind.
     """
     data = document.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    return to_yaml({"schema": _mark(type(document)), **data})
+    return to_yaml({"schema": _schema_key(type(document)), **data})
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """JSON Schema of a kind of document.
+    """Return the JSON Schema of a kind of document.
 
     Parameters
     ----------
@@ -173,25 +174,23 @@ def schema(kind: str) -> dict[str, Any]:
         ``hardware``, ``workload``, ``scenario`` or ``study``.
     """
     insist(kind in KINDS, "schema", "a kind of document is known", repr(kind), nearest(kind, tuple(KINDS)))
-    made, written = (
-        KINDS[kind].model_json_schema(by_alias=True, mode=mode) for mode in ("validation", "serialization")
-    )
-    made["required"] = ["schema", *made.get("required", [])]
-    for name, part in (("", made), *made["$defs"].items()):
-        told = written["$defs"][name] if name else written
+    read, written = (KINDS[kind].model_json_schema(mode=mode) for mode in ("validation", "serialization"))
+    read["required"] = ["schema", *read.get("required", [])]
+    for name, part in (("", read), *read["$defs"].items()):
+        as_written = written["$defs"][name] if name else written
         for key, field in part.get("properties", {}).items():
             if "default" in field:  # a text with a unit in the document, a whole number inside
-                field["default"] = told["properties"][key]["default"]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+                field["default"] = as_written["properties"][key]["default"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **read}
 
 
-def _mark(model: type[Document]) -> str:
-    """The value of the key ``schema`` in a kind of document."""
+def _schema_key(model: type[Document]) -> str:
+    """Return the value of the key ``schema`` in a kind of document."""
     return str(model.model_fields["schema_"].default)
 
 
 def _shelf(kind: str) -> dict[str, Path]:
-    """Name -> path of what ships: in a checkout beside the package, in a wheel inside it."""
+    """Map the names of what ships to paths: in a checkout beside the package, in a wheel inside it."""
     return {path.stem: path for path in sorted((_root() / _FOLDERS[kind]).rglob("*.yaml"))}
 
 
@@ -206,16 +205,16 @@ def _file(path: Path, must: str, do: str = "correct the path") -> Path:
 
 
 def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
-    """The type that a document says it has."""
-    models = {_mark(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
-    found = tree.data.get("schema")
-    if isinstance(found, str) and found in models:
-        return models[found]
+    """Return the type that a document says it has."""
+    models = {_schema_key(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
+    stated = tree.data.get("schema")
+    if isinstance(stated, str) and stated in models:
+        return models[stated]
     rule = f"the key schema says that this is a {wanted or 'hardware, workload, scenario or study'} document"
-    do = nearest(str(found), tuple(models))
-    if (wanted, found) == ("scenario", _mark(Workload)):
+    do = nearest(str(stated), tuple(models))
+    if (wanted, stated) == ("scenario", _schema_key(Workload)):
         do = "run it on a machine: give --hardware NAME --workload FILE in place of a scenario"
-    raise ConfigError(tree.place("schema"), rule, in_yaml(found), do)
+    raise ConfigError(tree.place("schema"), rule, in_yaml(stated), do)
 
 
 def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: bool) -> Document:
@@ -232,7 +231,7 @@ def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: b
 
 @contextmanager
 def told_at(where: str) -> Iterator[None]:
-    """Say of what is found to be wrong inside that it is wrong there; of a file, also which one."""
+    """Give errors that are raised inside this place; of a file, also name the file."""
     try:
         yield
     except FieldError as error:
@@ -253,10 +252,10 @@ def to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str])
     place
         From the keys that lead to a field to where it stands: file, line and path.
     """
-    told = [ConfigError(place(*fault.path), fault.must, fault.found, fault.do) for fault in faults]
-    errors = {str(error): error for error in told}
+    every = [ConfigError(place(*fault.path), fault.must, fault.found, fault.do) for fault in faults]
+    errors = {str(error): error for error in every}
     if len(errors) == 1:
-        return next(iter(errors.values()))
-    more = f"\n  and {len(errors) - _TOLD} more" if len(errors) > _TOLD else ""
-    do = "correct each:" + "".join(f"\n  {text}" for text in list(errors)[:_TOLD]) + more
+        return every[0]
+    more = f"\n  and {len(errors) - _MOST_FAULTS} more" if len(errors) > _MOST_FAULTS else ""
+    do = "correct each:" + "".join(f"\n  {text}" for text in list(errors)[:_MOST_FAULTS]) + more
     return ConfigError(file, "a document keeps its rules", f"{len(errors)} faults", do)

@@ -1,4 +1,4 @@
-"""The YAML of a document: text in, plain data with a line for every field out.
+"""YAML of documents: reads text as plain data, with a line for every field, and writes it.
 
 Only what YAML 1.2 calls core is typed, and strictly: ``true``, ``false``, ``null``, decimal integers without leading
 zeros, and decimal floats (``1e-6`` is one). All else is text, so that ``yes``, ``12:30`` and ``017`` stay what they
@@ -22,11 +22,12 @@ _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,999})")
 _FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _DEEPEST, _LARGEST = 32, 100_000
+"""Most levels, and most values, of a document: several times those of the largest that ships."""
 _DEFAULT_TAGS = (None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 class YamlTree:
-    """What a document says, and on which line.
+    """A document as plain data, with the line of each field.
 
     Parameters
     ----------
@@ -38,7 +39,7 @@ class YamlTree:
     Attributes
     ----------
     data
-        What it says, as plain Python data.
+        The document, as plain Python data.
 
     Raises
     ------
@@ -51,13 +52,13 @@ class YamlTree:
         self.data: dict[str, Any] = self._read(root, 0)
 
     def line_of(self, path: Sequence[str]) -> int:
-        """Line of the key or entry at `path`, from 1; of its nearest parent if the document has no such field."""
+        """Return the line of a field, from 1; that of its nearest parent if the document has no such field."""
         node, line = self._root, _line(self._root)
         for part in path:
             if isinstance(node, yaml.MappingNode):
                 entries = {key.value: (key, value) for key, value in node.value}
             else:
-                entries = {str(number): (entry, entry) for number, entry in enumerate(node.value)}
+                entries = {str(index): (entry, entry) for index, entry in enumerate(node.value)}
             if isinstance(node, yaml.ScalarNode) or part not in entries:
                 break
             key, node = entries[part]
@@ -65,11 +66,11 @@ class YamlTree:
         return line
 
     def place(self, *path: str) -> str:
-        """Where a field stands: file, line and path."""
+        """Return the place of a field: file, line and path."""
         return f"{self._file}:{self.line_of(path)}" + (f", {'.'.join(path)}" if path else "")
 
     def _read(self, node: yaml.Node, depth: int) -> Any:
-        """The value of a node, which `depth` mappings and lists hold; what an alias repeats counts each time."""
+        """Return the value of a node, which `depth` mappings and lists hold; what an alias repeats counts each time."""
         self._size += 1
         if self._size > _LARGEST:
             must, do = f"a document holds at most {_LARGEST:,} values", "make it smaller"
@@ -185,7 +186,7 @@ def to_yaml(data: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts in quotes what :func:`scalar` would not read as text."""
+    """Quotes texts that :func:`scalar` would not read as text."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
@@ -193,7 +194,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def analyze_scalar(self, scalar: str) -> Any:
-        """Leave no text that is not printable without escapes."""
+        """Escape texts that are not printable."""
         analysis = super().analyze_scalar(scalar)
         if not scalar.isprintable():
             analysis.allow_flow_plain = analysis.allow_block_plain = analysis.allow_single_quoted = False

@@ -15,7 +15,6 @@ from typing import Any
 
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
-from simulator.catalog.settings import fields
 from simulator.catalog.shelf import told_at
 from simulator.catalog.text import scalar
 from simulator.errors import insist
@@ -340,17 +339,12 @@ def _check_apart(axes: Sequence[Axis], loaded: Loaded, where: str) -> None:
     varied: dict[tuple[str, ...], str] = {}
     for one in axes:
         with told_at(one.where):
-            found = [
-                (document, *path)
-                for document, keys in one.keys.items()
-                for key in keys
-                for path, _ in fields(getattr(loaded, document), key)
-            ]
-        for path in found:
-            other = next((name for known, name in varied.items() if known[: len(path)] == path[: len(known)]), None)
+            paths = [path for field in one.fields for path, _ in loaded.fields(field)]
+        for path in paths:
+            other = next((name for before, name in varied.items() if before[: len(path)] == path[: len(before)]), None)
             both = f"{'.'.join(path[path[0] == 'hardware' :])} on {other} and on {one.name}"
             insist(other is None, where, "each field varies on one axis", both, "leave one of them out")
-        varied |= dict.fromkeys(found, one.name)
+        varied |= dict.fromkeys(paths, one.name)
 
 
 def _probes(points: Sequence[Point]) -> list[Point]:

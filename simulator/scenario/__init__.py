@@ -87,7 +87,7 @@ class PolicyChoice(Part):
 
 
 class DrawsOrigin(Part):
-    """Where it comes from which candidates of dynamic reads are chosen: a distribution, or a file.
+    """Source of what dynamic reads choose among their candidates: a distribution, or a file.
 
     Attributes
     ----------
@@ -153,7 +153,7 @@ class Slo(Part):
         require(self.model_fields_set, "an objective names a latency", "none", do="add ttft, tpot or e2e")
 
     def is_met(self, latencies: Mapping[str, Any]) -> bool:
-        """Whether a request that has left met them all: its latencies [ns] by the names of the attributes."""
+        """Tell whether a request has left and met them all, by its latencies [ns], named as the attributes."""
         if latencies["e2e_ns"] is None:
             return False
         limits = ((name, getattr(self, name)) for name in type(self).model_fields)
@@ -229,7 +229,7 @@ class Scenario(Document):
 
     @property
     def question(self) -> Question | None:
-        """What is searched, if anything."""
+        """The question that the scenario asks, if any."""
         return self.least or self.largest
 
     def figures(self) -> Iterator[str]:
@@ -251,7 +251,7 @@ class Scenario(Document):
             must = "each field of scaling has a value at each point"
             found = f"{len(values)} here and {points} at {first}"
             require(len(values) == points, must, found, "scaling", key, do="list as many values everywhere")
-        figures = [one.figure for one in self.expect if one.figure]
+        figures = [expectation.figure for expectation in self.expect if expectation.figure]
         for figure in self.claim.selects if self.claim else ():
             must, do = "what selects is a printed figure of an expectation", nearest(figure, tuple(figures))
             require(figure in figures, must, repr(figure), "claim", "selects", do=do)
@@ -262,11 +262,11 @@ class Scenario(Document):
             must, do = "each row of the table has a label of its own", "give one of them another label"
             require(row not in rows[:index], must, f"{row!r} twice", "policies", str(index), do=do)
         for index, expectation in enumerate(self.expect):
-            at = ("expect", str(index))
+            path = ("expect", str(index))
             for key, named in expectation.rows.items():
                 must = "an expectation names a row of policies"
-                require(named in rows, must, repr(named), *at, key, do=nearest(named, tuple(rows)))
+                require(named in rows, must, repr(named), *path, key, do=nearest(named, tuple(rows)))
             is_named = not self.claim or expectation.printed is None or expectation.figure is not None
             must = "a printed figure that puts a claim to the test has a name"
             do = "add figure: a name that every scenario uses for it, such as step_at_40gbps"
-            require(is_named, must, "none", *at, "figure", do=do)
+            require(is_named, must, "none", *path, "figure", do=do)

@@ -1,4 +1,4 @@
-"""What a scenario expects of its rows, and the published sentence that it tests, with what its source leaves open."""
+"""Expectations of a scenario on its rows, the published sentence that it tests, and what its source leaves open."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, or a number."""
 _FACTOR = re.compile(r"[0-9]+(\.[0-9]+)?x")
 WITHIN = 0.05
-"""The relative error that is accepted of a figure, if nothing else is said."""
+"""The relative error that is accepted of a figure, if nothing else is said: most papers print two digits."""
 WORKLOAD = "workload."
-"""How paths to fields of the workload begin."""
+"""Start of paths to fields of the workload."""
 _PARTS = 64
-"""Into so many parts a range without multiples is cut."""
+"""Parts into which a range without multiples is cut: a search by halving takes at most 6 steps."""
 MOST_VALUES = 100_000
-"""Most multiples in a range."""
+"""Most multiples in a range, which are all listed in memory."""
 
 Values = Annotated[tuple[Any, ...] | dict[Line, Any], Field(min_length=2, max_length=64)]
 """Values as a document states them: a list, or a mapping from a name for people to the value."""
 
 
 class Open(Part):
-    """What the source of a claim does not state.
+    """A gap in the source of a claim: something that it does not state.
 
     Attributes
     ----------
     fields
-        Where it stands: field paths of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or,
-        of a choice, of the scenario (``scenario.policies.0.allocator``). All have one value.
+        Its field paths: of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or, of a choice,
+        of the scenario (``scenario.policies.0.allocator``). All have one value.
     values
         What may be chosen, as a document states it: a list, or a mapping from a name for people to the value.
     why
@@ -48,7 +48,7 @@ class Open(Part):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What each value is called, and the value; nothing of a range."""
+        """The values by name; nothing of a range."""
         return self.values if isinstance(self.values, dict) else {in_yaml(x).strip("'"): x for x in self.values or ()}
 
     def _check(self) -> None:
@@ -63,7 +63,7 @@ class Choice(Open):
     Attributes
     ----------
     choice
-        What it is called.
+        Its name.
     """
 
     choice: Annotated[Line, Field(min_length=1)]
@@ -76,7 +76,7 @@ class Unstated(Open):
     Attributes
     ----------
     parameter
-        What it is called.
+        Its name.
     low
         The least value of the range in which it may lie: a quantity, or a number without a unit; or a factor
         (``0.5x``) by which figures of the machine are multiplied, which reaches also what rows set for
@@ -127,7 +127,7 @@ class Unstated(Open):
 
     @property
     def said(self) -> str:
-        """The values, or the range, for people."""
+        """Values, or range, for people."""
         return ", ".join(self.options) or f"{self.low} to {self.high}"
 
     @property
@@ -137,16 +137,16 @@ class Unstated(Open):
 
     @cached_property
     def tried(self) -> tuple[Any, ...]:
-        """What may be tried: names of values that are listed; or of a range, ascending, multiples, or equal parts."""
+        """Values to try: names of values that are listed; or of a range, ascending, multiples, or equal parts."""
         if self.values is not None:
             return tuple(self.options)
         low, high = self.read(self.low), self.read(self.high)
         if self.multiple_of:
             first, last = math.ceil(low / self.multiple_of), math.floor(high / self.multiple_of)
-            return tuple(self.multiple_of * number for number in range(first, min(last, first + MOST_VALUES) + 1))
-        points = (low + part * (high - low) / _PARTS for part in range(_PARTS + 1))
+            return tuple(self.multiple_of * index for index in range(first, min(last, first + MOST_VALUES) + 1))
+        values = (low + part * (high - low) / _PARTS for part in range(_PARTS + 1))
         whole = self.unit not in (None, "x")
-        return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.6g}") for one in points))
+        return tuple(dict.fromkeys(round(value) if whole else float(f"{value:.6g}") for value in values))
 
     def _check(self) -> None:
         super()._check()
@@ -157,16 +157,16 @@ class Unstated(Open):
             return
         require(None not in ends[:2], must, "no whole range", do="state one of the two")
         is_of_machine = not any(field.startswith(WORKLOAD) for field in self.fields)
-        must, found = "figures of the machine are multiplied", "a field of the workload"
-        require(is_of_machine or not self.is_factor, must, found, "from", do="state values")
+        must = "figures of the machine are multiplied"
+        require(is_of_machine or not self.is_factor, must, "a field of the workload", "from", do="state values")
         is_range = self.read(self.low) < self.read(self.high) < math.inf
         must = f"a range goes from a value to a higher one, with 2 to {MOST_VALUES:,} values in it"
-        fits, found = is_range and 2 <= len(self.tried) <= MOST_VALUES, f"{self.low} to {self.high}"
-        require(fits, must, found, "to", do="widen or narrow it")
+        fits = is_range and 2 <= len(self.tried) <= MOST_VALUES
+        require(fits, must, f"{self.low} to {self.high}", "to", do="widen or narrow it")
 
 
 def label_of(label: str) -> str:
-    """Take a name of a row, or refuse it."""
+    """Return a name of a row, or refuse it."""
     found = flaw(label, 80) or ("" if {"/", "\\"}.isdisjoint(label) else repr(label))
     must = "a label is at most 80 characters on one line, without slashes, and begins with none of = + - @"
     require(not found, must, found, do="choose a shorter, plainer label")
@@ -182,7 +182,7 @@ Printed = Bound | Annotated[tuple[Bound, Bound], Field(description="a range")]
 """A printed figure, or the ends of a printed range."""
 
 Kind = Literal["predicted", "fitted", "shown", "by construction"]
-"""Whether nothing was fitted to a printed figure, something was, it is put beside ours, or ours cannot differ."""
+"""Relation to a printed figure: nothing was fitted to it; something was; it is put beside ours; ours cannot differ."""
 
 Limit = Literal["about", "at_most", "at_least", "equals"]
 LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
@@ -253,19 +253,19 @@ class Expectation(Part):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are added up; mostly one."""
+        """Columns that are added up; mostly one."""
         return tuple(self.column.split(" + "))
 
     @property
     def rows(self) -> dict[str, str]:
-        """The rows that it is about, by the field that names them."""
+        """Rows that it is about, by the field that names them."""
         named = {"row": self.row, "faster_than": self.faster_than}
         named |= {"over": self.over} if isinstance(self.over, str) and unit_of(self.over) is None else {}
         return {key: row for key, row in named.items() if row is not None}
 
     @property
     def is_close_to_printed(self) -> bool:
-        """Whether what must hold is that ours is close to what is printed."""
+        """Whether ours must be close to what is printed."""
         return self.kind != "shown" and all(getattr(self, key) is None for key in (*LIMITS, "faster_than"))
 
     @property
@@ -276,24 +276,24 @@ class Expectation(Part):
 
     @property
     def divisor(self) -> int | float | None:
-        """The printed figure that the value is divided by, as a number of the column's unit."""
+        """Printed figure that the value is divided by, as a number of the column's unit."""
         if self.over is None or "over" in self.rows:
             return None
         return parse(self.over, self.unit) if self.unit else self.over  # type: ignore[return-value]
 
     def ends(self, key: Limit | Literal["printed"]) -> tuple[int | float | str, ...]:
-        """What a field says, as a number of the value's unit: of a range both ends; none if it says nothing.
+        """Read a field as a number of the value's unit: both ends of a range; nothing if it is not said.
 
-        None as well of what is printed and only shown, if it is no number.
+        What is printed and only shown may be a text, of which there is nothing to read.
         """
         stated, may_be_text = getattr(self, key), key == "printed" and self.kind == "shown"
         try:
-            found = tuple(map(self._read, stated if isinstance(stated, tuple) else () if stated is None else (stated,)))
+            ends = tuple(map(self._read, stated if isinstance(stated, tuple) else () if stated is None else (stated,)))
         except FieldError:
             if not may_be_text:
                 raise
             return ()
-        return () if may_be_text and any(isinstance(end, str) for end in found) else found
+        return () if may_be_text and any(isinstance(end, str) for end in ends) else ends
 
     def _read(self, stated: str | float) -> int | float | str:
         if self.over is not None:
@@ -390,6 +390,6 @@ class Claim(Part):
     counted: tuple[Line, ...] = ()
 
     def _check(self) -> None:
-        names = [one.choice for one in self.choices]
+        names = [choice.choice for choice in self.choices]
         twice = next((name for name in names if names.count(name) > 1), "")
         require(not twice, "each choice has a name of its own", f"{twice!r} twice", "choices", do="rename one")

@@ -1,4 +1,4 @@
-"""Inverse questions about a scenario: how far a field can go before a row fails."""
+"""Inverse questions about a scenario: the last value of a field before a row fails."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from simulator.scenario.claim import WORKLOAD, Bound, Label
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
 COMPUTE, FASTEST = "compute", "fastest"
-"""In place of a row: what all computes take; and the fastest of the rows, with the documents as they are."""
+"""Names in place of a row: the time of all computes; and the fastest row, with the documents as they are."""
 Amount = Literal["at_least", "at_most", "multiple_of", "start"]
 """Fields of a question that are values of what is searched."""
 _STEP = {"B": 10**8, "B/s": 10**8}
-"""Unit -> only multiples of this are tried, if nothing is said."""
+"""Unit -> the step between values, if nothing is said: a tenth of a GB is as fine as machines are specified."""
 _REACH = {"largest": 16, "least": 1000}
-"""So many times as much as the documents say, and as little, is tried: a long sequence takes long to try."""
+"""Factor above and below what the documents say to which values are tried: a long sequence takes long to try."""
 
 
 class Question(Part):
-    """How far a field can go before a row no longer fits, slows down too much, or violates a condition.
+    """A question for the last value of a field before a row no longer fits, is too slow, or violates a condition.
 
     Attributes
     ----------
@@ -46,11 +46,11 @@ class Question(Part):
     key: ClassVar[str]
     """The command that asks it, and the key of a scenario."""
     prefix: ClassVar[str] = ""
-    """What stands before the field in a path from the three documents."""
+    """Start of a path to the field, from the three documents."""
     assurance: ClassVar[str] = ""
-    """What was done for what is taken for granted, for people."""
+    """Check of what is taken for granted, for people."""
     further: ClassVar[tuple[str, str]] = ("lower at_least", "raise at_most")
-    """What lets a search for the least, or the largest, go on where it ended, for people."""
+    """Change that lets a search for the least, or the largest, go on where it ended, for people."""
 
     field: Annotated[str, Field(min_length=1)]
     at_most: str | float | None
@@ -66,26 +66,26 @@ class Question(Part):
 
     @property
     def direction(self) -> str:
-        """Which value is searched: the ``largest`` or the ``least``."""
+        """The end that is searched: ``largest`` or ``least``."""
         return self.key
 
     @property
     def sign(self) -> int:
-        """Times a value: the more, the harder it is to fit."""
+        """Factor by which a larger value is one that is harder to fit."""
         return 1 if self.direction == "largest" else -1
 
     @property
     def column(self) -> str:
-        """The column that holds the answer."""
+        """Column of the answer."""
         return f"{self.direction}_{self.field}"
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """How many times as long a step may be, for each answer; ``inf`` if it may be any."""
+        """Limits on the step for each answer, as a multiple of that of `over`; ``inf`` for none."""
         return tuple(map(ratio, self.slowdown)) or (math.inf,)
 
     def within(self, limit: float) -> str:
-        """Say how long a step may be: one of the `limits`."""
+        """Write one of the `limits` for people."""
         return "any step" if limit == math.inf else f"{limit:g}x {self.over}"
 
     def does(self, limit: float) -> str:
@@ -93,23 +93,23 @@ class Question(Part):
         return f"fits within {self.within(limit)}" if self.slowdown else "fits"
 
     def columns(self, tier: str) -> dict[str, tuple[float, str]]:
-        """Columns that the summary of a row gets -> of which answer they are, and the column there.
+        """Name the columns that a summary gets -> the limit of the answer that they are from, and the column there.
 
         Parameters
         ----------
         tier
             The compute tier.
         """
-        found = {}
+        columns = {}
         for limit in self.limits:
-            at = f"at_{limit:g}x" if limit < math.inf else f"at_{self.direction}"
-            found[self.column if limit == math.inf else f"{at}_{self.column}"] = (limit, self.column)
-            found |= {f"{at}_{own}": (limit, own) for own in ("step_ns", "slowdown", f"peak_{tier}_bytes")}
-        return found
+            prefix = f"at_{limit:g}x" if limit < math.inf else f"at_{self.direction}"
+            columns[self.column if limit == math.inf else f"{prefix}_{self.column}"] = (limit, self.column)
+            columns |= {f"{prefix}_{name}": (limit, name) for name in ("step_ns", "slowdown", f"peak_{tier}_bytes")}
+        return columns
 
     @cached_property
     def values(self) -> Sequence[int | float]:
-        """All values that may be tried, in order."""
+        """All values that may be tried, ascending."""
         least, most, step = (int(self.read(key)) for key in ("at_least", "at_most", "multiple_of"))
         return range(-(-least // step) * step, most + 1, step)
 
@@ -120,12 +120,12 @@ class Question(Part):
 
     @property
     def size(self) -> str:
-        """Which values are tried, for people."""
+        """Kind of the values that are tried, for people."""
         step = self.written(self.read("multiple_of"))
         return "whole numbers" if step == "1" else f"multiples of {step}"
 
     def beside(self, value: int | float) -> int | float | None:
-        """With which value the row runs that a step is held against; None: with the documents as they are."""
+        """Return the value with which the row `over` runs; None: with the documents as they are."""
         return None
 
     def read(self, key: Amount) -> int | float:
@@ -172,7 +172,7 @@ class Largest(Question):
     multiple_of: Count = 1
 
     def beside(self, value: int | float) -> int | float | None:
-        """With which value the row runs that a step is held against: with the same."""
+        """Return the value with which the row `over` runs: the same."""
         return value
 
 
@@ -195,7 +195,7 @@ class Least(Question):
     multiple_of: str | Count = 0
 
     def beside(self, value: int | float) -> int | float | None:
-        """With which value the row runs that a step is held against: with the largest one."""
+        """Return the value with which the row `over` runs: the largest one."""
         return self.values[-1]
 
     def _check(self) -> None:
@@ -205,7 +205,7 @@ class Least(Question):
 
 
 class Frontier(Question):
-    """How far a field can go before a row violates a condition: up for the workload and for times, else down.
+    """The last value of a field before a row violates a condition: upwards for the workload and for times, else down.
 
     Attributes
     ----------
@@ -214,14 +214,14 @@ class Frontier(Question):
         ``scenario.budget``, or several, joined by `` + ``; or ``peak.TIER``: the capacity of a tier, for the peak
         there. Where the fields have several values all are multiplied by a factor.
     at_most, at_least
-        Where the search ends; default: so far from what the documents say that it hardly gets there.
+        Ends of the search; default: so far from what the documents say that it hardly gets there.
     multiple_of
         Only multiples of this are tried; default: what has so many significant digits as `resolution` says.
     over
         What ratios (``1.01x``) are of: a row with the documents as they are, the ``fastest`` of those that are asked
         for, or ``compute``.
     such_that
-        What must hold of the row, such as ``stall <= 0.1 %``.
+        Conditions on the row, such as ``stall <= 0.1 %``.
     resolution
         Significant digits of the answer.
     start
@@ -251,7 +251,7 @@ class Frontier(Question):
 
     @property
     def direction(self) -> str:
-        """Which value is searched: the ``largest`` or the ``least``."""
+        """The end that is searched: ``largest`` or ``least``."""
         return "largest" if self.path.startswith(WORKLOAD) or self.unit == "ns" else "least"
 
     @property
@@ -261,7 +261,7 @@ class Frontier(Question):
 
     @property
     def size(self) -> str:
-        """Which values are tried, for people."""
+        """Kind of the values that are tried, for people."""
         return super().size if self.multiple_of else f"values of {self.resolution} significant digits"
 
     def does(self, limit: float) -> str:
@@ -270,7 +270,7 @@ class Frontier(Question):
 
     @cached_property
     def values(self) -> Sequence[int | float]:
-        """All values that may be tried, in order."""
+        """All values that may be tried, ascending."""
         if self.multiple_of:
             return super().values
         return _rounded(self.read("at_least"), self.read("at_most"), self.resolution)
@@ -299,11 +299,11 @@ class Frontier(Question):
 
 
 def _rounded(low: int | float, high: int | float, digits: int) -> list[int | float]:
-    """Numbers with so many significant digits between two, and these: whole numbers if both are."""
-    found, is_whole = {low, high}, isinstance(low, int) and isinstance(high, int)
+    """List the numbers with so many significant digits from one to another: whole numbers if both ends are."""
+    values, is_whole = {low, high}, isinstance(low, int) and isinstance(high, int)
     for power in range(math.floor(math.log10(low)) - digits + 1, math.ceil(math.log10(high)) - digits + 2):
         for digit in range(10 ** (digits - 1), 10**digits):
             value = digit * 10**power if power >= 0 else float(f"{digit}e{power}")
             if low < value < high and (not is_whole or value == int(value)):
-                found.add(int(value) if is_whole else float(value))
-    return sorted(found)
+                values.add(int(value) if is_whole else float(value))
+    return sorted(values)

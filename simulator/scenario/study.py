@@ -1,4 +1,4 @@
-"""What varies about a scenario: a grid, a list, and draws of what is not certain."""
+"""Variations of a scenario: a grid, a list, and draws of what is not certain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHAPES = {"c": "triang", "s": "lognorm"}
 
 
 class Distribution(Part):
-    """What a figure may be that is not certain, by the names and parameters of ``scipy.stats``.
+    """Distribution of a figure that is not certain, by the names and parameters of ``scipy.stats``.
 
     Attributes
     ----------
@@ -55,14 +55,14 @@ class Sample(Part):
     Attributes
     ----------
     size
-        How many draws.
+        Number of draws.
     method
         ``random``: they are independent. ``sobol``: a scrambled Sobol sequence, which fills the space more evenly; of
         it a power of two is best. Intervals that are told hold for independent draws; of a sequence they are too wide.
     seed
-        What they begin with.
+        Seed of the draws.
     of
-        Field path -> what it may be, one independent of another.
+        Field path -> distribution of its values, independent of the others.
     jitter
         Each op, and each link, takes its time times a factor with the mean 1 and this coefficient of variation.
     """
@@ -78,7 +78,7 @@ class Sample(Part):
 
 
 class StudyDocument(Document):
-    """What varies about a scenario: its points are all cells of a grid, with each entry of a list and each draw.
+    """Variations of a scenario: its points are all cells of a grid, with each entry of a list and each draw.
 
     Attributes
     ----------
