@@ -45,10 +45,10 @@ class Holes:
         tuple or None
             Offset and size of what was taken [B].
         """
-        at = bisect_left(self._by_size, (size, 0))
-        if at == len(self._by_size):
+        smallest = bisect_left(self._by_size, (size, 0))
+        if smallest == len(self._by_size):
             return None
-        room, offset = self._by_size.pop(at)
+        room, offset = self._by_size.pop(smallest)
         del self._size_at[offset], self._by_end[offset + room]
         if room - size < least_rest:
             return offset, room
@@ -56,7 +56,7 @@ class Holes:
         return offset, size
 
     def has(self, offset: int, size: int) -> bool:
-        """Whether this very range is a hole."""
+        """Return whether this very range is a hole."""
         return self._size_at.get(offset) == size
 
     def give(self, offset: int, size: int) -> None:
@@ -105,10 +105,10 @@ class AddressSpace:
 
     def take(self, wanted: Wanted) -> bool:
         """Take all these places, or none if one of them finds no hole."""
-        for number, (item, size) in enumerate(wanted):
+        for taken, (item, size) in enumerate(wanted):
             place = self._cut(item, size)
             if place is None:
-                for before, _ in wanted[:number]:
+                for before, _ in wanted[:taken]:
                     self.give(before)
                 return False
             self.places[item] = place
@@ -127,7 +127,7 @@ class AddressSpace:
         return self.places.pop(item)
 
     def is_fragmented(self, wanted: Wanted) -> bool:
-        """Whether giving back what is cached, or a compaction, would make holes for all of them."""
+        """Return whether giving back what is cached, or a compaction, would make holes for all of them."""
         return False
 
     def gives_back(self, wanted: Wanted) -> bool:
@@ -135,7 +135,7 @@ class AddressSpace:
         return False
 
     def in_order(self) -> list[tuple[int, Range]]:
-        """All places, from the lowest address up."""
+        """Return all places, from the lowest address up."""
         return sorted(self.places.items(), key=itemgetter(1))
 
     def compact(self) -> None:
@@ -144,12 +144,12 @@ class AddressSpace:
 
     @property
     def movable_bytes(self) -> int:
-        """What compaction would move [B]."""
+        """Size of all that a compaction would move [B]."""
         raise NotImplementedError
 
     @property
     def reserved_bytes(self) -> int:
-        """What the allocator keeps, used or not [B]."""
+        """Size of all that the allocator keeps, used or not [B]."""
         raise NotImplementedError
 
     @property
@@ -183,7 +183,7 @@ class BestFit(AddressSpace):
         return place
 
     def is_fragmented(self, wanted: Wanted) -> bool:
-        """Whether compaction would make holes for all of them: they fit in bytes."""
+        """Return whether compaction would make holes for all of them: they fit in bytes."""
         return sum(size for _, size in (*self.places.values(), *wanted)) <= self._holes.size
 
     def compact(self) -> None:
@@ -194,7 +194,7 @@ class BestFit(AddressSpace):
 
     @property
     def movable_bytes(self) -> int:
-        """What lies above the lowest hole [B]."""
+        """Size of all that lies above the lowest hole [B]."""
         ranges = sorted(self.places.values())
         lower = accumulate((size for _, size in ranges), initial=0)
         return sum(size for (offset, size), low in zip(ranges, lower, strict=False) if offset > low)
@@ -256,7 +256,7 @@ class Ranges(AddressSpace):
 
     @property
     def reserved_bytes(self) -> int:
-        """What all ranges span [B]."""
+        """Span of all ranges [B]."""
         return self._layout.span_bytes
 
 
@@ -321,23 +321,24 @@ class CachedSegments(AddressSpace):
         return place
 
     def is_fragmented(self, wanted: Wanted) -> bool:
-        """Whether giving back, or compaction, would let all of them have blocks of new segments."""
+        """Return whether giving back, or compaction, would let all of them have blocks of new segments."""
         new = sum(self._rules.segment_bytes(self._rules.block_bytes(size)) for _, size in wanted)
         if self._reserved - sum(size for *_, size in self._unused()) + new <= self._capacity:
             return True
         return self._remaps and sum(self._packed_bytes()) + new <= self._capacity
 
     def _packed_bytes(self) -> tuple[int, ...]:
-        """Size of the one segment that holds all large blocks, and of that for all small ones [B]."""
+        """Return the sizes of one segment that holds all large blocks, and of one for all small ones [B]."""
         small = sum(block for block in self._blocks.values() if self._pool(block) is self._small)
         return tuple(-(-size // self._page) * self._page for size in (self.movable_bytes - small, small))
 
     def _unused(self) -> list[tuple[int, Holes, int]]:
-        """Segments without a place: offset, pool and size."""
-        return [(offset, *one) for offset, one in self._segments.items() if one[0].has(offset, one[1])]
+        """Return the segments without a place: offset, pool and size."""
+        segments = self._segments.items()
+        return [(offset, pool, size) for offset, (pool, size) in segments if pool.has(offset, size)]
 
     def gives_back(self, wanted: Wanted) -> bool:
-        """Give segments without a place back to the device; whether there are blocks for all of them then."""
+        """Give segments without a place back; return whether there are blocks for all of them then."""
         self._give_back_unused()
         fits = self.take(wanted)
         if fits:

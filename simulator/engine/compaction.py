@@ -28,6 +28,7 @@ from simulator.offsets import Offsets, offsets, without_stream
 from simulator.units import human
 
 _LARGEST = 3
+"""So many of the largest places are named where offsets span too much."""
 _ENDLESS = 1 << 62
 """Size of an address space without a limit [B]."""
 
@@ -49,22 +50,23 @@ def space_for(program: Program, tier: TierInstance, figures: Allocator) -> Addre
         must, do = "offsets are fixed for a plan that is made before the run", "let the row name another allocator"
         raise ScopeError(f"plan {program.plan.name!r}", must, "one that decides while it runs", do)
     room = int(tier.capacity) if isfinite(tier.capacity) else None
-    layout = offsets(program.graph, program.plan, tier.number, room)
-    _check_span(program.graph, layout, tier)
+    layout = offsets(program.graph, program.plan, tier.index, room)
+    if layout.span_bytes > tier.capacity:
+        raise _too_wide(program.graph, layout, tier)
     return Ranges(layout)
 
 
-def _check_span(graph: Graph, layout: Offsets, tier: TierInstance) -> None:
-    if layout.span_bytes <= tier.capacity:
-        return
+def _too_wide(graph: Graph, layout: Offsets, tier: TierInstance) -> CapacityError:
+    """Return the error of offsets that span more than a tier has."""
     items = map(without_stream, layout.tenancies.item.tolist())
     names = [graph.tensors[i].name if i >= 0 else f"workspace of {graph.ops[-1 - i].name}" for i in items]
-    largest = sorted(zip(names, [size for _, size in layout.ranges], strict=True), key=lambda one: -one[1])[:_LARGEST]
+    sizes = zip(names, [size for _, size in layout.ranges], strict=True)
+    largest = sorted(sizes, key=lambda named: -named[1])[:_LARGEST]
     span, live = human(layout.span_bytes, "B"), human(layout.live_bytes, "B")
     less = human(int(tier.capacity) - (layout.span_bytes - layout.live_bytes), "B")
     levers = (f"plan with at most {less} live at once", "let the row name another allocator")
-    at = f"fixed offsets span {span}, of which {live} are live at once"
-    raise CapacityError(Shortfall(tier.name, layout.span_bytes, int(tier.capacity), at, tuple(largest), levers))
+    spans = f"fixed offsets span {span}, of which {live} are live at once"
+    return CapacityError(Shortfall(tier.name, layout.span_bytes, int(tier.capacity), spans, tuple(largest), levers))
 
 
 class Compactor(Gate):
@@ -142,12 +144,12 @@ class Compactor(Gate):
 
 
 def _computes(stream: Stream) -> bool:
-    """Whether the stream runs a compute other than a collective."""
+    """Return whether the stream runs a compute other than a collective."""
     return stream.running is not None and not stream.columns.is_collective[stream.running[1]]
 
 
 def pages(space: AddressSpace, allocator: Allocator) -> int:
-    """How many pages a compaction counts: of all places, or of those that would move."""
+    """Count the pages of a compaction: those of all places, or of those that would move."""
     moves = allocator.compaction is not None and allocator.compaction.pages == "moved"
     size = space.movable_bytes if moves else sum(size for _, size in space.places.values())
     return -(-size // allocator.page_bytes)

@@ -81,8 +81,9 @@ class DynamicReads:
         self._late_of, candidates = graph.dynamic_reads, graph.candidates
         self.certain = [tuple([t for t in reads if t not in candidates]) for reads in columns.reads]
         self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
-        own = {op: frozenset(late.candidates) for op, late in self._late_of.items()}
-        self._others = [tuple([t for t in reads if t not in own.get(op, ())]) for op, reads in enumerate(self.possible)]
+        chosen_by = {op: frozenset(late.candidates) for op, late in self._late_of.items()}
+        possible = enumerate(self.possible)
+        self._others = [tuple([t for t in reads if t not in chosen_by.get(op, ())]) for op, reads in possible]
         self._durations = {op: draws.durations_ns(op) for op in self._late_of}
         self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._late_of}
         self._issued = dict.fromkeys(self._late_of, 0)
@@ -91,10 +92,10 @@ class DynamicReads:
     def __contains__(self, op: int) -> bool:
         return op in self._issued
 
-    def needed(self, op: int, stream: Stream, number: int) -> tuple[int, ...]:
-        """The possible reads that this issue of an op does read; it is the stream's compute of that number."""
+    def needed(self, op: int, stream: Stream, count: int) -> tuple[int, ...]:
+        """Return the possible reads that this issue of an op does read, the stream's compute of that count."""
         if op in self._revealed_by:
-            self._revealed_by[op] = self._revealed_by[op][0] + 1, ((stream.ended, number),)
+            self._revealed_by[op] = self._revealed_by[op][0] + 1, ((stream.ended, count),)
         if op not in self._issued:
             return self._others[op]
         self._issued[op] += 1
@@ -107,20 +108,20 @@ class DynamicReads:
         compute.chosen_bytes = self._chosen_bytes[op][issued - 1]
 
     def step_of(self, op: int) -> int:
-        """The step that the next issue of an op belongs to."""
+        """Return the step that the next issue of an op belongs to."""
         return self._issued[op]
 
     def is_revealed(self, op: int) -> bool:
-        """Whether what the next issue of an op reads is known: the op that reveals it was issued and has ended."""
+        """Return whether the next reads of an op are known: the op that reveals them was issued and has ended."""
         times, end = self._revealed_by[self._late_of[op].revealed_by]
         return times > self._issued[op] and unmet(end, 0) is None
 
     def is_predictable(self, op: int) -> bool:
-        """Whether the next issue of an op can be guessed: the revealing op before the one that reveals it has ended."""
+        """Return whether the next reads of an op can be guessed: the last reveal before theirs has ended."""
         reveals = sorted(self._revealed_by)
-        at = reveals.index(self._late_of[op].revealed_by)
-        needed = self._issued[op] + (at > 0)
-        times, end = self._revealed_by[reveals[at - 1]]
+        position = reveals.index(self._late_of[op].revealed_by)
+        needed = self._issued[op] + (position > 0)
+        times, end = self._revealed_by[reveals[position - 1]]
         return times >= needed > 0 and unmet(end, 0) is None
 
 
@@ -190,10 +191,10 @@ class Counter:
             pass
         self._places.moves_per_lap[:] = moves
         for stream in self._streams:
-            stream.started.per_lap = stream.ended.per_lap = computes[stream.number]
+            stream.started.per_lap = stream.ended.per_lap = computes[stream.index]
         for last in (self._last_use, self._last_write):
-            for per_lap, numbers in zip(computes, last, strict=True):
-                numbers[:] = [number - per_lap for number in numbers]
+            for per_lap, counts in zip(computes, last, strict=True):
+                counts[:] = [count - per_lap for count in counts]
         self._fence = [fence - moved for fence, moved in zip(self._fence, moves, strict=True)]
         self._last_taker -= computes[self._taker]
         self._moves, self._computes = [0] * len(moves), [0] * len(computes)
@@ -205,45 +206,45 @@ class Counter:
     def _compute(self, op: int, stream: int, _: int) -> QueuedCompute:
         columns, dynamic, last_use, seen = self._columns, self._dynamic, self._last_use[stream], self._seen[stream]
         self._gate = stream
-        number = self._computes[stream] = self._computes[stream] + 1
+        count = self._computes[stream] = self._computes[stream] + 1
         after = self._after(op, stream) if len(self._streams) > 1 else ()
         for tensor in columns.reads[op]:
-            last_use[tensor] = number
+            last_use[tensor] = count
         for tensor in columns.writes[op]:
-            last_use[tensor] = self._last_write[stream][tensor] = number
+            last_use[tensor] = self._last_write[stream][tensor] = count
         reads = [tensor for tensor in self._reads[op] if tensor not in seen]
         writes = [tensor for tensor in columns.writes[op] if tensor not in self._sole]
         seen.update(reads, writes)
         self._sole.update(writes)
         if dynamic is not None:
-            reads += dynamic.needed(op, self._streams[stream], number)
+            reads += dynamic.needed(op, self._streams[stream], count)
         workspace_bytes, is_timed = columns.workspace_bytes[op], dynamic is not None and op in dynamic
         if not (reads or writes or after or workspace_bytes or is_timed):
             return self._free[stream]
         if (missing := self._issued.missing(reads)) is not None:
-            must = "what a compute reads is valid in the compute tier"
-            self._refuse(f"compute {self._graph.ops[op].name}", must, missing, "copy it in first")
+            rule = "what a compute reads is valid in the compute tier"
+            self._refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         fence, moves, per_lap = self._fence, self._moves, self._places.moves_per_lap
         turns = [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER]
         turns += [(tensor, moves[tensor]) for tensor in writes if moves[tensor] or per_lap[tensor]]
         compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
-        here, sizes = self._issued.here, columns.size_bytes
-        if workspace_bytes or any(here[t] == ABSENT and sizes[t] for t in writes):  # it takes room
+        states, sizes = self._issued.here, columns.size_bytes
+        if workspace_bytes or any(states[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line(stream)
-            self._taker, self._last_taker = stream, number
+            self._taker, self._last_taker = stream, count
         self._issued.write(writes)
         if dynamic is not None and is_timed:
             dynamic.time(op, compute)
         return compute
 
     def _line(self, stream: int) -> Waits:
-        """The start of the last compute that took room, unless it is on this stream."""
+        """Return the start of the last compute that took room, unless it is on this stream."""
         if self._taker == stream or self._last_taker <= NEVER:
             return ()
         return ((self._streams[self._taker].started, self._last_taker),)
 
     def _after(self, op: int, stream: int) -> Waits:
-        """The last ends of other streams' computes that write what this one reads, or use what it writes.
+        """Return the last ends of other streams' computes that write what this one reads, or use what it writes.
 
         What an earlier compute of this stream has waited for, a later one need not.
         """
@@ -251,23 +252,23 @@ class Counter:
         for other, waited in enumerate(self._waited[stream]):
             if other != stream:
                 use, write = self._last_use[other], self._last_write[other]
-                number = max([NEVER, *(write[t] for t in reads), *(use[t] for t in writes)])
-                if number > waited:
-                    self._waited[stream][other] = number
-                    after.append((self._ends[other], number))
+                count = max([NEVER, *(write[t] for t in reads), *(use[t] for t in writes)])
+                if count > waited:
+                    self._waited[stream][other] = count
+                    after.append((self._ends[other], count))
         return tuple(after)
 
     def _latest(self, last: list[list[int]], tensor: int) -> Waits:
-        """By stream, the end of the compute that is last to use (or write) a tensor; left out where there is none."""
+        """Return for each stream the end of the compute that is last to use (or write) a tensor, if there is one."""
         by_stream = zip(self._ends, last, strict=True)
-        return tuple([(end, numbers[tensor]) for end, numbers in by_stream if numbers[tensor] > NEVER])
+        return tuple([(end, counts[tensor]) for end, counts in by_stream if counts[tensor] > NEVER])
 
-    def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
-        """Say nothing: a fixed plan was checked before its run, and one that was not shows where it blocks."""
+    def _refuse(self, action: str, must: str, tensor: int, do: str) -> None:
+        """Let it pass: a fixed plan was checked before its run, and one that was not shows where it blocks."""
 
     def _copy(self, tensor: int, source: int, target: int) -> QueuedCopy:
-        if must := self._issued.copy(tensor, source, target):
-            self._refuse("copy", must, tensor, "drop this copy, or copy from where it is valid")
+        if broken_rule := self._issued.copy(tensor, source, target):
+            self._refuse("copy", broken_rule, tensor, "drop this copy, or copy from where it is valid")
         link = self._routes[source][target]
         if link is None:
             names = [tier.name for tier in self._places.tiers]
@@ -284,10 +285,10 @@ class Counter:
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
         moves, users, state = self._moves[tensor], self._latest(self._last_use, tensor), self._issued.state
-        if tensor in self._columns.outputs and [t for t, one in enumerate(state) if one[tensor] == VALID] == [tier]:
+        if tensor in self._columns.outputs and [t for t, of in enumerate(state) if of[tensor] == VALID] == [tier]:
             users = tuple(zip(self._ends, self._computes, strict=True))
-        if must := self._issued.detach(tensor, tier):
-            self._refuse("detach", must, tensor, "drop this detach")
+        if broken_rule := self._issued.detach(tensor, tier):
+            self._refuse("detach", broken_rule, tensor, "drop this detach")
         self._moves[tensor] = self._fence[tensor] = moves + 1
         self._sole.discard(tensor)
         for seen in self._seen:

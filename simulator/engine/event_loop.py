@@ -40,14 +40,14 @@ class Head(Protocol):
         """Start the first action, or register with what it waits for."""
 
     def look_again(self) -> None:
-        """Have the first action tried in this round."""
+        """Ask for a try of the first action in this round."""
 
 
 class Taker(Head, Protocol):
     """A head that takes room."""
 
     def wanted(self) -> Wanted:
-        """The places that its first action takes in the tier that it asks for room."""
+        """Return the places that its first action takes in the tier that it asks for room."""
 
 
 class Gate:

@@ -14,7 +14,7 @@ from simulator.engine.stream import Stream, is_waiting, unmet
 from simulator.plan import COMPUTE, COPY, DETACH
 
 _STEPS_PER_CHECKPOINT = 1024
-"""Actions between checkpoints, or a few more."""
+"""Actions between checkpoints, or a few more: rows are closed into blocks while they are few (`Recorder.flush`)."""
 
 
 class HostThread:
@@ -76,22 +76,18 @@ class HostThread:
         return self.now > self._clock.now
 
     def advance(self) -> None:
-        """Issue actions until one has to wait for the device."""
+        """Take, pay for and issue actions until one has to wait for the device."""
         self.awaited, self._asked = -1, self._asked + 1
         self.now = max(self.now, self._clock.now)
         if self._pending is None or self._issue(self._pending):
-            self._pending = self._pull()
+            self._pending, issue, looks, actions = None, self._issue, self.looks, self._actions
+            for self._lap, counted in actions:
+                self.now += counted[3]
+                if (looks and self._must_wait()) or not issue(counted):
+                    self._pending = counted
+                    break
             self.finished = self._pending is None
         self._rounds.wake(self.watchers)
-
-    def _pull(self) -> Counted | None:
-        """Take, pay for and issue actions until one has to wait for the device; return that one, or None at the end."""
-        issue, looks, actions = self._issue, self.looks, self._actions
-        for self._lap, counted in actions:
-            self.now += counted[3]
-            if (looks and self._must_wait()) or not issue(counted):
-                return counted
-        return None
 
     def _issue(self, counted: Counted) -> bool:
         """Issue an action; return whether the host could."""
@@ -111,13 +107,13 @@ class HostThread:
         return True
 
     def _must_wait(self) -> bool:
-        """Whether the host is ahead of the clock; if so, have it go on when the clock catches up."""
+        """Return whether the host is ahead of the clock; if so, go on when the clock catches up."""
         if self.is_ahead:
             self._clock.at(self.now, self._caught_up)
         return self.is_ahead
 
     def _is_past(self, sync: Exclusive, lap: int) -> bool:
-        """Whether all that a sync waits for has ended; if not, look again when the next action on the tensor ends."""
+        """Return whether all that a sync waits for has ended; if not, look again when an action on its tensor ends."""
         if self._must_wait():
             return False
         tensor, moves = sync.tensor, sync.moves + lap * self._places.moves_per_lap[sync.tensor]
@@ -129,7 +125,7 @@ class HostThread:
         return self.awaited < 0
 
     def _has_credit(self) -> bool:
-        """Whether a compute may be issued; if the queue is full, it is filled up again when half of it has started."""
+        """Return whether a compute may be issued; a full queue is filled up again when half of it has started."""
         if self._key >= self._next_checkpoint:
             self._next_checkpoint = self._key + _STEPS_PER_CHECKPOINT
             self._checkpoint()
@@ -140,7 +136,7 @@ class HostThread:
         return self._credit > 0
 
     def _ahead(self) -> int:
-        """Computes that were issued and have not started."""
+        """Count the computes that were issued and have not started."""
         return sum([len(stream.queue) for stream in self._streams])
 
     def _wait_for_starts(self, excess: int) -> None:

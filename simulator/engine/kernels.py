@@ -127,61 +127,58 @@ class Communicator:
             self._go_on()
 
 
-Kernel = Callable[[Stream, int, QueuedCompute], None]
-"""Begins a kernel now, and sooner or later the stream's span."""
+class Kernels:
+    """Begins kernels whose time depends on others.
 
-
-def with_meetings(meets: Mapping[int, tuple[Communicator, Collective]], other: Kernel | None) -> Kernel:
-    """Make a kernel that takes collectives to their meetings, and begins all other ops as `other` does.
-
-    Parameters
-    ----------
-    meets
-        By op, with whom it meets for what.
-    other
-        What begins the other kernels; None: they take their time alone.
-    """
-
-    def begin(stream: Stream, op: int, compute: QueuedCompute) -> None:
-        if op in meets:
-            communicator, collective = meets[op]
-            communicator.arrive(stream, collective)
-        elif other is not None:
-            other(stream, op, compute)
-        else:
-            stream.end_after(stream.columns.duration_ns[op])
-
-    return begin
-
-
-class ContendedKernels:
-    """Each kernel is arithmetic and a flow of memory traffic side by side, after its launch.
+    A collective goes to its meeting. With contention each other kernel is arithmetic and a flow of memory traffic side
+    by side, after its launch.
 
     Parameters
     ----------
     graph, hardware
         For traffic and arithmetic of each op; a measured duration counts as arithmetic.
-    path, network
-        Where the traffic flows.
+    network
+        Where flows share bandwidth.
+    meets
+        By op, with whom it meets for what.
+    path
+        Where memory traffic flows; None: kernels that meet nobody take their time alone.
     """
 
-    def __init__(self, graph: Graph, hardware: Hardware, path: Path, network: Network) -> None:
-        self._graph, self._hardware = graph, hardware
-        self._join = partial(network.join, path, memory_rate_cap(hardware))
-        sizes = [tensor.size_bytes for tensor in graph.tensors]
-        self._sides = [roofline(expected_op(op, sizes), hardware) for op in graph.ops]
+    def __init__(
+        self,
+        graph: Graph,
+        hardware: Hardware,
+        network: Network,
+        meets: Mapping[int, tuple[Communicator, Collective]],
+        path: Path | None,
+    ) -> None:
+        self._graph, self._hardware, self._network, self._meets, self._path = graph, hardware, network, meets, path
+        self._cap, sizes = memory_rate_cap(hardware), [tensor.size_bytes for tensor in graph.tensors]
+        self._sides = [roofline(expected_op(op, sizes), hardware) for op in graph.ops if path is not None]
 
     def begin(self, stream: Stream, op: int, compute: QueuedCompute) -> None:
         """Begin a kernel now; its launch takes no bandwidth."""
-        (least_ns, work), clock = self._sides[op], stream.places.rounds.clock
+        path, clock = self._path, stream.places.rounds.clock
+        if op in self._meets:
+            communicator, collective = self._meets[op]
+            communicator.arrive(stream, collective)
+            return
+        if path is None:
+            stream.end_after(stream.columns.duration_ns[op])
+            return
+        least_ns, work = self._sides[op]
         if work and compute.duration_ns >= 0:
             _, work = roofline(chosen_op(self._graph.ops[op], compute.chosen_bytes), self._hardware)
         if not work or stream.running is None:
             stream.end_after(least_ns)
             return
-        until_ns = clock.now + least_ns
-        flow = partial(self._join, work, stream.running[0], lambda: stream.end_after(max(0, until_ns - clock.now)))
-        _after(self._hardware.compute.launch_ns, flow, clock)
+        until_ns, key = clock.now + least_ns, stream.running[0]
+
+        def end() -> None:
+            stream.end_after(max(0, until_ns - clock.now))
+
+        _after(self._hardware.compute.launch_ns, partial(self._network.join, path, self._cap, work, key, end), clock)
 
 
 def _after(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:

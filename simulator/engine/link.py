@@ -50,7 +50,7 @@ class Channel(Recurring):
 
     Attributes
     ----------
-    link, number
+    link, index
         Which channel this is.
     transfer, start_ns
         What is under way, and since when [ns].
@@ -60,14 +60,14 @@ class Channel(Recurring):
 
     transfer: Transfer
 
-    def __init__(self, link: LinkQueue, number: int) -> None:
+    def __init__(self, link: LinkQueue, index: int) -> None:
         super().__init__(link.clock, link.end)  # type: ignore[arg-type]
-        self.link, self.number, self.start_ns = link, number, -1
+        self.link, self.index, self.start_ns = link, index, -1
         self.end = partial(link.end, self)
 
     @property
     def size_bytes(self) -> int:
-        """What is under way [B]."""
+        """Size of the transfer under way [B]."""
         copy: QueuedCopy = self.transfer[1]
         return self.link.places.size_bytes[copy.tensor]
 
@@ -117,8 +117,8 @@ class LinkQueue:
 
     Parameters
     ----------
-    number, link
-        The link and its id.
+    index, link
+        The id of the link, and the link.
     places
         The rank's places.
     recorder
@@ -138,9 +138,9 @@ class LinkQueue:
         Waits that depend on this link.
     """
 
-    def __init__(self, number: int, link: Link, places: Places, recorder: Recorder) -> None:
+    def __init__(self, index: int, link: Link, places: Places, recorder: Recorder) -> None:
         names = [tier.name for tier in places.tiers]
-        self.number, self.places, self.clock = number, places, places.rounds.clock
+        self.index, self.places, self.clock = index, places, places.rounds.clock
         self.source, self.target = names.index(link.source), names.index(link.target)
         self.queue: deque[Transfer] = deque()
         self.free, self.running = list(range(link.channels)), list[Channel]()
@@ -165,7 +165,7 @@ class LinkQueue:
             self.look_again()
 
     def look_again(self) -> None:
-        """Have the first transfer tried by its link: in this round, or as soon as it is eligible."""
+        """Ask for a try of the first transfer by its link: in this round, or as soon as it is eligible."""
         if not self.queue:
             return
         key, copy, _, lap = self.queue[0]
@@ -173,11 +173,11 @@ class LinkQueue:
             self._rounds.consider(copy.link, key)
 
     def is_gated(self, copy: QueuedCopy, lap: int) -> bool:
-        """Whether the copy still waits for the last compute issued before it, or for one that takes room before it."""
+        """Return whether the copy waits for the last compute issued before it, or one that takes room before it."""
         return unmet(copy.gate, lap) is not None
 
     def lacks_tensor(self, copy: QueuedCopy, lap: int) -> bool:
-        """Whether the source is not valid yet, or an earlier detach or write of the tensor has not ended."""
+        """Return whether the source is not valid yet, or an earlier detach or write of the tensor has not ended."""
         places, tensor = self.places, copy.tensor
         if not places.valid[self.source][tensor]:
             return True
@@ -186,7 +186,7 @@ class LinkQueue:
         return unmet(copy.writers, lap) is not None
 
     def wanted(self) -> Wanted:
-        """The place that the head takes."""
+        """Return the place that the head takes."""
         tensor = self.queue[0][1].tensor
         return [(tensor, self.places.size_bytes[tensor])]
 
@@ -228,9 +228,9 @@ class LinkQueue:
         key, copy, issued_ns, _ = channel.transfer
         tensor, places = copy.tensor, self.places
         self.running.remove(channel)
-        heappush(self.free, channel.number)
+        heappush(self.free, channel.index)
         issue, start, end = key & ISSUE_MASK, channel.start_ns, self.clock.now
-        self._spans += span_row(places.rank, COPY, tensor, self.number, channel.number, issue, issued_ns, start, end)
+        self._spans += span_row(places.rank, COPY, tensor, self.index, channel.index, issue, issued_ns, start, end)
         places.valid[self.target][tensor] = True
         under_way = places.transfers[tensor]
         under_way.remove(channel.transfer)

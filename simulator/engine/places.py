@@ -29,7 +29,7 @@ class TierInstance:
 
     Parameters
     ----------
-    name, number
+    name, index
         Its tier's name and id.
     capacity
         What fits [B], or ``inf``.
@@ -46,8 +46,8 @@ class TierInstance:
 
     has_line = True
 
-    def __init__(self, name: str, number: int, capacity: int | float, rounds: Rounds) -> None:
-        self.name, self.number, self.capacity, self.used = name, number, capacity, 0
+    def __init__(self, name: str, index: int, capacity: int | float, rounds: Rounds) -> None:
+        self.name, self.index, self.capacity, self.used = name, index, capacity, 0
         self._line: list[tuple[int, Taker]] = []
         self.rounds = rounds
 
@@ -69,7 +69,7 @@ class TierInstance:
         self.used += size if fits else 0
         return fits
 
-    def settle(self, item: int, size: int, what: str) -> None:
+    def settle(self, item: int, size: int, tensor: str) -> None:
         """Take room at time 0.
 
         Raises
@@ -79,7 +79,7 @@ class TierInstance:
         """
         self.used += size
         if self.used > self.capacity:
-            raise CapacityError(Shortfall(self.name, self.used, int(self.capacity), f"home of {what!r}"))
+            raise CapacityError(Shortfall(self.name, self.used, int(self.capacity), f"home of {tensor!r}"))
 
     def release(self, size: int, item: int) -> None:
         """Free the room of a tensor, or a workspace (`simulator.offsets`); whoever waits for it tries again."""
@@ -88,7 +88,7 @@ class TierInstance:
             self.go_on()
 
     def go_on(self) -> None:
-        """Let the first in line try again; or all, where each waits for its own range."""
+        """Ask for another try of the first in line; or of all, where each waits for its own range."""
         for turn, head in self._line[:1] if self.has_line else self._line:
             self.rounds.consider(head, turn & ~COPIES)
         if not self.has_line:
@@ -96,7 +96,7 @@ class TierInstance:
 
     @property
     def in_pieces(self) -> str:
-        """What a message about a wait for room adds about addresses."""
+        """Words that a message about a wait for room adds about addresses."""
         return ""
 
 
@@ -105,7 +105,7 @@ class AddressedTier(TierInstance):
 
     Parameters
     ----------
-    name, number, capacity, rounds
+    name, index, capacity, rounds
         As for `TierInstance`.
     rank, recorder
         Whose tier this is, and what takes the rows.
@@ -122,9 +122,9 @@ class AddressedTier(TierInstance):
     ask: Callable[[Wanted], None] | None = None
 
     def __init__(
-        self, name: str, number: int, capacity: int | float, rounds: Rounds, rank: int, recorder: Recorder
+        self, name: str, index: int, capacity: int | float, rounds: Rounds, rank: int, recorder: Recorder
     ) -> None:
-        super().__init__(name, number, capacity, rounds)
+        super().__init__(name, index, capacity, rounds)
         self._rank, self._clock, self._recorder = rank, rounds.clock, recorder
 
     def _take(self, head: Taker, size: int) -> bool:
@@ -143,7 +143,7 @@ class AddressedTier(TierInstance):
             self._note_reserved()
         return True
 
-    def settle(self, item: int, size: int, what: str) -> None:
+    def settle(self, item: int, size: int, tensor: str) -> None:
         """Take room at time 0.
 
         Raises
@@ -151,13 +151,13 @@ class AddressedTier(TierInstance):
         CapacityError
             If the homes are too large, or find no hole.
         """
-        super().settle(item, size, what)
+        super().settle(item, size, tensor)
         if not size:
             return
         if not self.space.settle(item, size):
-            room, at = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
-            demand = max(self.space.reserved_bytes + size, room + 1)
-            raise CapacityError(Shortfall(self.name, demand, room, at, levers=("let the row name another allocator",)))
+            room, homes = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
+            demand, levers = max(self.space.reserved_bytes + size, room + 1), ("let the row name another allocator",)
+            raise CapacityError(Shortfall(self.name, demand, room, homes, levers=levers))
         self._note(item, *self.space.places[item])
         self._note_reserved()
 
@@ -179,7 +179,7 @@ class AddressedTier(TierInstance):
             How many pages it counts, and whether it made one hole of all.
         """
         times = (*since_ns, self._clock.now)
-        self._recorder.compactions += _compaction_row(self._rank, self.number, *times, pages, int(is_remap))
+        self._recorder.compactions += _compaction_row(self._rank, self.index, *times, pages, int(is_remap))
         before = self.space.in_order() if is_remap else []
         if is_remap:
             self.space.compact()
@@ -194,16 +194,16 @@ class AddressedTier(TierInstance):
     def _note(self, item: int, offset: int, delta_bytes: int) -> None:
         """Write that a range is taken or freed."""
         row = (without_stream(item), offset, delta_bytes)
-        self._recorder.addresses += _address_row(self._clock.now, self._rank, self.number, *row)
+        self._recorder.addresses += _address_row(self._clock.now, self._rank, self.index, *row)
 
     def _note_reserved(self) -> None:
         """Write what is reserved now."""
         reserved, hole = self.space.reserved_bytes, self.space.largest_hole_bytes
-        self._recorder.reserved += _reserved_row(self._clock.now, self._rank, self.number, reserved, hole)
+        self._recorder.reserved += _reserved_row(self._clock.now, self._rank, self.index, reserved, hole)
 
     @property
     def in_pieces(self) -> str:
-        """What is reserved and how large the largest hole is, for messages."""
+        """Words of a message: what is reserved, and how large the largest hole is."""
         if not self.has_line:
             return " (each place waits for the range that was chosen for it)"
         kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
@@ -293,15 +293,16 @@ class Places:
                 del self.waiters[tensor]
 
     def first_transfer(self, tensor: int, before: int | None = None) -> Transfer | None:
-        """The earliest transfer of the tensor that has not ended, among those issued before an action."""
+        """Return the earliest transfer of the tensor that has not ended, among those issued before an action."""
         transfers = self.transfers.get(tensor)
         if transfers is not None and (before is None or transfers[0][0] < before):
             return transfers[0]
         return None
 
     def last_transfer(self, tensor: int, before: int) -> int:
-        """Key of the last transfer of the tensor that has not ended, among those issued before an action, if any."""
-        return next((one[0] for one in reversed(self.transfers.get(tensor, ())) if one[0] < before), NO_COPY)
+        """Return the key of the last transfer of the tensor under way that was issued before an action, if any."""
+        keys = (transfer[0] for transfer in reversed(self.transfers.get(tensor, ())))
+        return next((key for key in keys if key < before), NO_COPY)
 
     def wait_for_moves(self, tensor: int, moves: int, key: int, look_again: Callable[[], None]) -> None:
         """Call back when so many moves of the tensor have ended, or at the next end if so many have already."""

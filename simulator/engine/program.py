@@ -49,6 +49,26 @@ class Program:
     allocator: AllocatorKind = "ideal"
 
 
+def programs_of(
+    graph: Graph, plan: Plan, durations_ns: Sequence[int], draws: Sequence[Draws | None], allocator: AllocatorKind
+) -> list[Program]:
+    """Return what the ranks of a graph run: one program for all that begin at the same time and choose the same.
+
+    Parameters
+    ----------
+    graph, plan, durations_ns, allocator
+        As for `Program`.
+    draws
+        For each rank, in order, what its dynamic reads choose.
+    """
+    programs, starts_ns = dict[tuple[int, int], Program](), plan.starts_ns
+    of_ranks = [(starts_ns[position % len(starts_ns)], of_rank) for position, of_rank in enumerate(draws)]
+    for start_ns, of_rank in of_ranks:
+        if (start_ns, id(of_rank)) not in programs:
+            programs[start_ns, id(of_rank)] = Program(graph, plan, durations_ns, start_ns, of_rank, allocator)
+    return [programs[start_ns, id(of_rank)] for start_ns, of_rank in of_ranks]
+
+
 class Columns:
     """A graph as the engine loops over it: by op id or tensor id.
 
@@ -94,13 +114,13 @@ class Columns:
 
 
 def classes(programs: Sequence[Program]) -> tuple[int, ...]:
-    """For each rank, the first rank with the same program."""
+    """Return for each rank the first rank with the same program."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(program), rank) for rank, program in enumerate(programs))
 
 
 def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
-    """Why ranks with the same program may not stand for one another; empty if they may.
+    """Say why ranks with the same program may not stand for one another; empty if they may.
 
     Parameters
     ----------
@@ -117,7 +137,7 @@ def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
 
 
 def drawn_apart(programs: Sequence[Program]) -> str:
-    """Which ranks would run the same if their dynamic reads did not choose for themselves; empty if there are none."""
+    """Say which ranks would run the same if their dynamic reads did not choose for themselves; empty if none."""
     first: dict[tuple[int, int, int], int] = {}
     for rank, program in enumerate(programs):
         other = first.setdefault((id(program.graph), id(program.plan), program.starts_ns), rank)
@@ -127,48 +147,46 @@ def drawn_apart(programs: Sequence[Program]) -> str:
 
 
 def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
-    """Shared tiers that may run out of room, so that ranks take it from one another."""
-    each = {id(program): program for program in programs}
+    """Name shared tiers that may run out of room, so that ranks take it from one another."""
+    distinct = {id(program): program for program in programs}
     again = list(repeated([(program.graph, program.plan.home) for program in programs], hardware))
-    for number, (name, tier) in enumerate(hardware.tiers.items()):
+    for index, (name, tier) in enumerate(hardware.tiers.items()):
         if tier.scope == "device":
             continue
         if name == hardware.compute_tier:
             yield f"the compute tier {name!r} is shared"
-        footprint = {key: _footprint_bytes(program, number) for key, program in each.items()}
+        footprint = {key: _footprint_bytes(program, index) for key, program in distinct.items()}
         sharing, needs = hardware.topology.sharing[tier.scope], Counter[int]()
         for rank, program in enumerate(programs):
             needs[rank // sharing] += footprint[id(program)]
-        for one in again:
-            needs[one.rank // sharing] -= one.size_bytes if one.tier == number else 0
+        for stored in again:
+            needs[stored.rank // sharing] -= stored.size_bytes if stored.tier == index else 0
         if max(needs.values()) > tier.usable_bytes:
             yield f"the shared tier {name!r} may run out of room, which ranks then get one after another"
 
 
 def _footprint_bytes(program: Program, tier: int) -> int:
-    """The most that a program can hold in a tier: all that is at home there or is ever copied there [B]."""
+    """Return the most that a program can hold in a tier: all that is at home there or is ever copied there [B]."""
     tensors, plan = program.graph.tensors, program.plan
-    there = {t for t, home in enumerate(plan.home) if home == tier}
     if plan.fixed is None:
-        there = set(range(len(tensors)))
-    else:
-        there.update(a for kind, a, _, target in plan.fixed.codes() if kind == COPY and target == tier)
-    return sum(tensors[t].size_bytes for t in there)
+        return sum(tensor.size_bytes for tensor in tensors)
+    held = {t for t, home in enumerate(plan.home) if home == tier}
+    held.update(a for kind, a, _, target in plan.fixed.codes() if kind == COPY and target == tier)
+    return sum(tensors[t].size_bytes for t in held)
 
 
 def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:
-    """Nodes that hold ranks of one class, but beside ranks of different classes."""
+    """Name ranks of one class that share their nodes with ranks of different classes."""
     on_node = hardware.topology.devices_per_node
-    nodes = range(0, len(stands_in), on_node)
-    company = [Counter(stands_in[first : first + on_node]) for first in nodes]
-    for rank, found in enumerate(stands_in):
-        if company[rank // on_node] != company[found // on_node]:
-            yield f"ranks {found} and {rank} run the same, but not beside the same on their nodes"
+    company = [Counter(stands_in[start : start + on_node]) for start in range(0, len(stands_in), on_node)]
+    for rank, first in enumerate(stands_in):
+        if company[rank // on_node] != company[first // on_node]:
+            yield f"ranks {first} and {rank} run the same, but not beside the same on their nodes"
             return
 
 
 def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
-    """Ranks that meet other classes than the first rank of their class does, or send to one of their own."""
+    """Name ranks that meet other classes than the first rank of their class does, or send to one of their own."""
     stands_in, on_node = classes(programs), hardware.topology.devices_per_node
 
     @cache
@@ -180,10 +198,10 @@ def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
         ranks = [rank for rank, program in enumerate(programs) if program.graph is graph]
         for call, members in Roles(graph).members.items():
             for rank in ranks:
-                first, own = stands_in[rank], members.get(rank, ())
-                if company(own) != company(members.get(first, ())):
+                first, peers = stands_in[rank], members.get(rank, ())
+                if company(peers) != company(members.get(first, ())):
                     yield f"ranks {first} and {rank} run the same, but meet others in group {call.group!r}"
                     return
-                if call.role and own and stands_in[own[0]] == stands_in[own[1]]:
-                    yield f"ranks {own[0]} and {own[1]} run the same, and one sends to the other"
+                if call.role and peers and stands_in[peers[0]] == stands_in[peers[1]]:
+                    yield f"ranks {peers[0]} and {peers[1]} run the same, and one sends to the other"
                     return

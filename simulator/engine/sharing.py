@@ -39,7 +39,7 @@ class Resource:
         self.pipes: list[Pipe] = []
 
     def rate(self) -> int:
-        """The rate of all flows together [B/s], rounded down: never more than there is to share."""
+        """Return the rate of all flows together [B/s], rounded down: never more than there is to share."""
         total = 0
         for pipe in self.pipes:
             count = next(count for resource, count in pipe.path.uses if resource is self)
@@ -105,36 +105,23 @@ class Pipe:
         self.tags: list[tuple[int, int, End]] = []
         self.due_ns, self.is_touched = -1, False
 
-    def join(self, now_ns: int, work: int, key: int, end: End) -> None:
-        """Begin a flow now."""
-        self.advance(now_ns)
-        heappush(self.tags, (self._clock + work, key, end))
-
-    def advance(self, now_ns: int) -> None:
-        """Bring the virtual clock up to the present."""
+    def advance(self, now_ns: int) -> int:
+        """Bring the virtual clock up to the present, and return its reading."""
         if now_ns != self._since_ns:
             self._clock += self.rate * (now_ns - self._since_ns)
             self._since_ns = now_ns
-
-    def pop_ended(self, now_ns: int) -> list[End]:
-        """Take out the flows whose service is done, in the order in which they are."""
-        self.advance(now_ns)
-        tags, ended = self.tags, []
-        while tags and tags[0][0] <= self._clock:
-            ended.append(heappop(tags)[2])
-        return ended
+        return self._clock
 
     def set_rate(self, now_ns: int, rate: int) -> bool:
         """Go on at this rate; return whether that changes when the next flow ends."""
-        self.advance(now_ns)
-        self.rate = rate
-        due_ns = now_ns + ceil_div(max(0, self.tags[0][0] - self._clock), rate)
+        left, self.rate = self.tags[0][0] - self.advance(now_ns), rate
+        due_ns = now_ns + ceil_div(max(0, left), rate)
         is_new, self.due_ns = due_ns != self.due_ns, due_ns
         return is_new
 
 
 def max_min_rates(pipes: list[Pipe]) -> list[int]:
-    """Rate of each flow of each pipe, as a share of the pipe's unit in fixed point, rounded down.
+    """Return the rate of each flow of each pipe, as a share of the pipe's unit in fixed point, rounded down.
 
     Progressive filling: raise the rate of all flows together; a flow stops at its cap or when a resource on its path
     is used up; go on with the rest. Each flow ends with its own cap reached or a saturated resource on its path.
@@ -144,15 +131,18 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
     pipes
         All pipes that are connected over resources, each with at least one flow.
     """
-    caps = _own_caps(pipes)
+    flows: defaultdict[Path, int] = defaultdict(int)
+    for pipe in pipes:
+        flows[pipe.path] += len(pipe.tags)
+    caps = [min(p.cap, FULL_RATE // flows[p.path]) if p.path.even else p.cap for p in pipes]
     if len(pipes) == 1:
-        return [_lone_rate(pipes[0], caps[0])]
+        return [_rate_alone(pipes[0], caps[0])]
     rates = _fill(pipes, [Fraction(cap, FULL_RATE) * _finite(p.path.unit) for cap, p in zip(caps, pipes, strict=True)])
     return [max(1, math.floor(r * FULL_RATE / _finite(p.path.unit))) for r, p in zip(rates, pipes, strict=True)]
 
 
-def _lone_rate(pipe: Pipe, cap: int) -> int:
-    """The rate of a pipe that shares with no other: what `_fill` finds, in whole numbers."""
+def _rate_alone(pipe: Pipe, cap: int) -> int:
+    """Return the rate of a pipe that shares with no other: what `_fill` finds, in whole numbers."""
     flows, unit = len(pipe.tags), _finite(pipe.path.unit)
     for resource, count in pipe.path.uses:
         if resource.bandwidth != math.inf:
@@ -160,20 +150,12 @@ def _lone_rate(pipe: Pipe, cap: int) -> int:
     return max(1, cap)
 
 
-def _own_caps(pipes: list[Pipe]) -> list[int]:
-    """Each flow's cap from its size, and from its equal part where a link shares evenly."""
-    flows: defaultdict[Path, int] = defaultdict(int)
-    for pipe in pipes:
-        flows[pipe.path] += len(pipe.tags)
-    return [min(p.cap, FULL_RATE // flows[p.path]) if p.path.even else p.cap for p in pipes]
-
-
 def _finite(bandwidth: int | float) -> int:
     return FULL_RATE if bandwidth == math.inf else int(bandwidth)
 
 
 def _fill(pipes: list[Pipe], caps: list[Fraction]) -> list[Fraction]:
-    """Progressive filling in exact arithmetic [B/s per flow]."""
+    """Fill progressively, in exact arithmetic [B/s per flow]."""
     left = {r: Fraction(int(r.bandwidth)) for p in pipes for r in p.path.shared if r.bandwidth != math.inf}
     users = dict.fromkeys(left, 0)
     for p in pipes:
@@ -223,7 +205,7 @@ class Network:
             pipe.due = Recurring(self._clock, partial(self._at_end, pipe))
             for resource in path.shared:
                 resource.pipes.append(pipe)
-        pipe.join(self._clock.now, work, key, end)
+        heappush(pipe.tags, (pipe.advance(self._clock.now) + work, key, end))
         self._touch(pipe)
 
     def _touch(self, pipe: Pipe) -> None:
@@ -236,8 +218,9 @@ class Network:
     def _at_end(self, pipe: Pipe, event: simpy.Event) -> None:
         """End the flows that are done by now; an end that was put off does nothing."""
         if pipe.due_ns == self._clock.now:
-            pipe.due_ns = -1
-            ended = pipe.pop_ended(self._clock.now)
+            pipe.due_ns, reading, ended = -1, pipe.advance(self._clock.now), list[End]()
+            while pipe.tags and pipe.tags[0][0] <= reading:
+                ended.append(heappop(pipe.tags)[2])
             self._touch(pipe)
             if not pipe.tags:
                 del pipe.path.pipes[pipe.cap]
@@ -267,7 +250,7 @@ class Network:
 
 
 def _connected(pipe: Pipe, seen: set[Pipe]) -> list[Pipe]:
-    """Pipes with flows that share resources with this one, directly or through others; none if it was seen."""
+    """Return the pipes with flows that share resources with this one, over others too; none if it was seen."""
     connected, frontier, resources = [], [pipe], set()
     while frontier:
         other = frontier.pop()

@@ -12,7 +12,7 @@ import numpy as np
 from simulator.engine.compaction import Compactor
 from simulator.engine.dependencies import Counted, Counter, Routes
 from simulator.engine.host import HostThread
-from simulator.engine.kernels import ContendedKernels, with_meetings
+from simulator.engine.kernels import Kernels
 from simulator.engine.places import AddressedTier, Places
 from simulator.engine.program import Columns, Program, classes, drawn_apart, obstacle
 from simulator.engine.stream import Stream
@@ -94,7 +94,7 @@ def run(
         machine.rounds.run()
         checkpoint()
         sentences = [rank.blocked() for rank in ranks]
-        blocked = chain(*(own for own, _ in sentences), *(peers for _, peers in sentences))
+        blocked = chain(*(lacked for lacked, _ in sentences), *(peers for _, peers in sentences))
         trace = machine.recorder.trace(tuple(blocked), stands_in)
     once = tuple((*place, size) for place, size in machine.stored_once.items())
     begin_together = len({programs[rank].starts_ns for rank in stands_in}) == 1
@@ -102,7 +102,7 @@ def run(
 
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
-    """For each rank, the one that is simulated in its place."""
+    """Return for each rank the one that is simulated in its place."""
     if fold == "never":
         return tuple(range(len(programs)))
     reason = obstacle(programs, hardware) or (fold == "always" and drawn_apart(programs))
@@ -113,7 +113,7 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
 
 
 def _until_ns(trace: Trace) -> int:
-    """When the first rank that computes has ended its last compute [ns]."""
+    """Return when the first rank that computes has ended its last compute [ns]."""
     spans = trace.spans.whole()
     computes, last_ns = pick(spans, spans["kind"] == COMPUTE), np.full(len(trace.issued), -1)
     np.maximum.at(last_ns, computes["rank"], computes["end_ns"])
@@ -127,8 +127,8 @@ class Rank:
     ----------
     machine
         What it shares with the other ranks.
-    number
-        Its rank.
+    rank
+        Its number.
     program, columns
         What it runs, and the compiled graph of that.
     checkpoint
@@ -143,12 +143,12 @@ class Rank:
     """
 
     def __init__(
-        self, machine: Machine, number: int, program: Program, columns: Columns, checkpoint: Callable[[], None]
+        self, machine: Machine, rank: int, program: Program, columns: Columns, checkpoint: Callable[[], None]
     ) -> None:
         hardware, plan, recorder = machine.hardware, program.plan, machine.recorder
-        self._program, self._machine, self._number = program, machine, number
-        tiers = [machine.tier(tier, number, program) for tier in range(len(hardware.tiers))]
-        self._places = Places(number, columns.size_bytes, tiers, machine.rounds, recorder.residencies)
+        self._program, self._machine, self._rank = program, machine, rank
+        tiers = [machine.tier(tier, rank, program) for tier in range(len(hardware.tiers))]
+        self._places = Places(rank, columns.size_bytes, tiers, machine.rounds, recorder.residencies)
         self.streams = [Stream(i, self._places, columns, recorder) for i in range(columns.streams)]
         links = {name: machine.link(i, name, self._places) for i, name in enumerate(hardware.links)}
         for first, *others in hardware.queues:
@@ -175,17 +175,17 @@ class Rank:
         self.computes = ops * program.graph.steps if fixed is None else fixed.kind.count(COMPUTE) * plan.repeats
 
     def _laps(self, columns: Columns) -> Iterator[Iterable[Counted]]:
-        """What the host issues, lap by lap: counted as it is asked for, or once where a fixed plan repeats."""
+        """Return what the host issues, lap by lap: counted when it asks, or once where a fixed plan repeats."""
         program, plan, places = self._program, self._program.plan, self._places
         routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
         for link in reversed(self._links):
             routes[link.source][link.target] = link
-        costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._number]
+        costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._rank]
         if callable(plan.actions):
             issued = Issued(program, columns, places, self.streams, routes)
             return iter([issued.decided(plan.actions(issued), costs, rows)])
         if plan.repeats == program.graph.steps:
-            self._machine.recorder.laps[self._number] = len(plan.actions)
+            self._machine.recorder.laps[self._rank] = len(plan.actions)
         else:
             rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
         counter, price_ns = Counter(program, columns, places, self.streams, routes), costs.fixed.step_ns
@@ -196,17 +196,17 @@ class Rank:
     def _set_kernels(self, roles: Roles) -> None:
         """Set kernels whose time depends on copies that share their bandwidth, or on ranks that they meet."""
         machine, graph = self._machine, self._program.graph
-        kernel = None
+        path, meets = None, {}
         if machine.switches.hbm_contention:
-            bandwidth = machine.compute_bandwidth(self._number)
+            bandwidth = machine.compute_bandwidth(self._rank)
             path = machine.path(bandwidth[0].bandwidth, (bandwidth,))
-            kernel = ContendedKernels(graph, machine.hardware, path, machine.network).begin
-        meets = {}
         for op, call in roles.calls.items():
             if (collective := graph.ops[op].collective) is not None:
-                meets[op] = machine.communicator(call, roles.members[call][self._number]), collective
-        for stream in self.streams:
-            stream.kernel = with_meetings(meets, kernel) if meets else kernel
+                meets[op] = machine.communicator(call, roles.members[call][self._rank]), collective
+        if meets or path is not None:
+            kernels = Kernels(graph, machine.hardware, machine.network, meets, path)
+            for stream in self.streams:
+                stream.kernel = kernels.begin
 
     def _settle_homes(self) -> None:
         """Put what exists at time 0 where it is at home."""
@@ -214,7 +214,7 @@ class Rank:
         for tensor, home in enumerate(self._program.plan.home):
             if home < 0:
                 continue
-            if (self._number, home, tensor) not in self._machine.stored:
+            if (self._rank, home, tensor) not in self._machine.stored:
                 name = self._program.graph.tensors[tensor].name
                 places.tiers[home].settle(tensor, places.size_bytes[tensor], name)
             places.valid[home][tensor] = True
@@ -223,5 +223,5 @@ class Rank:
     def blocked(self) -> tuple[list[str], list[str]]:
         """Tell what this rank lacks, and which ranks it waits for, if it is not done."""
         sentences = Explainer(self._program.graph, self._places, self.streams, self._links).sentences(self.host)
-        own, peers = ([f"rank {self._number}: {sentence}" for sentence in part] for part in sentences)
-        return (own, peers) if self._machine.has_ranks else sentences
+        lacked, peers = ([f"rank {self._rank}: {sentence}" for sentence in part] for part in sentences)
+        return (lacked, peers) if self._machine.has_ranks else sentences

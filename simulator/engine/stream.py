@@ -43,9 +43,9 @@ class Count:
         self.stream, self.reached, self.per_lap = stream, 0, 0
         self.waiters: dict[int, list[Callable[[], None]]] = {}
 
-    def wait(self, number: int, look_again: Callable[[], None]) -> None:
+    def wait(self, goal: int, look_again: Callable[[], None]) -> None:
         """Call back when this number is reached."""
-        self.waiters.setdefault(number, []).append(look_again)
+        self.waiters.setdefault(goal, []).append(look_again)
 
     def call(self) -> None:
         """Call those who waited for the number now reached."""
@@ -58,15 +58,15 @@ Waits = tuple[tuple[Count, int], ...]
 
 
 def unmet(waits: Waits, lap: int) -> tuple[Count, int] | None:
-    """The first count that has not come so far, and what it must reach; None if all have."""
-    for count, number in waits:
-        if count.reached < (due := number + lap * count.per_lap):
+    """Return the first count that has not come so far, and what it must reach; None if all have."""
+    for count, goal in waits:
+        if count.reached < (due := goal + lap * count.per_lap):
             return count, due
     return None
 
 
 def is_waiting(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
-    """Whether some count has not come so far; if so, call back when the first of those has."""
+    """Return whether some count has not come so far; if so, call back when the first of those has."""
     if awaited := unmet(waits, lap):
         awaited[0].wait(awaited[1], look_again)
     return awaited is not None
@@ -131,8 +131,8 @@ class Stream:
 
     Parameters
     ----------
-    number
-        Id of the stream.
+    index
+        Which stream of the rank this is.
     places, columns
         The rank's places and its compiled graph.
     recorder
@@ -161,8 +161,8 @@ class Stream:
     waiting: Account
     pace: Count
 
-    def __init__(self, number: int, places: Places, columns: Columns, recorder: Recorder) -> None:
-        self.number, self.places, self.columns, self.rank = number, places, columns, places.rank
+    def __init__(self, index: int, places: Places, columns: Columns, recorder: Recorder) -> None:
+        self.index, self.places, self.columns, self.rank = index, places, columns, places.rank
         self.kernel: Callable[[Stream, int, QueuedCompute], None] | None = None
         self.meeting: Met | None = None
         self.gate = Gate()
@@ -174,13 +174,13 @@ class Stream:
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self._span = Recurring(self._clock, self._finish)
         self._at_issue = Recurring(self._clock, lambda _: self.look_again())
-        self._spans, self._workspaces = recorder.spans, workspace(0, number)
+        self._spans, self._workspaces = recorder.spans, workspace(0, index)
         self._tier = places.tiers[columns.compute_tier]
         self._valid, self._held = places.valid[columns.compute_tier], places.held[columns.compute_tier]
-        self._lacked: list[tuple[int, int, int, bool]] | None = None
+        self._lacked: list[tuple[int, int, int, bool]] | None = None  # key of a copy, tensor, moves, whether it is read
 
     def look_again(self) -> None:
-        """Have the head tried in this round."""
+        """Ask for a try of the head in this round."""
         if self.queue:
             self._rounds.consider(self, self.queue[0][0])
 
@@ -196,7 +196,7 @@ class Stream:
         return bool(self.queue) and self.queue[0][3] <= self._clock.now
 
     def end_after(self, delay_ns: int) -> None:
-        """Let the running compute end after this delay."""
+        """End the running compute after this delay."""
         self._clock.at(self._clock.now + delay_ns, self._span)
 
     def _finish(self, event: simpy.Event) -> None:
@@ -204,9 +204,15 @@ class Stream:
         key, op, compute, issued_ns, _ = self.running  # type: ignore[misc]
         rounds, queue, issue, start, end = self._rounds, self.queue, key & ISSUE_MASK, self.start_ns, self._clock.now
         self.running = None
-        self._spans += span_row(self.rank, COMPUTE, op, self.number, 0, issue, issued_ns, start, end)
+        self._spans += span_row(self.rank, COMPUTE, op, self.index, 0, issue, issued_ns, start, end)
         if not compute.is_free:
-            self._leave_places(op, compute)
+            if workspace_bytes := self.columns.workspace_bytes[op]:
+                self.places.note(self.columns.compute_tier, -1 - op, -workspace_bytes)
+                self._tier.release(workspace_bytes, self._workspaces - op)
+            for valid in self.places.valid:  # what it wrote is valid in its tier, and stale elsewhere
+                is_of_tier = valid is self._valid
+                for tensor in compute.writes:
+                    valid[tensor] = is_of_tier
         ended = self.ended
         ended.reached += 1
         if ended.reached in ended.waiters:
@@ -229,7 +235,7 @@ class Stream:
 
         An event for each would take 1.4 times as long where a step is all computes (`tests/bench`, case ``compute``).
         """
-        clock, queue, rank, number, spans = self._clock, self.queue, self.rank, self.number, self._spans
+        clock, queue, rank, index, spans = self._clock, self.queue, self.rank, self.index, self._spans
         durations_ns, at_start, at_end = self.columns.duration_ns, self.started.waiters, self.ended.waiters
         start, count, until = clock.now, self.started.reached, clock.events[0][0] if clock.events else math.inf
         while queue:
@@ -240,20 +246,29 @@ class Stream:
                 break
             queue.popleft()
             self.started.reached = count
-            spans += span_row(rank, COMPUTE, op, number, 0, key & ISSUE_MASK, issued_ns, start, end)
+            spans += span_row(rank, COMPUTE, op, index, 0, key & ISSUE_MASK, issued_ns, start, end)
             start = end
         self.ended.reached = self.started.reached
         clock.now = start
 
     def lacks(self) -> tuple[int, int] | None:
-        """The first tensor that the head waits for, if any, and its moves that must have ended.
+        """Return the first tensor that the head waits for, if any, and its moves that must have ended.
 
         It is not its turn, or it is read and not valid. First is what was copied first, in issue order, whatever the
-        order of its reads. What the head has once found there stays so until it runs, and is not looked at again.
+        order of its reads. What is there once stays so until the head runs, and is not looked at again.
         """
+        places, moves_ended, valid = self.places, self.places.moves_ended, self._valid
         if self._lacked is None:
-            self._lacked = self._lacking()
-        moves_ended, valid = self.places.moves_ended, self._valid
+            (key, _, compute, _, lap), due = self.queue[0], dict[int, int]()
+            for tensor, count in compute.turns:
+                moves = count + lap * places.moves_per_lap[tensor]
+                if moves_ended[tensor] < moves:
+                    due[tensor] = moves
+            for tensor in compute.reads:
+                if not valid[tensor]:
+                    due.setdefault(tensor, NEVER)
+            self._lacked = [(places.last_transfer(t, key), t, moves, t in compute.reads) for t, moves in due.items()]
+            self._lacked.sort(reverse=True)
         while self._lacked:
             _, tensor, moves, is_read = self._lacked[-1]
             if moves_ended[tensor] < moves or (is_read and not valid[tensor]):
@@ -261,24 +276,8 @@ class Stream:
             self._lacked.pop()
         return None
 
-    def _lacking(self) -> list[tuple[int, int, int, bool]]:
-        """All that the head lacks, the first one last: key of its last copy issued before, tensor, moves, if read."""
-        key, _, compute, _, lap = self.queue[0]
-        places, due = self.places, {}
-        for tensor, count in compute.turns:
-            moves = count + lap * places.moves_per_lap[tensor]
-            if places.moves_ended[tensor] < moves:
-                due[tensor] = moves
-        for tensor in compute.reads:
-            if not self._valid[tensor]:
-                due.setdefault(tensor, NEVER)
-        if not due:
-            return []
-        lacking = [(places.last_transfer(t, key), t, moves, t in compute.reads) for t, moves in due.items()]
-        return sorted(lacking, reverse=True)
-
     def behind(self) -> Stream | None:
-        """The stream that the head waits for first: a compute there must end, or is in line for room before it."""
+        """Return the stream that the head waits for first: a compute there must end, or is before it in the line."""
         _, _, compute, _, lap = self.queue[0]
         awaited = unmet(compute.after, lap)
         if awaited is None and compute.line and self.lacks() is None and self.room_bytes():
@@ -286,12 +285,12 @@ class Stream:
         return None if awaited is None else awaited[0].stream
 
     def room_bytes(self) -> int:
-        """The room that the head takes in the compute tier: new places for what it writes, and its workspace [B]."""
+        """Return the room that the head takes: new places for what it writes, and its workspace [B]."""
         (_, op, compute, _, _), held, sizes = self.queue[0], self._held, self.columns.size_bytes
         return self.columns.workspace_bytes[op] + sum([sizes[t] for t in compute.writes if not held[t]])
 
     def wanted(self) -> Wanted:
-        """The places that the head takes in the compute tier, the workspace last."""
+        """Return the places that the head takes in the compute tier, the workspace last."""
         (_, op, compute, _, _), held, sizes = self.queue[0], self._held, self.columns.size_bytes
         wanted = [(tensor, sizes[tensor]) for tensor in compute.writes if not held[tensor] and sizes[tensor]]
         if workspace_bytes := self.columns.workspace_bytes[op]:
@@ -342,13 +341,3 @@ class Stream:
         if compute.duration_ns >= 0:
             self.columns.duration_ns[op] = compute.duration_ns
         return True
-
-    def _leave_places(self, op: int, compute: QueuedCompute) -> None:
-        """Give up the workspace of a compute that is over; what it wrote is valid here and stale elsewhere."""
-        if workspace_bytes := self.columns.workspace_bytes[op]:
-            self.places.note(self.columns.compute_tier, -1 - op, -workspace_bytes)
-            self._tier.release(workspace_bytes, self._workspaces - op)
-        for valid in self.places.valid:
-            is_here = valid is self._valid
-            for tensor in compute.writes:
-                valid[tensor] = is_here

@@ -76,7 +76,7 @@ class Machine:
                 self.stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
 
     def _use(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[Resource, int]:
-        """The rank's instance of a resource, and for how many flows one of the rank counts there."""
+        """Return the rank's instance of a resource, and for how many flows one of the rank counts there."""
         instance = rank // self._sharing[scope]
         if (resource := self._resources.get((kind, name, instance))) is None:
             resource = self._resources[kind, name, instance] = Resource(bandwidth)
@@ -86,35 +86,35 @@ class Machine:
 
     def _recording(self, bus: str, instance: int) -> Callable[[int, int], None]:
         """Make what records the rate of an instance of a bus."""
-        number, rows, pack = [*self.hardware.buses].index(bus), self.recorder.rates, packer(RATES)
+        index, rows, pack = [*self.hardware.buses].index(bus), self.recorder.rates, packer(RATES)
 
         def write(time_ns: int, bytes_per_s: int) -> None:
-            rows.extend(pack(time_ns, number, instance, bytes_per_s))
+            rows.extend(pack(time_ns, index, instance, bytes_per_s))
 
         return write
 
-    def tier(self, number: int, rank: int, program: Program) -> TierInstance:
-        """The rank's instance of a tier; a compute tier whose places have addresses is its own."""
-        name = self.hardware.tier_names[number]
+    def tier(self, index: int, rank: int, program: Program) -> TierInstance:
+        """Return the rank's instance of a tier; a compute tier whose places have addresses is its own."""
+        name = self.hardware.tier_names[index]
         tier, is_compute = self.hardware.tiers[name], name == self.hardware.compute_tier
         capacity = self._budget if is_compute else tier.usable_bytes
         if is_compute and program.allocator != "ideal":
-            addressed = AddressedTier(name, number, capacity, self.rounds, rank, self.recorder)
+            addressed = AddressedTier(name, index, capacity, self.rounds, rank, self.recorder)
             addressed.space = space_for(program, addressed, self.hardware.allocator)
             addressed.has_line = program.allocator != "fixed"
             return addressed
-        place = number, rank // self._sharing[tier.scope]
+        place = index, rank // self._sharing[tier.scope]
         if place not in self._tiers:
-            self._tiers[place] = TierInstance(name, number, capacity, self.rounds)
+            self._tiers[place] = TierInstance(name, index, capacity, self.rounds)
         return self._tiers[place]
 
-    def link(self, number: int, name: str, places: Places) -> LinkQueue:
-        """A rank's link, whose copies may share bandwidth with others.
+    def link(self, index: int, name: str, places: Places) -> LinkQueue:
+        """Make a rank's link, whose copies may share bandwidth with others.
 
         Staged ones share it with the wires on their way, and all with buses, and with the compute tier.
         """
         hardware, link, rank = self.hardware, self.hardware.links[name], places.rank
-        queue, counts = LinkQueue(number, link, places, self.recorder), Counter[Resource]()
+        queue, counts = LinkQueue(index, link, places, self.recorder), Counter[Resource]()
         uses = [*self._buses(name, rank)]
         for wire in link.via or (name,):
             passed = hardware.links[wire]
@@ -128,32 +128,32 @@ class Machine:
         if not counts and (link.channels == 1 or link.sharing == "servers"):
             return queue
         unit = link.bandwidth_bytes_per_s
-        own: Uses = ((Resource(unit), 1),) if link.sharing == "fair" and link.channels > 1 else ()
+        channels: Uses = ((Resource(unit), 1),) if link.sharing == "fair" and link.channels > 1 else ()
         if unit == math.inf:
             unit = min((resource.bandwidth for resource in counts), default=unit)
         is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
-        shared = (*own, *counts.items())
+        shared = (*channels, *counts.items())
         path = Path(unit, shared, even=True) if is_even else self.path(unit, shared)
         queue.begin = Shared(queue, link, path, self.network).begin
         return queue
 
     def _buses(self, capped: str, rank: int) -> Uses:
-        """The rank's instances of the buses that cap a link or a port."""
+        """Return the rank's instances of the buses that cap a link or a port."""
         capping = ((name, bus) for name, bus in self.hardware.buses.items() if capped in bus.links)
         return tuple(self._use("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in capping)
 
     def compute_bandwidth(self, rank: int) -> tuple[Resource, int]:
-        """The bandwidth of the rank's compute tier, for kernels and copies together."""
+        """Return the bandwidth of the rank's compute tier, for kernels and copies together."""
         tier = self.hardware.tiers[self.hardware.compute_tier]
         bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
         return self._use("bandwidth", "", tier.scope, rank, bandwidth)
 
     def communicator(self, call: Call, ranks: Members) -> Communicator:
-        """The communicator of the ranks that meet at a call."""
+        """Return the communicator of the ranks that meet at a call."""
         members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
 
         def path(fabric: str, rank: int) -> Path | None:
-            """A member sends and receives; of a message the sender brings all, the receiver nothing."""
+            """Return the ports that a member sends and receives by; a message goes by those of its sender alone."""
             if not call.role:
                 return self._ports_path(fabric, rank, rank)
             return self._ports_path(fabric, *members) if rank == members[0] else None
@@ -164,7 +164,7 @@ class Machine:
         return self._communicators[call.group, members]
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
-        """From a rank's port out of a fabric to a rank's port in, and the buses that cap them.
+        """Return the path from a rank's port out of a fabric to a rank's port in, with the buses that cap them.
 
         By switch also the memory that what is sent is read from, and what is received is written to.
         """

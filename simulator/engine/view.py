@@ -70,7 +70,7 @@ class Issued(Counter):
 
     @property
     def steps(self) -> int:
-        """How many times the graph runs."""
+        """Number of times that the graph runs."""
         return self._graph.steps
 
     @property
@@ -80,31 +80,31 @@ class Issued(Counter):
         return self._places.rounds.clock.now
 
     def place(self, tensor: int, tier: int) -> str:
-        """State of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
+        """Return the state of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
         return STATES[self._issued.state[tier][tensor]]
 
     def room_bytes(self, tier: int) -> int | float:
-        """What is free in the tier now [B]."""
+        """Return what is free in the tier now [B]."""
         self._look("room_bytes")
         instance = self._places.tiers[tier]
         return instance.capacity - instance.used
 
     def settled(self, tensor: int) -> bool:
-        """Whether every issued action that names the tensor has ended."""
+        """Return whether every issued action that names the tensor has ended."""
         self._look("settled")
         if self._places.moves_ended[tensor] < self._moves[tensor]:
             return False
         return unmet(self._latest(self._last_use, tensor), 0) is None
 
     def chosen(self, op: int) -> tuple[int, ...]:
-        """The candidates that the next issue of an op reads; known once the op that reveals it has ended."""
+        """Return the candidates that the next issue of an op reads, once the op that reveals them has ended."""
         dynamic = self._revealing(op, DynamicReads.is_revealed)
         chosen = dynamic.draws.chosen(op, dynamic.step_of(op))
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
-        """A guess at what the next issue of an op chooses, made when what was revealed before that is known.
+        """Guess what the next issue of an op chooses, once what was revealed before that is known.
 
         Parameters
         ----------
@@ -118,22 +118,22 @@ class Issued(Counter):
         return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
     def _revealing(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
-        """The dynamic reads, if what the op chooses may be asked for now."""
-        dynamic, what = self._dynamic, self._graph.ops[op]
-        where = f"action {self._number} (what op {what.name!r} reads)"
-        if dynamic is None or op not in dynamic or what.late is None:
-            must = "what is chosen is asked of an op with dynamic reads"
-            raise PlanError(where, must, repr(what.name), "ask for another")
+        """Return the dynamic reads, if what the op chooses may be asked for now."""
+        dynamic, name, late = self._dynamic, self._graph.ops[op].name, self._graph.ops[op].late
+        where = f"action {self._number} (what op {name!r} reads)"
+        if dynamic is None or op not in dynamic or late is None:
+            raise PlanError(where, "what is chosen is asked of an op with dynamic reads", repr(name), "ask for another")
         if not is_known(dynamic, op):
-            by = self._graph.ops[what.late.revealed_by].name
+            by = self._graph.ops[late.revealed_by].name
             must = f"what is chosen is known once the op that reveals it ({by!r}) has ended"
             raise PlanError(where, must, "a look before that", "sync what that op writes first")
         return dynamic
 
-    def _look(self, what: str) -> None:
+    def _look(self, name: str) -> None:
+        """Refuse a look at the machine unless the plan says that it looks."""
         if not self._plan.looks:
             must = "only a plan that says so looks at the machine"
-            raise PlanError(f"action {self._number}", must, f"a look at {what}", "make the plan with looks=True")
+            raise PlanError(f"action {self._number}", must, f"a look at {name}", "make the plan with looks=True")
 
     def _check_compute(self, op: int, stream: int) -> None:
         """Refuse a stream that there is not, and a compute whose dynamic reads are neither revealed nor all there."""
@@ -144,12 +144,12 @@ class Issued(Counter):
         if dynamic is not None and op in dynamic and not dynamic.is_revealed(op):
             missing = self._issued.missing(dynamic.possible[op])
             if missing is not None:
-                must = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
+                rule = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"
                 do = "copy all in first, or sync what the op writes that reveals it"
-                self._refuse(f"compute {self._graph.ops[op].name}", must, missing, do)
+                self._refuse(f"compute {self._graph.ops[op].name}", rule, missing, do)
 
-    def _refuse(self, what: str, must: str, tensor: int, do: str) -> None:
+    def _refuse(self, action: str, must: str, tensor: int, do: str) -> None:
         """Refuse an action that cannot act: nobody could check a reactive plan before its run."""
-        told = self._issued.as_text(tensor, (tier.name for tier in self._places.tiers))
-        found = f"{self._graph.tensors[tensor].name!r} {told}"
-        raise PlanError(f"action {self._number} ({what})", must, found, do)
+        states = self._issued.as_text(tensor, (tier.name for tier in self._places.tiers))
+        found = f"{self._graph.tensors[tensor].name!r} {states}"
+        raise PlanError(f"action {self._number} ({action})", must, found, do)

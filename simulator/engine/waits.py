@@ -75,7 +75,7 @@ class Waiting:
         """Write the wait: the stream starts this op."""
         self._split()
         for start, end, reason in self._parts:
-            self._rows += _row(self._stream.rank, self._stream.number, op, issue, start, end, *reason)
+            self._rows += _row(self._stream.rank, self._stream.index, op, issue, start, end, *reason)
         self._parts.clear()
         self._reason, self.is_open = None, False
 
@@ -84,10 +84,10 @@ class Waiting:
         if self._stream.running is not None:
             key, op, _, _, _ = self._stream.running
             row = (op, key & ISSUE_MASK, start_ns, end_ns, *reason)
-            self._rows += _row(self._stream.rank, self._stream.number, *row)
+            self._rows += _row(self._stream.rank, self._stream.index, *row)
 
     def _watch(self, watchers: Watchers) -> None:
-        """Look again when the watched thing changes; once is enough."""
+        """Look again when what has these watchers changes; once is enough."""
         if self not in watchers:
             watchers.append(self)
 
@@ -101,45 +101,45 @@ class Waiting:
             if passed:
                 self._watch(stream.watchers)
                 if stream.running is not None:
-                    return self._walk_running(stream, stream.running[1])
+                    return self._reason_of_running(stream, stream.running[1])
             if not stream.is_issued:
-                return self._walk_host()
+                return self._reason_of_host()
             passed.append(stream)
             if before := stream.behind():
                 stream = before
             elif lacked := stream.lacks():
-                return self._walk_tensor(lacked[0], stream.queue[0][0])
+                return self._reason_of_tensor(lacked[0], stream.queue[0][0])
         return CAPACITY, -1, stream.columns.compute_tier, -1
 
-    def _walk_running(self, stream: Stream, op: int) -> Reason:
-        """The cause where another stream must first end what it runs."""
+    def _reason_of_running(self, stream: Stream, op: int) -> Reason:
+        """Return the cause where another stream must first end what it runs."""
         meeting = stream.meeting
         if meeting is None:
             return (COLLECTIVE, -1, -1, op) if stream.columns.is_collective[op] else (ORDER, -1, -1, -1)
         self._watch(meeting.watchers)
         return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, op)
 
-    def _walk_host(self) -> Reason | None:
-        """The cause where the host has not issued what would run next."""
+    def _reason_of_host(self) -> Reason | None:
+        """Return the cause where the host has not issued what would run next."""
         host = self._host
         if not self._stream.queue and host.finished:
             return None
         self._watch(host.watchers)
         if host.awaited >= 0:
-            return self._walk_tensor(host.awaited, None)
+            return self._reason_of_tensor(host.awaited, None)
         return HOST if host.is_ahead else ORDER, -1, -1, -1
 
-    def _walk_tensor(self, lacked: int, before: int | None) -> Reason:
-        """The cause where a tensor is lacking: follow its earliest transfer, of those issued before, still to end."""
+    def _reason_of_tensor(self, lacked: int, before: int | None) -> Reason:
+        """Return the cause where a tensor is lacking: follow its earliest transfer under way, issued before."""
         tensor, places = lacked, self._stream.places
         while transfer := places.first_transfer(tensor, before):
             link: LinkQueue = transfer[1].link
             self._watch(link.watchers)
             if any(channel.transfer is transfer for channel in link.running):
-                return TRANSFER, lacked, link.number, tensor
+                return TRANSFER, lacked, link.index, tensor
             if not link.free:
                 under_way = link.running[0]
-                return TRANSFER, lacked, under_way.link.number, under_way.transfer[1].tensor
+                return TRANSFER, lacked, under_way.link.index, under_way.transfer[1].tensor
             before, head, _, lap = link.queue[0]
             tensor = head.tensor
             if head.link.is_gated(head, lap):
@@ -150,7 +150,7 @@ class Waiting:
 
 
 class Explainer:
-    """Follows the waits of one rank: first what it lacks itself, then for whom it waits.
+    """Explains the waits of one rank: first what it lacks itself, then for whom it waits.
 
     Parameters
     ----------
@@ -162,10 +162,10 @@ class Explainer:
 
     def __init__(self, graph: Graph, places: Places, streams: list[Stream], links: list[LinkQueue]) -> None:
         self._graph, self._places, self._streams, self._links = graph, places, streams, links
-        self._told: set[str] = set()
+        self._yielded: set[str] = set()
 
     def sentences(self, host: HostThread) -> tuple[list[str], list[str]]:
-        """Tell the chain of waits: what the rank lacks itself, and for which ranks it waits.
+        """Explain the chain of waits: what the rank lacks itself, and for which ranks it waits.
 
         Nothing if the host has issued everything and all of it has ended.
         """
@@ -183,9 +183,9 @@ class Explainer:
         return sentences, peers
 
     def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
-        """Tell a sentence, and the rest, unless it was told before: a chain that comes back to one is a cycle."""
-        if sentence not in self._told:
-            self._told.add(sentence)
+        """Yield a sentence, and the rest, unless it came before: a chain that comes back to one is a cycle."""
+        if sentence not in self._yielded:
+            self._yielded.add(sentence)
             yield sentence
             yield from rest
 
@@ -203,15 +203,15 @@ class Explainer:
         return f"{self._op(running)} waits for rank {meeting.peer} to come to the collective of group {group!r}"
 
     def _compute(self, stream: Stream) -> Iterator[str]:
-        """Why the head cannot start; nothing if it waits for a compute of another stream, which tells for itself."""
-        what, lacked = self._op(stream.queue[0]), stream.lacks()
+        """Explain why the head cannot start; nothing if it waits for another stream, which has its own sentences."""
+        name, lacked = self._op(stream.queue[0]), stream.lacks()
         if stream.behind():
             return
         if lacked is None:
-            yield self._room(what, stream.columns.compute_tier, stream.room_bytes())
+            yield self._room(name, stream.columns.compute_tier, stream.room_bytes())
         else:
             rest = self._tensor(lacked[0], stream.queue[0][0])
-            yield from self._once(f"{what} waits for tensor {self._name(lacked[0])}", rest)
+            yield from self._once(f"{name} waits for tensor {self._name(lacked[0])}", rest)
 
     def _tensor(self, tensor: int, before: int | None) -> Iterator[str]:
         transfer = self._places.first_transfer(tensor, before)
@@ -226,25 +226,25 @@ class Explainer:
             yield from self._once(f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel", self._head(head))
 
     def _head(self, head: Transfer) -> Iterator[str]:
-        """Why the first copy of a link cannot start."""
+        """Explain why the first copy of a link cannot start."""
         link, tensor, tiers = head[1].link, head[1].tensor, self._places.tiers
         way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
-        what = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
+        copy = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
         if link.is_gated(head[1], head[3]):
-            yield from self._once(f"{what} waits for the compute issued before it")
+            yield from self._once(f"{copy} waits for the compute issued before it")
         elif link.lacks_tensor(head[1], head[3]):
-            yield from self._once(f"{what} waits for its source", self._tensor(tensor, head[0]))
+            yield from self._once(f"{copy} waits for its source", self._tensor(tensor, head[0]))
         else:
-            yield from self._once(self._room(what, link.target, self._places.size_bytes[tensor]))
+            yield from self._once(self._room(copy, link.target, self._places.size_bytes[tensor]))
 
-    def _room(self, what: str, tier: int, size: int) -> str:
+    def _room(self, action: str, tier: int, size: int) -> str:
         instance = self._places.tiers[tier]
         held = [t for t, flag in enumerate(self._places.held[tier]) if flag]
         held.sort(key=lambda t: (-self._places.size_bytes[t], t))
         largest = ", ".join(f"{self._name(t)} {human(self._places.size_bytes[t], 'B')}" for t in held[:_LARGEST])
         used, capacity = human(instance.used, "B"), human(instance.capacity, "B")
         return (
-            f"{what} waits for {human(size, 'B')} of room in {instance.name}: {used} of {capacity} are held"
+            f"{action} waits for {human(size, 'B')} of room in {instance.name}: {used} of {capacity} are held"
             f"{instance.in_pieces}, largest {largest or 'nothing'}; no issued detach will free more, so detach "
             "something before it, or give more room"
         )

@@ -135,13 +135,12 @@ class Trials:
         self._tell(self.begun)
         graph, hardware, times_ns = problem.graph, problem.hardware, problem.durations_ns
         draws = self._drawn.draws(graph, rehearsal=True) if plan.fixed is None else None
-        starts, tried = plan.starts_ns, graph
+        tried = graph
         if graph.meets:  # as if no other rank kept it waiting: its collectives take their time alone
             timed = zip(graph.ops, times_ns, strict=True)
             ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
             tried = replace(graph, ops=tuple(ops))
-        by_start = {start: engine.Program(tried, plan, times_ns, start, draws, problem.allocator) for start in starts}
-        programs = [by_start[starts[rank % len(starts)]] for rank in range(problem.ranks)]
+        programs = engine.programs_of(tried, plan, times_ns, [draws] * problem.ranks, problem.allocator)
         if engine.obstacle(programs, hardware):
             programs = programs[:1]
         budget, switches = problem.budget_bytes, problem.switches

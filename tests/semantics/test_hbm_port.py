@@ -13,7 +13,7 @@ import pytest
 from rank_stories import cluster, perform, spans, team
 from stories import graph, machine, timeline
 
-from simulator.engine.kernels import ContendedKernels
+from simulator.engine.kernels import Kernels
 from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -122,7 +122,7 @@ def test_a_message_is_read_where_it_is_sent_and_written_where_it_is_received():
 def test_the_referee_counts_what_passes_the_memory(monkeypatch):
     """If kernels did not let copies take their bandwidth, 48 bytes would pass a memory of 1 byte per ns in 32."""
     monkeypatch.setattr(
-        ContendedKernels, "begin", lambda _, stream, op, compute: stream.end_after(stream.columns.duration_ns[op])
+        Kernels, "begin", lambda _, stream, op, compute: stream.end_after(stream.columns.duration_ns[op])
     )
     g = by_traffic(graph("w 32 persistent, x 16 persistent", "f: x ->, 0 ns", "g: w ->, 1 ns"), "f")
     with pytest.raises(InvariantError, match="a memory carries at most its bandwidth"):
