@@ -21,7 +21,8 @@ from simulator.hardware import Hardware
 from simulator.lifetime import Lifetimes
 from simulator.plan import COMPUTE, COPY, DETACH, Actions, Plan
 from simulator.policies import FREE, POLICIES, Problem, Replay
-from simulator.policies.static.augmented import Augmented, Role
+from simulator.policies.static.cache_ops import Role
+from simulator.policies.static.place import Augmented
 from simulator.trace import CAUSES
 
 HBM, DDR = 0, 1

@@ -70,10 +70,11 @@ from simulator.formats import jsonl
 from simulator.formats.jsonl import Names, Record, Whole
 from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor
 from simulator.graph_builder import GraphBuilder, OpNumbers
-from simulator.plan import NOWHERE, Plan
+from simulator.plan import NOWHERE
 
 if TYPE_CHECKING:
-    from simulator.policies.static.augmented import Augmented, CacheOp
+    from simulator.policies.static.cache_ops import CacheOp
+    from simulator.policies.static.place import Augmented
 from simulator.units import counted
 
 SCHEMA = "hosim-graph/1"
@@ -244,7 +245,7 @@ def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
     return record
 
 
-def write_augmented(augmented: Augmented, plan: Plan, path: Path) -> None:
+def write_augmented(augmented: Augmented, path: Path) -> None:
     """Write ``hosim-augmented/1``: an operator graph with its cache operators, for those who write compiler passes.
 
     One JSON object; what hosim reads is the plan beside it. Everything is named; times are in ns, sizes in B. A program
@@ -270,17 +271,16 @@ def write_augmented(augmented: Augmented, plan: Plan, path: Path) -> None:
 
     Parameters
     ----------
-    augmented, plan
-        The graph with its cache operators, and the plan that came of it.
+    augmented
+        The graph with its cache operators.
     path
         The file.
     """
     problem, graph, tiers = augmented.problem, augmented.problem.graph, augmented.problem.tiers
     names = [tensor.name for tensor in graph.tensors]
-    tensors = [
-        _fields(about, "name size_bytes kind persistent") | {"home": None if home == NOWHERE else tiers[home]}
-        for about, home in zip(graph.tensors, plan.home, strict=True)
-    ]
+    homes = [None if home == NOWHERE else tiers[home] for home in augmented.plan.home]
+    placed = zip(graph.tensors, homes, strict=True)
+    tensors = [_fields(tensor, "name size_bytes kind persistent") | {"home": home} for tensor, home in placed]
     ops = []
     for op, took in zip(graph.ops, problem.durations_ns, strict=True):
         used = {way: [names[t] for t in getattr(op, way)] for way in ("reads", "writes")}

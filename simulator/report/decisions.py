@@ -15,7 +15,7 @@ from typing import Any
 from simulator.errors import ConfigError
 from simulator.plan import NOWHERE
 from simulator.policies.static.analyse import TERMS
-from simulator.policies.static.augmented import Role
+from simulator.policies.static.cache_ops import Role
 from simulator.policies.static.explanation import Decision, Explanation
 from simulator.report.files import write_csv
 from simulator.report.rows import grouped
@@ -30,7 +30,7 @@ MOST_LINES = 12
 
 def decisions(explanation: Explanation) -> list[Line]:
     """Return a row for each idle interval of a tensor: what was decided, and every term of its score."""
-    problem, ops = explanation.problem, explanation.problem.graph.ops
+    problem, ops = explanation.augmented.problem, explanation.augmented.problem.graph.ops
     lines = []
     for choice in explanation.choices:
         idle, about = choice.interval, problem.graph.tensors[choice.interval.tensor]
@@ -49,7 +49,7 @@ def decisions(explanation: Explanation) -> list[Line]:
 
 def cache_ops(explanation: Explanation) -> list[Line]:
     """Return a row for each cache operator in the order of issue, with its window and its costs."""
-    augmented, problem, lines = explanation.candidate.augmented, explanation.problem, []
+    augmented, problem, lines = explanation.augmented, explanation.augmented.problem, []
     for one in augmented.cache_ops:
         line: Line = {"role": str(one.role), "trip": one.trip, "tensor": problem.graph.tensors[one.tensor].name}
         line |= {"source": problem.tiers[one.source]}
@@ -146,7 +146,7 @@ def tensor_text(explanation: Explanation, name: str) -> str:
     ConfigError
         If the graph has no such tensor.
     """
-    tensors = {tensor.name: tensor for tensor in explanation.problem.graph.tensors}
+    tensors = {tensor.name: tensor for tensor in explanation.augmented.problem.graph.tensors}
     if name not in tensors:
         do = did_you_mean(name, tensors, f"the first tensor is {next(iter(tensors))!r}")
         raise ConfigError("--tensor", "the graph has the tensor", repr(name), do)
@@ -159,7 +159,7 @@ def tensor_text(explanation: Explanation, name: str) -> str:
         if idle["remake_ns"] is not None:
             by, copies = f" by {idle['made_by']}" * bool(idle["made_by"]), human(idle["out_ns"] + idle["in_ns"], "ns")
             said.append(f"    making it again{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
-    point = explanation.candidate.augmented.point
+    point = explanation.augmented.point
     for one in (line for line in cache_ops(explanation) if line["tensor"] == name):
         window = f"{point(one['first_point'])} ... {point(one['last_point'])}"
         costs = ", ".join(f"{cost.removesuffix('_ns')} {human(one[cost], 'ns')}" for cost in _COSTS)

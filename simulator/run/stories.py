@@ -64,7 +64,7 @@ class Planned:
         if tensor is not None:
             rule = "a tensor is told by a policy that gives its reasons"
             insist(self.explanations, "--tensor", rule, repr(self.result.label), "plan with 'static'")
-            having = (e for e in self.explanations if tensor in {t.name for t in e.problem.graph.tensors})
+            having = (e for e in self.explanations if tensor in {t.name for t in e.augmented.problem.graph.tensors})
             return decisions.tensor_text(next(having, self.explanations[0]), tensor)
         texts = [decisions.plan_text(explanation) for explanation in self.explanations]
         if len(texts) > 1:
@@ -106,7 +106,7 @@ class Planned:
                 inner.mkdir(exist_ok=True)
                 formats.plan_jsonl.write(self.result.recordings[graph], tasks[graph].graph, inner / "plan.jsonl")
                 for why in self.explanations[graph : graph + 1]:
-                    graph_jsonl.write_augmented(why.candidate.augmented, why.candidate.plan, inner / "augmented.json")
+                    graph_jsonl.write_augmented(why.augmented, inner / "augmented.json")
                     decisions.write(why, inner)
             (folder / "plan.png").write_bytes(picture(self.result.timeline()).png())
             (folder / "explanation.txt").write_text(self.text() + "\n", encoding="utf-8")

@@ -98,7 +98,7 @@ def test_the_mix_beats_both_where_each_is_cheap_for_some(mixed):
 def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
     p, found = mixed
     again = found.decided(Decision.RECOMPUTE)
-    ops, tensors = found.problem.graph.ops, found.problem.graph.tensors
+    ops, tensors = found.augmented.problem.graph.ops, found.augmented.problem.graph.tensors
     assert [ops[one.interval.before].name for one in again] == [op.name for op in ops if "#" in op.name]
     for one in again:
         idle = one.interval
@@ -106,7 +106,7 @@ def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
         before, after = tensors[idle.tensor].name, tensors[made].name
         assert before.split("#")[0] == after.split("#")[0]
         assert (one.remake_ns, idle.out_ns, idle.in_ns, idle.size_bytes) == (6, 10, 10, 10)
-        assert idle.before == min(found.problem.lifetimes.uses[made])
+        assert idle.before == min(found.augmented.problem.lifetimes.uses[made])
         assert idle.lead_ns == 6 * (idle.before - idle.after - 1)
         assert one.reason in {CHEAPER, IN_PASSING}
         assert one.score == scored(idle, queue_ns=6)
@@ -117,12 +117,15 @@ def test_what_is_made_again_is_a_decision_with_its_costs(mixed):
 def test_what_was_dead_is_made_again_in_passing():
     p = problem(train(8, size=10, duration=1, steps=2), budget=33, hardware=machine(d2h={"bandwidth": "0.1 GB/s"}))
     found = explained(p, Options(recompute=True))
-    last = {t.name: found.problem.lifetimes.uses[i][-1] for i, t in enumerate(found.problem.graph.tensors)}
+    last = {
+        t.name: found.augmented.problem.lifetimes.uses[i][-1]
+        for i, t in enumerate(found.augmented.problem.graph.tensors)
+    }
     passing = [one for one in found.decided(Decision.RECOMPUTE) if one.reason == IN_PASSING]
     assert passing
     for one in passing:
-        (made,) = found.problem.graph.ops[one.interval.before].writes
-        assert "#" in found.problem.graph.ops[last[found.problem.graph.tensors[made].name]].name
+        (made,) = found.augmented.problem.graph.ops[one.interval.before].writes
+        assert "#" in found.augmented.problem.graph.ops[last[found.augmented.problem.graph.tensors[made].name]].name
 
 
 @pytest.mark.usefixtures("quick_plans")

@@ -14,8 +14,7 @@ from simulator.policies import FREE, POLICIES, static
 from simulator.policies.static import Options, compiled
 from simulator.policies.static.analyse import analyse, scored
 from simulator.policies.static.place import insert, place
-from simulator.policies.static.select import ranked
-from simulator.policies.static.select import select as select_pass
+from simulator.policies.static.select import select
 
 ONE_TIER = {
     "name": "one",
@@ -25,13 +24,9 @@ ONE_TIER = {
 }
 
 
-def select(p, found, limit):
-    return select_pass(p, found, limit, ranked(found))
-
-
-def placed(p, found, selection, *, eager=False):
+def placed(p, selection, *, eager=False):
     """Where the copies in are issued: tensor name -> op name."""
-    refined = place(p, selection, insert(p, found, selection), eager=eager)
+    refined = place(insert(selection), eager=eager)
     check_augmented(refined)
     return {
         p.graph.tensors[one.tensor].name: p.graph.ops[one.position].name
@@ -88,16 +83,16 @@ def test_select_takes_the_longest_idle_first_and_only_as_much_as_needed():
     p = problem(train(6))
     found = analyse(p)
     peak = int(found.live_bytes.max())
-    assert select(p, found, peak).intervals == ()
-    assert names(p, select(p, found, peak - 10).intervals) == ["a0"]
-    assert names(p, select(p, found, peak - 11).intervals) == ["a0", "a1"]
-    assert select(p, found, peak - 11).live_bytes.max() == peak - 20
+    assert select(found, peak).intervals == ()
+    assert names(p, select(found, peak - 10).intervals) == ["a0"]
+    assert names(p, select(found, peak - 11).intervals) == ["a0", "a1"]
+    assert select(found, peak - 11).live_bytes.max() == peak - 20
 
 
 def test_select_prefers_large_tensors_where_latency_makes_small_ones_dear():
     g = graph("s 2, l 20, y 1", "a: -> s l", "b: -> y, 500 ns", "c: s l ->")
     p = problem(g, hardware=machine(d2h={"latency": "40 ns"}, h2d={"latency": "40 ns"}))
-    assert names(p, select(p, analyse(p), 22).intervals) == ["l"]
+    assert names(p, select(analyse(p), 22).intervals) == ["l"]
 
 
 def test_select_gives_back_what_turned_out_needless():
@@ -105,37 +100,37 @@ def test_select_gives_back_what_turned_out_needless():
     g = graph("s 2, l 20, y 1", "a: -> s l", "b: -> y, 500 ns, workspace 10", "c: s l ->")
     p = problem(g)
     assert scored(idle_of(p, "s")).total > scored(idle_of(p, "l")).total
-    assert names(p, select(p, analyse(p), 22).intervals) == ["l"]
+    assert names(p, select(analyse(p), 22).intervals) == ["l"]
 
 
 def test_select_says_what_is_left_over():
     p = problem(train(4))
-    assert select(p, analyse(p), 10).excess_bytes == 25 - 10
+    assert select(analyse(p), 10).excess_bytes == 25 - 10
 
 
 def test_place_ends_each_copy_just_before_its_use_and_before_the_next_copy():
     """Copies in take 15 ns, ops 10 ns; b0 starts at 150 ns: a0 comes from 135, a1 from 120, a2 from 105 ns."""
     p = problem(train(8, size=15))
     found = analyse(p)
-    selection = select(p, found, int(found.live_bytes.max()) - 45)
+    selection = select(found, int(found.live_bytes.max()) - 45)
     assert names(p, selection.intervals) == ["a0", "a1", "a2"]
-    assert placed(p, found, selection) == {"a0": "b1", "a1": "b2", "a2": "b4"}
+    assert placed(p, selection) == {"a0": "b1", "a1": "b2", "a2": "b4"}
 
 
 def test_place_comes_no_earlier_than_there_is_room():
     """While b6 runs, 67 of 76 B are live: before b5 nothing of 10 B may come in."""
     p = problem(train(8), budget=76)
     found = analyse(p)
-    selection = select(p, found, 76)
-    assert placed(p, found, selection, eager=True) == {"a0": "b5"}
+    selection = select(found, 76)
+    assert placed(p, selection, eager=True) == {"a0": "b5"}
 
 
 def test_place_brings_copies_in_as_early_as_there_is_room_the_next_use_first():
     """a2 is read first, then a1, then a0; none comes later than just in time."""
     p = problem(train(8, size=15))
     found = analyse(p)
-    selection = select(p, found, int(found.live_bytes.max()) - 45)
-    late, early = (placed(p, found, selection, eager=eager) for eager in (False, True))
+    selection = select(found, int(found.live_bytes.max()) - 45)
+    late, early = (placed(p, selection, eager=eager) for eager in (False, True))
     ops = {op.name: i for i, op in enumerate(p.graph.ops)}
     assert all(ops[early[name]] <= ops[late[name]] for name in early)
     assert ops[early["a2"]] <= ops[early["a1"]] <= ops[early["a0"]]
@@ -226,7 +221,7 @@ def test_blocks_of_alike_caches_leave_in_turn():
     names = [name for blocks in listed for name in blocks]
     g = graph(", ".join(f"{name} 10 persistent" for name in names), *ops, steps=2)
     p = problem(g, budget=130, homes=dict.fromkeys(names, FREE))
-    chosen = select(p, analyse(p), 130).intervals
+    chosen = select(analyse(p), 130).intervals
     assert sorted(g.tensors[idle.tensor].name[:2] for idle in chosen) == ["c1", "c1", "c2", "c3", "c3"]
 
 
@@ -243,7 +238,7 @@ def test_blocks_leave_in_turn_also_if_they_idle_longer_and_longer():
     g = graph(", ".join(f"{name} 10 persistent" for name in blocks), *ops)
     g = replace(g, tensors=tuple(replace(t, kind=TensorKind.KV_CACHE) for t in g.tensors))
     p = problem(g, budget=130, homes=dict.fromkeys(blocks, FREE))
-    chosen = select(p, analyse(p), 130).intervals
+    chosen = select(analyse(p), 130).intervals
     back = Counter(idle.before for idle in chosen)
     assert len(back) > 8, "of nearly each op"
     assert max(back.values()) == 2, "50 B for every four ops, and never all of one"
@@ -278,7 +273,7 @@ def test_the_same_few_blocks_leave_for_each_token():
         f"t{t}f{op}: {' '.join(blocks[4 * op : 4 * op + 4])} ->, {100 + 4 * t} ns" for t in range(3) for op in range(4)
     ]
     p = problem(read_only(blocks, *ops), budget=130, homes=dict.fromkeys(blocks, FREE))
-    chosen = select(p, analyse(p), 130).intervals
+    chosen = select(analyse(p), 130).intervals
     assert len({idle.tensor for idle in chosen}) == 5
 
 
@@ -288,7 +283,7 @@ def test_what_is_asked_for_leaves_and_a_home_here_keeps():
 
     def gone(move=(), budget=76, homes=None):
         p = problem(g, budget=budget, homes=homes)
-        return names(p, compiled(p, Options(move=[*move])).candidate.selection.intervals)
+        return names(p, compiled(p, Options(move=[*move])).augmented.selection.intervals)
 
     assert gone() == ["a0"]
     assert gone(["a[3]"]) == ["a3"]
@@ -305,7 +300,7 @@ def test_what_is_asked_for_or_at_home_here_is_not_made_again():
     def again(homes=None, move=()):
         p = problem(train(8), budget=70, hardware=slow, homes=homes)
         found = compiled(p, Options(recompute=True, move=[*move]))
-        return {op.name for op in found.problem.graph.ops if "#" in op.name}
+        return {op.name for op in found.augmented.problem.graph.ops if "#" in op.name}
 
     assert again() == {"f0#2", "f2#2"}
     assert "f2#2" not in again(move=["a2"])

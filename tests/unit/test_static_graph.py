@@ -17,17 +17,16 @@ from simulator.plan import COPY
 from simulator.policies import FREE, POLICIES
 from simulator.policies.static import Options
 from simulator.policies.static.analyse import TERMS, analyse, scored
-from simulator.policies.static.augmented import Role
+from simulator.policies.static.cache_ops import Role
 from simulator.policies.static.explanation import Decision, explained, ledger
-from simulator.policies.static.place import insert, write
+from simulator.policies.static.place import insert
 from simulator.policies.static.room import assign
-from simulator.policies.static.select import ranked, select
+from simulator.policies.static.select import select
 from simulator.report import decisions
 
 
 def augmented_of(p, limit):
-    found = analyse(p)
-    return insert(p, found, select(p, found, limit, ranked(found)))
+    return insert(select(analyse(p), limit))
 
 
 def of_kind(name, kind, tensors, *ops, **more):
@@ -177,7 +176,7 @@ def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
 def test_only_what_is_too_much_for_ddr_goes_on():
     """DDR holds 5 of 6 tensors; the one that goes on passes it while there is room."""
     p = problem(train(8, duration=60), budget=28, hardware=two_tiers("50 B"))
-    intervals = explained(p, Options()).candidate.augmented.intervals
+    intervals = explained(p, Options()).augmented.intervals
     assert sorted(idle.away for idle in intervals) == [1, 1, 1, 1, 1, 2]
 
 
@@ -254,8 +253,7 @@ def test_what_is_too_much_for_a_tier_is_spread_over_the_step():
 def test_the_ledger_marks_slots_in_which_more_is_wanted_than_fits():
     p = problem(train(8, size=15), budget=60, hardware=machine(d2h={"bandwidth": "0.5 GB/s"}))
     augmented = augmented_of(p, 60)
-    plan = write(p, augmented)
-    slots = ledger(p, augmented, plan, replay(p, plan).trace, slots=16)
+    slots = ledger(augmented, replay(p, augmented.plan).trace, slots=16)
     assert {slot.link for slot in slots} == {"d2h", "h2d"}
     stored = sum(one.alone_ns for one in augmented.cache_ops if one.role is Role.STORE)
     for column in ("wanted_ns", "busy_ns"):
@@ -269,7 +267,7 @@ def test_every_interval_is_explained_and_one_tensor_is_told_in_full():
     analysis = analyse(p)
     assert len(found.choices) == len(analysis.candidates) + len(analysis.forced)
     moved = {choice.interval.tensor for choice in found.decided(Decision.MOVE)}
-    assert moved == {one.tensor for one in found.candidate.augmented.cache_ops}
+    assert moved == {one.tensor for one in found.augmented.cache_ops}
     told = decisions.tensor_text(found, "a0")
     assert "idle from f1 to b0" in told
     assert "score" in told
@@ -277,9 +275,8 @@ def test_every_interval_is_explained_and_one_tensor_is_told_in_full():
 
 
 def test_the_graph_is_exported_with_its_edges(tmp_path):
-    p, augmented = one_trip()
-    plan = write(p, augmented)
-    graph_jsonl.write_augmented(augmented, plan, tmp_path / "a.json")
+    _, augmented = one_trip()
+    graph_jsonl.write_augmented(augmented, tmp_path / "a.json")
     read = json.loads((tmp_path / "a.json").read_bytes())
     assert read["schema"] == "hosim-augmented/1"
     assert [(one["name"], one["window"], one["position"]) for one in read["cache_ops"]][2] == (

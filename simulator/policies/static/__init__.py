@@ -22,13 +22,11 @@ from simulator.interrupts import no_garbage_search
 from simulator.plan import Plan
 from simulator.policies.decide import Best
 from simulator.policies.problem import Problem, Replay
-from simulator.policies.static.analyse import Analysis, analyse
-from simulator.policies.static.augmented import Augmented
+from simulator.policies.static.analyse import analyse
 from simulator.policies.static.improve import Improver
 from simulator.policies.static.mix import LARGEST, Rewritten, rewrites
-from simulator.policies.static.place import insert, place, write
-from simulator.policies.static.select import Selection, ranked, select
-from simulator.units import counted, human
+from simulator.policies.static.place import Augmented, insert, place
+from simulator.policies.static.select import Selection, select
 
 GOOD_ENOUGH = 1.001
 """The search ends within 0.1 % of the bound."""
@@ -100,30 +98,13 @@ class Options(Part):
         return frozenset(asked)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A plan, and what led to it.
-
-    Attributes
-    ----------
-    selection, augmented, plan
-        What leaves, where the cache operators are, and the steps.
-    """
-
-    selection: Selection
-    augmented: Augmented
-    plan: Plan
-
-
 class Validator:
     """Replays candidates and keeps the fastest.
 
     Parameters
     ----------
-    problem
-        What to plan for.
-    asked
-        Tensors that it was asked for to leave.
+    problem, options
+        What to plan for; see `Options`.
 
     Attributes
     ----------
@@ -133,12 +114,11 @@ class Validator:
         The fastest so far.
     """
 
-    def __init__(self, problem: Problem, asked: frozenset[int]) -> None:
-        self._problem, self.analysis = problem, analyse(problem)
-        self._ranking = ranked(self.analysis, asked)
-        self.best: Best[Candidate] = Best(problem)
+    def __init__(self, problem: Problem, options: Options) -> None:
+        self._problem, self.analysis = problem, analyse(problem, options.asked(problem))
+        self.best: Best[Augmented] = Best(problem)
 
-    def run(self) -> Candidate:
+    def run(self) -> Augmented:
         """Try several limits, and on a small graph single changes, and return the candidate with the fastest replay.
 
         Raises
@@ -146,21 +126,21 @@ class Validator:
         CapacityError
             If none fits: that of the least demand.
         """
-        for selection, augmented in self._candidates():
-            if not selection.intervals:
-                return self._written(selection, augmented)
-            self._offer(selection, augmented)
-            if self._is_enough(selection):
+        for augmented in self._candidates():
+            if not augmented.intervals:
+                return augmented
+            self._offer(augmented)
+            if self._is_enough(augmented.selection):
                 break
         if self.best.candidate is None:
             for selection in self._selections():
-                self._offer(selection, insert(self._problem, self.analysis, selection))
-        start, problem = self.best.candidate, self._problem
-        if start is not None and len(problem.graph.ops) <= SMALL and not self._is_met():
-            Improver(problem, self.analysis, self._offer).run(start.selection, start.augmented)
+                self._offer(insert(selection))
+        start = self.best.candidate
+        if start is not None and len(self._problem.graph.ops) <= SMALL and not self._is_met():
+            Improver(start, self._offer).run()
         return self.best.chosen()
 
-    def first(self) -> Candidate:
+    def first(self) -> Augmented:
         """Return what the whole budget asks for, copied on demand, without a search for anything faster.
 
         Raises
@@ -168,21 +148,20 @@ class Validator:
         CapacityError
             If that does not fit.
         """
-        selection = self._select(self._problem.budget_bytes)
-        augmented = insert(self._problem, self.analysis, selection)
-        if not selection.intervals:
-            return self._written(selection, augmented)
-        self._offer(selection, augmented)
-        return self.best.chosen()
+        augmented = insert(select(self.analysis, self._problem.budget_bytes))
+        if augmented.intervals:
+            self._offer(augmented)
+            return self.best.chosen()
+        return augmented
 
-    def _candidates(self) -> Iterator[tuple[Selection, Augmented]]:
+    def _candidates(self) -> Iterator[Augmented]:
         """Yield each selection with its cache operators placed just in time, and early if that differs."""
         for selection in self._selections():
-            on_demand, seen = insert(self._problem, self.analysis, selection), None
+            on_demand, seen = insert(selection), None
             for eager in reversed(PLACEMENTS) if self._has_few(selection) else PLACEMENTS:
-                augmented = place(self._problem, selection, on_demand, eager=eager)
+                augmented = place(on_demand, eager=eager)
                 if augmented.cache_ops != seen:
-                    yield selection, augmented
+                    yield augmented
                 seen = augmented.cache_ops
 
     def _selections(self) -> Iterator[Selection]:
@@ -192,7 +171,7 @@ class Validator:
         these copies in wait until what they replace has left, and of so many intervals a few more make no difference.
         """
         budget, seen = self._problem.budget_bytes, []
-        whole = self._select(budget)
+        whole = select(self.analysis, budget)
         unit = max((g.size_bytes for g in whole.intervals), default=0)
         limits = [budget - reserve * unit for reserve in RESERVES]
         if self._has_few(whole):
@@ -201,31 +180,16 @@ class Validator:
                 returning[idle.before] += idle.size_bytes if idle.in_ns else 0
             limits.insert(0, budget - max(returning.values(), default=0))
         for limit in limits:
-            selection = whole if limit == budget else self._select(limit)
+            selection = whole if limit == budget else select(self.analysis, limit)
             if selection.intervals not in seen and (limit == budget or selection.excess_bytes == 0):
                 seen.append(selection.intervals)
                 yield selection
 
-    def _select(self, limit_bytes: int | float) -> Selection:
-        return select(self._problem, self.analysis, limit_bytes, self._ranking)
-
-    def _offer(self, selection: Selection, augmented: Augmented) -> Replay | None:
+    def _offer(self, augmented: Augmented) -> Replay | None:
         """Replay a candidate, unless it holds too much as issued."""
         with self.best.trying():
-            candidate = self._written(selection, augmented)
-            return self.best.offer(candidate.plan, candidate)
+            return self.best.offer(augmented.plan, augmented)
         return None
-
-    def _written(self, selection: Selection, augmented: Augmented) -> Candidate:
-        return Candidate(selection, augmented, write(self._problem, augmented, (self._note(selection),)))
-
-    def _note(self, selection: Selection) -> str:
-        """Return what the plan says about itself."""
-        if selection.intervals:
-            moved = sum(idle.size_bytes for idle in selection.intervals)
-            return f"{counted(len(selection.intervals), 'idle interval')} spent away, {human(moved, 'B')} in all"
-        most, budget = int(selection.live_bytes.max(initial=0)), self._problem.budget_bytes
-        return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 
     def _is_met(self, share: float = 1.0) -> bool:
         """Return whether the fastest plan is within a factor of the lower bound, computed only where needed."""
@@ -281,7 +245,7 @@ def witness(problem: Problem, options: Options) -> Plan:
     """
     with no_garbage_search():
         try:
-            return Validator(problem, options.asked(problem)).first().plan
+            return Validator(problem, options).first().plan
         except CapacityError:
             if FEW * len(problem.graph.ops) <= EFFORT:
                 return plan(problem, options)
@@ -289,7 +253,7 @@ def witness(problem: Problem, options: Options) -> Plan:
             if not rewritten:
                 raise
         last = rewritten[-1]
-        return last.translated(Validator(last.problem, options.asked(last.problem)).first().plan)
+        return last.translated(Validator(last.problem, options).first().plan)
 
 
 @dataclass(frozen=True)
@@ -298,12 +262,8 @@ class Compiled:
 
     Attributes
     ----------
-    problem
-        What was compiled: the problem as given, or rewritten so that some ops run again.
-    analysis
-        Its intervals.
-    candidate
-        What was chosen for that problem.
+    augmented
+        What was chosen for the problem that was compiled: as given, or rewritten so that some ops run again.
     plan
         The plan for the problem as given.
     replayed_ns
@@ -312,9 +272,7 @@ class Compiled:
         The way from the problem as given to what was compiled, if ops run again.
     """
 
-    problem: Problem
-    analysis: Analysis
-    candidate: Candidate
+    augmented: Augmented
     plan: Plan
     replayed_ns: int | float
     rewritten: Rewritten | None = None
@@ -324,7 +282,7 @@ class Compiled:
         """Length of the step [ns]; infinite if the plan blocks itself."""
         if self.replayed_ns < math.inf:
             return self.replayed_ns
-        replay = self.problem.replay(self.candidate.plan)
+        replay = self.augmented.problem.replay(self.augmented.plan)
         return replay.step_ns if replay.status == "ok" else math.inf
 
 
@@ -335,7 +293,7 @@ def compiled(problem: Problem, options: Options) -> Compiled:
             best: Compiled | CapacityError = _passes(problem, options)
         except CapacityError as error:
             best = error
-        if options.recompute and (isinstance(best, CapacityError) or best.candidate.selection.intervals):
+        if options.recompute and (isinstance(best, CapacityError) or best.augmented.intervals):
             best = _mixed(problem, options, best)
     if isinstance(best, CapacityError):
         raise best
@@ -343,9 +301,9 @@ def compiled(problem: Problem, options: Options) -> Compiled:
 
 
 def _passes(problem: Problem, options: Options) -> Compiled:
-    validator = Validator(problem, options.asked(problem))
-    candidate = validator.run()
-    return Compiled(problem, validator.analysis, candidate, candidate.plan, validator.best.step_ns)
+    validator = Validator(problem, options)
+    augmented = validator.run()
+    return Compiled(augmented, augmented.plan, validator.best.step_ns)
 
 
 def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:

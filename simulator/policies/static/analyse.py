@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from math import log2
 from typing import NamedTuple, TypeVar
@@ -103,12 +104,14 @@ class PricedIdle(NamedTuple):
 _NEVER_STORED = (TensorKind.WEIGHT, TensorKind.EXPERT, TensorKind.KV_CACHE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Analysis:
     """Idle intervals of a problem, as the other passes need them.
 
     Attributes
     ----------
+    problem, asked
+        What to plan for; tensors that were asked to leave.
     live_bytes
         By op: live bytes if everything stays in the compute tier [B].
     forced
@@ -121,20 +124,41 @@ class Analysis:
         Tensors that get a home away if they move at all, so that they are detached and never stored.
     """
 
+    problem: Problem
+    asked: frozenset[int]
     live_bytes: NDArray[np.int64]
     forced: tuple[PricedIdle, ...]
     candidates: tuple[PricedIdle, ...]
     idle_homes: tuple[int, ...]
     moving_homes: frozenset[int]
 
+    @cached_property
+    def ranking(self) -> list[tuple[PricedIdle, Score]]:
+        """The candidates with their scores: those that were asked for first, then by score.
 
-def analyse(problem: Problem) -> Analysis:
+        All that one op needs must be there at once, so that of its copies in with like scores each stands behind
+        others: where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores
+        are alike (`SHADES`) are spread over the step, of which tensors follow the course.
+        """
+        queues_ns: dict[tuple[int, int, int], int] = {}
+        alike: dict[tuple[bool, int], list[tuple[PricedIdle, Score]]] = {}
+        for idle, alone in sorted(((idle, scored(idle, self.asked)) for idle in self.candidates), key=turn):
+            queue = idle.before, idle.away, round(alone.total * SHADES)
+            queue_ns = queues_ns.get(queue, 0)
+            queues_ns[queue] = queue_ns + idle.in_ns
+            queued = scored(idle, self.asked, queue_ns) if queue_ns else alone
+            key = not queued.is_asked, -round(queued.total * SHADES)
+            alike.setdefault(key, []).append((idle, queued))
+        return [pair for key in sorted(alike) for pair in spread(alike[key])]
+
+
+def analyse(problem: Problem, asked: frozenset[int] = frozenset()) -> Analysis:
     """Find the idle intervals of all tensors that may move.
 
     Parameters
     ----------
-    problem
-        What to plan for.
+    problem, asked
+        What to plan for; tensors that were asked to leave.
     """
     live, lifetimes = live_bytes(problem.graph), problem.lifetimes
     forced: list[PricedIdle] = []
@@ -150,7 +174,7 @@ def analyse(problem: Problem) -> Analysis:
         live -= problem.sizes[tensor]
         if free:
             unused.append(tensor)
-    return Analysis(live, tuple(forced), tuple(candidates), tuple(unused), leaving)
+    return Analysis(problem, asked, live, tuple(forced), tuple(candidates), tuple(unused), leaving)
 
 
 def moving_homes(problem: Problem) -> frozenset[int]:
@@ -235,6 +259,10 @@ BITS = 64
 """Doublings of the exposed time that weigh as much as being exposed at all: these never overtake those that hide."""
 
 
+SHADES = 64
+"""Parts of a score to which it is rounded to count as alike: idle times within 1 % of one another do."""
+
+
 class Score(NamedTuple):
     """The score of an idle interval: intervals with a higher score leave first.
 
@@ -277,6 +305,12 @@ def scored(idle: PricedIdle, asked: frozenset[int] = frozenset(), queue_ns: int 
         -EXPOSED * (1 + log2(1 + exposed_ns) / BITS) if exposed_ns else 0.0,
     )
     return Score(sum(terms), terms, queue_ns, idle.tensor in asked)
+
+
+def turn(pair: tuple[PricedIdle, Score]) -> tuple[bool, float, int, int]:
+    """Return the sort key of an idle interval with its score: those that were asked for first, then the best score."""
+    idle, score = pair
+    return not score.is_asked, -score.total, idle.tensor, idle.after
 
 
 def spread(row: Sequence[Alike]) -> list[Alike]:

@@ -24,12 +24,13 @@ from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
 from simulator.policies import recompute
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
-from simulator.policies.static import Candidate, Compiled, Options, compiled
-from simulator.policies.static.analyse import PricedIdle, Score, priced, scored
-from simulator.policies.static.augmented import Augmented, CacheOp, Role
+from simulator.policies.static import Compiled, Options, compiled
+from simulator.policies.static.analyse import PricedIdle, Score, priced, scored, turn
+from simulator.policies.static.cache_ops import CacheOp, Role
 from simulator.policies.static.mix import Rewritten
+from simulator.policies.static.place import Augmented
 from simulator.policies.static.room import PlannedRoom, held
-from simulator.policies.static.select import Selection, exceeds, turn
+from simulator.policies.static.select import Selection, exceeds
 from simulator.trace import Trace, pick, tuples
 
 IN_PASSING = "in passing: others are made of it"
@@ -109,7 +110,7 @@ HopCopy = tuple[tuple[int, int], int, int]
 """Hop, start and end [ns] of a copy over one link."""
 
 
-def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slots: int = SLOTS) -> list[Slot]:
+def ledger(augmented: Augmented, trace: Trace, slots: int = SLOTS) -> list[Slot]:
     """Count how long each link is wanted and busy in each slot of the step; copies outside the step count at its ends.
 
     *Wanted* is what just-in-time copies would take: each copy out right after the last use, each copy in so that it
@@ -117,19 +118,19 @@ def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slo
 
     Parameters
     ----------
-    problem, augmented, plan
+    augmented
         What was planned.
     trace
         What happened.
     slots
         How many slots.
     """
-    busy, length_ns = _replayed(problem, plan, trace)
+    problem, (busy, length_ns) = augmented.problem, _replayed(augmented, trace)
     width_ns = -(-max(length_ns, problem.clock[-1], 1) // slots)
     borders = np.arange(slots + 1) * width_ns
     borders[[0, -1]] = -(2**62), 2**62
     occupied: dict[tuple[int, int], NDArray[np.int64]] = {}
-    for row, copies in enumerate((_wanted(problem, augmented), busy)):
+    for row, copies in enumerate((_wanted(augmented), busy)):
         for hop, start, end in copies:
             occupied.setdefault(hop, np.zeros((2, slots), np.int64))[row] += np.diff(borders.clip(start, end))
     counted = []
@@ -141,9 +142,9 @@ def ledger(problem: Problem, augmented: Augmented, plan: Plan, trace: Trace, slo
     return counted
 
 
-def _wanted(problem: Problem, augmented: Augmented) -> Iterator[HopCopy]:
+def _wanted(augmented: Augmented) -> Iterator[HopCopy]:
     """Yield just-in-time copies: out right after the last use, and in so that they end at the next."""
-    starts, durations = problem.clock, problem.durations_ns
+    problem, starts, durations = augmented.problem, augmented.problem.clock, augmented.problem.durations_ns
     for cache_op in augmented.cache_ops:
         if cache_op.role is Role.DETACH:
             continue
@@ -156,12 +157,12 @@ def _wanted(problem: Problem, augmented: Augmented) -> Iterator[HopCopy]:
             yield hop, begin, moment
 
 
-def _replayed(problem: Problem, plan: Plan, trace: Trace) -> tuple[list[HopCopy], int]:
+def _replayed(augmented: Augmented, trace: Trace) -> tuple[list[HopCopy], int]:
     """Return the copies of the last step, and its length [ns]."""
-    spans, actions = trace.spans.whole(), plan.fixed
-    last = spans["issue"] >= (len(actions) * (plan.repeats - 1) if actions is not None else 0)
+    spans, actions = trace.spans.whole(), augmented.plan.fixed or ()
+    last = spans["issue"] >= len(actions) * (augmented.plan.repeats - 1)
     origin = int(spans["end_ns"][~last & (spans["kind"] == COMPUTE)].max(initial=0))
-    hops = problem.hardware.hops
+    hops = augmented.problem.hardware.hops
     rows = tuples(pick(spans, last & (spans["kind"] == COPY)), "track", "start_ns", "end_ns")
     copies = [(hops[track], start - origin, end - origin) for track, start, end in rows]
     return copies, int(spans["end_ns"][last].max(initial=origin)) - origin
@@ -173,10 +174,8 @@ class Explanation:
 
     Attributes
     ----------
-    problem
-        What was compiled; if ops run again, the problem with an op for each run.
-    candidate
-        The plan for it, its selection and its augmented graph.
+    augmented
+        What was compiled, with its plan and its problem; if ops run again, that has an op for each run.
     plan
         The plan for the problem as given.
     choices
@@ -187,8 +186,7 @@ class Explanation:
         The ledger of channel occupancy.
     """
 
-    problem: Problem
-    candidate: Candidate
+    augmented: Augmented
     plan: Plan
     choices: tuple[IdleDecision, ...]
     replay: Replay
@@ -234,16 +232,16 @@ def explained(problem: Problem, options: Options) -> Explanation:
         If no plan was found that fits.
     """
     result = compiled(problem, options)
-    problem, candidate = result.problem, result.candidate
+    augmented, problem = result.augmented, result.augmented.problem
     again_ns: dict[IdleInterval, int] = {}
     if options.recompute:
         durations_ns = problem.durations_ns
         again_ns = {idle: sum(durations_ns[op] for op in ops) for idle, ops in recompute.remakes(problem.graph)}
-    replay = problem.replay(candidate.plan)
+    replay = problem.replay(augmented.plan)
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:
-        slots = tuple(ledger(problem, candidate.augmented, candidate.plan, replay.trace))
-    return Explanation(problem, candidate, result.plan, tuple(_choices(result, again_ns)), replay, slots)
+        slots = tuple(ledger(augmented, replay.trace))
+    return Explanation(augmented, result.plan, tuple(_choices(result, again_ns)), replay, slots)
 
 
 def _choices(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
@@ -252,13 +250,13 @@ def _choices(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator
     Each is priced and scored in the tier that it goes to; what is kept, in the first that has room for it. What
     is made again comes last.
     """
-    problem, selection, spent = result.problem, result.candidate.selection, result.candidate.augmented.intervals
-    asked, order = selection.ranking
+    problem, selection, spent = result.augmented.problem, result.augmented.selection, result.augmented.intervals
+    analysis, asked = selection.analysis, selection.analysis.asked
     in_tier, below = dict(zip(selection.intervals, spent, strict=True)), held(problem, spent)
-    for idle in (in_tier[forced] for forced in result.analysis.forced):
+    for idle in (in_tier[forced] for forced in analysis.forced):
         yield IdleDecision(idle, Decision.MOVE, scored(idle, asked), "its home is in another tier")
     live, choices = Profile(selection.live_bytes), []
-    for idle, alone in order:
+    for idle, alone in analysis.ranking:
         interval, made_ns = in_tier.get(idle), again_ns.get(IdleInterval(*idle[:4]))
         if interval is not None:
             decision, why = Decision.MOVE, _why_moved(problem, interval, alone)

@@ -13,16 +13,16 @@ from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
-from simulator.policies.problem import Problem, Replay
-from simulator.policies.static.analyse import Analysis, PricedIdle
-from simulator.policies.static.augmented import Augmented, CacheOp, Role
-from simulator.policies.static.place import insert
-from simulator.policies.static.select import Selection, in_order
+from simulator.policies.problem import Replay
+from simulator.policies.static.analyse import PricedIdle
+from simulator.policies.static.cache_ops import CacheOp, Role
+from simulator.policies.static.place import Augmented, insert
+from simulator.policies.static.select import in_order
 
 REPLAYS = 250
 """Most replays of a search: about a second of planning."""
 
-Offer = Callable[[Selection, Augmented], Replay | None]
+Offer = Callable[[Augmented], Replay | None]
 Place = tuple[PricedIdle, Role]
 """A cache operator by its idle interval and role, whatever else is chosen."""
 
@@ -49,13 +49,12 @@ class Trial(NamedTuple):
     ----------
     cost
         Length of the step, and the sum of the starts of its ops [ns].
-    state, selection, augmented
+    state, augmented
         The state, and what came of it.
     """
 
     cost: tuple[int, int]
     state: State
-    selection: Selection
     augmented: Augmented
 
 
@@ -64,32 +63,24 @@ class Improver:
 
     Parameters
     ----------
-    problem, analysis
-        What to plan for.
+    base
+        Where it starts.
     offer
         Replays a candidate and keeps the fastest; None if it does not fit.
     """
 
-    def __init__(self, problem: Problem, analysis: Analysis, offer: Offer) -> None:
-        self._problem, self._analysis, self._offer = problem, analysis, offer
-        self._enough_ns, self.left = problem.bound_ns, REPLAYS
+    def __init__(self, base: Augmented, offer: Offer) -> None:
+        self._base, self._analysis, self._offer = base.selection, base.selection.analysis, offer
+        self._enough_ns, self.left = base.problem.bound_ns, REPLAYS
         self._seen: dict[tuple[object, ...], Trial | None] = {}
         self._random = Random(0)
+        intervals = base.selection.intervals
+        points = {(intervals[node.trip], node.role): node.position for node in base.cache_ops}
+        self._start = State(frozenset(intervals), points)
 
-    def run(self, selection: Selection, augmented: Augmented) -> None:
-        """Search for better plans, starting from one.
-
-        Parameters
-        ----------
-        selection
-            What it spends away, as the analysis knows it.
-        augmented
-            Its cache operators.
-        """
-        intervals = selection.intervals
-        points = {(intervals[node.trip], node.role): node.position for node in augmented.cache_ops}
-        self._selection = selection
-        start = best = self._try(State(frozenset(intervals), points))
+    def run(self) -> None:
+        """Search for better plans."""
+        start = best = self._try(self._start)
         before = -1
         while start is not None and best is not None and self._goes_on(best) and len(self._seen) > before:
             before = len(self._seen)
@@ -124,13 +115,13 @@ class Improver:
 
     def _neighbours(self, trial: Trial) -> Iterator[State]:
         """Yield the states that one change leads to."""
-        state = trial.state
+        state, intervals = trial.state, trial.augmented.selection.intervals
         for node in trial.augmented.cache_ops:
-            place = trial.selection.intervals[node.trip], node.role
+            place = intervals[node.trip], node.role
             for point in _points(node):
                 yield state._replace(points={**state.points, place: point})
-        stay = {*self._analysis.forced}, self._selection.ranking.asked
-        movable = [idle for idle in trial.selection.intervals if idle not in stay[0] and idle.tensor not in stay[1]]
+        forced, asked = {*self._analysis.forced}, self._analysis.asked
+        movable = [idle for idle in intervals if idle not in forced and idle.tensor not in asked]
         others = [idle for idle in self._analysis.candidates if idle not in state.intervals]
         for idle in movable:
             yield state._replace(intervals=state.intervals - {idle})
@@ -141,20 +132,20 @@ class Improver:
 
     def _try(self, state: State) -> Trial | None:
         """Replay a state, unless it cannot fit or was tried before."""
-        selection = replace(self._selection, intervals=tuple(sorted(state.intervals, key=in_order)))
-        augmented = _placed(insert(self._problem, self._analysis, selection), selection.intervals, state.points)
+        intervals = tuple(sorted(state.intervals, key=in_order))
+        augmented = _placed(insert(replace(self._base, intervals=intervals)), state.points)
         key = tuple((node.tensor, node.role, node.source, node.target, node.position) for node in augmented.cache_ops)
         if key not in self._seen:
-            self._seen[key], replay = None, self._offer(selection, augmented)
+            self._seen[key], replay = None, self._offer(augmented)
             self.left -= replay is not None
             if replay is not None and replay.status == "ok":
-                self._seen[key] = Trial((replay.step_ns, replay.begun_ns), state, selection, augmented)
+                self._seen[key] = Trial((replay.step_ns, replay.begun_ns), state, augmented)
         return self._seen[key]
 
 
-def _placed(augmented: Augmented, intervals: tuple[PricedIdle, ...], points: Mapping[Place, int]) -> Augmented:
+def _placed(augmented: Augmented, points: Mapping[Place, int]) -> Augmented:
     """Move cache operators to the points of a state, as far as windows and chains allow."""
-    changed = {}
+    changed, intervals = {}, augmented.selection.intervals
     for idle, spent, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):
         earliest = 0
         for role in Role:

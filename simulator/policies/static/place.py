@@ -1,4 +1,4 @@
-"""Cache operators: inserted where they suit memory best, placed by the clock and the room, and written as a plan.
+"""The augmented graph: cache operators inserted where they suit memory best, placed by the clock and the room.
 
 *Inserted*, each is at the point that is best for memory: a copy out right after the last use, a copy in right before
 the next.
@@ -19,20 +19,22 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from heapq import heappop, heappush, heapreplace
+from itertools import pairwise
 from operator import add
+from typing import NamedTuple
 
 from simulator.plan import FREE, NOWHERE, Plan
-from simulator.policies import writer
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, PricedIdle
-from simulator.policies.static.augmented import DETACH, PREFETCH, STORE, Augmented, CacheOp, issue_order
+from simulator.policies.static.analyse import PricedIdle
+from simulator.policies.static.cache_ops import DETACH, PREFETCH, STORE, CacheOp, Role, issue_order
 from simulator.policies.static.room import assign, held
 from simulator.policies.static.select import Selection
-from simulator.policies.writer import Writer
+from simulator.policies.writer import Move, Writer, write
 
 ALPHA = 0.1
 """Cost of residency in Algorithm 1: ns of stall that are as bad as holding the whole budget for a ns. It explains a
@@ -42,16 +44,110 @@ FOREVER = 2**62
 """End of the time in which an unused channel is free [ns]."""
 
 
-def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmented:
-    """Add the cache operators of the chosen idle intervals to the graph.
+class Edge(NamedTuple):
+    """A dependency between two nodes, by name; `wraps` if it leads into the next step."""
+
+    source: str
+    target: str
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A graph augmented with cache operators.
+
+    Attributes
+    ----------
+    selection
+        What leaves.
+    homes
+        Tensor -> tier for tensors whose home the planner chose away from the compute tier.
+    intervals
+        The interval of each trip.
+    cache_ops
+        The cache operators in the order of their issue.
+    """
+
+    selection: Selection
+    homes: Mapping[int, int]
+    intervals: tuple[PricedIdle, ...]
+    cache_ops: tuple[CacheOp, ...]
+
+    @property
+    def problem(self) -> Problem:
+        """What is planned for."""
+        return self.selection.analysis.problem
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan; the writer frees dead tensors and brings persistent ones home.
+
+        Raises
+        ------
+        CapacityError
+            If a tier holds more than its capacity in issue order.
+        """
+        leaves = {node.tensor: index for index, node in enumerate(self.cache_ops) if node.role is not PREFETCH}
+        free, moves = partial(Writer.detach, tier=self.problem.compute_tier), list[Move]()
+        for index, node in enumerate(self.cache_ops):
+            leaves_again = leaves.get(node.tensor, NOWHERE) > index
+            do: Callable[[Writer, int], None] = Writer.fetch if leaves_again else Writer.recall
+            if node.role is not PREFETCH:
+                do = partial(Writer.back_up, tier=node.target) if node.role is STORE else free
+            moves.append(Move(node.position, do, node.tensor))
+        return write(self.problem, "static", moves, (self.selection.note,), self.homes)
+
+    def moved(self, changed: Mapping[CacheOp, CacheOp]) -> Augmented:
+        """Return the same graph with some cache operators replaced.
+
+        Parameters
+        ----------
+        changed
+            Old -> new.
+        """
+        new = sorted((changed.get(cache_op, cache_op) for cache_op in self.cache_ops), key=issue_order)
+        return replace(self, cache_ops=tuple(new))
+
+    @cached_property
+    def chains(self) -> tuple[dict[Role, CacheOp], ...]:
+        """Trip -> role -> cache operator."""
+        chains: tuple[dict[Role, CacheOp], ...] = tuple({} for _ in self.intervals)
+        for cache_op in self.cache_ops:
+            chains[cache_op.trip][cache_op.role] = cache_op
+        return chains
+
+    def name(self, cache_op: CacheOp) -> str:
+        """Name a cache operator: ``store L00/ctx #3``."""
+        return f"{cache_op.role} {self.problem.graph.tensors[cache_op.tensor].name} #{cache_op.trip}"
+
+    def point(self, position: int) -> str:
+        """Name a program point."""
+        ops = self.problem.graph.ops
+        return f"before {ops[position].name}" if position < len(ops) else "at the end of the step"
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield the dependencies of the cache operators, trip by trip."""
+        ops = self.problem.graph.ops
+        for chain in self.chains:
+            order = [chain[role] for role in Role if role in chain]
+            for cache_op in order:
+                if cache_op.after >= 0:
+                    yield Edge(ops[cache_op.after].name, self.name(cache_op))
+                if 0 <= cache_op.before < len(ops):
+                    yield Edge(self.name(cache_op), ops[cache_op.before].name)
+            for cache_op, other in pairwise(order):
+                yield Edge(self.name(cache_op), self.name(other), wraps=other.position < cache_op.position)
+
+
+def insert(selection: Selection) -> Augmented:
+    """Add the cache operators of the selected idle intervals to the graph.
 
     Parameters
     ----------
-    problem
-        What the plan is for.
-    analysis, selection
+    selection
         What leaves.
     """
+    analysis, problem = selection.analysis, selection.analysis.problem
     intervals = assign(problem, selection.intervals)
     homes = {idle.tensor: idle.away for idle in intervals if idle.wraps and problem.homes[idle.tensor] == FREE}
     below = held(problem, intervals)
@@ -62,7 +158,7 @@ def insert(problem: Problem, analysis: Analysis, selection: Selection) -> Augmen
     for trip, idle in enumerate(intervals):
         nodes += _cache_ops(problem, idle, trip, walls[idle.after + 1], stored)
     nodes.sort(key=issue_order)
-    return Augmented(problem, homes, intervals, tuple(nodes))
+    return Augmented(selection, homes, intervals, tuple(nodes))
 
 
 def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
@@ -98,20 +194,17 @@ def _walls(problem: Problem) -> list[int]:
     return walls
 
 
-def place(problem: Problem, selection: Selection, augmented: Augmented, *, eager: bool) -> Augmented:
+def place(augmented: Augmented, *, eager: bool) -> Augmented:
     """Choose where each cache operator is issued, and note the cost of a copy in there.
 
     Parameters
     ----------
-    problem
-        What the plan is for.
-    selection
-        What leaves, with the live bytes that stay.
     augmented
         The graph with its cache operators.
     eager
         Whether copies in come as early as there is room, instead of just in time.
     """
+    problem, selection = augmented.problem, augmented.selection
     starts, gates, below = problem.clock, _gates(problem), held(problem, augmented.intervals)
     placed: dict[CacheOp, CacheOp] = {}
     for cache_op, begin_ns in _served(problem, augmented):
@@ -177,31 +270,3 @@ def _served(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, i
             begin_ns = max(servers[0], written[store])
             heapreplace(servers, begin_ns + problem.copy_ns(store.tensor, *_hop(problem, store)))
             yield store, begin_ns
-
-
-def write(problem: Problem, augmented: Augmented, notes: tuple[str, ...] = ()) -> Plan:
-    """Write the plan; the writer frees dead tensors and brings persistent ones home.
-
-    Parameters
-    ----------
-    problem
-        What the plan is for.
-    augmented
-        Ops and cache operators.
-    notes
-        What the plan says about itself.
-
-    Raises
-    ------
-    CapacityError
-        If a tier holds more than its capacity in issue order.
-    """
-    leaves = {node.tensor: index for index, node in enumerate(augmented.cache_ops) if node.role is not PREFETCH}
-    free, moves = partial(Writer.detach, tier=problem.compute_tier), list[writer.Move]()
-    for index, node in enumerate(augmented.cache_ops):
-        leaves_again = leaves.get(node.tensor, NOWHERE) > index
-        do: Callable[[Writer, int], None] = Writer.fetch if leaves_again else Writer.recall
-        if node.role is not PREFETCH:
-            do = partial(Writer.back_up, tier=node.target) if node.role is STORE else free
-        moves.append(writer.Move(node.position, do, node.tensor))
-    return writer.write(problem, "static", moves, notes, augmented.homes)

@@ -23,7 +23,7 @@ from simulator.plan import FREE
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import PricedIdle, scored, spread
-from simulator.policies.static.augmented import PREFETCH, STORE, CacheOp
+from simulator.policies.static.cache_ops import PREFETCH, STORE, CacheOp
 
 Run = tuple[PricedIdle, ...]
 """Idle intervals of one tensor that share a copy away, because no op writes between them."""

@@ -6,33 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, PricedIdle, Score, scored, spread
+from simulator.policies.static.analyse import Analysis, PricedIdle, scored, turn
 from simulator.policies.static.room import PlannedRoom, chooses
-
-SHADES = 64
-"""Parts of a score to which it is rounded to count as alike: idle times within 1 % of one another do."""
-
-
-class Ranking(NamedTuple):
-    """The candidates, best first.
-
-    Attributes
-    ----------
-    asked
-        Tensors that it was asked for to leave.
-    order
-        Each with its score.
-    """
-
-    asked: frozenset[int]
-    order: list[tuple[PricedIdle, Score]]
+from simulator.units import counted, human
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,55 +22,40 @@ class Selection:
 
     Attributes
     ----------
+    analysis
+        Of the problem.
     intervals
         The chosen idle intervals, by op and tensor.
     live_bytes
         By op: what is live in the compute tier then, if each copy in comes right before its use [B].
-    excess_bytes
-        By how much the largest of these exceeds the limit [B]; 0 if all fit.
     limit_bytes
         What live bytes had to fit [B].
-    ranking
-        By which it was chosen.
     given_back
         Idle intervals that were taken, and turned out needless once others were.
     """
 
+    analysis: Analysis
     intervals: tuple[PricedIdle, ...]
     live_bytes: NDArray[np.int64]
-    excess_bytes: int
     limit_bytes: int | float
-    ranking: Ranking
     given_back: frozenset[PricedIdle] = frozenset()
 
+    @property
+    def excess_bytes(self) -> int:
+        """Live bytes beyond the limit at most [B]; 0 if all fit."""
+        return int(max(0, int(self.live_bytes.max(initial=0)) - self.limit_bytes))
 
-def ranked(analysis: Analysis, asked: frozenset[int] = frozenset()) -> Ranking:
-    """Sort the candidates: those that were asked for first, then by score.
-
-    All that one op needs must be there at once, so that of its copies in with like scores each stands behind others:
-    where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores are
-    alike (`SHADES`) are spread over the step, of which tensors follow the course.
-    """
-    scored_intervals = sorted(((idle, scored(idle, asked)) for idle in analysis.candidates), key=turn)
-    queues_ns: dict[tuple[int, int, int], int] = {}
-    alike: dict[tuple[bool, int], list[tuple[PricedIdle, Score]]] = {}
-    for idle, alone in scored_intervals:
-        queue = idle.before, idle.away, round(alone.total * SHADES)
-        queue_ns = queues_ns.get(queue, 0)
-        queues_ns[queue] = queue_ns + idle.in_ns
-        queued = scored(idle, asked, queue_ns) if queue_ns else alone
-        key = not queued.is_asked, -round(queued.total * SHADES)
-        alike.setdefault(key, []).append((idle, queued))
-    return Ranking(asked, [pair for key in sorted(alike) for pair in spread(alike[key])])
+    @property
+    def note(self) -> str:
+        """Sentence about what leaves."""
+        if self.intervals:
+            moved = sum(idle.size_bytes for idle in self.intervals)
+            return f"{counted(len(self.intervals), 'idle interval')} spent away, {human(moved, 'B')} in all"
+        most, budget = int(self.live_bytes.max(initial=0)), self.analysis.problem.budget_bytes
+        return f"nothing moves: at most {human(most, 'B')} are live at once, of a budget of {human(budget, 'B')}"
 
 
-def turn(pair: tuple[PricedIdle, Score]) -> tuple[bool, float, int, int]:
-    """Return the sort key of an idle interval with its score: those that were asked for first, then the best score."""
-    idle, score = pair
-    return not score.is_asked, -score.total, idle.tensor, idle.after
-
-
-def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> Selection:
+def select(analysis: Analysis, limit_bytes: int | float) -> Selection:
     """Take idle intervals in order until live bytes fit the limit everywhere; then give back those that are needless.
 
     What is asked for and hides its copies is taken in any case; another interval only if it helps somewhere. One
@@ -98,16 +64,12 @@ def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranki
 
     Parameters
     ----------
-    problem
-        What to plan for.
     analysis
-        Its idle intervals.
+        Of the problem.
     limit_bytes
         What live bytes shall not exceed [B].
-    ranking
-        The candidates.
     """
-    taker = _Taker(problem, analysis, limit_bytes, ranking)
+    taker = _Taker(analysis, limit_bytes)
     taker.run()
     live, chosen, given_back = taker.live, list(analysis.forced), []
     away = Counter(idle.tensor for idle in taker.taken if not idle.wraps and idle.tensor in analysis.moving_homes)
@@ -121,21 +83,18 @@ def select(problem: Problem, analysis: Analysis, limit_bytes: int | float, ranki
         if idle.tensor in away:
             away[idle.tensor] -= 1
     chosen.sort(key=in_order)
-    values = live.values()
-    excess = max(0, int(values.max()) - limit_bytes) if len(values) else 0
-    return Selection(tuple(chosen), values, int(excess), limit_bytes, ranking, frozenset(given_back))
+    return Selection(analysis, tuple(chosen), live.values(), limit_bytes, frozenset(given_back))
 
 
 class _Taker:
-    """Takes candidates in order; one without room in a tier below is queued again by its score in the next tier."""
+    """Take candidates in order; one without room in a tier below is queued again by its score in the next tier."""
 
-    def __init__(self, problem: Problem, analysis: Analysis, limit_bytes: int | float, ranking: Ranking) -> None:
-        self._problem, self._room, self._limit = problem, PlannedRoom(problem), limit_bytes
-        self._asked, self._order = ranking
-        self.live, self.taken = Profile(analysis.live_bytes), dict[PricedIdle, None]()
-        self.asked = dict.fromkeys(idle for idle, score in self._order if score.is_asked and not idle.exposed_ns)
+    def __init__(self, analysis: Analysis, limit_bytes: int | float) -> None:
+        self._analysis, self._room, self._limit = analysis, PlannedRoom(analysis.problem), limit_bytes
+        self.live, self.taken, order = Profile(analysis.live_bytes), dict[PricedIdle, None](), analysis.ranking
+        self.asked = dict.fromkeys(idle for idle, score in order if score.is_asked and not idle.exposed_ns)
         self._together: dict[int, list[PricedIdle]] = {}
-        moving = (idle for idle, _ in self._order if idle.tensor in analysis.moving_homes)
+        moving = (idle for idle, _ in order if idle.tensor in analysis.moving_homes)
         for idle in sorted(moving, key=lambda idle: not idle.wraps):
             self._together.setdefault(idle.tensor, []).append(idle)
         for idle in analysis.forced:
@@ -165,19 +124,20 @@ class _Taker:
                 self._room.enter((interval,), self._room.nearest(interval))
 
     def _offers(self) -> Iterator[PricedIdle]:
+        order, problem, asked = self._analysis.ranking, self._analysis.problem, self._analysis.asked
         if not self._room.is_scarce:
-            yield from (idle for idle, _ in self._order)
+            yield from (idle for idle, _ in order)
             return
-        tiers = self._problem.neighbours
-        heap = [(turn(pair), 0, pair[0], pair[1].queue_ns) for pair in self._order]
+        tiers = problem.neighbours
+        heap = [(turn(pair), 0, pair[0], pair[1].queue_ns) for pair in order]
         while heap:
             _, nth, idle, queue_ns = heappop(heap)
             fits = not self._room.is_short(tiers[nth], (idle,), idle.size_bytes)
-            if fits or nth + 1 == len(tiers) or not chooses(self._problem, idle.tensor):
+            if fits or nth + 1 == len(tiers) or not chooses(problem, idle.tensor):
                 yield idle
             else:
-                further = idle.spent_in(self._problem, tiers[nth + 1])
-                heappush(heap, (turn((further, scored(further, self._asked, queue_ns))), nth + 1, idle, queue_ns))
+                further = idle.spent_in(problem, tiers[nth + 1])
+                heappush(heap, (turn((further, scored(further, asked, queue_ns))), nth + 1, idle, queue_ns))
 
 
 def in_order(idle: PricedIdle) -> tuple[int, int, int]:

@@ -1,0 +1,76 @@
+"""Cache operators: they move tensors between the ops of a graph.
+
+A *program point* ``p`` lies before op ``p``; the last one is the end of the step. A cache operator has a window of
+points at which it may be issued, and the one that was chosen. For each trip away there is a chain
+
+    producer -> Store -> Detach -> Prefetch -> consumer
+
+of which a trip has what it needs: a tensor that is valid away is not stored again, what is not read again is not
+prefetched, and in a trip over the step boundary the Prefetch comes first. A Store is a copy out; the Detach frees the
+place in the compute tier once the copy and all earlier users have ended. Deaths are no cache operators: the writer
+places them from lifetimes alone. No window reaches across a barrier.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Role(StrEnum):
+    """Kind of a cache operator."""
+
+    STORE = "store"
+    DETACH = "detach"
+    PREFETCH = "prefetch"
+
+
+STORE, DETACH, PREFETCH = Role
+"""Global names for the roles: faster to look up than members of an enumeration, and used often."""
+
+
+class CacheOp(NamedTuple):
+    """A cache operator.
+
+    Attributes
+    ----------
+    role
+        What it does.
+    trip
+        Which trip it belongs to: a number that its Store, Detach and Prefetch share.
+    tensor, source, target
+        What is moved, from which tier to which (ids); the target of a Detach is `NOWHERE`.
+    size_bytes, alone_ns
+        How much [B], and how long the copy takes if it has its links for itself [ns].
+    after, before
+        The op that must have run before, and the op that needs it, or `NOWHERE`.
+    first, last
+        The window of program points, both included.
+    position
+        The point that was chosen.
+    stall_ns, residency_ns
+        The cost terms of Algorithm 1 at that point: what the copy lasts beyond the compute that it overlaps, and what
+        it costs to hold the room meanwhile.
+    """
+
+    role: Role
+    trip: int
+    tensor: int
+    source: int
+    target: int
+    size_bytes: int
+    alone_ns: int
+    after: int
+    before: int
+    first: int
+    last: int
+    position: int
+    stall_ns: int = 0
+    residency_ns: int = 0
+
+
+def issue_order(cache_op: CacheOp) -> tuple[int, bool, int, int, bool]:
+    """Sort key: by point; at a point stores and detaches come first, by last use, and then prefetches, by next use."""
+    comes = cache_op.role is PREFETCH
+    use = cache_op.before if comes else cache_op.after
+    return cache_op.position, comes, use, cache_op.tensor, cache_op.role is DETACH
