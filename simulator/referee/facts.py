@@ -23,7 +23,7 @@ Stretches = tuple[Ints, Ints, Ints]
 
 
 class Accesses(NamedTuple):
-    """What actions do with tensors, in issue order: a row for each use by a compute, two for a copy, one for others.
+    """What actions do with tensors, in issue order: a row for each use of a compute, two for a copy, one for others.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Accesses(NamedTuple):
     makes: Bools
 
     def pick(self, rows: Bools | Ints) -> Accesses:
-        """Some of the rows."""
+        """Return some of the rows."""
         issue, kind, place, reads, makes = self
         return Accesses(issue[rows], kind[rows], place[rows], reads[rows], makes[rows])
 
@@ -55,8 +55,8 @@ class Facts:
     program
         What it ran.
     tables
-        By table of the trace the rank's rows: ``issued``, ``spans``, ``waits`` and ``residencies``; of the last three
-        column ``row`` holds their numbers in the trace.
+        The rank's rows of ``issued``, ``spans``, ``waits`` and ``residencies``; but for the first, column ``row`` holds
+        their numbers in the trace.
     rank
         Which rank.
     complete
@@ -65,7 +65,7 @@ class Facts:
     Attributes
     ----------
     kind, a, b, c
-        What was issued: the codes, by issue. A fixed plan that was not recorded counts as issued in full.
+        The codes that were issued, by issue. A fixed plan that was not recorded counts as issued in full.
     row, track, channel, issued_ns, start_ns, end_ns
         The span of each action by issue: its row, or `NONE` and times of 0.
     start, end, issued
@@ -99,8 +99,8 @@ class Facts:
         once = np.bincount(issue, minlength=1)[issue] == 1
         self.check(once, "an action has one span", "spans", spans, "issue")
         forward = (spans["issued_ns"] <= spans["start_ns"]) & (spans["start_ns"] <= spans["end_ns"])
-        must = "an action is issued, then starts, then ends"
-        self.check(forward, must, "spans", spans, "issued_ns", "start_ns", "end_ns")
+        law = "an action is issued, then starts, then ends"
+        self.check(forward, law, "spans", spans, "issued_ns", "start_ns", "end_ns")
 
     def _lay_out(self) -> None:
         spans, waits, n = self.spans, self.waits, len(self.kind)
@@ -122,15 +122,15 @@ class Facts:
         self.residencies |= {"at": self.at(self.residencies["time_ns"])}
 
     def _unmet(self) -> Ints:
-        """The first compute of each stream that never began, where it is a collective."""
+        """Return the first compute of each stream that never began, where it is a collective."""
         if self.complete:
             return np.empty(0, np.int64)
-        left = np.setdiff1d(self.steps(COMPUTE), self.spans["issue"])
-        next_ones = left[np.unique(self.b[left], return_index=True)[1]]
-        return np.asarray(next_ones[self.program.meets[self.a[next_ones]]])
+        unrun = np.setdiff1d(self.actions(COMPUTE), self.spans["issue"])
+        heads = unrun[np.unique(self.b[unrun], return_index=True)[1]]
+        return np.asarray(heads[self.program.meets[self.a[heads]]])
 
     def _arrivals_ns(self) -> Ints:
-        """By issue, when a wait of a collective for peers began; of one that never did, what its stream did last."""
+        """Return, by issue, when a collective began to wait for peers; if it never began, when its stream ended."""
         arrived: Ints = self.start_ns.copy()
         waits = self.waits
         if len(self.met):
@@ -146,27 +146,27 @@ class Facts:
 
     def _accesses(self) -> Accesses:
         program, tiers = self.program, self.program.tiers
-        computes, copies, detaches, syncs = (self.steps(kind) for kind in (COMPUTE, COPY, DETACH, SYNC))
-        who, which = program.uses_of(computes, self.a[computes])
+        computes, copies, detaches, syncs = (self.actions(kind) for kind in (COMPUTE, COPY, DETACH, SYNC))
+        user, use = program.uses_of(computes, self.a[computes])
         uses, others = program.uses, np.concatenate((copies, copies, detaches, syncs))
         tier = np.concatenate((self.b[copies], self.c[copies], self.b[detaches], self.b[syncs]))
         is_target = (np.arange(len(others)) >= len(copies)) & (np.arange(len(others)) < 2 * len(copies))
-        issue = np.append(who, others)
-        place = np.append(uses.tensor[which] * tiers + program.compute_tier, self.a[others] * tiers + tier)
-        reads = np.append(uses.reads[which], np.arange(len(others)) < len(copies))
-        makes = np.append(uses.writes[which], is_target)
+        issue = np.append(user, others)
+        place = np.append(uses.tensor[use] * tiers + program.compute_tier, self.a[others] * tiers + tier)
+        reads = np.append(uses.reads[use], np.arange(len(others)) < len(copies))
+        makes = np.append(uses.writes[use], is_target)
         return Accesses(issue, self.kind[issue], place, reads, makes).pick(np.argsort(issue, kind="stable"))
 
-    def steps(self, kind: int) -> Ints:
-        """Issue numbers of the actions of a kind, ascending."""
+    def actions(self, kind: int) -> Ints:
+        """Return the issue numbers of the actions of a kind, ascending."""
         return np.flatnonzero(self.kind == kind)
 
     def ran(self, kind: int) -> Ints:
-        """Issue numbers of the computes or copies that have a span, ascending."""
+        """Return the issue numbers of the computes or copies that have a span, ascending."""
         return np.flatnonzero((self.kind == kind) & (self.row != NONE))
 
     def latest(self, moment: Ints, group: Ints | None = None) -> Ints:
-        """By row, in issue order, the latest moment of the rows before it in its group, if they have any; or `NONE`."""
+        """Return, for each row in issue order, the latest moment of the rows before it in its group, or `NONE`."""
         if group is None:
             return np.append(NONE, np.maximum.accumulate(moment))[:-1]
         order = np.argsort(group, kind="stable")
@@ -181,19 +181,19 @@ class Facts:
         return latest
 
     def by_issue(self, issues: Ints, moments: Ints) -> Ints:
-        """By issue, the latest of the moments of an action; `NONE` if it has none."""
+        """Return, by issue, the latest of the moments of an action; `NONE` if it has none."""
         latest = np.full(len(self.kind), NONE)
         np.maximum.at(latest, issues, moments)
         return latest
 
     def at(self, times_ns: Ints) -> Ints:
-        """Positions of times; `NONE` where there is none."""
+        """Return the positions of times; `NONE` where there is none."""
         positions: Ints = np.searchsorted(self.clock, times_ns)
         positions[times_ns == NONE] = NONE
         return positions
 
     def times(self, positions: Ints) -> Ints:
-        """The times at positions of the clock [ns]; `NONE` where there is none."""
+        """Return the times at positions of the clock [ns]; `NONE` where there is none."""
         return np.asarray(np.concatenate((self.clock, [NONE, NONE]))[positions])
 
     def check(self, holds: Bools, law: str, table: str, rows: Block, *shown: str) -> None:
@@ -201,24 +201,24 @@ class Facts:
         columns = ((name, rows[name]) for name in shown)
         hold(holds, law, lambda i: self._at(f"{table} row {int(rows['row'][i]):,}"), *columns)
 
-    def check_steps(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
+    def check_actions(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
         """Raise for the first of these actions for which the law does not hold; `shown` are values beside `issues`."""
-        hold(holds, law, lambda i: self._at(self.step(int(issues[i]))), *shown)
+        hold(holds, law, lambda i: self._at(self._action_name(int(issues[i]))), *shown)
 
     def check_starts(self, law: str, allowed: Ints) -> None:
         """Raise for the first action that starts, or acts, before a law lets it: by issue, positions of the clock."""
         holds = (self.start == NONE) | (self.start >= allowed)
         shown = ("starts at ns", self.times(self.start)), ("not before ns", self.times(allowed))
-        self.check_steps(np.arange(len(self.kind)), holds, law, *shown)
+        self.check_actions(np.arange(len(self.kind)), holds, law, *shown)
 
-    def step(self, issue: int) -> str:
+    def _action_name(self, issue: int) -> str:
         """Name an action, with the row of its span."""
         code = (int(self.kind[issue]), int(self.a[issue]), int(self.b[issue]), int(self.c[issue]))
         row = f", spans row {int(self.row[issue]):,}" if self.row[issue] != NONE else ""
         return f"action {issue:,} ({describe(self.program.graph, self.program.plan.tiers, code)}){row}"
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
-        """The error that names the law, the row and the numbers."""
+        """Make the error that names the law, the row and the numbers."""
         return broken(self._at(where), law, found)
 
     def _at(self, where: str) -> str:
@@ -233,9 +233,9 @@ def hold(holds: Bools, law: str, where: Callable[[int], str], *shown: tuple[str,
     holds, law
         By row, whether the law holds; what it says.
     where
-        From the number of a row to its name.
+        Names a row by its index.
     shown
-        Columns whose values the message shows, each with what it calls them.
+        Columns whose values the message shows, each with its name there.
     """
     if not holds.all():
         i = int(np.argmin(holds))
@@ -243,7 +243,7 @@ def hold(holds: Bools, law: str, where: Callable[[int], str], *shown: tuple[str,
 
 
 def broken(where: str, law: str, found: str) -> InvariantError:
-    """The error that names the row, the law and the numbers."""
+    """Make the error that names the row, the law and the numbers."""
     return InvariantError(where, law, found, "report this: it is a bug of hosim")
 
 
@@ -262,25 +262,25 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
     kind, a, b, c = code
     ops, tensors = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors]
     lists = ((ops if kind == COMPUTE else tensors, a), (tiers, b), (tiers, c))
-    what, source, target = (names[i] if 0 <= i < len(names) else str(i) for names, i in lists)
-    said = {
-        COMPUTE: f"compute {what}",
-        COPY: f"copy {what} {source} -> {target}",
-        DETACH: f"detach {what} from {source}",
-        SYNC: f"sync {what}",
+    operand, source, target = (names[i] if 0 <= i < len(names) else str(i) for names, i in lists)
+    texts = {
+        COMPUTE: f"compute {operand}",
+        COPY: f"copy {operand} {source} -> {target}",
+        DETACH: f"detach {operand} from {source}",
+        SYNC: f"sync {operand}",
     }
-    return said.get(kind, f"kind {kind}")
+    return texts.get(kind, f"kind {kind}")
 
 
 def covered(rows: Stretches, by: Stretches, stride: int, *, joined: bool = False) -> Bools:
-    """Whether each row lies within one stretch of its key; of a key, stretches do not overlap.
+    """Tell which rows lie within one stretch of their key; stretches of a key do not overlap.
 
     Parameters
     ----------
     rows, by
         Key, start and end of each; positions of the clock.
     stride
-        More than the largest position.
+        A number above the largest position.
     joined
         Whether stretches of a key that meet count as one.
     """

@@ -1,4 +1,4 @@
-"""Remarks on a trace that breaks no law: what was dead and still held, what was moved for nothing."""
+"""Finds what a trace that breaks no law does for nothing: dead tensors that are held, copies that nothing uses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from simulator.units import human
 
 _MOVED = ("unread_copies", "unread_bytes", "unchosen_copies", "unchosen_bytes")
 _Row = tuple[str, str, int, int]
+"""Tensor name, tier, size [B], time dead and held [ns]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the referee noticed in a trace that obeys every law.
+    """Remarks on a trace that obeys every law.
 
     Attributes
     ----------
@@ -27,11 +28,11 @@ class Findings:
         ``(tensor name, tier, size [B], time dead and held [ns])`` of the tensor that was held for the most bytes x time
         after its last use; None if there is none.
     unread_copies
-        Transfers whose copy nobody used before it was given up.
+        Transfers whose copy no action used before it was detached.
     unread_bytes
         Their size [B].
     unchosen_copies, unchosen_bytes
-        The same of candidates of dynamic reads, which could have been chosen when they were copied.
+        The same for candidates of dynamic reads, which could have been chosen when they were copied.
     """
 
     worst: _Row | None = None
@@ -43,22 +44,22 @@ class Findings:
     @property
     def remarks(self) -> tuple[str, ...]:
         """The findings as sentences; none if there is nothing to remark."""
-        said = []
+        sentences = []
         if self.worst:
             name, tier, size, ns = self.worst
             most = f"most of all {name!r} ({human(size, 'B')} for {human(ns, 'ns')} in all)"
-            said.append(f"{tier} holds dead tensors, {most}: detach them after their last use")
+            sentences.append(f"{tier} holds dead tensors, {most}: detach them after their last use")
         if self.unread_copies:
-            what = "copy is" if self.unread_copies == 1 else "copies are"
-            said.append(f"{self.unread_copies:,} {what} never used ({human(self.unread_bytes, 'B')}): drop them")
+            copies = "copy is" if self.unread_copies == 1 else "copies are"
+            sentences.append(f"{self.unread_copies:,} {copies} never used ({human(self.unread_bytes, 'B')}): drop them")
         if self.unchosen_copies:
-            what = "copy of a dynamic read was" if self.unchosen_copies == 1 else "copies of dynamic reads were"
-            said.append(f"{self.unchosen_copies:,} {what} not chosen ({human(self.unchosen_bytes, 'B')})")
-        return tuple(said)
+            copies = "copy of a dynamic read was" if self.unchosen_copies == 1 else "copies of dynamic reads were"
+            sentences.append(f"{self.unchosen_copies:,} {copies} not chosen ({human(self.unchosen_bytes, 'B')})")
+        return tuple(sentences)
 
 
-def found_in(facts: Facts, held: Held) -> Findings:
-    """Look for what was dead and still held, and for what was moved for nothing, on one rank.
+def findings_of(facts: Facts, held: Held) -> Findings:
+    """Find what was dead and still held on a rank, and what was moved for nothing.
 
     A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless the
     tensor is persistent or an output. Persistent tensors and outputs are never dead.
@@ -109,10 +110,10 @@ def _unread_copies(facts: Facts) -> Ints:
     return np.asarray(tensor[(homes[tensor] != wasted % program.tiers) & ~np.isin(tensor, program.graph.outputs)])
 
 
-def merged(found: Sequence[Findings]) -> Findings:
+def merged(by_rank: Sequence[Findings]) -> Findings:
     """Merge the findings of all ranks, folded ones included."""
-    sums = {name: sum(getattr(one, name) for one in found) for name in _MOVED}
-    return Findings(_worst(one.worst for one in found if one.worst), **sums)
+    sums = {name: sum(getattr(findings, name) for findings in by_rank) for name in _MOVED}
+    return Findings(_worst(findings.worst for findings in by_rank if findings.worst), **sums)
 
 
 def _worst(rows: Iterable[_Row]) -> _Row | None:

@@ -1,9 +1,9 @@
-"""Checks that ranks meet: before anything is decided whom they name and what they do, and before a run in which order.
+"""Checks that ranks meet: their members and collectives before anything is decided, their order before a run.
 
-`check_job` refuses what no plan could mend: whoever comes to a collective is met there, by members who do the same.
-`check_order` lets each collective follow those before it on a stream of some member: ranks meet unless these form a
-circle, which never moves, whatever computes and copies do. The converse does not hold: what a collective reads, or the
-room that it takes, can still keep a member from coming, and shows as a run that is ``blocked``.
+`check_job` refuses what no plan could mend: all members of a collective come to it, and agree on it. `check_order` lets
+each collective follow those before it on a stream of some member: ranks meet unless these form a circle, which never
+moves, whatever computes and copies do. The converse does not hold: a tensor that a collective reads, or the room that
+it takes, can still keep a member from coming; the run is then ``blocked``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simulator.plan import COMPUTE, Plan
 from simulator.units import counted
 
 _Meeting = tuple[str, Members, int]
-"""A group, who meets there, and how often they did before."""
+"""A group, its members, and how often they met before."""
 
 
 def check_job(job: Job, hardware: Hardware) -> None:
@@ -44,22 +44,22 @@ def check_job(job: Job, hardware: Hardware) -> None:
     do = "raise topology.nodes or topology.devices_per_node, or run fewer ranks"
     insist(job.ranks <= devices, f"hardware {hardware.name!r}, topology", must, found, do)
     roles = [Roles(graph) for graph in job.graphs]
-    for about in roles:
-        for group in about.graph.groups:
-            _check_group(job, group, {call.role for call in about.ops if call.group == group.name})
+    for of_graph in roles:
+        for group in of_graph.graph.groups:
+            _check_group(job, group, {call.role for call in of_graph.ops if call.group == group.name})
     alike = set[tuple[int, Call, int]]()
-    for rank, number in enumerate(job.graph_of):
-        mine = roles[number]
-        for call, ops in mine.ops.items():
-            if rank not in mine.members[call]:
-                found = f"{_op(rank, mine, ops[0])}, which is in none of its members"
+    for rank, graph_id in enumerate(job.graph_of):
+        rank_roles = roles[graph_id]
+        for call, ops in rank_roles.ops.items():
+            if rank not in rank_roles.members[call]:
+                found = f"{_op_text(rank, rank_roles, ops[0])}, which is in none of its members"
                 must, do = "a rank that comes to a group is a member", "add the rank to the group, or remove the op"
                 raise ConfigError(_where(job, call.group), must, found, do)
-            for other in mine.others(call, rank):
-                theirs, pair = roles[job.graph_of[other]], (number, call, job.graph_of[other])
-                _check_members(job, call, (rank, mine), (other, theirs))
-                if pair not in alike and (mine is not theirs or call.role):
-                    _check_alike(job, call, (rank, mine), (other, theirs))
+            for peer in rank_roles.others(call, rank):
+                peer_roles, pair = roles[job.graph_of[peer]], (graph_id, call, job.graph_of[peer])
+                _check_members(job, call, (rank, rank_roles), (peer, peer_roles))
+                if pair not in alike and (rank_roles is not peer_roles or call.role):
+                    _check_alike(job, call, (rank, rank_roles), (peer, peer_roles))
                 alike.add(pair)
 
 
@@ -78,8 +78,8 @@ def _check_group(job: Job, group: Group, roles: set[str]) -> None:
         insist(is_of_one_kind, where, must, f"{shown} for {_listed(roles)}", "give messages a group of pairs")
     for role in sorted(roles):
         ends = {"send": slice(0, 1), "recv": slice(1, 2), "": slice(None)}[role]
-        often = Counter(rank for members in group.members for rank in members[ends])
-        rank, times = max(often.items(), key=lambda item: item[1], default=(0, 0))
+        counts = Counter(rank for members in group.members for rank in members[ends])
+        rank, times = max(counts.items(), key=lambda item: item[1], default=(0, 0))
         must, found = f"a rank is there once for {role or 'a collective'}", f"rank {rank} {times} times"
         insist(times <= 1, where, must, found, "correct its members")
 
@@ -88,43 +88,44 @@ def _listed(roles: set[str]) -> str:
     return ", ".join(role or "a collective" for role in sorted(roles))
 
 
-def _check_members(job: Job, call: Call, mine: tuple[int, Roles], other: tuple[int, Roles]) -> None:
-    """Check that two ranks that meet name the same ones."""
-    named = mine[1].members[call][mine[0]]
-    theirs = other[1].members.get(call.answer, {}).get(other[0], named)
+def _check_members(job: Job, call: Call, first: tuple[int, Roles], second: tuple[int, Roles]) -> None:
+    """Check that two ranks that meet name the same members."""
+    named = first[1].members[call][first[0]]
+    theirs = second[1].members.get(call.answer, {}).get(second[0], named)
     if named != theirs:
-        found = f"{list(named)} in the graph of rank {mine[0]}, {list(theirs)} in that of rank {other[0]}"
+        found = f"{list(named)} in the graph of rank {first[0]}, {list(theirs)} in that of rank {second[0]}"
         must, do = "members name the same ranks, in the same order", "correct the members of one"
         raise ConfigError(_where(job, call.group), must, found, do)
 
 
-def _check_alike(job: Job, call: Call, mine: tuple[int, Roles], other: tuple[int, Roles]) -> None:
+def _check_alike(job: Job, call: Call, first: tuple[int, Roles], second: tuple[int, Roles]) -> None:
     """Compare the collectives of two ranks that meet there, one after another."""
-    (rank, one), (peer, two) = mine, other
-    pairs = zip_longest(one.ops[call], two.ops.get(call.answer, []))
-    for number, (a, b) in enumerate(pairs, 1):
-        sides = [None if op is None else roles.graph.ops[op].collective for op, roles in ((a, one), (b, two))]
-        first, second = (
-            (about.size_bytes, about.algorithm, call.role or about.kind) if about else None for about in sides
-        )
-        if first != second:
-            found = f"{_op(rank, one, a)} and {_op(peer, two, b)} as number {number} there"
+    (rank, roles), (peer, peer_roles), where = first, second, _where(job, call.group)
+    pairs = zip_longest(roles.ops[call], peer_roles.ops.get(call.answer, []))
+    for turn, (op, peer_op) in enumerate(pairs, 1):
+        if _asked(roles, op, call) != _asked(peer_roles, peer_op, call):
+            found = f"{_op_text(rank, roles, op)} and {_op_text(peer, peer_roles, peer_op)} as number {turn} there"
             must = "members meet as often as one another, and agree on kind, size and algorithm"
-            do = "make them agree, or give one another group"
-            raise ConfigError(_where(job, call.group), must, found, do)
-    steps = (f"{counted(about.graph.steps, 'step')} of rank {at}" for at, about in (mine, other))
-    found, do = " and ".join(steps), "give all graphs the same steps"
-    insist(one.graph.steps == two.graph.steps, _where(job, call.group), "members run as many steps", found, do)
+            raise ConfigError(where, must, found, "make them agree, or give one another group")
+    steps, peer_steps = roles.graph.steps, peer_roles.graph.steps
+    found = f"{counted(steps, 'step')} of rank {rank} and {counted(peer_steps, 'step')} of rank {peer}"
+    insist(steps == peer_steps, where, "members run as many steps", found, "give all graphs the same steps")
 
 
-def _op(rank: int, roles: Roles, op: int | None) -> str:
-    """Name an op with its rank and what it is: ``op 'sum' of rank 0 (all_reduce of 40 B, auto)``."""
-    if op is None:
+def _asked(roles: Roles, op: int | None, call: Call) -> object:
+    """Return what members must agree on of a collective: size, algorithm and kind; None if there is none."""
+    collective = None if op is None else roles.graph.ops[op].collective
+    return collective and (collective.size_bytes, collective.algorithm, call.role or collective.kind)
+
+
+def _op_text(rank: int, roles: Roles, op_id: int | None) -> str:
+    """Name an op with its rank and its collective: ``op 'sum' of rank 0 (all_reduce of 40 B, auto)``."""
+    if op_id is None:
         return f"nothing of rank {rank}"
-    what = roles.graph.ops[op]
-    about = what.collective
-    said = f" ({about.kind} of {about.size_bytes:,} B, {about.algorithm})" if about is not None else ""
-    return f"op {what.name!r} of rank {rank}{said}"
+    op = roles.graph.ops[op_id]
+    call = op.collective
+    about = f" ({call.kind} of {call.size_bytes:,} B, {call.algorithm})" if call is not None else ""
+    return f"op {op.name!r} of rank {rank}{about}"
 
 
 def check_order(job: Job, plans: Sequence[Plan]) -> None:
@@ -135,25 +136,25 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
     job
         What all ranks run; `check_job` has found that members agree.
     plans
-        What was decided, for each rank. Reactive plans are not looked at.
+        The plan of each rank. Reactive plans are not looked at.
 
     Raises
     ------
     PlanError
         With who waits for whom.
     """
-    known = [Roles(graph) for graph in job.graphs]
-    if not any(roles.ops for roles in known) or any(plan.fixed is None for plan in plans):
+    by_graph = [Roles(graph) for graph in job.graphs]
+    if not any(roles.ops for roles in by_graph) or any(plan.fixed is None for plan in plans):
         return
-    if all(not call.role for roles in known for call in roles.ops) and len({id(plan) for plan in plans}) == 1:
+    if all(not call.role for roles in by_graph for call in roles.ops) and len({id(plan) for plan in plans}) == 1:
         return
     order, steps = TopologicalSorter[_Meeting](), dict[tuple[_Meeting, _Meeting], tuple[int, str]]()
     lines: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for rank, plan in enumerate(plans):
         key = id(plan), job.graph_of[rank]
         if key not in lines:
-            lines[key] = _line(known[key[1]], plan)
-        roles, met, before = known[key[1]], Counter[Call](), dict[int, tuple[_Meeting, str]]()
+            lines[key] = _collectives(by_graph[key[1]], plan)
+        roles, met, before = by_graph[key[1]], Counter[Call](), dict[int, tuple[_Meeting, str]]()
         for op, stream in lines[key]:
             call = roles.calls[op]
             meeting = call.group, roles.members[call][rank], met[call]
@@ -168,14 +169,14 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
         raise _circle(job, plans, [steps[pair] for pair in pairwise(error.args[1])]) from None
 
 
-def _line(roles: Roles, plan: Plan) -> list[tuple[int, int]]:
-    """The collectives of one repeat of a fixed plan, each with its stream."""
+def _collectives(roles: Roles, plan: Plan) -> list[tuple[int, int]]:
+    """Return the collectives of one repeat of a fixed plan, each with its stream."""
     codes = plan.fixed.codes() if plan.fixed is not None else ()
     return [(op, stream) for kind, op, stream, _ in codes if kind == COMPUTE and op in roles.calls]
 
 
 def _circle(job: Job, plans: Sequence[Plan], steps: Sequence[tuple[int, str]]) -> PlanError:
-    """Say who waits for whom, from the lowest rank on: at each meeting for the rank that meets somewhere else before.
+    """Make the error of a circle: from the lowest rank on, who waits where for a rank that meets elsewhere before.
 
     Parameters
     ----------
@@ -184,10 +185,10 @@ def _circle(job: Job, plans: Sequence[Plan], steps: Sequence[tuple[int, str]]) -
     """
     waits = [(rank, op, steps[i - 1][0]) for i, (rank, op) in enumerate(steps) if steps[i - 1][0] != rank]
     first = waits.index(min(waits))
-    said = [f"rank {rank} at {op} for rank {other}" for rank, op, other in waits[first:] + waits[:first]]
+    sentences = [f"rank {rank} at {op} for rank {other}" for rank, op, other in waits[first:] + waits[:first]]
     return PlanError(
         f"plan {plans[min(waits)[0]].name!r}, collectives of job {job.name!r}",
         "ranks come to their collectives in an order in which they meet",
-        f"that they wait for one another: {', '.join(said)}",
+        f"that they wait for one another: {', '.join(sentences)}",
         "run them in the same order on all ranks, or on streams of their own",
     )

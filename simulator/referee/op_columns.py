@@ -1,4 +1,4 @@
-"""What ranks ran, as columns, laid out once for all of them: what ops read and write, and the actions of a plan."""
+"""A graph and a plan as columns, laid out once for all ranks that ran them: uses of ops, and actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.trace import ISSUED, Block, Bools, Ints
 
 
 class Uses(NamedTuple):
-    """What each op of a graph reads and writes, as flat columns.
+    """Columns of the tensors that ops of a graph read and write.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Uses(NamedTuple):
     tensor
         The tensor that the op uses, each once.
     reads, writes
-        How it uses it.
+        Whether the op reads it, and writes it.
     """
 
     op: Ints
@@ -51,7 +51,7 @@ def _keys(tensors: Sequence[tuple[int, ...]], n: int) -> Ints:
 
 
 class ProgramColumns:
-    """What ranks ran, laid out once for all of them.
+    """A graph and its plan, laid out once for all ranks that ran them.
 
     Parameters
     ----------
@@ -61,10 +61,10 @@ class ProgramColumns:
     Attributes
     ----------
     uses
-        What ops read and write; where dynamic reads are drawn, what is certain, and behind the last op the candidates
-        of each op with dynamic reads.
+        Uses of ops; where dynamic reads are drawn, those that are certain, and behind the last op the candidates of
+        each op with dynamic reads.
     tiers, compute_tier
-        How many tiers there are, and which one computes work in.
+        How many tiers there are, and the id of the one that computes work in.
     sizes, persistent
         Of each tensor [B].
     valid_homes, homes
@@ -93,9 +93,8 @@ class ProgramColumns:
         self.workspace = np.array([op.workspace_bytes for op in graph.ops], np.int64)
         self._alone_ns = np.array(durations_ns(graph, hardware), np.int64)
         self.meets = np.array([op.collective is not None for op in graph.ops], bool)
-        number = {name: tier for tier, name in enumerate(plan.tiers)}
-        ends = [(number[link.source], number[link.target], link.channels) for link in hardware.links.values()]
-        self.links = np.array(ends, np.int64).reshape(-1, 3)
+        links = [(*map(plan.tiers.index, (k.source, k.target)), k.channels) for k in hardware.links.values()]
+        self.links = np.array(links, np.int64).reshape(-1, 3)
         self.queues = np.arange(len(hardware.links))
         for shared in hardware.copy_queues.values():
             members = [hardware.link_names.index(name) for name in shared]
@@ -105,20 +104,21 @@ class ProgramColumns:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
 
     def with_draws(self, draws: Draws | None) -> ProgramColumns:
-        """The same program, where it is known what dynamic reads choose."""
+        """Return the same program with what dynamic reads choose."""
         if draws is None:
             return self
         program, certain = copy(self), Uses.of(self.graph.certain)
-        late = {op: np.array(about.candidates) for op in draws.chosen_bits if (about := self.graph.ops[op].late)}
-        numbers = np.repeat(len(self.graph.ops) + np.arange(len(late)), [*map(len, late.values())])
-        candidates = Uses(numbers, np.concatenate([*late.values()]), np.ones_like(numbers, bool), numbers < 0)
+        late = {op: np.array(reads.candidates) for op in draws.chosen_bits if (reads := self.graph.ops[op].late)}
+        behind = len(self.graph.ops) + np.arange(len(late))
+        op_ids = np.repeat(behind, [*map(len, late.values())])
+        candidates = Uses(op_ids, np.concatenate([*late.values()]), np.ones_like(op_ids, bool), op_ids < 0)
         program.uses = Uses(*(np.concatenate(columns) for columns in zip(certain, candidates, strict=True)))
-        first = len(certain.op) + np.searchsorted(numbers, len(self.graph.ops) + np.arange(len(late)))
+        first = len(certain.op) + np.searchsorted(op_ids, behind)
         program._draws, program._candidates_from = draws, dict(zip(late, first.tolist(), strict=True))
         return program
 
     def uses_of(self, computes: Ints, ops: Ints) -> tuple[Ints, Ints]:
-        """For computes in issue order find their uses: issues, and positions in `uses`.
+        """Find the uses of computes in issue order: issues, and positions in `uses`.
 
         Parameters
         ----------
@@ -136,17 +136,17 @@ class ProgramColumns:
         return np.concatenate(issue), np.concatenate(use)
 
     def alone_ns(self, ops: Ints) -> Ints:
-        """Time of computes of these ops alone, in issue order [ns]."""
+        """Return the time that computes of these ops take alone, in issue order [ns]."""
         alone = self._alone_ns[ops]
         for op, drawing, draws in self._late(ops):
             alone[drawing] = draws.durations_ns(op)[: len(drawing)]
         return alone
 
     def _late(self, ops: Ints) -> Iterator[tuple[int, Ints, Draws]]:
-        """Each op whose dynamic reads are drawn, and where it is among `ops`: the k-th one is of step k."""
+        """Yield each op whose dynamic reads are drawn, and its positions among `ops`: the k-th is of step k."""
         if self._draws is not None:
             yield from ((op, np.flatnonzero(ops == op), self._draws) for op in self._candidates_from)
 
     def planned(self) -> Block:
-        """Columns of all actions of a fixed plan."""
+        """Return the columns of all actions of a fixed plan."""
         return {name: np.tile(codes, self.plan.repeats) for name, codes in self._lap.items()}

@@ -1,4 +1,4 @@
-"""Laws of places: each is taken and freed in turn, by the actions that make and give up what is there."""
+"""Laws of places: each is taken and freed in turn, by the actions that fill and detach it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simulator.trace import NONE, Bools, Ints, pick, turns
 
 
 class Held(NamedTuple):
-    """When each place of a tensor was held.
+    """Stretches of time in which places of tensors were held.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ _SHOWN = ("time_ns", "tier", "tensor", "delta_bytes")
 def check_places(facts: Facts) -> Held:
     """Check who takes and frees each place, and that what an action uses is there while it runs.
 
-    When a detach acts is noted as its start and end, `NONE` if it frees 0 B.
+    The time at which a detach acts becomes its start and end; `NONE` if it frees 0 B.
     """
     _check_begins_at_home(facts)
     tiers, sizes, rows = facts.program.tiers, facts.program.sizes, facts.residencies
@@ -79,7 +79,7 @@ def _check_ends_at_home(facts: Facts, last: Ints) -> None:
 
 def _pair_detaches(facts: Facts, held: Held) -> None:
     """Pair the k-th detach of a place with the end of its k-th stretch, which is when it acts."""
-    detaches, tiers = facts.steps(DETACH), facts.program.tiers
+    detaches, tiers = facts.actions(DETACH), facts.program.tiers
     place, many = facts.a[detaches] * tiers + facts.b[detaches], len(detaches) + len(held.place) + 1
     stretch = np.append(held.place * many + turns(held.place), NONE)
     wanted, is_given_up = place * many + turns(place), np.zeros(len(held.place), bool)
@@ -94,12 +94,12 @@ def _pair_detaches(facts: Facts, held: Held) -> None:
         raise facts.broken("only a detach frees a place", "residencies", place_name)
     acted[facts.program.sizes[facts.a[detaches]] == 0] = NONE
     law = "when a run completes, every detach has acted"
-    facts.check_steps(detaches, (acted != facts.never) | (not facts.complete), law, ("tier", facts.b[detaches]))
+    facts.check_actions(detaches, (acted != facts.never) | (not facts.complete), law, ("tier", facts.b[detaches]))
     facts.start[detaches] = facts.end[detaches] = acted
 
 
 def _is_taken_at_start(facts: Facts, held: Held) -> Bools:
-    """Whether each place was taken as an action that fills it started, or once a collective that does had come."""
+    """Tell which places were taken as an action that fills them started, or once a collective that does had come."""
     made, stride = facts.accesses.pick(facts.accesses.makes), facts.stride
     start, arrived = facts.start[made.issue], facts.arrived[made.issue]
     early = np.flatnonzero(arrived < start)
@@ -115,7 +115,7 @@ def _check_is_there(facts: Facts, held: Held) -> None:
     holds |= covered((used.place, start, end), held, facts.stride)
     law = "what a compute reads and writes, and both ends of a copy, are held while it runs"
     shown = ("tensor", tensor), ("from ns", facts.times(start)), ("to ns", facts.times(end))
-    facts.check_steps(used.issue, holds, law, *shown)
+    facts.check_actions(used.issue, holds, law, *shown)
 
 
 def check_workspace(facts: Facts) -> None:
@@ -129,10 +129,8 @@ def check_workspace(facts: Facts) -> None:
     for sign, moment, low, high in ((1, "start", facts.arrived, facts.start), (-1, "end", facts.end, facts.end)):
         rows_at = np.flatnonzero((rows["tensor"] < 0) & (rows["delta_bytes"] * sign > 0))
         rows_at = rows_at[~np.isin(-1 - rows["tensor"][rows_at], unmet)]
-        op, law = (
-            -1 - rows["tensor"][rows_at],
-            f"an op's workspace is held for its span, in the compute tier ({moment})",
-        )
+        op = -1 - rows["tensor"][rows_at]
+        law = f"an op's workspace is held for its span, in the compute tier ({moment})"
         is_right = (op < len(size)) & (rows["tier"][rows_at] == facts.program.compute_tier)
         is_right &= rows["delta_bytes"][rows_at] == sign * size[np.minimum(op, len(size) - 1)]
         facts.check(is_right, law, "residencies", pick(rows, rows_at), *_SHOWN)

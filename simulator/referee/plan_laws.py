@@ -1,21 +1,21 @@
 """Walks a fixed plan in issue order and names the first action that breaks a rule.
 
 Each place (a tensor in a tier) is absent, valid or stale. A compute makes what it writes valid in the compute tier and
-stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training step is over where every op
-has run and all places are as they must be between steps: persistent tensors valid at home and nowhere else, nothing
-else held. A plan that repeats is walked once, because it must end where it began. Copies of what dynamic reads may
-choose, and no op writes, may stay from one step to the next, as in a cache, until the plan ends.
+stale elsewhere; a copy makes its target valid; a detach makes its place absent. A training step is over once every op
+has run and persistent tensors are valid at home and nowhere else, and nothing else is held. A plan that repeats is
+walked once, because it must end where it began. Copies of candidates of dynamic reads, which no op writes, may stay
+from one step to the next, as in a cache, until the plan ends.
 
-An op may run again within a training step, and ops may run in another order. What an op reads must then be valid, as
-always, and hold the *value* that program order gives it: the one that the last op before it made, or with which the
-training step began. Each rank comes to the collectives of a group in program order, once each, on one stream. What is
-copied into the compute tier before a barrier is used before it; what comes home at the end of a training step stays for
-the next, whatever barriers that has.
+An op may run again within a training step, and ops may run in another order. A tensor that an op reads must be valid,
+as always, and hold the *value* that program order gives it: the one that the last op before it made, or with which the
+training step began. Each rank comes to the collectives of a group in program order, once each, on one stream. A copy
+into the compute tier that is issued before a barrier is used before it; what comes home at the end of a training step
+stays for the next, whatever barriers that has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 
 from simulator.draws import Draws
 from simulator.errors import PlanError
@@ -27,12 +27,13 @@ from simulator.referee.facts import describe
 ABSENT, VALID, STALE = range(3)
 _STATES = ("absent", "valid", "stale")
 _STREAMS = 64
+"""More streams than a graph may name (32); collectives may have others beside them."""
 _END = "end of the plan"
 _INITIAL = -1
 """The maker of a value that a training step began with."""
 
-Place = tuple[int, Code]
-"""Where a walk is: the number of an action, and the action."""
+Position = tuple[int, Code]
+"""The index of an action in the plan, and the action."""
 
 
 def check_plan(
@@ -49,53 +50,55 @@ def check_plan(
     pinned
         Tensors (ids) that the scenario keeps in the compute tier because it names that as their home.
     draws
-        What dynamic reads choose, for a plan that was made when that was known, such as a record; one that repeats
-        cannot know it, and then brings all candidates, as without draws.
+        What dynamic reads choose, for a plan that was made when that was known, such as a record; a plan that repeats
+        cannot know it, and brings all candidates, as without draws.
 
     Raises
     ------
     PlanError
         With the action, the tensor and the rule that it breaks.
     """
-    for where, must, found, do in _faults(graph, hardware, plan):
-        raise PlanError(f"plan {plan.name!r}{where}", must, found, do)
+    _check_homes(graph, hardware, plan)
     if plan.fixed is not None:
         walk = PlanWalk(graph, hardware, plan, pinned, draws if plan.repeats == 1 else None)
         walk.take(plan.fixed.codes())
         walk.finish(graph.steps // plan.repeats)
 
 
-def _faults(graph: Graph, hardware: Hardware, plan: Plan) -> Iterator[tuple[str, str, str, str]]:
-    """What is wrong before the first action: where, what must hold, what was found, what to do."""
+def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
+    """Check the tiers, homes and repeats of a plan."""
+    name = f"plan {plan.name!r}"
     if plan.tiers != hardware.tier_names:
         must = f"its tiers are those of {hardware.name!r} ({', '.join(hardware.tier_names)})"
-        yield "", must, ", ".join(plan.tiers) or "none", "make the plan for this machine"
+        raise PlanError(name, must, ", ".join(plan.tiers) or "none", "make the plan for this machine")
     if len(plan.home) != len(graph.tensors):
         found = f"{len(plan.home):,} homes for {len(graph.tensors):,} tensors"
-        yield ", homes", "every tensor has an entry", found, "make the plan for this graph"
-    inputs, demand, known = set(graph.inputs), [0] * len(plan.tiers), ", ".join(plan.tiers)
+        raise PlanError(f"{name}, homes", "every tensor has an entry", found, "make the plan for this graph")
+    inputs, demand, tiers = set(graph.inputs), [0] * len(plan.tiers), ", ".join(plan.tiers)
     for t, (tensor, home) in enumerate(zip(graph.tensors, plan.home, strict=True)):
-        where = f", home of {tensor.name!r}"
+        where = f"{name}, home of {tensor.name!r}"
         if not NOWHERE <= home < len(plan.tiers):
             must = f"a home is a tier id from 0 to {len(plan.tiers) - 1}, or {NOWHERE} for none"
-            yield where, must, str(home), "give it one of the tiers"
+            raise PlanError(where, must, str(home), "give it one of the tiers")
         if (t in inputs) != (home != NOWHERE):
             must = "what exists before the first op has a home, and nothing else (persistent tensors and inputs)"
             found = "none" if home == NOWHERE else plan.tiers[home]
-            yield where, must, found, f"give it one of {known}" if t in inputs else "leave it out"
+            raise PlanError(where, must, found, f"give it one of {tiers}" if t in inputs else "leave it out")
         demand[home] += tensor.size_bytes if home != NOWHERE else 0
-    for name, used in zip(plan.tiers, demand, strict=True):
-        room = hardware.tiers[name].usable_bytes
-        if name != hardware.compute_tier and used > room:
-            must = f"what has its home in {name} fits there ({room:,} B)"
-            yield ", homes", must, f"{used:,} B", "give some tensors another home, or raise the capacity"
+    for tier, used in zip(plan.tiers, demand, strict=True):
+        room, do = hardware.tiers[tier].usable_bytes, "give some tensors another home, or raise the capacity"
+        if tier != hardware.compute_tier and used > room:
+            must = f"what has its home in {tier} fits there ({room:,} B)"
+            raise PlanError(f"{name}, homes", must, f"{used:,} B", do)
     if plan.fixed is not None and (plan.repeats < 1 or graph.steps % plan.repeats):
         must = f"its repeats divide the {graph.steps} training steps of the graph"
-        yield "", must, f"{plan.repeats} repeats", "make a plan of one training step and repeat it for each"
+        raise PlanError(
+            name, must, f"{plan.repeats} repeats", "make a plan of one training step and repeat it for each"
+        )
 
 
 class Values:
-    """The value that each tensor holds, as issued; one that only ever holds one value is left out.
+    """The value that each tensor holds, as issued; tensors that only ever hold one value are left out.
 
     Parameters
     ----------
@@ -125,19 +128,19 @@ class Values:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Go to the start of a training step: what it finds is the initial value."""
+        """Go to the start of a training step, which finds initial values."""
         self._made_by: dict[int, int] = {}
         self.unlike = len(self._final)
 
     def wrong_read(self, op: int) -> tuple[int, int, int] | None:
-        """The first tensor that does not hold what the op reads of it: (tensor, its maker, whose it should be)."""
+        """Return the first tensor that does not hold the value that the op reads: (tensor, its maker, due maker)."""
         for t, maker in self._reads[op]:
             if (holds := self._made_by.get(t, _INITIAL)) != maker:
                 return t, holds, maker
         return None
 
     def write(self, op: int) -> None:
-        """Note what the op makes."""
+        """Note the values that the op makes."""
         for t in self._writes[op]:
             if t in self._final:
                 was, final = self._made_by.get(t, _INITIAL), self._final[t]
@@ -145,16 +148,16 @@ class Values:
             self._made_by[t] = op
 
     def first_made(self) -> int | None:
-        """The first tensor that outlasts the step and that some op of it has written."""
+        """Return the first tensor that outlasts the step and that some op of it has written."""
         return min((t for t in self._made_by if t in self._final), default=None)
 
     def first_unlike(self) -> tuple[int, int, int]:
-        """The first tensor that `unlike` counts: (tensor, its maker, whose it should be)."""
+        """Return the first tensor that `unlike` counts: (tensor, its maker, due maker)."""
         made_by = ((t, self._made_by.get(t, _INITIAL), due) for t, due in sorted(self._final.items()))
-        return next(one for one in made_by if one[1] != one[2])
+        return next((t, maker, due) for t, maker, due in made_by if maker != due)
 
-    def said(self, tensor: int, maker: int, due: int) -> str:
-        """Say which value a tensor holds, and which it should."""
+    def difference(self, tensor: int, maker: int, due: int) -> str:
+        """Say which value a tensor holds, and which it should hold."""
         values = {op: f"as op {self._graph.ops[op].name!r} makes it" for op in (maker, due)}
         values[_INITIAL] = "as the training step began"
         return f"{self._graph.tensors[tensor].name!r} {values[maker]}, not {values[due]}"
@@ -187,12 +190,12 @@ class PlanWalk:
                 self._fixed.add(t * self._tiers + home)
         self._unlike = sum(a != b for a, b in zip(self._state, self._between, strict=True))
         self._outputs = {t for t in graph.outputs if not graph.tensors[t].persistent}
-        self._lost: dict[int, Place] = {}
+        self._lost: dict[int, Position] = {}
         self._ran: set[int] = set()
         self._values, self._roles = Values(graph), Roles(graph)
         self._met, self._stream_of = dict.fromkeys(self._roles.ops, 0), dict[Call, int]()
         self._has_barriers, self._unused = any(op.barrier for op in graph.ops), set[int]()
-        self._here: Place = (NOWHERE, (SYNC, 0, 0, 0))
+        self._here: Position = (NOWHERE, (SYNC, 0, 0, 0))
         self._known = set[Code]()
         self._last_move, self._done = self._here, 0
         self._cacheable, self._cached = graph.cacheable, 0
@@ -200,8 +203,8 @@ class PlanWalk:
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next actions."""
-        for at, code in enumerate(codes, self._here[0] + 1):
-            self._here = at, code
+        for index, code in enumerate(codes, self._here[0] + 1):
+            self._here = index, code
             if code not in self._known:
                 self._check_operands(*code)
                 self._known.add(code)
@@ -215,17 +218,16 @@ class PlanWalk:
             if len(self._ran) == len(self._graph.ops) and not self._unlike and not self._values.unlike:
                 self._end_training_step()
 
-    def _check_operands(self, kind: int, *numbers: int) -> None:
+    def _check_operands(self, kind: int, *ids: int) -> None:
         op, stream = ("an op id", len(self._graph.ops)), ("a stream id", _STREAMS)
         tensor, tier = ("a tensor id", len(self._graph.tensors)), ("a tier id", self._tiers)
         operands = {COMPUTE: (op, stream), COPY: (tensor, tier, tier), DETACH: (tensor, tier), SYNC: (tensor,)}
         if kind not in operands:
             raise self._error("an action is compute, copy, detach or sync (0 to 3)", str(kind), "correct its kind")
-        for number, (what, count) in zip(numbers, operands[kind], strict=False):
-            if not 0 <= number < count:
-                raise self._error(
-                    f"{what} lies between 0 and {count - 1:,}", str(number), "make the plan for this graph"
-                )
+        for operand, (name, count) in zip(ids, operands[kind], strict=False):
+            if not 0 <= operand < count:
+                must, do = f"{name} lies between 0 and {count - 1:,}", "make the plan for this graph"
+                raise self._error(must, str(operand), do)
 
     def finish(self, training_steps: int) -> None:
         """Check the end of the plan; its actions must make up so many training steps."""
@@ -236,43 +238,43 @@ class PlanWalk:
             raise self._error(must, f"that one writes {self._name(overwritten)} again", "remove it", _END)
 
     def _end_training_step(self) -> None:
-        for place, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
-            if place[0] < self._last_move[0]:
-                must = "an output keeps a valid copy until the training step ends"
-                found = f"that it detaches the only valid copy of {self._name(t)} before {self._step(self._last_move)}"
-                raise self._error(must, found, "detach outputs last", self._step(place))
+        for position, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
+            if position[0] < self._last_move[0]:
+                must, last = "an output keeps a valid copy until the training step ends", self._action(self._last_move)
+                found = f"that it detaches the only valid copy of {self._name(t)} before {last}"
+                raise self._error(must, found, "detach outputs last", self._action(position))
         self._ran.clear()
         self._unused.clear()
         self._values.begin_step()
         self._done += 1
 
-    def _compute(self, op: int, stream: int) -> None:
-        what, tiers, here, state = self._graph.ops[op], self._tiers, self._compute_tier, self._state
-        reads = what.reads
-        if what.late is not None and self._draws is not None:
-            reads = (*self._certain[op], *self._draws.chosen(op, self._done))
+    def _compute(self, op_id: int, stream: int) -> None:
+        op, tiers, compute_tier, state = self._graph.ops[op_id], self._tiers, self._compute_tier, self._state
+        reads = op.reads
+        if op.late is not None and self._draws is not None:
+            reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._done))
         for t in reads:
-            if state[t * tiers + here] != VALID:
-                self._refuse_read(t, here, f"op {what.name!r}")
-        self._check_values(op)
-        self._values.write(op)
-        if op in self._roles.calls:
-            self._check_turn(op, stream)
+            if state[t * tiers + compute_tier] != VALID:
+                self._refuse_read(t, compute_tier, f"op {op.name!r}")
+        self._check_values(op_id)
+        self._values.write(op_id)
+        if op_id in self._roles.calls:
+            self._check_turn(op_id, stream)
         if self._has_barriers:
-            self._check_barrier(what)
-        for t in what.writes:
+            self._check_barrier(op)
+        for t in op.writes:
             for place in range(t * tiers, (t + 1) * tiers):
                 if state[place] == VALID:
                     self._put(place, STALE)
-            self._put(t * tiers + here, VALID)
+            self._put(t * tiers + compute_tier, VALID)
             self._lost.pop(t, None)
-        self._ran.add(op)
+        self._ran.add(op_id)
         self._last_move = self._here
 
     def _check_values(self, op: int) -> None:
-        """Check that the op makes what it makes in program order, also if it runs again.
+        """Check that the op makes the values that it makes in program order, also if it runs again.
 
-        What is left somewhere is blamed if nothing else keeps a training step from its end, and another is to come.
+        A tensor left somewhere is blamed if nothing else keeps a training step from its end, and another is to come.
         """
         wrong, is_again = self._values.wrong_read(op), op in self._ran and not self._graph.ops[op].repeatable
         if wrong is None and not is_again:
@@ -286,16 +288,16 @@ class PlanWalk:
         if wrong is not None:
             must = "an op, also one that runs again, reads the values that program order gives it"
             do = "run it while they are there, or make them again before"
-            raise self._error(must, self._values.said(*wrong), do)
+            raise self._error(must, self._values.difference(*wrong), do)
 
     def _check_turn(self, op: int, stream: int) -> None:
         call, ops = self._roles.calls[op], self._graph.ops
         line = self._roles.ops[call]
-        due, known = line[self._met[call] % len(line)], self._stream_of.setdefault(call, stream)
+        due, own_stream = line[self._met[call] % len(line)], self._stream_of.setdefault(call, stream)
         self._met[call] += 1
-        if due != op or known != stream:
+        if due != op or own_stream != stream:
             must = f"collectives of group {call.group!r} are issued in program order, once each, on one stream"
-            found = f"op {ops[op].name!r} on stream {stream} where op {ops[due].name!r} on stream {known} is due"
+            found = f"op {ops[op].name!r} on stream {stream} where op {ops[due].name!r} on stream {own_stream} is due"
             raise self._error(must, found, "issue them so, or the other members meet something else")
 
     def _check_barrier(self, op: Op) -> None:
@@ -348,18 +350,16 @@ class PlanWalk:
     def _refuse_read(self, tensor: int, tier: int, reader: str) -> None:
         """Blame the detach of the only valid copy, or else the reader."""
         if tensor in self._lost:
-            must, do = (
-                "what is used later keeps a valid copy",
-                "store it elsewhere first, or detach it after its last use",
-            )
+            must = "what is used later keeps a valid copy"
+            do = "store it elsewhere first, or detach it after its last use"
             found = f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later"
-            raise self._error(must, found, do, self._step(self._lost[tensor]))
+            raise self._error(must, found, do, self._action(self._lost[tensor]))
         places = self._state[tensor * self._tiers : (tensor + 1) * self._tiers]
         valid = [name for name, state in zip(self._plan.tiers, places, strict=True) if state == VALID]
-        here, elsewhere = self._plan.tiers[tier], f"valid in {' and '.join(valid)}" if valid else "not written before"
-        found = f"{self._name(tensor)} {_STATES[places[tier]]} in {here}, {elsewhere}"
-        do = f"{f'copy it into {here}' if valid else 'write it'} before this action"
-        raise self._error(f"what an action reads is valid ({here})", found, do)
+        name, elsewhere = self._plan.tiers[tier], f"valid in {' and '.join(valid)}" if valid else "not written before"
+        found = f"{self._name(tensor)} {_STATES[places[tier]]} in {name}, {elsewhere}"
+        do = f"{f'copy it into {name}' if valid else 'write it'} before this action"
+        raise self._error(f"what an action reads is valid ({name})", found, do)
 
     def _explain_end(self, training_steps: int) -> None:
         missing = [op for op in range(len(self._graph.ops)) if op not in self._ran]
@@ -370,19 +370,19 @@ class PlanWalk:
             raise self._error("every op runs in every training step", found, "add it", _END)
         if self._done < training_steps and self._values.unlike and not self._unlike:
             must = "what outlasts a training step ends it with the value that program order leaves in it"
-            found = self._values.said(*self._values.first_unlike())
+            found = self._values.difference(*self._values.first_unlike())
             raise self._error(must, found, "run the op that makes this value last", _END)
         self._refuse_end(_END)
 
     def _refuse_end(self, moment: str) -> None:
-        """Blame the first place that is not as it must be between training steps, or the detach of its last copy."""
+        """Blame the first place that differs from its state between steps, or the detach of its last valid copy."""
         place = next(p for p, (a, b) in enumerate(zip(self._state, self._between, strict=True)) if a != b)
         tensor, tier = divmod(place, self._tiers)
         home = self._plan.home[tensor]
         if tensor in self._lost and self._graph.tensors[tensor].persistent:
             found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
             must, do = "what is used later keeps a valid copy", "copy it to its home first"
-            raise self._error(must, found, do, self._step(self._lost[tensor]))
+            raise self._error(must, found, do, self._action(self._lost[tensor]))
         must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
         at_home = f" (home {self._plan.tiers[home]})" if home != NOWHERE else ""
         found = f"{self._name(tensor)}{at_home} {_STATES[self._state[place]]} in {self._plan.tiers[tier]}"
@@ -391,9 +391,9 @@ class PlanWalk:
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
 
-    def _step(self, place: Place) -> str:
-        at, code = place
-        return f"action {at:,} ({describe(self._graph, self._plan.tiers, code)})"
+    def _action(self, position: Position) -> str:
+        index, code = position
+        return f"action {index:,} ({describe(self._graph, self._plan.tiers, code)})"
 
     def _error(self, must: str, found: str, do: str, where: str = "") -> PlanError:
-        return PlanError(f"plan {self._plan.name!r}, {where or self._step(self._here)}", must, found, do)
+        return PlanError(f"plan {self._plan.name!r}, {where or self._action(self._here)}", must, found, do)

@@ -1,7 +1,7 @@
 """Laws of room and of addresses.
 
-No tier overflows, what ranks share is stored once, and whoever is next in line gets room that fits. Where places have
-addresses, no two of them overlap, each lies in its tier, and a compaction stops all that works there.
+No tier overflows, ranks store what they share once, and whoever is first in line gets room that fits. Where places
+have addresses, no two of them overlap, each lies in its tier, and a compaction stops all that works there.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ class TierRoom:
 
 
 def _instances(hardware: Hardware, ranks: int) -> list[Ints]:
-    """By tier and rank, the instance of the tier: the node where nodes have their own, else 0."""
+    """Return, by tier and rank, the instance of the tier: the node where nodes have their own, else 0."""
     each = hardware.topology.devices_per_node
     return [np.arange(ranks) // (each if tier.scope == "node" else ranks) for tier in hardware.tiers.values()]
 
 
 def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Ints:
-    """Add up what ranks have at home in a tier less what is stored there, all shared tensors, by tier and instance [B].
+    """Add up, by tier and instance, by how much ranks' homes exceed what is stored: shared tensors are stored once [B].
 
     Parameters
     ----------
@@ -134,9 +134,9 @@ def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Ints:
     stored = set[tuple[int, int, int, str, int]]()
     for rank, plan in enumerate(plans):
         if id(plan) not in shared:
-            tensors = zip(job.graph(rank).tensors, plan.home, strict=True)
-            mine = [(t, home) for t, home in tensors if t.shared and t.persistent and home != NOWHERE]
-            shared[id(plan)] = [(t, home) for t, home in mine if scopes[home] != "device"]
+            homes = zip(job.graph(rank).tensors, plan.home, strict=True)
+            at_home = [(t, home) for t, home in homes if t.shared and t.persistent and home != NOWHERE]
+            shared[id(plan)] = [(t, home) for t, home in at_home if scopes[home] != "device"]
         for t, home in shared[id(plan)]:
             sharer = rank // hardware.topology.devices_per_node if t.shared == "node" else 0
             place = (home, int(instance[home][rank]), sharer, t.name, t.size_bytes)
@@ -146,25 +146,26 @@ def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Ints:
 
 
 def check_stored_once(hardware: Hardware, trace: Trace, spare: Ints) -> None:
-    """Check that a trace says what is stored once, for each instance of a tier that has a simulated rank.
+    """Check what a trace says is stored once, for each instance of a tier that has a simulated rank.
 
     Parameters
     ----------
     hardware, trace, spare
         The machine, what happened there, and what is stored once.
     """
-    told, instance = np.zeros_like(spare), _instances(hardware, spare.shape[1])
+    recorded, instance = np.zeros_like(spare), _instances(hardware, spare.shape[1])
     for rank, tier, _, size in trace.stored_once:
-        told[tier, instance[tier][rank]] += size
+        recorded[tier, instance[tier][rank]] += size
     for tier, name in enumerate(hardware.tiers):
         for i in np.unique(instance[tier][list(trace.stands_in)]).tolist():
-            if told[tier, i] != spare[tier, i]:
+            if recorded[tier, i] != spare[tier, i]:
                 must = f"what is stored once in {name} is counted once"
-                found = f"{told[tier, i]:,} B less on instance {i}, not {spare[tier, i]:,} B"
+                found = f"{recorded[tier, i]:,} B less on instance {i}, not {spare[tier, i]:,} B"
                 raise broken("trace, stored_once", must, found)
 
 
 _ENDLESS = 1 << 62
+"""More bytes than any tier has, and still a 64-bit number."""
 
 
 def check_addresses(facts: Facts, trace: Trace, allocator: AllocatorKind, budget_bytes: int | float) -> None:
@@ -199,18 +200,18 @@ def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
     """Check that each range is free when it is taken, lies in the space, and is freed as it was taken."""
     live: list[tuple[int, int, int]] = []
     ranges = tuples(rows, "tensor", "offset_bytes", "delta_bytes", "time_ns")
-    for number, (item, offset, delta, time) in enumerate(ranges):
-        where, found = f"addresses row {number:,}", f"{item} at {offset:,} B, {delta:,} B, at {time:,} ns"
+    for row, (item, offset, delta, time) in enumerate(ranges):
+        where, found = f"addresses row {row:,}", f"{item} at {offset:,} B, {delta:,} B, at {time:,} ns"
         if delta > 0:
-            at = bisect_left(live, (offset, 0, 0))
+            i = bisect_left(live, (offset, 0, 0))
             if offset < 0 or offset + delta > end_bytes:
                 raise facts.broken("each place lies in its tier", where, found)
-            if (at and live[at - 1][1] > offset) or (at < len(live) and live[at][0] < offset + delta):
+            if (i and live[i - 1][1] > offset) or (i < len(live) and live[i][0] < offset + delta):
                 raise facts.broken("no two live places overlap in addresses", where, found)
             insort(live, (offset, offset + delta, item))
         else:
-            at = bisect_left(live, (offset, offset - delta, item))
-            if at == len(live) or live.pop(at) != (offset, offset - delta, item):
+            i = bisect_left(live, (offset, offset - delta, item))
+            if i == len(live) or live.pop(i) != (offset, offset - delta, item):
                 raise facts.broken("a range is freed where, and as large as, it was taken", where, found)
     wanted = sum(1 for _, _, item in live if item >= 0)
     persistent = [t for t, tensor in enumerate(facts.program.graph.tensors) if tensor.persistent and tensor.size_bytes]
@@ -237,20 +238,20 @@ def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> 
 
 
 def _check_events(facts: Facts, events: Block, rows: Block, allocator: AllocatorKind) -> None:
-    """Check that nothing starts or runs where a compaction stops it, that it takes its price, and that waits say so."""
+    """Check that compactions take their price and stop what works in their tier, and that waits for them are right."""
     asked, start, end, pages = (events[name] for name in ("asked_ns", "start_ns", "end_ns", "pages"))
     if allocator == "fixed" and len(asked):
         raise facts.broken("offsets chosen before the run need no compaction", "compactions", f"{len(asked)} of them")
     if (np.diff(asked) < 0).any() or (asked[1:] < end[:-1]).any() or (start < asked).any():
         raise facts.broken("compactions come one after another", "compactions", "two at once")
     price, page_bytes = facts.program.hardware.allocator.compaction, facts.program.hardware.allocator.page_bytes
-    for number, is_remap in enumerate(events["is_remap"].tolist()):
-        due = price.cost_ns(int(pages[number])) if is_remap and price is not None else 0
-        if int(end[number] - start[number]) != due:
-            found = f"{int(end[number] - start[number]):,} ns for {int(pages[number]):,} pages, not {due:,} ns"
-            raise facts.broken("a compaction takes its price", f"compactions row {number:,}", found)
+    for row, is_remap in enumerate(events["is_remap"].tolist()):
+        due = price.cost_ns(int(pages[row])) if is_remap and price is not None else 0
+        if int(end[row] - start[row]) != due:
+            found = f"{int(end[row] - start[row]):,} ns for {int(pages[row]):,} pages, not {due:,} ns"
+            raise facts.broken("a compaction takes its price", f"compactions row {row:,}", found)
         if is_remap and price is not None and price.pages == "in_use" and allocator == "best_fit":
-            _check_pages(facts, rows, (int(start[number]), int(pages[number])), page_bytes)
+            _check_pages(facts, rows, (int(start[row]), int(pages[row])), page_bytes)
     spans, waits = facts.spans, pick(facts.waits, facts.waits["cause"] == CAUSES.index("compaction"))
     ends = np.append((facts.program.links[:, :2] == facts.program.compute_tier).any(axis=1), False)
     touches = (spans["kind"] == COMPUTE) | ends[np.where(spans["kind"] == COPY, spans["track"], -1)]
@@ -261,9 +262,9 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
     facts.check(holds, law, "waits", waits, "op", "start_ns", "end_ns")
 
 
-def _check_pages(facts: Facts, rows: Block, found: tuple[int, int], page_bytes: int) -> None:
+def _check_pages(facts: Facts, rows: Block, compaction: tuple[int, int], page_bytes: int) -> None:
     """Check how many pages a compaction counts: those of all ranges in use when it starts, or freed in that instant."""
-    start, pages = found
+    start, pages = compaction
     least = int(rows["delta_bytes"][rows["time_ns"] < start].sum())
     most = least + int(np.abs(rows["delta_bytes"][rows["time_ns"] == start]).sum())
     freed = int(rows["delta_bytes"][(rows["time_ns"] == start) & (rows["delta_bytes"] < 0)].sum())

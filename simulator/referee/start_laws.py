@@ -1,7 +1,7 @@
 """Laws of starts: what the host issues when, what each action waits for, and that it starts as soon as it may.
 
-Each rule says, by issue, when it lets an action start; no action starts before that, and one that takes no room starts
-when all of them, and the host, let it. What room alone keeps waiting is told to `room_laws`.
+Each rule returns, by issue, when it lets an action start; no action starts before that, and one that takes no room
+starts when all of them, and the host, let it. The laws of room check the actions that only room keeps waiting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simulator.scenario import Switches
 from simulator.trace import ISSUED, NONE, Ints
 
 NEVER_NS = np.iinfo(np.int64).max
-"""The start of what never started, and an end that is still to come [ns]."""
+"""The start of an action that never started [ns]."""
 
 
 class RoomRequests(NamedTuple):
@@ -28,9 +28,9 @@ class RoomRequests(NamedTuple):
     Attributes
     ----------
     tier, size
-        Where it takes room, and how much [B].
+        Where an action takes room, and how much [B].
     since_ns, start_ns
-        When all but room was there; when it started.
+        When it had all but room; when it started.
     is_copy, issue
         Its place in line: computes first, then in issue order.
     """
@@ -44,7 +44,7 @@ class RoomRequests(NamedTuple):
 
 
 def check_issued(facts: Facts) -> None:
-    """Check that the host issued what the plan says, in order; and that a run which is complete ran all of it."""
+    """Check that the host issued the actions of the plan, in order, and that a complete run ran all of them."""
     program, actions = facts.program, len(facts.kind)
     if program.plan.fixed is not None:
         planned = program.planned()
@@ -57,8 +57,8 @@ def check_issued(facts: Facts) -> None:
         return
     asked, graph = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY)), program.graph
     ran = facts.row[asked] != NONE
-    facts.check_steps(asked, ran, "when a run completes, every action has run", ("span", facts.row[asked]))
-    counts = np.bincount(facts.a[facts.steps(COMPUTE)], minlength=len(graph.ops))
+    facts.check_actions(asked, ran, "when a run completes, every action has run", ("span", facts.row[asked]))
+    counts = np.bincount(facts.a[facts.actions(COMPUTE)], minlength=len(graph.ops))
     if counts.min() < graph.steps:
         found = f"op {graph.ops[int(counts.argmin())].name!r} {int(counts.min())} times in {graph.steps} steps"
         raise facts.broken("when a run completes, every op has run in each step", "spans", found)
@@ -68,13 +68,13 @@ def check_tracks(facts: Facts) -> None:
     """Check that each action runs on the stream or link that it was issued to."""
     computes, copies, ends = facts.ran(COMPUTE), facts.ran(COPY), facts.program.links
     stream, link, channel = facts.track[computes], facts.track[copies], facts.channel[copies]
-    facts.check_steps(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
-    known = (link >= 0) & (link < len(ends))
-    facts.check_steps(copies, known, "a transfer takes a link of the machine", ("link", link))
+    facts.check_actions(computes, stream == facts.b[computes], "a compute runs on its stream", ("stream", stream))
+    exists = (link >= 0) & (link < len(ends))
+    facts.check_actions(copies, exists, "a transfer takes a link of the machine", ("link", link))
     right = (ends[link, 0] == facts.b[copies]) & (ends[link, 1] == facts.c[copies])
-    facts.check_steps(copies, right, "a transfer takes a link from its source to its target", ("link", link))
+    facts.check_actions(copies, right, "a transfer takes a link from its source to its target", ("link", link))
     inside = (channel >= 0) & (channel < ends[link, 2])
-    facts.check_steps(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
+    facts.check_actions(copies, inside, "a transfer takes a channel of its link", ("channel", channel))
 
 
 def check_durations(facts: Facts, switches: Switches) -> None:
@@ -86,29 +86,31 @@ def check_durations(facts: Facts, switches: Switches) -> None:
     took = facts.end_ns - facts.start_ns
     right = took[computes] >= alone if contended else took[computes] == alone
     law = f"a compute takes {'at least ' if contended else ''}its own time"
-    facts.check_steps(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))
+    facts.check_actions(computes, right, law, ("takes ns", took[computes]), ("alone ns", alone))
     copies, links = facts.ran(COPY), [*facts.program.hardware.links.values()]
     keys = facts.program.sizes[facts.a[copies]] * len(links) + facts.track[copies]
-    different, which = np.unique(keys, return_inverse=True)
+    different, position = np.unique(keys, return_inverse=True)
     times = [transfer_ns(key // len(links), links[key % len(links)]) for key in different.tolist()]
-    alone = np.array(times, np.int64)[which]
+    alone = np.array(times, np.int64)[position]
     right, shown = took[copies] >= alone, (("takes ns", took[copies]), ("alone ns", alone))
-    facts.check_steps(copies, right, "a transfer takes at least its time alone", *shown)
+    facts.check_actions(copies, right, "a transfer takes at least its time alone", *shown)
 
 
-def _on_stream(facts: Facts, _: Switches) -> Ints:
+def _stream_free(facts: Facts, _: Switches) -> Ints:
+    """Return when the compute before a compute on its stream had ended."""
     computes = facts.ran(COMPUTE)
     return facts.by_issue(computes, facts.latest(facts.end[computes], facts.track[computes]))
 
 
-def _in_queue(facts: Facts, _: Switches) -> Ints:
+def _queue_turn(facts: Facts, _: Switches) -> Ints:
+    """Return when the copy before a copy in its queue had started."""
     copies = facts.ran(COPY)
     queue = facts.program.queues[facts.track[copies]]
     return facts.by_issue(copies, facts.latest(facts.start[copies], queue))
 
 
 def _channels(facts: Facts) -> tuple[Ints, Ints]:
-    """By issue of a copy, when its channel was free of those issued before, and when any channel of its queue was."""
+    """Return, by issue of a copy, when its channel was free of copies issued before, and when any of its queue was."""
     copies, channels = facts.ran(COPY), np.arange(1 + int(facts.program.links[:, 2].max(initial=0)))
     queue = facts.program.queues[facts.track[copies]]
     takes, group = facts.channel[copies, None] == channels, queue[:, None] * len(channels) + channels
@@ -118,15 +120,15 @@ def _channels(facts: Facts) -> tuple[Ints, Ints]:
     return facts.by_issue(copies, free[takes]), facts.by_issue(copies, first)
 
 
-def _at_point(facts: Facts, switches: Switches) -> Ints:
-    """When the last compute issued before a copy started, or ended: the last in issue order, not the latest."""
+def _point_reached(facts: Facts, switches: Switches) -> Ints:
+    """Return when the last compute in issue order before a copy, which need not be the latest, started or ended."""
     moment = facts.end if switches.copies_wait_for == "end" else facts.arrived
     last = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
     return np.where(facts.kind == COPY, np.append(moment, NONE)[last], NONE)
 
 
-def _keeps_output(facts: Facts, _: Switches) -> Ints:
-    """When the computes issued before a detach of the only valid copy of an output had ended."""
+def _computes_ended(facts: Facts, _: Switches) -> Ints:
+    """Return when the computes issued before a detach of the only valid copy of an output had ended."""
     ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))
     parting = _parting(facts)
     facts.end[parting] = np.where(facts.start[parting] == NONE, ended[parting], facts.end[parting])
@@ -134,14 +136,14 @@ def _keeps_output(facts: Facts, _: Switches) -> Ints:
 
 
 def _parting(facts: Facts) -> Ints:
-    """Detaches that leave no valid copy of an output that does not persist."""
+    """Find the detaches that leave no valid copy of an output that does not persist."""
     program, rows, parting = facts.program, facts.accesses, list[int]()
     valid = {t: set[int]() for t in program.graph.outputs if not program.persistent[t]}
     for place in program.valid_homes.tolist():
         valid.get(place // program.tiers, set()).add(place)
     is_of_output = np.isin(rows.place // program.tiers, list(valid))
-    mine = rows.pick(is_of_output & (rows.makes | (rows.kind == DETACH)))
-    for issue, kind, place in zip(mine.issue.tolist(), mine.kind.tolist(), mine.place.tolist(), strict=True):
+    changes = rows.pick(is_of_output & (rows.makes | (rows.kind == DETACH)))
+    for issue, kind, place in zip(*(column.tolist() for column in changes[:3]), strict=True):
         places = valid[place // program.tiers]
         if kind == DETACH:
             if places == {place}:
@@ -152,8 +154,8 @@ def _parting(facts: Facts) -> Ints:
     return np.array(parting, np.int64)
 
 
-def _in_order(facts: Facts, _: Switches) -> Ints:
-    """When the actions before that name a tensor let an action name it; of a sync, when all of them have ended.
+def _order_allows(facts: Facts, _: Switches) -> Ints:
+    """Return when earlier actions that name a tensor let an action name it; of a sync, when all of them have ended.
 
     A compute that writes, and a detach, is exclusive: it waits for all earlier ones, and all later ones wait for it. A
     detach of 0 B leaves no row: it acts as early as the order lets it, and lasts until its output may go.
@@ -168,7 +170,8 @@ def _in_order(facts: Facts, _: Switches) -> Ints:
     return facts.by_issue(issue, np.where(waits_for_all, after_all, after_exclusive))
 
 
-def _is_valid(facts: Facts, _: Switches) -> Ints:
+def _reads_valid(facts: Facts, _: Switches) -> Ints:
+    """Return when all that an action reads was valid."""
     issue, _kind, place, reads, makes = facts.accesses
     valid = facts.latest(np.where(makes, facts.end[issue], NONE), place)[reads]
     before = np.full(len(facts.program.sizes) * facts.program.tiers, facts.never)
@@ -177,18 +180,18 @@ def _is_valid(facts: Facts, _: Switches) -> Ints:
 
 
 _RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
-    ("a stream runs one op at a time, in issue order", _on_stream),
-    ("a link starts its transfers in issue order", _in_queue),
-    ("a copy waits until the last compute issued before it has {}ed", _at_point),
-    ("an output stays until the computes issued before its last detach have ended", _keeps_output),
-    ("steps that name the same tensor take effect in issue order; only reads and copies of it overlap", _in_order),
-    ("what a compute reads, and what a copy moves, is valid before it starts", _is_valid),
+    ("a stream runs one op at a time, in issue order", _stream_free),
+    ("a link starts its transfers in issue order", _queue_turn),
+    ("a copy waits until the last compute issued before it has {}ed", _point_reached),
+    ("an output stays until the computes issued before its last detach have ended", _computes_ended),
+    ("steps that name the same tensor take effect in issue order; only reads and copies of it overlap", _order_allows),
+    ("what a compute reads, and what a copy moves, is valid before it starts", _reads_valid),
 )
-"""What lets an action start, and by issue when (position of the clock), or `NONE` if nothing keeps it."""
+"""Laws of starts, each with a function: by issue, from when on it lets an action start, or `NONE` for any time."""
 
 
 def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses: bool) -> tuple[RoomRequests, Ints]:
-    """Check that no action starts before it may, and that one which takes no room starts as soon as it may.
+    """Check that no action starts before it may, and that an action which takes no room starts as soon as it may.
 
     Parameters
     ----------
@@ -197,13 +200,13 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
     switches
         Readings of the machine.
     has_addresses
-        Whether places of the compute tier have addresses. What needs a hole, and what compaction stops, is not held
-        against bytes then.
+        Whether places of the compute tier have addresses. Actions that need a hole there, or that compaction stops,
+        are not held against bytes then.
 
     Returns
     -------
-    (Requests, array)
-        What room kept waiting; and by issue, when data, order and the line for room let the action start.
+    (RoomRequests, array)
+        The actions that only room kept waiting; and by issue, when data, order and the line for room let it start.
     """
     allowed = []
     for law, rule in _RULES:
@@ -221,22 +224,22 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
 
 def _check_host(facts: Facts, in_order: Ints) -> None:
     """Check that the host pays for each action, waits at syncs, and is at most its queue depth ahead of the device."""
-    steps, issued_ns, computes = np.flatnonzero(facts.row != NONE), facts.issued_ns, facts.ran(COMPUTE)
-    spare = issued_ns[steps] - _issue_costs(facts)[steps]
-    law, issued = "the host issues in order and pays for each step", ("issued at ns", issued_ns[steps])
-    facts.check_steps(steps, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
-    synced = facts.latest(np.where(facts.kind == SYNC, in_order, NONE))[steps]
+    ran, issued_ns, computes = np.flatnonzero(facts.row != NONE), facts.issued_ns, facts.ran(COMPUTE)
+    spare = issued_ns[ran] - _issue_costs(facts)[ran]
+    law, issued = "the host issues in order and pays for each step", ("issued at ns", issued_ns[ran])
+    facts.check_actions(ran, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
+    synced = facts.latest(np.where(facts.kind == SYNC, in_order, NONE))[ran]
     law = "a host issues nothing after a sync before the earlier actions of its tensor have ended"
-    facts.check_steps(steps, facts.issued[steps] >= synced, law, issued, ("they end at ns", facts.times(synced)))
+    facts.check_actions(ran, facts.issued[ran] >= synced, law, issued, ("they end at ns", facts.times(synced)))
     depth = facts.program.hardware.host.queue_depth
     late, started_ns = computes[depth:], np.sort(facts.arrived_ns[computes])[: max(0, len(computes) - depth)]
     law = f"at most {depth:,} computes are issued and not yet started"
     shown = ("issued at ns", issued_ns[late]), ("too many wait until ns", started_ns)
-    facts.check_steps(late, issued_ns[late] >= started_ns, law, *shown)
+    facts.check_actions(late, issued_ns[late] >= started_ns, law, *shown)
 
 
 def _issue_costs(facts: Facts) -> Ints:
-    """The least that the host has paid when it issues each action [ns]; what it paid to select is not recorded."""
+    """Return the least that the host has paid when it issues each action [ns]; its price to select is not recorded."""
     program, host = facts.program, facts.program.hardware.host
     if isinstance(program.plan.actions, Actions):
         return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
@@ -248,14 +251,14 @@ def _issue_costs(facts: Facts) -> Ints:
         is_candidate = np.isin(np.arange(len(program.sizes)), list(program.graph.candidates))
         decided = facts.kind == SYNC
         for kind, flags in ((COMPUTE, is_late), (COPY, is_candidate), (DETACH, is_candidate)):
-            decided[facts.steps(kind)] = flags[facts.a[facts.steps(kind)]]
+            decided[facts.actions(kind)] = flags[facts.a[facts.actions(kind)]]
         prices = np.where(decided, prices, host.fixed.step_ns)
         launch_ns = host.fixed.launch_ns
     return launch_ns + np.cumsum(prices + host.reactive.update_ns * is_changed)
 
 
 def _taken_bytes(facts: Facts, held: Held) -> Ints:
-    """By issue, what the action took when it started; what it would take at the end, if it never did [B]."""
+    """Return, by issue, the room that an action took at its start; if it never started, would take at the end [B]."""
     made, stride, workspace = facts.accesses.pick(facts.accesses.makes), facts.stride, facts.program.workspace
     came = facts.arrived[made.issue]
     new = np.isin(made.place * stride + came, held.place * stride + held.taken)
@@ -263,15 +266,15 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
     size = facts.program.sizes[made.place // facts.program.tiers] * np.where(came == facts.never, ~still, new)
     taken = np.zeros(len(facts.kind), np.int64)
     np.add.at(taken, made.issue, size)
-    taken[facts.steps(COMPUTE)] += workspace[facts.a[facts.steps(COMPUTE)]]
+    taken[facts.actions(COMPUTE)] += workspace[facts.a[facts.actions(COMPUTE)]]
     return taken
 
 
 def _line(facts: Facts, taken: Ints) -> Ints:
-    """By issue, when the last compute issued before that takes room had started, or come to its meeting.
+    """Return, by issue, when the last compute before that takes room had started, or come to its meeting.
 
-    That is what a compute that takes room, and a copy into the compute tier, wait for (positions of the clock);
-    `NONE` for other actions, and where there is no such compute.
+    A compute that takes room, and a copy into the compute tier, wait for that (positions of the clock); `NONE` for
+    other actions, and where there is no such compute.
     """
     latest = facts.latest(np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
     is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
@@ -279,42 +282,42 @@ def _line(facts: Facts, taken: Ints) -> Ints:
 
 
 def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:
-    """Check that what takes no room starts as soon as all else lets it, and find the actions that room kept waiting.
+    """Check that actions which take no room start as soon as all else lets them; return those that room kept waiting.
 
-    Of a run that was blocked, what was issued behind a collective that never began is not looked at: nobody noted
-    whether it had come.
+    Of a run that was blocked, actions issued behind a collective that never began are left out: no row tells whether
+    it had come.
     """
     start, never, unrun = facts.arrived, facts.never, _first_unrun(facts)
     since = np.maximum(facts.issued, allowed)
     since[unrun] = np.where(allowed[unrun] < never, never - 1, NONE)
-    steps = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
-    steps = steps[steps < facts.unmet.min(initial=len(facts.kind))]
-    judged = (start[steps] != never) | (np.isin(steps, unrun) & (since[steps] != NONE))
-    steps = steps[judged & (since[steps] < start[steps])]
-    here, is_copy = facts.program.compute_tier, facts.kind[steps] == COPY
+    held_up = np.flatnonzero((facts.kind == COMPUTE) | (facts.kind == COPY))
+    held_up = held_up[held_up < facts.unmet.min(initial=len(facts.kind))]
+    judged = (start[held_up] != never) | (np.isin(held_up, unrun) & (since[held_up] != NONE))
+    held_up = held_up[judged & (since[held_up] < start[held_up])]
+    compute_tier, is_copy = facts.program.compute_tier, facts.kind[held_up] == COPY
     if has_addresses:
-        is_elsewhere = is_copy & (facts.b[steps] != here) & (facts.c[steps] != here)
-        steps, is_copy = steps[is_elsewhere], is_copy[is_elsewhere]
-    started = start[steps] != never
-    could, starts = ("could at ns", facts.times(since[steps])), np.where(started, facts.arrived_ns[steps], NONE)
-    facts.check_steps(steps, taken[steps] > 0, "what could start has started", could, ("starts at ns", starts))
-    start_ns = np.where(started, facts.times(start[steps]), NEVER_NS)
-    tier = np.where(is_copy, facts.c[steps], here)
-    return RoomRequests(tier, taken[steps], facts.times(since[steps]), start_ns, is_copy.astype(int), steps)
+        is_elsewhere = is_copy & (facts.b[held_up] != compute_tier) & (facts.c[held_up] != compute_tier)
+        held_up, is_copy = held_up[is_elsewhere], is_copy[is_elsewhere]
+    started, since_ns = start[held_up] != never, facts.times(since[held_up])
+    shown = ("could at ns", since_ns), ("starts at ns", np.where(started, facts.arrived_ns[held_up], NONE))
+    facts.check_actions(held_up, taken[held_up] > 0, "what could start has started", *shown)
+    start_ns = np.where(started, facts.times(start[held_up]), NEVER_NS)
+    tier = np.where(is_copy, facts.c[held_up], compute_tier)
+    return RoomRequests(tier, taken[held_up], since_ns, start_ns, is_copy.astype(int), held_up)
 
 
 def _first_unrun(facts: Facts) -> Ints:
-    """The first action of each stream and queue that never started, if it was surely issued.
+    """Find the first action of each stream and queue that never started, where it was certainly issued.
 
-    That is so if no sync before it waits, and fewer computes before it have not started than make a host go on.
+    It was if no sync is before it, and too few computes before it have not started for the host to stop.
     """
     if facts.complete:
         return np.empty(0, np.int64)
-    program, left = facts.program, facts.arrived == facts.never
-    computes, copies = (np.flatnonzero(left & (facts.kind == kind)) for kind in (COMPUTE, COPY))
+    program, never_began = facts.program, facts.arrived == facts.never
+    computes, copies = (np.flatnonzero(never_began & (facts.kind == kind)) for kind in (COMPUTE, COPY))
     fits = (program.links[:, 0] == facts.b[copies, None]) & (program.links[:, 1] == facts.c[copies, None])
     queues = np.where(fits.any(axis=1), program.queues[fits.argmax(axis=1)], NONE)
     heads = computes[np.unique(facts.b[computes], return_index=True)[1]]
     heads = np.sort(np.concatenate((heads, copies[np.unique(queues, return_index=True)[1]])))
     is_certain = 2 * np.searchsorted(computes, heads) < max(program.hardware.host.queue_depth, 1)
-    return np.asarray(heads[is_certain & (np.searchsorted(facts.steps(SYNC), heads) == 0)])
+    return np.asarray(heads[is_certain & (np.searchsorted(facts.actions(SYNC), heads) == 0)])

@@ -13,7 +13,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.plan import Plan
 from simulator.referee.facts import Facts, broken
-from simulator.referee.findings import Findings, found_in, merged
+from simulator.referee.findings import Findings, findings_of, merged
 from simulator.referee.op_columns import ProgramColumns
 from simulator.referee.place_laws import check_places, check_workspace
 from simulator.referee.plan_laws import PlanWalk
@@ -26,7 +26,7 @@ from simulator.trace import Block, Trace, pick
 
 
 class Drawn(NamedTuple):
-    """A plan with what dynamic reads choose on the rank that ran it, how places get addresses there, and what stays."""
+    """A plan of a rank, with its draws, the allocator of its compute tier, and the tensors that stay there."""
 
     plan: Plan
     draws: Draws | None
@@ -156,4 +156,4 @@ def _check_rank(facts: Facts, drawn: Drawn, switches: Switches) -> tuple[RoomReq
     check_workspace(facts)
     requests, ready = check_starts(facts, held, switches, has_addresses=drawn.allocator != "ideal")
     check_waits(facts, ready)
-    return requests, found_in(facts, held)
+    return requests, findings_of(facts, held)

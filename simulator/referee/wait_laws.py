@@ -11,7 +11,7 @@ from simulator.trace import CAUSES, NONE, Ints, firsts, pick
 PEER = CAUSES.index("peer")
 _COLLECTIVE, _TRANSFER = CAUSES.index("collective"), CAUSES.index("transfer")
 _ROOM = (CAUSES.index("capacity"), CAUSES.index("compaction"), PEER)
-"""Causes that may keep an op which data, order, line and host let start."""
+"""Causes that may keep an op waiting which data, order, line and host let start."""
 
 
 def check_waits(facts: Facts, ready: Ints) -> None:
@@ -26,8 +26,8 @@ def check_waits(facts: Facts, ready: Ints) -> None:
     """
     waits = facts.waits
     facts.check(waits["end_ns"] > waits["start_ns"], "a wait takes time", "waits", waits, "start_ns", "end_ns")
-    known = (waits["cause"] >= 0) & (waits["cause"] < len(CAUSES))
-    facts.check(known, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", waits, "cause")
+    has_cause = (waits["cause"] >= 0) & (waits["cause"] < len(CAUSES))
+    facts.check(has_cause, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", waits, "cause")
     _check_fill(facts)
     names_op = facts.a[waits["issue"]] == waits["op"]
     facts.check(names_op, "a wait names the op of its step", "waits", waits, "op", "issue")
@@ -43,7 +43,7 @@ def check_waits(facts: Facts, ready: Ints) -> None:
 def _check_fill(facts: Facts) -> None:
     """Check that computes and waits fill each stream from 0 to its last end, and that each wait is of the next compute.
 
-    A collective that never began is where its stream ends: it may have come, and then tells how it waited before.
+    A stream ends at a collective that never began: its rank may have come to it, after waits of its own.
     """
     waits, unmet, came_ns = facts.waits, facts.unmet, facts.arrived_ns[facts.unmet]
     computes = facts.ran(COMPUTE)
@@ -57,11 +57,11 @@ def _check_fill(facts: Facts) -> None:
     before[firsts(stream)] = 0
     law = "every nanosecond of a stream, from 0 to its last end, is one compute or one wait"
     shown = ("starts at ns", start), ("the one before it ends at ns", before)
-    facts.check_steps(issue, start == before, law, *shown)
-    at = np.where(is_wait, len(order), np.arange(len(order)))
-    following = np.append(issue, NONE)[np.minimum.accumulate(at[::-1])[::-1]]
+    facts.check_actions(issue, start == before, law, *shown)
+    computes_at = np.where(is_wait, len(order), np.arange(len(order)))
+    following = np.append(issue, NONE)[np.minimum.accumulate(computes_at[::-1])[::-1]]
     law = "a wait is of the compute that follows it"
-    facts.check_steps(issue, (following == issue) | ~is_wait, law, ("stream", stream))
+    facts.check_actions(issue, (following == issue) | ~is_wait, law, ("stream", stream))
 
 
 def _check_transfers(facts: Facts) -> None:
@@ -76,7 +76,7 @@ def _check_transfers(facts: Facts) -> None:
 
 
 def _check_meetings(facts: Facts) -> None:
-    """Check that a wait for a collective, or for a peer, of another stream lasts while that is under way, or waits."""
+    """Check that a wait for a collective of another stream, or for its peer, lasts while that runs, or waits for it."""
     ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
     waited = waits["blocker"], waits["start"], waits["end"]
     under_way = facts.a[ran], facts.start[ran], facts.end[ran]
@@ -85,7 +85,7 @@ def _check_meetings(facts: Facts) -> None:
     facts.check(holds, law, "waits", waits, "start_ns", "end_ns", "blocker")
     waits = pick(facts.waits, facts.waits["cause"] == PEER)
     is_direct = facts.program.meets[waits["op"]]
-    peers = (pick(waits, some) for some in (is_direct, ~is_direct))
+    peers = (pick(waits, flags) for flags in (is_direct, ~is_direct))
     direct, indirect = ((rows["on"], rows["start"], rows["end"]) for rows in peers)
     holds = covered(indirect, direct, facts.stride, joined=True)
     law = "an op waits for a peer while a collective of its rank waits for that peer"
