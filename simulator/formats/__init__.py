@@ -1,4 +1,4 @@
-"""Formats: files that other tools, or other people, write and read.
+"""File formats that other tools, or other people, write and read.
 
 One module each; every format is versioned and documented in its module.
 """
@@ -11,74 +11,60 @@ from pathlib import Path
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, jsonl, plan_jsonl, residency_json
 from simulator.formats.residency_json import Views
-from simulator.formats.tables_csv import read_requests, read_routing, requests_csv
+from simulator.formats.tables_csv import read_requests as read_requests
+from simulator.formats.tables_csv import read_routing as read_routing
+from simulator.formats.tables_csv import requests_csv as requests_csv
 from simulator.graph import Graph
 from simulator.plan import Plan
-
-__all__ = [
-    "FORMATS",
-    "SUFFIXES",
-    "check",
-    "read_graph",
-    "read_plan",
-    "read_requests",
-    "read_routing",
-    "requests_csv",
-    "sniff",
-]
 
 FORMATS: dict[str, Callable[[Path], str]] = {
     graph_jsonl.SCHEMA: graph_jsonl.describe,
     plan_jsonl.SCHEMA: plan_jsonl.describe,
     residency_json.SCHEMA: residency_json.describe,
 }
-"""Schema -> a function that reads and checks a whole file and says in one line what is in it."""
-
-
-# Keys of a model's ``config.json`` on Hugging Face.
-_MODEL_KEYS = frozenset(("hidden_size", "num_hidden_layers"))
+"""Schema -> a function that reads and checks a whole file and describes it in one line."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
-"""How the names of such files end."""
+"""Suffixes of such files."""
 
 
 def sniff(path: Path) -> str | None:
-    """Name the schema in a file's first line (of a ``.json`` file: in the whole), known or not; None if there is none.
+    """Return the schema that a file's first line names (a ``.json`` file: the whole), known or not; None if none.
 
     Raises
     ------
     ConfigError
         If the file cannot be read.
     """
-    named = jsonl.first(path).get("schema")
-    return named if isinstance(named, str) else None
+    schema = jsonl.first(path).get("schema")
+    return schema if isinstance(schema, str) else None
 
 
 def check(path: Path) -> str:
-    """Read and check a file of one of the `FORMATS`, and say in one line what is in it.
+    """Read and check a file of one of the `FORMATS`, and describe it in one line.
 
     Raises
     ------
     ConfigError
         If the file has none of these formats, or is wrong.
     """
-    found = sniff(path)
-    if found not in FORMATS:
+    schema = sniff(path)
+    if schema not in FORMATS:
         raise _unknown(path, f"the first line names one of the schemas {', '.join(FORMATS)}")
-    return FORMATS[found](path)
+    return FORMATS[schema](path)
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether a file is a residency trace; a file whose name ends in ``.json`` is no other one."""
-    found = sniff(path)
-    if path.suffix == ".json" and found != residency_json.SCHEMA:
+    """Tell a residency trace from a file of JSON lines; refuse any other ``.json``."""
+    is_trace = sniff(path) == residency_json.SCHEMA
+    if path.suffix == ".json" and not is_trace:
         raise _unknown(path, f"a .json names the schema {residency_json.SCHEMA}, and graphs and plans are .jsonl")
-    return found == residency_json.SCHEMA
+    return is_trace
 
 
 def _unknown(path: Path, must: str) -> ConfigError:
     record, do = jsonl.first(path), "correct the header, or choose another file"
-    if record.keys() >= _MODEL_KEYS:
+    if record.keys() >= {"hidden_size", "num_hidden_layers"}:  # a ``config.json`` of Hugging Face
         do = f"these are dimensions of a model: run `hosim import hf {path} -o mine.yaml`"
     keys = f"none, but the keys {', '.join(record)}" if record else "none"
     return ConfigError(f"{path}:1", must, repr(record["schema"]) if "schema" in record else keys, do)
@@ -92,7 +78,7 @@ def read_graph(path: Path, views: Views = "reads") -> Graph:
     path
         The file.
     views
-        How ops that only make a view count, in formats that record them (see `residency_json`).
+        Whether ops that only make a view read or write, in formats that record them (see `residency_json`).
 
     Raises
     ------
@@ -110,9 +96,9 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
     path
         The file.
     graph
-        What it is for.
+        The graph that the plan is for.
     tiers
-        The tiers of the machine, by id.
+        Tiers of the machine, by id.
 
     Raises
     ------

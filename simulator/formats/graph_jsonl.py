@@ -1,4 +1,4 @@
-"""``hosim-graph/1``: an operator graph as JSON lines; and, written only, one with its cache operators.
+"""``hosim-graph/1``: an operator graph as JSON lines; and, only written, a graph with its cache operators.
 
 The header, then the tensors and the groups of ranks, then the ops in program order. An op names tensors and groups of
 earlier lines. A small one::
@@ -125,7 +125,7 @@ class _Op(Record, OpNumbers, total=False):
     late: _Late
 
 
-# Fields of an op that a line may have, and what they are where it does not say so.
+# Fields that the line of an op may have -> their defaults.
 _PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in ("collective", "late")}
 _KINDS = {str(kind): kind for kind in CollectiveKind}
 
@@ -174,7 +174,7 @@ def _add_op(builder: GraphBuilder, record: dict[str, Any]) -> None:
 
 
 def write(graph: Graph, path: Path) -> None:
-    """Write a graph; what has its default value is left out.
+    """Write a graph, without fields that have their defaults.
 
     Parameters
     ----------
@@ -192,17 +192,15 @@ def write(graph: Graph, path: Path) -> None:
 
 
 def describe(path: Path) -> str:
-    """Read a graph and say in one line what is in it."""
+    """Read a graph and describe it in one line."""
     return summary(read(path))
 
 
 def summary(graph: Graph) -> str:
-    """Say in one line what is in a graph."""
-    sizes = sum(t.size_bytes for t in graph.tensors if t.persistent)
-    return (
-        f"graph {graph.name!r}: {counted(len(graph.ops), 'op')}, {counted(len(graph.tensors), 'tensor')} "
-        f"({sizes:,} B persistent), {counted(graph.steps, 'step')}"
-    )
+    """Describe a graph in one line."""
+    sizes = f"{sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent):,} B persistent"
+    ops, tensors = counted(len(graph.ops), "op"), counted(len(graph.tensors), "tensor")
+    return f"graph {graph.name!r}: {ops}, {tensors} ({sizes}), {counted(graph.steps, 'step')}"
 
 
 def _records(graph: Graph) -> Iterator[dict[str, object]]:
@@ -225,8 +223,8 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
 
 
 def _stated(value: Tensor | Op | Collective | Late, plain: dict[str, Any]) -> dict[str, object]:
-    """Fields that are not as those of a plain one."""
-    return {key: found for key, usual in plain.items() if (found := getattr(value, key)) != usual}
+    """Return the fields that differ from those of a plain one."""
+    return {key: getattr(value, key) for key, default in plain.items() if getattr(value, key) != default}
 
 
 def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
@@ -246,7 +244,7 @@ def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
 
 
 def write_augmented(augmented: Augmented, path: Path) -> None:
-    """Write ``hosim-augmented/1``: an operator graph with its cache operators, for those who write compiler passes.
+    """Write ``hosim-augmented/1``: an operator graph with its cache operators, for authors of compiler passes.
 
     One JSON object; what hosim reads is the plan beside it. Everything is named; times are in ns, sizes in B. A program
     point is the index of the op that it lies before; the number of ops is the end of the step.
@@ -291,27 +289,27 @@ def write_augmented(augmented: Augmented, path: Path) -> None:
         "compute_tier": tiers[problem.compute_tier],
         "tensors": tensors,
         "ops": ops,
-        "cache_ops": [_cache_op(augmented, one) for one in augmented.cache_ops],
+        "cache_ops": [_cache_op(augmented, cache_op) for cache_op in augmented.cache_ops],
         "edges": [{"from": edge.source, "to": edge.target, "wraps": edge.wraps} for edge in augmented.edges()],
     }
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
 
 
-def _fields(one: object, names: str) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in names.split()}
+def _fields(record: object, names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names.split()}
 
 
-def _cache_op(augmented: Augmented, one: CacheOp) -> dict[str, Any]:
+def _cache_op(augmented: Augmented, cache_op: CacheOp) -> dict[str, Any]:
     ops, tiers = augmented.problem.graph.ops, augmented.problem.tiers
     return {
-        "name": augmented.name(one),
-        **_fields(one, "role trip"),
-        "tensor": augmented.problem.graph.tensors[one.tensor].name,
-        "source": tiers[one.source],
-        "target": None if one.target == NOWHERE else tiers[one.target],
-        **_fields(one, "size_bytes alone_ns"),
-        "after": ops[one.after].name if one.after >= 0 else None,
-        "before": ops[one.before].name if 0 <= one.before < len(ops) else None,
-        "window": [one.first, one.last],
-        **_fields(one, "position stall_ns residency_ns"),
+        "name": augmented.name(cache_op),
+        **_fields(cache_op, "role trip"),
+        "tensor": augmented.problem.graph.tensors[cache_op.tensor].name,
+        "source": tiers[cache_op.source],
+        "target": None if cache_op.target == NOWHERE else tiers[cache_op.target],
+        **_fields(cache_op, "size_bytes alone_ns"),
+        "after": ops[cache_op.after].name if cache_op.after >= 0 else None,
+        "before": ops[cache_op.before].name if 0 <= cache_op.before < len(ops) else None,
+        "window": [cache_op.first, cache_op.last],
+        **_fields(cache_op, "position stall_ns residency_ns"),
     }

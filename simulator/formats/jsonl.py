@@ -1,4 +1,4 @@
-"""JSON lines: what the line formats have in common.
+"""JSON lines, as all line formats read and write them.
 
 A file is a header and then one object a line, in UTF-8, with or without a byte order mark; empty lines are skipped.
 What gzip compressed is unpacked; a file that is written is compressed if its name ends in ``.gz``. The header's
@@ -13,10 +13,10 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import nullcontext
+from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
@@ -24,18 +24,18 @@ from typing_extensions import TypedDict
 
 from simulator import inputs
 from simulator.document import faults
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST
 from simulator.units import FieldError
 
 
 @with_config(ConfigDict(strict=True, extra="forbid"))
 class Record(TypedDict):
-    """The object in a line: each value has its type, and each key is known."""
+    """The object in a line; keys and types are checked strictly."""
 
 
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
-"""A whole number."""
+"""Whole number."""
 
 
 def _once(names: list[str]) -> list[str]:
@@ -55,11 +55,11 @@ class Line(NamedTuple):
     Attributes
     ----------
     path, number
-        Where it stands.
+        File and number of the line.
     kind
-        The key that says what it is; of a header ``schema``.
+        Key that tells its type; ``schema`` for a header.
     record
-        The object in it.
+        Its object.
     """
 
     path: Path
@@ -67,56 +67,54 @@ class Line(NamedTuple):
     kind: str
     record: dict[str, Any]
 
-    def error(self, fault: FieldError) -> ConfigError:
-        """Make the error that says what is wrong with this line."""
-        return ConfigError(f"{self.path}:{self.number}", fault.must, fault.found, fault.do)
+    @property
+    def where(self) -> str:
+        """The place of the line, for messages."""
+        return f"{self.path}:{self.number}"
 
 
 def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> Iterator[Line]:
-    """Read a file line by line; the first line that comes is its header.
+    """Read a file line by line, its header first.
 
     Parameters
     ----------
     path
         The file.
     schema
-        Format and version that its header must name.
+        Format and version that the header must name.
     header
         Type of the header.
     kinds
-        Key by which a line is known -> type of the line.
+        Key that tells a line's type -> that type.
 
     Raises
     ------
     ConfigError
         If the file cannot be read, a line is no JSON object of one of the types, or the header is another one.
     """
-    known_keys = {"schema": header, **kinds}
-    types: dict[str, TypeAdapter[dict[str, Any]]] = {"schema": TypeAdapter(header)}
-    for number, record in objects(path):
-        if "schema" in types:
-            kind, must = "schema", f'the first line is a header with "schema": "{schema}"'
-            known = record.get("schema") == schema
-        else:
-            kind, must = next(filter(record.__contains__, types), ""), f"a line has one of the keys {', '.join(types)}"
-            known = bool(kind)
-        if not known:
-            keys = ", ".join(record) or "none"
-            found = repr(record["schema"]) if "schema" in record else f"the keys {keys}"
-            raise ConfigError(f"{path}:{number}", must, found, "correct the line, or choose another file")
+    types: Mapping[str, type] = {"schema": header}
+    must = f'the first line is a header with "schema": "{schema}"'
+    adapters: dict[str, TypeAdapter[dict[str, Any]]] = {"schema": TypeAdapter(header)}
+    for line_number, record in objects(path):
+        kind = next(filter(record.__contains__, types), "")
+        if not kind or (types is not kinds and record["schema"] != schema):
+            found = repr(record["schema"]) if "schema" in record else f"the keys {', '.join(record) or 'none'}"
+            raise ConfigError(f"{path}:{line_number}", must, found, "correct the line, or choose another file")
         try:
-            yield Line(path, number, kind, types[kind].validate_python(record))
+            yield Line(path, line_number, kind, adapters[kind].validate_python(record))
         except ValidationError as error:
-            fault = faults(error, record, tuple(known_keys[kind].__annotations__))[0]
-            raise ConfigError(f"{path}:{number}, {'.'.join(fault.path)}", fault.must, fault.found, fault.do) from None
-        if kind == "schema":
-            types = {key: TypeAdapter(type_) for key, type_ in kinds.items()}
-    if "schema" in types:
+            fault = faults(error, record, tuple(types[kind].__annotations__))[0]
+            where = f"{path}:{line_number}, {'.'.join(fault.path)}"
+            raise ConfigError(where, fault.must, fault.found, fault.do) from None
+        if types is not kinds:
+            types, must = kinds, f"a line has one of the keys {', '.join(kinds)}"
+            adapters = {key: TypeAdapter(type_) for key, type_ in kinds.items()}
+    if types is not kinds:
         raise ConfigError(f"{path}:1", f"the first line is a header of {schema}", "an empty file", "write the header")
 
 
 def count(header: Line, read_counts: Mapping[str, int]) -> None:
-    """Check the counts that a header may give, so that a file that lost lines does not pass.
+    """Check the counts that a header may give, so that a file which lost lines does not pass.
 
     Raises
     ------
@@ -124,37 +122,33 @@ def count(header: Line, read_counts: Mapping[str, int]) -> None:
         If a count in the header differs from `read_counts`.
     """
     for key, seen in read_counts.items():
-        expected = header.record.get(key, seen)
-        if seen != expected:
-            must = f"the file has the {expected} {key} that its header counts"
-            raise header.error(FieldError(must, str(seen), "write the file again, or correct the header"))
+        expected, do = header.record.get(key, seen), "write the file again, or correct the header"
+        must = f"the file has the {expected} {key} that its header counts"
+        insist(seen == expected, header.where, must, str(seen), do)
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file, with the numbers of their lines."""
-    number = 0
-    for block in inputs.blocks(path):
-        for text in block:
-            number += 1
-            if text.isspace():
-                continue
-            try:
-                record = orjson.loads(text)
-                if type(record) is not dict:
-                    raise FieldError("each line is a JSON object", f"{record!r:.60}", "write an object in braces")
-                if text.count(b":") > len(record):  # a key may have come twice, of which the parser keeps the last
-                    json.loads(text, object_pairs_hook=distinct)
-            except orjson.JSONDecodeError as error:
-                is_ended, do = text.endswith(b"\n"), "correct the line"
-                broken = f"{error.msg} (column {error.colno})" if is_ended else "a last line that breaks off"
-                raise ConfigError(f"{path}:{number}", "each line is a JSON object", broken, do) from None
-            except FieldError as error:
-                raise ConfigError(f"{path}:{number}", error.must, error.found, error.do) from None
-            yield number, record
+    """Iterate over the objects of a file, each with the number of its line."""
+    must = "each line is a JSON object"
+    for line_number, text in enumerate(chain.from_iterable(inputs.blocks(path)), 1):
+        if text.isspace():
+            continue
+        try:
+            record = orjson.loads(text)
+            if type(record) is not dict:
+                raise FieldError(must, f"{record!r:.60}", "write an object in braces")
+            if text.count(b":") > len(record):  # a key may have come twice, of which the parser keeps the last
+                json.loads(text, object_pairs_hook=distinct)
+        except orjson.JSONDecodeError as error:
+            found = f"{error.msg} (column {error.colno})" if text.endswith(b"\n") else "a last line that breaks off"
+            raise ConfigError(f"{path}:{line_number}", must, found, "correct the line") from None
+        except FieldError as error:
+            raise ConfigError(f"{path}:{line_number}", error.must, error.found, error.do) from None
+        yield line_number, record
 
 
 def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object with these keys and values.
+    """Make an object of its keys and values.
 
     Raises
     ------
@@ -168,14 +162,14 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def first(path: Path) -> dict[str, Any]:
-    """Read the object in the first line of a file; empty if that is none.
+    """Read the object in the first line of a file; return an empty one if that is none.
 
     A file whose name ends in ``.json`` is one object, on however many lines.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or a ``.json`` is none.
+        If the file cannot be read, or a ``.json`` is not JSON.
     """
     is_whole = path.suffix == ".json"
     text = inputs.unmarked(inputs.whole(path), path) if is_whole else next(inputs.blocks(path), [b""])[0]
@@ -190,12 +184,12 @@ def first(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Write a file as a whole or not at all: beside its place first, then renamed.
+    """Write a file whole or not at all: beside its place first, then rename it.
 
     Parameters
     ----------
     path
-        The file.
+        The file; compressed if its name ends in ``.gz``.
     records
         Its objects, the header first.
 
@@ -204,26 +198,17 @@ def write(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     ConfigError
         If it cannot be written.
     """
+    part, rest = path.with_name(f".{path.name}.{os.getpid()}.part"), iter(records)
     try:
-        with _beside(path) as file:
-            rest = iter(records)
-            while chunk := list(islice(rest, 10_000)):
-                file.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in chunk))
+        try:
+            with part.open("wb") as file:
+                packed = gzip.GzipFile("", "wb", 6, file, mtime=0) if path.suffix == ".gz" else nullcontext(file)
+                with packed as target:
+                    while chunk := list(islice(rest, 10_000)):
+                        target.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in chunk))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         found = error.strerror or str(error)
         raise ConfigError(str(path), "the file can be written", found, "choose another place") from None
-
-
-@contextmanager
-def _beside(path: Path) -> Iterator[BinaryIO]:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            if path.suffix == ".gz":
-                with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
-                    yield packed  # type: ignore[misc]
-            else:
-                yield file
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

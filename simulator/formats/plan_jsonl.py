@@ -33,8 +33,8 @@ action   `detach`, `tier`    give up the tensor's place in the tier             
 action   `sync`              the host waits for all earlier actions that name the tensor       required
 =======  ==================  ==============================================================  =============
 
-Whether the plan obeys the rules of the machine is the referee's business, who needs graph and machine for that: of a
-run, or of `hosim check --scenario`.
+The referee checks whether the plan obeys the rules of the machine, which takes graph and machine: in a run, or by
+`hosim check --scenario`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from typing import Annotated, Required
 from pydantic import Field
 
 from simulator import document
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl
 from simulator.formats.jsonl import Names, Record, Whole
 from simulator.graph import LARGEST, Graph
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Actions, Plan
-from simulator.units import FieldError, counted, require, suggestion
+from simulator.units import counted, suggestion
 
 SCHEMA = "hosim-plan/1"
 
@@ -107,35 +107,32 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     graph
         The graph whose ops and tensors it names.
     tiers
-        Names of the machine's tiers; they become the plan's.
+        Names of the machine's tiers, and of the plan's.
 
     Raises
     ------
     ConfigError
-        If a line breaks a rule of the format or names what does not exist; the message names the line.
+        If a line breaks a rule of the format, or names what graph or machine do not have; the message names the line.
     """
-    ops = {op.name: number for number, op in enumerate(graph.ops)}
-    tensors = {tensor.name: number for number, tensor in enumerate(graph.tensors)}
-    places = {tier: number for number, tier in enumerate(tiers)}
+    ops = {op.name: op_id for op_id, op in enumerate(graph.ops)}
+    tensors = {tensor.name: tensor_id for tensor_id, tensor in enumerate(graph.tensors)}
+    tier_ids = {tier: tier_id for tier_id, tier in enumerate(tiers)}
     home, actions = [NOWHERE] * len(tensors), Actions()
     lines = _lines(path)
-    header = line = next(lines)
-    try:
-        for tier in header.record.get("tiers", ()):
-            _id("tiers", places, tier)
-        for line in lines:
-            kind, record = line.kind, line.record
-            if kind == "compute":
-                actions.append(COMPUTE, _id("ops", ops, record["compute"]), record.get("stream", 0))
-                continue
-            tensor = _id("tensors", tensors, record[kind])
-            ends = [_id("tiers", places, record[end]) for end in ("source", "target", "tier") if end in record]
-            if kind == "home":
-                home[tensor] = ends[0]
-            else:
-                actions.append(_ACTIONS[kind], tensor, *ends)
-    except FieldError as error:
-        raise line.error(error) from None
+    header = next(lines)
+    for tier in header.record.get("tiers", ()):
+        _id(header, "tiers", tier_ids, tier)
+    for line in lines:
+        kind, record = line.kind, line.record
+        if kind == "compute":
+            actions.append(COMPUTE, _id(line, "ops", ops, record["compute"]), record.get("stream", 0))
+            continue
+        tensor = _id(line, "tensors", tensors, record[kind])
+        ends = [_id(line, "tiers", tier_ids, record[end]) for end in ("source", "target", "tier") if end in record]
+        if kind == "home":
+            home[tensor] = ends[0]
+        else:
+            actions.append(_ACTIONS[kind], tensor, *ends)
     return Plan(
         policy=header.record.get("policy", path.name.split(".")[0]),
         tiers=tuple(tiers),
@@ -147,34 +144,31 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     )
 
 
-def _id(sort: str, known: dict[str, int], name: str) -> int:
-    found = known.get(name)
-    if found is None:
-        few = f" ({', '.join(known)})" if len(known) <= 10 else ""
-        do = f"correct the name{suggestion(name, known)}"
-        raise FieldError(f"a plan names {sort} of its run{few}", repr(name), do)
-    return found
+def _id(line: jsonl.Line, sort: str, ids: dict[str, int], name: str) -> int:
+    """Look up a name of a line; an error lists the names where they are few."""
+    if name not in ids:
+        few = f" ({', '.join(ids)})" if len(ids) <= 10 else ""
+        do = f"correct the name{suggestion(name, ids)}"
+        raise ConfigError(line.where, f"a plan names {sort} of its run{few}", repr(name), do)
+    return ids[name]
 
 
 def _lines(path: Path) -> Iterator[jsonl.Line]:
-    """The lines of a plan, header first: homes, one for a tensor, before actions, and as many as are counted."""
+    """Iterate over a plan's lines, header first: one home for a tensor, then actions, and as many as it counts."""
     lines = jsonl.read(path, SCHEMA, _PlanHeader, _LINES)
     yield (header := next(lines))
     tiers, homes, actions = dict.fromkeys(header.record.get("tiers", ()), 0), set(), 0
     for line in lines:
-        try:
-            for key in {"source", "target", "tier"} & line.record.keys() if tiers else ():
-                _id("tiers", tiers, line.record[key])
-            if line.kind == "home":
-                name = line.record["home"]
-                must = "homes, which say where tensors are at time 0, come before the actions"
-                require(not actions, must, f"that of {name!r} after {counted(actions, 'action')}", do="move it up")
-                require(name not in homes, "a tensor has one home", f"{name!r} twice", do="remove one of them")
-                homes.add(name)
-            else:
-                actions += 1
-        except FieldError as error:
-            raise line.error(error) from None
+        for key in {"source", "target", "tier"} & line.record.keys() if tiers else ():
+            _id(line, "tiers", tiers, line.record[key])
+        if line.kind == "home":
+            name = line.record["home"]
+            must = "homes, which say where tensors are at time 0, come before the actions"
+            insist(not actions, line.where, must, f"that of {name!r} after {counted(actions, 'action')}", "move it up")
+            insist(name not in homes, line.where, "a tensor has one home", f"{name!r} twice", "remove one of them")
+            homes.add(name)
+        else:
+            actions += 1
         yield line
     jsonl.count(header, {"homes": len(homes), "actions": actions})
 
@@ -185,7 +179,7 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
     Parameters
     ----------
     plan
-        The plan; a reactive one is recorded first.
+        The plan; of a reactive one, its recording.
     graph
         Its graph.
     path
@@ -204,13 +198,12 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
 
 
 def describe(path: Path) -> str:
-    """Read a plan without its graph, and say in one line what is in it."""
+    """Read a plan without its graph, and describe it in one line."""
     lines = _lines(path)
     policy = next(lines).record.get("policy", path.name.split(".")[0])
     kinds = Counter(line.kind for line in lines)
-    homes = kinds["home"]
-    actions = counted(kinds.total() - homes, "action")
-    return f"plan of {policy!r}: {actions}, {kinds['copy']:,} of them copies; {counted(homes, 'home')}"
+    actions = counted(kinds.total() - kinds["home"], "action")
+    return f"plan of {policy!r}: {actions}, {kinds['copy']:,} of them copies; {counted(kinds['home'], 'home')}"
 
 
 def _records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
@@ -230,8 +223,7 @@ def _records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, o
             yield {"home": name, "tier": tiers[home]}
     for kind, a, b, c in actions.codes():
         if kind == COMPUTE:
-            stream = {"stream": b} if b else {}
-            yield {"compute": graph.ops[a].name, **stream}
+            yield {"compute": graph.ops[a].name} | ({"stream": b} if b else {})
         elif kind == COPY:
             yield {"copy": tensors[a], "from": tiers[b], "to": tiers[c]}
         elif kind == DETACH:

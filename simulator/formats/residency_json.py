@@ -1,4 +1,4 @@
-"""``residency-trace/1``: a step as the open-source HyperOffload planner sees it, and the schedule that it made.
+"""``residency-trace/1``: a step as the open-source HyperOffload planner records it, and its schedule.
 
 One JSON object, read only. A small one::
 
@@ -50,14 +50,14 @@ from simulator.units import counted
 SCHEMA = "residency-trace/1"
 
 HERE, HOST = 0, 1
-"""The device, which is the compute tier, and the host."""
+"""Ids of the device, which is the compute tier, and of the host."""
 
 VIEW = re.compile(
     "_reshape_alias|_unsafe_view|alias|as_strided|(unsafe_)?(chunk|split)|split_with_sizes|detach|diagonal|expand(_as)?"
     "|(un)?flatten|movedim|narrow|permute|real|reshape|select|slice|(un)?squeeze|swapaxes|t|transpose|unbind|unfold"
     "|view(_as(_complex|_real)?)?"
 )
-"""ATen ops, without overload, that only make a view of what they read."""
+"""ATen ops, without overload, that only make a view of their input."""
 
 Views = Literal["reads", "writes"]
 
@@ -90,7 +90,7 @@ class _TracedOp(_Record):
     writes: tuple[_Access, ...] = ()
 
 
-# By action, what it is of a plan, and in which tiers.
+# Action of a schedule -> action of a plan, and its tiers.
 _ACTIONS: dict[str, tuple[int, ...]] = {
     "COPY_D2H": (COPY, HERE, HOST),
     "RELEASE_DEVICE": (DETACH, HERE),
@@ -116,14 +116,14 @@ class _Trace(_Record):
 
     @property
     def names(self) -> dict[int, str]:
-        """Storages that some op accesses -> names of the tensors that they become, padded so that they sort."""
+        """Storages that some op accesses -> names of their tensors, padded so that they sort."""
         accessed = {access.storage for op in self.ops for access in (*op.reads, *op.writes)}
         width = max((len(str(storage.id)) for storage in self.storages), default=1)
         return {storage.id: f"s{storage.id:0{width}d}" for storage in self.storages if storage.id in accessed}
 
 
 def read(path: Path, views: Views = "reads") -> Graph:
-    """Read the graph of a trace; it runs one step.
+    """Read the graph of a trace, which runs one step.
 
     Parameters
     ----------
@@ -141,16 +141,16 @@ def read(path: Path, views: Views = "reads") -> Graph:
 
 
 def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
-    """Read the schedule of a trace as a plan: the steps that the planner's runtime makes of it, right or wrong.
+    """Read the schedule of a trace as a plan: the actions of the planner's runtime, right or wrong.
 
-    What the schedule never releases is detached after its last use, or at the end of the step if it is an output.
+    A tensor that it never releases is detached after its last use, or, if it is an output, at the end of the step.
 
     Parameters
     ----------
     path
         The file.
     graph
-        Its graph.
+        The graph of the trace.
     tiers
         Names of two tiers: the compute tier and the host's memory.
 
@@ -169,25 +169,25 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
 
 
 def describe(path: Path) -> str:
-    """Read a trace and its schedule, and say in one line what is in it."""
+    """Read a trace and its schedule, and describe them in one line."""
     trace = _load(path)
     graph = _graph(path, trace, "reads")
     copies = sum(code[0] == COPY for code in _steps(path, trace, graph).codes())
     sizes = {"op": len(graph.ops), "tensor": len(graph.tensors), "output": len(graph.outputs)}
-    said = ", ".join(counted(number, noun) for noun, number in sizes.items())
-    return f"trace {graph.name!r}: {said}; schedule of {copies:,} copies"
+    parts = ", ".join(counted(size, noun) for noun, size in sizes.items())
+    return f"trace {graph.name!r}: {parts}; schedule of {copies:,} copies"
 
 
 def unused(path: Path) -> dict[str, int]:
-    """What of a trace its graph does not have -> how often."""
+    """Count what a trace has and its graph does not, by name."""
     trace = _load(path)
     names = trace.names
-    found = {
+    counts = {
         "entry of the schedule": len(trace.schedule.pre) + len(trace.schedule.post),
         "memory_limit_bytes": int(trace.memory_limit_bytes is not None),
         "storage that no op accesses": sum(storage.id not in names for storage in trace.storages),
     }
-    return {what: often for what, often in found.items() if often}
+    return {name: count for name, count in counts.items() if count}
 
 
 def _load(path: Path) -> _Trace:
@@ -197,9 +197,8 @@ def _load(path: Path) -> _Trace:
     except ValidationError as error:
         is_json = error.errors()[0]["type"] != "json_invalid"
         fault = faults(error, orjson.loads(text) if is_json else None)[0]
-        where = ".".join(fault.path)
-        must = f"the file is a {SCHEMA}: {fault.must}"
-        raise ConfigError(f"{path}: {where}" if where else str(path), must, fault.found, fault.do) from None
+        where = f"{path}: {'.'.join(fault.path)}" if fault.path else str(path)
+        raise ConfigError(where, f"the file is a {SCHEMA}: {fault.must}", fault.found, fault.do) from None
     are_apart = len({op.id for op in trace.ops}) == len(trace.ops)
     insist(are_apart, f"{path}: ops", "each op has its own id", "one twice", "number them anew")
     return trace
@@ -215,9 +214,9 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
     for op in trace.ops:
         for access in (*op.reads, *op.writes):
             if sizes.get(access.storage) != access.size_bytes:
-                must = "an op accesses storages as large as they are"
-                found = f"{access.size_bytes:,} B of {access.storage}"
-                raise ConfigError(f"{path}: op {op.id} ({op.name})", must, found, "add the storage, or correct the op")
+                where, found = f"{path}: op {op.id} ({op.name})", f"{access.size_bytes:,} B of {access.storage}"
+                must, do = "an op accesses storages as large as they are", "add the storage, or correct the op"
+                raise ConfigError(where, must, found, do)
         reads, writes = ([names[access.storage] for access in accessed] for accessed in (op.reads, op.writes))
         if views == "reads" and VIEW.fullmatch(op.name.partition(".")[0]):
             writes = [write for write in writes if write not in reads]
@@ -226,42 +225,40 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
 
 
 def _steps(path: Path, trace: _Trace, graph: Graph) -> Actions:
-    """Run all ops with what the schedule says for before and after each, and return what is issued."""
-    asked, steps, held = _asked(path, trace, graph), Actions(), (set[int](), set[int]())
+    """Run all ops, each between its entries of the schedule, and return the actions that are issued."""
+    entries, actions, held = _entries(path, trace, graph), Actions(), (set[int](), set[int]())
 
-    def act(kind: int, tensor: int, tier: int, target: int = HERE) -> None:
+    def act(tensor: int, kind: int, tier: int, target: int = HERE) -> None:
         if kind == COPY and tensor not in held[target]:
             held[target].add(tensor)
-            steps.copy(tensor, tier, target)
+            actions.copy(tensor, tier, target)
         elif kind == DETACH and tensor in held[tier]:
             held[tier].remove(tensor)
-            steps.detach(tensor, tier)
+            actions.detach(tensor, tier)
 
-    dead_after = Lifetimes(graph).dead_after
-    for number, what in enumerate(graph.ops):
-        for (kind, *tiers), tensor in asked["pre", number]:
-            act(kind, tensor, *tiers)
-        steps.compute(number)
-        held[HERE].update(what.writes)
-        for (kind, *tiers), tensor in asked["post", number]:
-            act(kind, tensor, *tiers)
-        left = sorted(held[HERE] | held[HOST]) if what is graph.ops[-1] else ()
-        for tensor in (*dead_after[number], *left):
-            act(DETACH, tensor, HERE)
-            act(DETACH, tensor, HOST)
-    return steps
+    for index, (op, dead) in enumerate(zip(graph.ops, Lifetimes(graph).dead_after, strict=True)):
+        for tensor, action in entries["pre", index]:
+            act(tensor, *action)
+        actions.compute(index)
+        held[HERE].update(op.writes)
+        for tensor, action in entries["post", index]:
+            act(tensor, *action)
+        left = sorted(held[HERE] | held[HOST]) if index == len(graph.ops) - 1 else ()
+        for tensor in (*dead, *left):
+            act(tensor, DETACH, HERE)
+            act(tensor, DETACH, HOST)
+    return actions
 
 
-def _asked(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], list[tuple[tuple[int, ...], int]]]:
-    """Table of the schedule, op of the graph -> what is to be done with which tensor."""
-    ids = {tensor.name: t for t, tensor in enumerate(graph.tensors)}
+def _entries(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], list[tuple[int, tuple[int, ...]]]]:
+    """Return by table of the schedule and op: the tensors, and what is to be done with each."""
+    ids = {tensor.name: tensor_id for tensor_id, tensor in enumerate(graph.tensors)}
     tensors = {storage: ids[name] for storage, name in trace.names.items()}
-    ops = {op.id: number for number, op in enumerate(trace.ops)}
-    asked: dict[tuple[str, int], list[tuple[tuple[int, ...], int]]] = defaultdict(list)
-    for table, entries in (("pre", trace.schedule.pre), ("post", trace.schedule.post)):
-        for op, action, storage in entries:
-            if op not in ops or storage not in tensors:
-                must, found = "an entry names an op, and a storage that some op accesses", f"{op} and {storage}"
-                raise ConfigError(f"{path}: schedule.{table}", must, found, "correct it")
-            asked[table, ops[op]].append((_ACTIONS[action], tensors[storage]))
-    return asked
+    ops = {op.id: index for index, op in enumerate(trace.ops)}
+    entries: dict[tuple[str, int], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
+    for table in ("pre", "post"):
+        for op, action, storage in getattr(trace.schedule, table):
+            must = "an entry names an op, and a storage that some op accesses"
+            insist(op in ops and storage in tensors, f"{path}: schedule.{table}", must, f"{op} and {storage}")
+            entries[table, ops[op]].append((tensors[storage], _ACTIONS[action]))
+    return entries

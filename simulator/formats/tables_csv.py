@@ -1,4 +1,4 @@
-"""Tables of commas: requests, and what routers choose. The first line names the columns, and says so what the file is.
+"""CSV tables of requests, and of what routers choose; the first line names the columns, which tell the kind of file.
 
 **Requests**, one a line:
 
@@ -52,7 +52,7 @@ from simulator.units import FieldError, require
 from simulator.workload import Arriving, Request
 from simulator.workload.requests import MOST
 
-# What files call the arrival, and the tokens of prompt and output.
+# Columns of arrival, prompt and output tokens in files of each origin.
 _REQUESTS = (
     ("arrival", "prompt", "output"),
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
@@ -61,18 +61,18 @@ _REQUESTS = (
 )
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
 _MOST_TOKENS, _MOST_CHOICES, _LONGEST_S = 10_000_000, 1_000_000, 10**9
-# Of one prompt, and of all: each that is new takes 300 B, and a small packed file shall not fill the memory.
+# Most prefixes of a prompt, and of all: each new one takes 300 B, and a small packed file shall not fill the memory.
 _MOST_PARTS, _MOST_PREFIXES = 10_000, 5_000_000
 _NS = 10**9
-# After so many lines each it is told how many were read.
+# Progress is reported each time that so many lines were read.
 _SELDOM = 1 << 12
-# What stands between a time and its offset: a fraction of a second, of which Python reads six digits, and a space.
+# Between a time and its offset: a fraction of a second, of which Python reads six digits, and a space.
 _FRACTION = re.compile(r"(?:\.([0-9]+))? ?(?=(?:Z|[+-][0-9]{2}:?[0-9]{2})?$)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Numbers(dict[object, int]):
-    """Numbers what is looked up, from 0 on, in the order in which it is first seen: the prefixes of a trace."""
+    """Ids of a trace's prefixes, from 0 on in the order in which they are first looked up."""
 
     def __missing__(self, name: object) -> int:
         require(len(self) < _MOST_PREFIXES, f"a trace names at most {_MOST_PREFIXES:,} prefixes", "more", do="cut it")
@@ -80,25 +80,25 @@ class Numbers(dict[object, int]):
 
 
 class _Table:
-    """A file of rows, each a column -> text, that is read one after another: it may be larger than the memory."""
+    """A file of rows (column -> text), read one after another, as it may be larger than the memory."""
 
     def __init__(self, path: Path, *heads: tuple[str, ...]) -> None:
         self.path = path
         lines = (line.decode("utf-8") for block in inputs.blocks(path) for line in block)
         self._rows = csv.reader(lines)
         self.columns = [name.strip() for name in next(self._read(), [])]
-        named, told = set(self.columns), repr(",".join(self.columns))
-        self.names = max(heads, key=lambda head: len(named.intersection(head)))
-        if absent := [name for name in self.names if name not in named]:
-            must, without = f"the first line names {' or '.join(map(','.join, heads))}", ", ".join(absent)
-            found = f"{told} without {without}" if len(absent) < len(self.names) else told
+        names, found = set(self.columns), repr(",".join(self.columns))
+        self.names = max(heads, key=lambda head: len(names.intersection(head)))
+        if absent := [name for name in self.names if name not in names]:
+            found += f" without {', '.join(absent)}" if len(absent) < len(self.names) else ""
+            must = f"the first line names {' or '.join(map(','.join, heads))}"
             raise self.error(FieldError(must, found, "name the columns"))
-        if twice := [name for name in named if name and self.columns.count(name) > 1]:
+        if twice := [name for name in names if name and self.columns.count(name) > 1]:
             raise self.error(FieldError("each column is named once", f"{min(twice)!r} again", "remove one of them"))
 
     @property
     def number(self) -> int:
-        """Of the line that was read last."""
+        """Number of the line that was read last."""
         return max(1, self._rows.line_num)
 
     def _read(self) -> Iterator[list[str]]:
@@ -109,29 +109,28 @@ class _Table:
             raise ConfigError(f"{self.path}:{line}", "a table can be read", str(error), do) from None
 
     def rows(self) -> Iterator[dict[str, str]]:
-        """The rows below the head, without empty ones."""
-        for row in self._read():
-            if row:
-                if len(row) != len(self.columns):
-                    raise self.error(FieldError(f"a line has {len(self.columns)} fields", f"{len(row)}", "correct it"))
-                yield dict(zip(self.columns, map(str.strip, row), strict=True))
+        """Iterate over the rows below the head, without empty ones."""
+        for row in filter(None, self._read()):
+            if len(row) != len(self.columns):
+                raise self.error(FieldError(f"a line has {len(self.columns)} fields", f"{len(row)}", "correct it"))
+            yield dict(zip(self.columns, map(str.strip, row), strict=True))
 
     def error(self, fault: FieldError) -> ConfigError:
-        """Make the error that says what is wrong with the line that was read last."""
+        """Make the error of the line that was read last."""
         return ConfigError(f"{self.path}:{self.number}", fault.must, fault.found, fault.do)
 
 
-def _whole(what: str, text: str, least: int, most: int) -> int:
-    """Read a whole number in digits, such as ``177``, or ``177.0`` as tables of fractions have it."""
+def _whole(column: str, text: str, most: int) -> int:
+    """Read a whole number from 0 in digits, such as ``177``, or ``177.0`` as tables of fractions have it."""
     digits, _, rest = text.partition(".")
     is_short = text.isascii() and digits.isdigit() and not rest.strip("0") and len(digits.lstrip("0")) <= len(str(most))
-    number = int(digits.lstrip("0") or "0") if is_short else -1
-    require(least <= number <= most, f"{what} is a whole number from {least} to {most:,}", repr(text))
-    return number
+    value = int(digits.lstrip("0") or "0") if is_short else -1
+    require(0 <= value <= most, f"{column} is a whole number from 0 to {most:,}", repr(text))
+    return value
 
 
 def read_routing(path: Path) -> Shares | Routing:
-    """Read a file of shares, or of what was chosen.
+    """Read a file of shares, or of choices.
 
     Parameters
     ----------
@@ -149,14 +148,14 @@ def read_routing(path: Path) -> Shares | Routing:
     try:
         for row in table.rows():
             if table.names == _SHARES:
-                layer, expert = (_whole(key, row[key], 0, _MOST_CHOICES) for key in ("layer", "expert"))
+                layer, expert = (_whole(key, row[key], _MOST_CHOICES) for key in ("layer", "expert"))
                 of_layer = shares.setdefault(layer, {})
                 require(expert not in of_layer, "a layer names each expert once", f"{expert} twice")
                 of_layer[expert] = _share(row["share"])
             else:
-                key = _whole("step", row["step"], 0, _MOST_CHOICES), row["op"]
+                key = _whole("step", row["step"], _MOST_CHOICES), row["op"]
                 require(key not in routing, "a step names each op once", f"{row['op']!r} twice")
-                routing[key] = tuple([_whole("chosen", one, 0, _MOST_CHOICES) for one in row["chosen"].split()])
+                routing[key] = tuple([_whole("chosen", index, _MOST_CHOICES) for index in row["chosen"].split()])
         require(shares or routing, "a file of routing has lines", "none", do="add them")
     except FieldError as error:
         raise table.error(error) from None
@@ -180,33 +179,33 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
     path
         The file.
     count
-        How many are read, the first ones by arrival; None: all, and a file has no more than a run serves.
+        How many are read, the first ones by arrival; None: all, at most as many as a run serves.
     tell
-        Called now and then with the lines that were read.
+        Called now and then with the number of lines read.
 
     Returns
     -------
     Arriving
-        The first one at 0.
+        The requests, the first one at 0.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, has other columns, or a line is wrong; the message names the line. Or if all are to be
-        served, and are too many.
+        If it cannot be read, has other columns, or a line is wrong; the message names the line. Or if there are more
+        than a run serves, and `count` is None.
     """
     table = _Table(path, *_REQUESTS)
     unanswered, prefixes = 0, Numbers()
 
     def answered() -> Iterator[Request]:
         nonlocal unanswered
-        for number, row in enumerate(table.rows(), 1):
+        for position, row in enumerate(table.rows(), 1):
             if not table.number % _SELDOM:
                 tell(table.number)
             request = _request(table, row, prefixes)
             if request.prompt and request.output:
                 do = f"say in the workload how many of the first ones are served, such as 'count: {MOST}'"
-                is_served = count or number - unanswered <= MOST
+                is_served = count or position - unanswered <= MOST
                 require(is_served, f"a run serves at most {MOST:,} requests", "a file with more", do=do)
                 yield request
             else:
@@ -221,7 +220,7 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
 
 
 def requests_csv(requests: Iterable[Request]) -> bytes:
-    """Write requests as hosim's own table, whose prefixes are named by their numbers.
+    """Write requests as hosim's own table, with the ids of prefixes as their names.
 
     Parameters
     ----------
@@ -229,23 +228,23 @@ def requests_csv(requests: Iterable[Request]) -> bytes:
         In any order.
     """
     lines = [b"arrival,prompt,output,prefix,prefix_tokens"]
-    for one in requests:
-        chain = (*one.above, (one.prefix, one.prefix_tokens)) if one.prefix_tokens else ()
+    for request in requests:
+        chain = (*request.above, (request.prefix, request.prefix_tokens)) if request.prefix_tokens else ()
         names = " ".join(str(prefix) for prefix, _ in chain)
         sizes = " ".join(str(end - before) for (_, before), (_, end) in pairwise(((0, 0), *chain)))
-        seconds = Decimal(one.arrival_ns).scaleb(-9).normalize()
-        lines.append(f"{seconds:f},{one.prompt},{one.output},{names},{sizes}".encode())
+        seconds = Decimal(request.arrival_ns).scaleb(-9).normalize()
+        lines.append(f"{seconds:f},{request.prompt},{request.output},{names},{sizes}".encode())
     return b"\n".join([*lines, b""])
 
 
 def _request(table: _Table, row: dict[str, str], prefixes: Numbers) -> Request:
-    """A request of a line; `prefixes` numbers what is above, where that ends, and the name."""
+    """Make a request of a row; `prefixes` has an id for each prefix above, its end, and a name."""
     arrival, prompt, output = table.names
-    tokens, added = (_whole(name, row[name], 0, _MOST_TOKENS) for name in (prompt, output))
+    tokens, added = (_whole(name, row[name], _MOST_TOKENS) for name in (prompt, output))
     request = Request(_time(arrival, row[arrival]), tokens, added)
     if "prefix_tokens" not in row or not row.get("prefix"):
         return request
-    sizes = [_whole("prefix_tokens", size, 0, _MOST_TOKENS) for size in row["prefix_tokens"].split()]
+    sizes = [_whole("prefix_tokens", size, _MOST_TOKENS) for size in row["prefix_tokens"].split()]
     names = row["prefix"].split() if len(sizes) > 1 else [row["prefix"]]
     must = f"each of several prefix_tokens is named in prefix, and of at most {_MOST_PARTS:,}"
     require(len(names) == len(sizes) <= _MOST_PARTS, must, f"{len(names):,} names and {len(sizes):,} numbers")
@@ -257,9 +256,9 @@ def _request(table: _Table, row: dict[str, str], prefixes: Numbers) -> Request:
     return request._replace(prefix=chain[-1][0], prefix_tokens=chain[-1][1], above=tuple(chain[:-1]))
 
 
-def _time(what: str, text: str) -> int:
-    """A number of seconds, or a day with its time, as whole nanoseconds."""
-    must = f"{what} is a number of seconds from 0, or a day and a time"
+def _time(column: str, text: str) -> int:
+    """Read a number of seconds, or a date with its time, as whole nanoseconds."""
+    must = f"{column} is a number of seconds from 0, or a day and a time"
     try:
         seconds = Decimal(text)
         require(seconds.is_finite() and 0 <= seconds <= _LONGEST_S, must, repr(text))

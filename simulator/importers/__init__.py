@@ -1,15 +1,15 @@
-"""The door for what other people wrote: one module a kind of file, and what its reader returns.
+"""Readers of other people's files, one module a kind of file, and what they return.
 
 A reader is one public function, ``read_NAME(source, *, option=default, ...) -> Imported``. It opens `source` (a path as
 text) through `simulator.inputs`, whose limits hold; executes nothing in it; and raises a `ConfigError` for whatever is
-wrong with it. What it returns are hosim's own documents, so that nothing below this room knows a foreign format.
+wrong with it. It returns hosim's own documents, so that nothing below this room knows a foreign format.
 
-A new kind is a module here and an entry in `KINDS`; its reader is the package's, too (``simulator/__init__.py``, and
-the stub beside it). The command is made of the reader's signature, which therefore says all: `hosim import KIND SOURCE
--o FILE` has an option for each keyword (``new_tokens`` becomes ``--new-tokens``), of the type that is annotated
-(``bool``, ``int``, ``float``, ``str``, ``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may come
-several times), with the help that the section *Parameters* of its docstring gives. Modules are imported when their kind
-is asked for; what is heavy they import when they read.
+A new kind is a module here and an entry in `KINDS`; the package exports its reader, too (``simulator/__init__.py``, and
+the stub beside it). The command is made of the reader's signature: `hosim import KIND SOURCE -o FILE` has an option for
+each keyword (``new_tokens`` becomes ``--new-tokens``), of the annotated type (``bool``, ``int``, ``float``, ``str``,
+``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may come several times), with the help that the
+section *Parameters* of its docstring gives. A module is imported when its kind is asked for, and itself imports heavy
+libraries when it reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from importlib import import_module
 from os.path import isfile
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from simulator import inputs
 from simulator.errors import ConfigError
@@ -26,7 +26,7 @@ from simulator.importers.imported import Imported as Imported
 from simulator.inputs import shown
 
 Reader = Callable[..., Imported]
-"""Reads a source, with options by keyword."""
+"""Function that reads a source, with options by keyword."""
 
 
 class ImportKind(NamedTuple):
@@ -37,12 +37,12 @@ class ImportKind(NamedTuple):
     module
         The module of this room that reads it.
     about
-        What it is, for people.
+        Description for people.
     signs
-        Texts by which a file of this kind is known: those that ``&`` joins all occur in its first 64 KiB, unpacked;
-        ``|`` stands between alternatives.
+        Texts that tell a file of this kind: those joined by ``&`` all occur in its first 64 KiB, unpacked; ``|`` stands
+        between alternatives.
     name
-        Of the reader; default: ``read_`` and the module.
+        Name of the reader; default: ``read_`` and the module.
     """
 
     module: str
@@ -52,9 +52,9 @@ class ImportKind(NamedTuple):
 
     @property
     def reader(self) -> Reader:
-        """The function that reads it."""
-        module = import_module(f"{__name__}.{self.module}")
-        return cast(Reader, getattr(module, self.name or f"read_{self.module}"))
+        """The function that reads such a file."""
+        reader: Reader = getattr(import_module(f"{__name__}.{self.module}"), self.name or f"read_{self.module}")
+        return reader
 
 
 KINDS: dict[str, ImportKind] = {
@@ -87,24 +87,24 @@ KINDS: dict[str, ImportKind] = {
     ),
     "torch": ImportKind("torch", "a function of yours that makes a PyTorch model, as package.module:function"),
 }
-"""Name on the command line -> the kind."""
+"""Name on the command line -> kind."""
 
 _HEAD_BYTES = 1 << 16
 
 
 def sniff(path: Path) -> str | None:
-    """Name the kind of a file by what is in it; None if it looks like none.
+    """Return the name of a file's kind, judged by its content; None if it looks like none.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or is one that is never opened.
+        If it cannot be read, or holds a program or a pickle.
     """
     with inputs.opened(path) as file:
         head = file.read(_HEAD_BYTES)
     inputs.data_only(head, path)
     for name, kind in KINDS.items():
-        alternatives = (one.split(" & ") for one in kind.signs.split(" | ") if one)
+        alternatives = (signs.split(" & ") for signs in kind.signs.split(" | ") if signs)
         if any(all(sign.encode() in head for sign in signs) for signs in alternatives):
             return name
     return None
@@ -115,19 +115,19 @@ _NEVER[".py"] = "a Python program, which is not run"
 
 
 def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
-    """Refuse a file that must be imported first, and name the command that imports it; anything else passes.
+    """Refuse a file that must be imported first, and name the command for it; let anything else pass.
 
     Parameters
     ----------
     reference
-        What the user gave in place of the name or the path of a document.
+        The user's name or path of a document.
     kind
         The kind of document.
 
     Raises
     ------
     ConfigError
-        If it is a file of one of the `KINDS`, or a program or weights of PyTorch, which are not even opened.
+        If it is a file of one of the `KINDS`, or a program or weights of PyTorch, which are never opened.
     """
     path = Path(reference)
     if path.suffix in (".yaml", ".yml") or not isfile(path):
@@ -135,8 +135,8 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
     stem, about = path.name.partition(".")[0] or "mine", _NEVER.get(path.suffix)
     if about:
         do = f"run `hosim import torch {stem}:FUNCTION -o {stem}.yaml` with a function that makes model and inputs"
-    elif found := sniff(path):
-        do, about = f"run `hosim import {found} {shown(path)} -o {stem}.yaml`", KINDS[found].about
+    elif name := sniff(path):
+        do, about = f"run `hosim import {name} {shown(path)} -o {stem}.yaml`", KINDS[name].about
     elif not path.suffix:
         return
     else:

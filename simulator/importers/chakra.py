@@ -1,7 +1,7 @@
 """Execution traces of Chakra (``.et``): nodes in the wire format of protocol buffers, each behind its length.
 
-The format has four messages of a few fields and has kept their numbers since its first version, so that reading it
-takes fewer lines than describing it to a library would.
+The format has four messages of a few fields, whose numbers never changed, so that reading it takes fewer lines than
+describing it to a library would.
 """
 
 from __future__ import annotations
@@ -34,67 +34,68 @@ MOST_NODES = 1_000_000
 
 _TYPES = ("invalid", "metadata", "memory loads", "memory stores", "compute", "sends", "receives", "collective")
 _COMPUTE, _COLLECTIVE = 4, 7
-_ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size")  # those of which a node keeps the value
+_ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size")  # a node keeps their values
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
-_SIZES = {1: 8, 2: -1, 5: 4}  # wire type -> bytes of a value; 0 is a number, and 2 has its length before it
-_LONGEST_US = 1 << 40
+_SIZES = {1: 8, 2: -1, 5: 4}  # wire type -> bytes of a value; type 0 is a number, and 2 has its length before it
+_LONGEST_US = 1 << 40  # 13 days: sums of such times fit a graph's numbers
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins there, of 64 bits, and where it ends."""
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
+    """Read the number of 64 bits that begins at an offset, and return the offset of its end, too."""
     value = shift = 0
     while shift < 70:
-        byte = data[at]
+        byte = data[offset]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        offset, shift = offset + 1, shift + 7
         if byte < 128:
-            return value & (1 << 64) - 1, at
+            return value & (1 << 64) - 1, offset
     raise ValueError("a number without end")
 
 
-def _behind_length(data: bytes, at: int, size: int = -1) -> tuple[bytes, int]:
-    """The bytes that begin there, of a size that stands before them if it is not given; and where they end."""
+def _chunk(data: bytes, offset: int, size: int = -1) -> tuple[bytes, int]:
+    """Read the bytes that begin at an offset, behind their size if it is not given, and return where they end, too."""
     if size < 0:
-        size, at = _varint(data, at)
-    if at + size > len(data):
+        size, offset = _varint(data, offset)
+    if offset + size > len(data):
         raise IndexError
-    return data[at : at + size], at + size
+    return data[offset : offset + size], offset + size
 
 
 class _Message:
-    """A message of protocol buffers: fields by number."""
+    """A message of protocol buffers: the values of each field, by its number."""
 
     def __init__(self, data: bytes) -> None:
-        self.numbers, self.texts, at = defaultdict[int, list[int]](list), defaultdict[int, list[bytes]](list), 0
-        while at < len(data):
-            key, at = _varint(data, at)
+        self.numbers, self.texts = defaultdict[int, list[int]](list), defaultdict[int, list[bytes]](list)
+        offset = 0
+        while offset < len(data):
+            key, offset = _varint(data, offset)
             wire = key & 7
             if wire == 0:
-                number, at = _varint(data, at)
-                self.numbers[key >> 3].append(number)
+                value, offset = _varint(data, offset)
+                self.numbers[key >> 3].append(value)
             elif wire in _SIZES:
-                text, at = _behind_length(data, at, _SIZES[wire])
+                text, offset = _chunk(data, offset, _SIZES[wire])
                 self.texts[key >> 3].append(text)
             else:
                 raise ValueError(f"a field of wire type {wire}")
 
     def number(self, field: int) -> int:
-        """The last value of a field; 0 if there is none."""
-        return self.numbers[field][-1] if self.numbers[field] else 0
+        """Return the last number of a field; 0 if there is none."""
+        return (self.numbers[field] or [0])[-1]
 
     def text(self, field: int) -> bytes:
-        """The last value of a field; empty if there is none."""
-        return self.texts[field][-1] if self.texts[field] else b""
+        """Return the last text of a field; an empty one if there is none."""
+        return (self.texts[field] or [b""])[-1]
 
     def all_numbers(self, field: int) -> array[int]:
-        """All numbers of a field, one by one or packed, each in 8 bytes: a node may depend on hundreds."""
-        found = array("Q", self.numbers[field])
+        """Return all numbers of a field, one by one or packed, each in 8 bytes: a node may depend on hundreds."""
+        values = array("Q", self.numbers[field])
         for packed in self.texts[field]:
-            at = 0
-            while at < len(packed):
-                number, at = _varint(packed, at)
-                found.append(number)
-        return found
+            offset = 0
+            while offset < len(packed):
+                value, offset = _varint(packed, offset)
+                values.append(value)
+        return values
 
 
 _WORDS = re.compile(r"\b(?:None|True|False|nan|inf)\b")
@@ -103,46 +104,47 @@ _TENSOR = re.compile(r"""\[(?:(?:0|[1-9]\d{0,17}), ){5}"[^"]*"\]""")
 
 @lru_cache(1024)
 def _values(text: bytes) -> list[Any]:
-    """Values as Python writes a list, in single quotes, or at least the tensors among them; of one text one object."""
+    """Read a list as Python writes it, in single quotes, or at least its tensors; the same text gives one object."""
     words = _WORDS.sub("null", text.decode(errors="replace").replace("'", '"'))
     try:
-        found = orjson.loads(words or "[]")
+        values = orjson.loads(words or "[]")
     except orjson.JSONDecodeError:
-        found = [orjson.loads(one) for one in _TENSOR.findall(words) if "\\" not in one and one.isprintable()]
-    return found if isinstance(found, list) else []
+        tensors = (tensor for tensor in _TENSOR.findall(words) if "\\" not in tensor and tensor.isprintable())
+        return list(map(orjson.loads, tensors))
+    return values if isinstance(values, list) else []
 
 
 @lru_cache(1024)
 def _attribute(data: bytes) -> tuple[str, int | str]:
-    """Name and value of an attribute, a number if it has one: many attributes are alike in all nodes."""
-    about = _Message(data)
-    numbers = (value for values in about.numbers.values() for value in values)
-    return about.text(1)[:200].decode(errors="replace"), next(numbers, about.text(29).decode(errors="replace"))
+    """Return name and value of an attribute, a number if it has one: many attributes are alike in all nodes."""
+    attribute = _Message(data)
+    numbers = (value for values in attribute.numbers.values() for value in values)
+    return attribute.text(1)[:200].decode(errors="replace"), next(numbers, attribute.text(29).decode(errors="replace"))
 
 
 class _Node:
-    """A node as it stands in the file, with what is read of it; times in microseconds."""
+    """A node of the file, reduced to what is read of it; times in microseconds."""
 
     def __init__(self, data: bytes) -> None:
-        found = _Message(data)
-        self.id, self.type = found.number(1), found.number(3)
-        self.start, self.took = min(found.number(6), _LONGEST_US << 10), min(found.number(7), _LONGEST_US)
-        self.under, self.after = found.all_numbers(4), found.all_numbers(5)
-        self.name = re.sub(r"\(\d+\)$", "", found.text(2)[:1000].decode(errors="replace"))
-        attrs = dict(map(_attribute, found.texts[10]))
+        fields = _Message(data)
+        self.id, self.type = fields.number(1), fields.number(3)
+        self.start, self.took = min(fields.number(6), _LONGEST_US << 10), min(fields.number(7), _LONGEST_US)
+        self.under, self.after = fields.all_numbers(4), fields.all_numbers(5)
+        self.name = re.sub(r"\(\d+\)$", "", fields.text(2)[:1000].decode(errors="replace"))
+        attrs = dict(map(_attribute, fields.texts[10]))
         self.is_on_host, self.stream = bool(attrs.get("is_cpu_op")), str(attrs.get("tid"))
         self.attrs = {name: attrs[name] for name in _ATTRIBUTES if name in attrs}
-        schema, read, written = attrs.get("op_schema"), _Message(found.text(8)), _Message(found.text(9))
-        reads, writes = map(list, map(views, _values(read.text(1)))), list(views(_values(written.text(1))))
-        about = self.id, 0, 0, self.name, schema if isinstance(schema, str) else "", list(reads), writes
-        shapes = _values(read.text(2)), _values(written.text(2))
-        self.operator = OperatorNode(*about, (), *shapes, _values(read.text(3)))
+        schema, inputs, outputs = attrs.get("op_schema"), _Message(fields.text(8)), _Message(fields.text(9))
+        reads, writes = list(map(list, map(views, _values(inputs.text(1))))), list(views(_values(outputs.text(1))))
+        about = self.id, 0, 0, self.name, schema if isinstance(schema, str) else "", reads, writes
+        types = _values(inputs.text(2)), _values(outputs.text(2)), _values(inputs.text(3))
+        self.operator = OperatorNode(*about, (), *types)
 
 
-def _check_version(about: _Message, where: str, derived: list[str]) -> None:
+def _check_version(header: _Message, where: str, derived: list[str]) -> None:
     """Refuse schemas but 0.0.4 to 1.x, in which a node is the same; some converters name it in an attribute."""
-    named = (one.text(29) for one in map(_Message, about.texts[2]) if one.text(1) == b"schema")
-    version = (about.text(1) or next(named, b"")).rpartition(b"chakra.")[2].decode(errors="replace")[:50]
+    named = (attribute.text(29) for attribute in map(_Message, header.texts[2]) if attribute.text(1) == b"schema")
+    version = (header.text(1) or next(named, b"")).rpartition(b"chakra.")[2].decode(errors="replace")[:50]
     parts = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", version or "0.0.4")
     numbers, must = tuple(map(int, parts.groups())) if parts else (), "hosim reads schemas 0.0.4 to 1.x of Chakra"
     insist((0, 0, 4) <= numbers < (2,), where, must, repr(version), "convert it by a chakra_converter of one of them")
@@ -151,7 +153,7 @@ def _check_version(about: _Message, where: str, derived: list[str]) -> None:
 
 
 def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
-    """Read all nodes, by id; the first message is about the file.
+    """Read all nodes, by id, behind a header.
 
     Raises
     ------
@@ -159,48 +161,48 @@ def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
         If it is no trace, or of an older version.
     """
     where, nodes, data = shown(path), dict[int, _Node](), unpacked(path)
-    number = at = 0
+    index = offset = 0
     try:
-        while at < len(data):
-            message, at = _behind_length(data, at)
-            if number:
+        while offset < len(data):
+            message, offset = _chunk(data, offset)
+            if index:
                 node = _Node(message)
                 nodes[node.id] = node
             else:
                 _check_version(_Message(message), where, derived)
             must = f"a Chakra trace has at most {MOST_NODES:,} nodes, each with its own id"
-            insist(len(nodes) == number <= MOST_NODES, f"{where}: message {number}", must, "one more")
-            number += 1
+            insist(len(nodes) == index <= MOST_NODES, f"{where}: message {index}", must, "one more")
+            index += 1
     except (ValueError, IndexError) as error:
         found = str(error) if isinstance(error, ValueError) else "one that breaks off"
         must, do = "a Chakra trace is of messages behind their lengths", "record it again, or choose another file"
-        raise ConfigError(f"{where}: message {number}", must, found, do) from None
+        raise ConfigError(f"{where}: message {index}", must, found, do) from None
     return nodes
 
 
-def _in_order(known: dict[int, _Node], where: str) -> list[_Node]:
+def _in_order(nodes: dict[int, _Node], where: str) -> list[_Node]:
     """Sort nodes so that each comes after those it depends on, and on the device as soon as it can.
 
-    Old converters wrote as a control dependency what a node is a part of: if those lead in a circle, they are left out.
+    Old converters wrote the parent of a node as a control dependency: if those lead in a circle, they are left out.
     """
-    for parts in (True, False):
-        sorter, ready, found = TopologicalSorter[int](), list[tuple[bool, int]](), list[_Node]()
-        for node in known.values():
-            sorter.add(node.id, *(known.keys() & {*node.after, *(node.under if parts else ())}))
+    for parents_count in (True, False):
+        sorter, ready, ordered = TopologicalSorter[int](), list[tuple[bool, int]](), list[_Node]()
+        for node in nodes.values():
+            sorter.add(node.id, *(nodes.keys() & {*node.after, *(node.under if parents_count else ())}))
         with suppress(CycleError):
             sorter.prepare()
             while sorter.is_active():
-                for one in sorter.get_ready():
-                    heapq.heappush(ready, (known[one].is_on_host, one))
-                found.append(known[heapq.heappop(ready)[1]])
-                sorter.done(found[-1].id)
-            return found
+                for node_id in sorter.get_ready():
+                    heapq.heappush(ready, (nodes[node_id].is_on_host, node_id))
+                ordered.append(nodes[heapq.heappop(ready)[1]])
+                sorter.done(ordered[-1].id)
+            return ordered
     raise ConfigError(where, "no node depends on itself", "nodes in a circle", "record the trace again")
 
 
 @no_garbage_search()
 def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
-    """Read an execution trace of Chakra: what runs on the device, its storages, collectives and recorded durations.
+    """Read an execution trace of Chakra: ops of the device, their storages, collectives and recorded durations.
 
     Parameters
     ----------
@@ -217,28 +219,29 @@ def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
     path, recording = Path(source), Recording()
     insist(1 <= ranks <= MOST_RANKS, "ranks", f"from 1 to {MOST_RANKS:,} ranks meet", str(ranks), "correct --ranks")
     nodes = _load(path, recording.derived)
-    recording.kept["nodes"], where = f"{len(nodes):,}", shown(path)
+    recording.kept["nodes"] = f"{len(nodes):,}"
     if all(node.is_on_host for node in nodes.values()):
         recording.derived.append("Nothing ran on a device: the nodes of the host are the ops.")
         for node in nodes.values():
             node.is_on_host = False
     recording.dropped["nodes of the host"] = sum(node.is_on_host for node in nodes.values())
-    _Reader(nodes, _in_order(nodes, where), recording, ranks).read()
+    _Reader(nodes, _in_order(nodes, shown(path)), recording, ranks).read()
     return recording.imported(path, "A step")
 
 
 class _Reader:
     """Makes ops of nodes: the kernels of one operator are one op, which reads and writes what the operator does."""
 
-    def __init__(self, known: dict[int, _Node], nodes: list[_Node], recording: Recording, ranks: int) -> None:
+    def __init__(self, by_id: dict[int, _Node], nodes: list[_Node], recording: Recording, ranks: int) -> None:
         self._nodes, self._recording, self._ranks = nodes, recording, ranks
         self._launchers = dict[int, _Node]()
-        for node in (one for one in self._nodes if not one.is_on_host):  # a kernel's launcher is its first dependency
-            hosts = (known[one] for one in (*node.after, *node.under) if one in known and known[one].is_on_host)
-            self._launchers[node.id] = launcher = next(hosts, node)
+        on_device = [node for node in nodes if not node.is_on_host]
+        for node in on_device:  # a kernel's launcher is its first dependency
+            before = (by_id[node_id] for node_id in (*node.after, *node.under) if node_id in by_id)
+            self._launchers[node.id] = launcher = next((other for other in before if other.is_on_host), node)
             node.operator = node.operator._replace(schema=launcher.operator.schema)
-        self._timed = any(node.took for node in self._nodes if not node.is_on_host)
-        self._memory = Memory(Tree([node.operator for node in self._nodes]), recording)
+        self._timed = any(node.took for node in on_device)
+        self._memory = Memory(Tree([node.operator for node in nodes]), recording)
         self._ops: dict[object, Event] = {}
         self._links: dict[int, Storage] = {}
 
@@ -249,8 +252,7 @@ class _Reader:
             if node.is_on_host:
                 self._memory.fold(node.operator, None)
             elif node.type not in (_COMPUTE, _COLLECTIVE):
-                what = _TYPES[node.type] if node.type < len(_TYPES) else "unknown"
-                recording.dropped[f"nodes of kind {what}"] += 1
+                recording.dropped[f"nodes of kind {dict(enumerate(_TYPES)).get(node.type, 'unknown')}"] += 1
             elif op := self._op(node):
                 op_of[node.id] = op
         if not self._timed:
@@ -261,22 +263,24 @@ class _Reader:
             text = "Collectives without a duration take the machine's time, and so the recorded step is not known."
             recording.derived.append(text)
             recording.step_ns = 0
-            for op in (one for one in recording.ops if "collective" in one.more):
-                op.more["duration_ns"] = None
+            for op in recording.ops:
+                if "collective" in op.more:
+                    op.more["duration_ns"] = None
 
     def _lay(self, op_of: Mapping[int, Event]) -> None:
         """Give ops the times of their nodes."""
         starts, ran = self._starts(), dict[int, Activity]()
-        for node in sorted((one for one in self._nodes if one.id in op_of), key=lambda one: starts[one.id]):
-            start, launcher = starts[node.id], self._launchers[node.id]
-            launched = None if launcher is node else 1000 * min(start, starts[launcher.id] + launcher.took)
-            after = [ran[one] for one in node.after if one in ran and ran[one].end_ns <= 1000 * start]
-            times = 1000 * start, 1000 * (start + node.took)
-            ran[node.id] = Activity(op_of[node.id], *times, node.stream, launched, after=after)
+        for node in sorted(self._nodes, key=lambda node: starts[node.id]):
+            if node.id in op_of:
+                start, launcher = starts[node.id], self._launchers[node.id]
+                launched = None if launcher is node else 1000 * min(start, starts[launcher.id] + launcher.took)
+                after = [ran[other] for other in node.after if other in ran and ran[other].end_ns <= 1000 * start]
+                times = 1000 * start, 1000 * (start + node.took)
+                ran[node.id] = Activity(op_of[node.id], *times, node.stream, launched, after=after)
         lay(self._recording, ran.values(), self._recording.ops)
 
     def _starts(self) -> dict[int, int]:
-        """When each node began [us]: as recorded, or once what it depends on has ended."""
+        """Return when each node began [us]: as recorded, or once those it depends on have ended."""
         starts = {node.id: node.start for node in self._nodes}
         if any(starts.values()):
             return starts
@@ -284,13 +288,13 @@ class _Reader:
         self._recording.derived.append(f"{text}, and its thread or stream is free.")
         ends, free = dict[int, int](), defaultdict[tuple[bool, str], int](int)
         for node in self._nodes:
-            at = node.is_on_host, node.stream
-            starts[node.id] = max((free[at], *(ends.get(one, 0) for one in node.after)))
-            ends[node.id] = free[at] = starts[node.id] + node.took
+            stream = node.is_on_host, node.stream
+            starts[node.id] = max((free[stream], *(ends.get(other, 0) for other in node.after)))
+            ends[node.id] = free[stream] = starts[node.id] + node.took
         return starts
 
     def _op(self, node: _Node) -> Event | None:
-        """The op that a node is a part of; none for a collective that nobody comes to."""
+        """Return the op that a node is a part of; None for a collective that no other rank joins."""
         launcher = self._launchers[node.id]
         key = (launcher.attrs.get("rf_id") or -launcher.id, launcher.name) if launcher is not node else node.id
         if key in self._ops:
@@ -299,8 +303,8 @@ class _Reader:
         self._memory.use(operator, op)
         if node.type == _COLLECTIVE and not self._meet(node, op):
             return None
-        if not op.reads and not op.writes:  # what it depends on are tensors of no bytes
-            op.reads.update((self._links[one], None) for one in node.after if one in self._links)
+        if not op.reads and not op.writes:  # its dependencies are tensors of no bytes
+            op.reads.update((self._links[other], None) for other in node.after if other in self._links)
             self._links[node.id] = self._recording.storage(0)
             op.writes[self._links[node.id]] = None
         if node.type == _COMPUTE:
@@ -315,15 +319,14 @@ class _Reader:
         return op
 
     def _meet(self, node: _Node, op: Event) -> bool:
-        """Whether the collective is one that has time, or that others come to."""
-        number = node.attrs.get("comm_type", -1)
-        kind = collective_kind(dict[object, str](enumerate(_COLLECTIVES.split())).get(number, plain(op.name)))
+        """Make an op a collective, and return whether it has a recorded time or other ranks join it."""
+        names = dict[object, str](enumerate(_COLLECTIVES.split()))
+        kind = collective_kind(names.get(node.attrs.get("comm_type", -1), plain(op.name)))
         op.is_collective = True
-        if node.took:
-            return True
-        if kind is None or self._ranks == 1:
+        if not node.took and (kind is None or self._ranks == 1):
             self._recording.dropped[ALONE] += 1
             return False
-        self._recording.groups.setdefault("all", [list(range(self._ranks))])
-        op.more["collective"] = Collective(kind, "all", whole(node.attrs.get("comm_size")))
+        if not node.took and kind is not None:
+            self._recording.groups.setdefault("all", [list(range(self._ranks))])
+            op.more["collective"] = Collective(kind, "all", whole(node.attrs.get("comm_size")))
         return True

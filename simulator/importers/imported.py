@@ -1,4 +1,4 @@
-"""What a reader understood of a file of other people: hosim's own documents, and what was kept, derived and dropped."""
+"""What a reader made of another tool's file: hosim's own documents, and what was kept, derived and dropped."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from simulator.report.card import Card, model_card
 from simulator.units import counted
 from simulator.workload import Workload
 
-# So many lines of a part of what is told: all of it is one screen.
-_MOST_TOLD = 12
+# Most lines of each part of the report, so that the whole is one screen.
+_MOST_LINES = 12
 _WORKLOAD = ".yaml"
 
 
 @dataclass(frozen=True, eq=False)
 class Imported:
-    """What a reader understood.
+    """A workload of hosim that a reader made of a file, with its graph or requests.
 
     Attributes
     ----------
     files
-        How the name of a file ends -> what is written there: ``.yaml`` a workload, ``.jsonl`` (or ``.jsonl.gz``) a
-        graph, ``.csv`` requests. Where the workload names another one of them by its ending (``graph=".jsonl"``), the
-        name of that file is written.
+        Ending of a file's name -> its content: ``.yaml`` a workload, ``.jsonl`` (or ``.jsonl.gz``) a graph, ``.csv``
+        requests. Where the workload names another one of them by its ending (``graph=".jsonl"``), the name of that file
+        is written.
     kept
-        What it is -> how much of it was understood, with a unit, in the order in which it is told: ``{"nodes":
-        "27,156"}``. The card of the model (parameters, bytes of weights, ops) is counted and told by the command.
+        Name of what was understood -> how much, with a unit, in the order of the report: ``{"nodes": "27,156"}``. The
+        command itself adds the card of the model (parameters, bytes of weights, ops).
     derived
-        What was worked out, and from what, a sentence each.
+        Sentences: what was derived, and from what.
     dropped
-        What the file holds and is not used -> how often.
+        Name of what the file holds and is not used -> how often.
     recorded_ns
-        What the step took where it was recorded [ns]; 0 if nothing says so.
+        Recorded time of the step [ns]; 0 if unknown.
     """
 
     files: Mapping[str, bytes | Graph | Workload]
@@ -55,46 +55,46 @@ class Imported:
 
     @property
     def workload(self) -> Workload:
-        """The workload, which names no file yet."""
+        """The workload, which does not name its files yet."""
         return cast(Workload, self.files[_WORKLOAD])
 
     @property
     def graph(self) -> Graph | None:
-        """The graph; None of a model, or of requests."""
-        return next((one for one in self.files.values() if isinstance(one, Graph)), None)
+        """The graph; None for a model or requests."""
+        return next((content for content in self.files.values() if isinstance(content, Graph)), None)
 
     def __str__(self) -> str:
         parts = {
-            "model": [f"{name}: {much}" for name, much in self.card.items()],
-            "kept": [f"{name}: {much}" for name, much in self.kept.items()],
+            "model": [f"{name}: {amount}" for name, amount in self.card.items()],
+            "kept": [f"{name}: {amount}" for name, amount in self.kept.items()],
             "derived": list(self.derived),
-            "dropped": [f"{name}, {counted(often, 'time')}" for name, often in self.dropped.items()],
+            "dropped": [f"{name}, {counted(times, 'time')}" for name, times in self.dropped.items()],
         }
         return "\n".join(_part(name, lines) for name, lines in parts.items() if lines)
 
     @property
     def card(self) -> Card:
-        """What the model, or the graph, is: see `simulator.report.card.model_card`."""
+        """The card of the model, or of the graph: see `simulator.report.card.model_card`."""
         work = self.workload
         if self.graph is not None:
             return model_card(work, Job.of(self.graph))
         return model_card(work, None if work.requests is not None else build_job(work))
 
     def json(self) -> dict[str, Any]:
-        """What was kept, derived and dropped, in full, and the card."""
+        """Return the card, and in full what was kept, derived and dropped."""
         return {"card": self.card, "kept": dict(self.kept), "derived": [*self.derived], "dropped": dict(self.dropped)}
 
     def write(self, out: str | Path, *, force: bool = False, source: str | Path = "") -> tuple[Path, ...]:
-        """Write all files, or none: beside their places first, then renamed.
+        """Write all files or none: beside their places first, then rename them.
 
         Parameters
         ----------
         out
             The workload document, whose name ends in ``.yaml``; the other files lie beside it, with its stem.
         force
-            Whether what is there already is replaced.
+            Whether existing files are replaced.
         source
-            What was read; it is not replaced in any case.
+            The file that was read, which is never replaced.
 
         Returns
         -------
@@ -104,7 +104,7 @@ class Imported:
         Raises
         ------
         ConfigError
-            If one of them is there already, or cannot be written.
+            If one of them exists already, or cannot be written.
         """
         path = Path(out)
         must = "what is written begins with a workload, whose name ends in .yaml"
@@ -120,12 +120,12 @@ class Imported:
         parts = {place: place.with_name(f".part-{os.getpid()}-{place.name}") for place in places.values()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            for end, what in self.files.items():
+            for end, content in self.files.items():
                 part = parts[places[end]]
-                if isinstance(what, Graph):
-                    graph_jsonl.write(what, part)
+                if isinstance(content, Graph):
+                    graph_jsonl.write(content, part)
                 else:
-                    part.write_bytes(self._document(what, places) if isinstance(what, Workload) else what)
+                    part.write_bytes(self._document(content, places) if isinstance(content, Workload) else content)
             with waiting():
                 for place, part in parts.items():
                     part.replace(place)
@@ -138,26 +138,26 @@ class Imported:
         return tuple(places.values())
 
     def _document(self, workload: Workload, places: Mapping[str, Path]) -> bytes:
-        """The workload as YAML, with what was derived as comments above it."""
-        named: dict[str, Any] = {"graph": places[workload.graph or ""].name} if workload.graph in places else {}
+        """Return the workload as YAML, below what was derived as comments."""
+        changes: dict[str, Any] = {"graph": places[workload.graph or ""].name} if workload.graph in places else {}
         if (requests := workload.requests) is not None and requests.file in places:
-            named["requests"] = requests.model_copy(update={"file": places[requests.file or ""].name})
-        said = "".join(f"# {_shown(line)}\n" for line in self.derived)
-        return (said + catalog.dump(workload.model_copy(update=named))).encode()
+            changes["requests"] = requests.model_copy(update={"file": places[requests.file or ""].name})
+        comments = "".join(f"# {_printable(line)}\n" for line in self.derived)
+        return (comments + catalog.dump(workload.model_copy(update=changes))).encode()
 
 
 def _part(name: str, lines: list[str]) -> str:
-    """A part of what is told, at most so many lines of it."""
-    more = [f"and {len(lines) - _MOST_TOLD + 1:,} more (--json tells all)"] if len(lines) > _MOST_TOLD else []
-    told = lines[: _MOST_TOLD - len(more)] + more
-    return "\n".join((f"{name}:", *(f"  {_shown(line)}" for line in told)))
+    """Return a part of the report, cut to `_MOST_LINES` lines."""
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], f"and {len(lines) - _MOST_LINES + 1:,} more (--json tells all)"]
+    return "\n".join((f"{name}:", *(f"  {_printable(line)}" for line in lines)))
 
 
-def _shown(line: str) -> str:
-    """A line that may quote a file, as terminals and YAML take it."""
+def _printable(line: str) -> str:
+    """Make a line that may quote a file safe for terminals and YAML."""
     return quotable(" ".join(line.split()), 300)
 
 
 def named(text: str) -> str:
-    """Make a name of a document of any text, such as the stem of a file."""
+    """Make the name of a document from any text, such as the stem of a file."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")[:100] or "imported"

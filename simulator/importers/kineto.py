@@ -7,7 +7,8 @@ import sys
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -24,38 +25,45 @@ from simulator.units import counted, human
 
 ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
-STEP = "ProfilerStep#"  # what the profiler calls a step that it marked
+STEP = "ProfilerStep#"
+"""Prefix of the profiler's marks of steps."""
+_NEVER_NS = 1 << 62  # later than all times
 _SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
 _WAITS = re.compile("StreamWaitEvent")
 UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"
-"""What is dropped under this name ran on a device, and neither the recorded step nor its replay has it."""
+"""Name of dropped spans of a device, which are missing from the recorded step and from its replay."""
 
 
 class TimelineSpan(NamedTuple):
-    """What ran somewhere from when to when.
+    """A span of a recording.
 
     Attributes
     ----------
     start_ns, end_ns
         On the recording's clock [ns].
     name, cat
-        What it was, and of which category.
-    at
-        Where: process and thread, of a kernel device and stream.
+        Name and category.
+    thread
+        Process and thread; device and stream for a kernel.
     args
-        What else the trace says.
+        Other facts by name.
     """
 
     start_ns: int
     end_ns: int
     name: str
     cat: str
-    at: tuple[str, str]
+    thread: tuple[str, str]
     args: dict[str, Any]
+
+    @property
+    def correlation(self) -> int:
+        """The number that a kernel has in common with the call that launched it; 0 if there is none."""
+        return whole(self.args.get("correlation"))
 
 
 class Timeline:
-    """A Kineto trace, sorted out.
+    """A Kineto trace, with its events sorted out.
 
     Parameters
     ----------
@@ -67,12 +75,12 @@ class Timeline:
     path
         The file.
     device, ops, marks
-        What ran on devices; operators of the host; annotations of people. By start.
+        Spans of devices, operators of the host, and annotations of people, by start.
     memory
-        Times, changes of size, addresses and sums of what was allocated on devices, in order of time; of the host if
-        nothing ran on a device.
+        Allocations on devices, in order of time: times, changes of size, addresses and sums; of the host if nothing ran
+        on a device.
     launched
-        Correlation -> the call by which the host launched that.
+        Correlation -> call of the host.
     others
         Category of events that are not used -> how many.
 
@@ -83,15 +91,14 @@ class Timeline:
     """
 
     def __init__(self, path: Path) -> None:
-        found = records_of(path)
-        events: Any = found.get("traceEvents") if isinstance(found, dict) else found
-        self.path, where = path, shown(path)
+        content, where = records_of(path), shown(path)
+        events: Any = content.get("traceEvents") if isinstance(content, dict) else content
         must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
         insist(isinstance(events, list), where, must, type(events).__name__, do)
-        self.device, self.ops, self.marks = list[TimelineSpan](), list[TimelineSpan](), list[TimelineSpan]()
+        self.path, self.device, self.ops, self.marks = path, *(list[TimelineSpan]() for _ in range(3))
         self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
         self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()
-        self._told_waits = list[dict[str, Any]]()
+        self._stream_waits = dict[int, dict[str, Any]]()  # by correlation
         for event in objects(events, f"{where}: traceEvents", "an event is an object"):
             self._sort(event)
         must, do = "some of what ran on a device has times", "record it again"
@@ -101,8 +108,8 @@ class Timeline:
         self.others["what ran on other devices than the busiest"] += len(self.device) - devices[busiest]
         self.device = [span for span in self.device if whole(span.args.get("device")) == busiest]
         for spans in (self.device, self.ops, self.marks):
-            spans.sort(key=lambda one: (one.start_ns, -one.end_ns))
-        self.memory = sorted(self._memory[not self.device], key=lambda one: one[0])
+            spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
+        self.memory = sorted(self._memory[not self.device], key=itemgetter(0))
 
     def _sort(self, event: dict[str, Any]) -> None:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
@@ -120,8 +127,8 @@ class Timeline:
         if start_ns is None or took_ns is None:
             self.others[UNTIMED if cat in ON_DEVICE else f"events {cat!r} whose ts or dur is no number from 0"] += 1
             return
-        at = sys.intern(str(event.get("pid"))[:50]), sys.intern(str(args.get("stream", event.get("tid")))[:50])
-        span = TimelineSpan(start_ns, start_ns + took_ns, sys.intern(name), sys.intern(cat), at, args)
+        thread = sys.intern(str(event.get("pid"))[:50]), sys.intern(str(args.get("stream", event.get("tid")))[:50])
+        span = TimelineSpan(start_ns, start_ns + took_ns, sys.intern(name), sys.intern(cat), thread, args)
         if cat in ON_DEVICE:
             self.device.append(span)
         elif cat == "cpu_op":  # shapes of what it reads would take a multiple of the file
@@ -129,48 +136,46 @@ class Timeline:
         elif cat == "user_annotation":
             self.marks.append(span)
         elif cat in _CALLS:
-            self.launched[whole(args.get("correlation"))] = span
+            self.launched[span.correlation] = span
         elif args.get("cuda_sync_kind") == "Stream Wait Event":
-            self._told_waits.append(args)
+            self._stream_waits[span.correlation] = args
         else:
             self.others[f"events {cat or 'without a category'!r}"] += 1
 
     def launch_ns(self, span: TimelineSpan) -> int:
-        """When the host launched it; when it began, if that is not known [ns]."""
-        return self.launched.get(whole(span.args.get("correlation")), span).start_ns
+        """Return when the host launched a span; when it began, if that is unknown [ns]."""
+        return self.launched.get(span.correlation, span).start_ns
 
-    def ran(self, spans: Sequence[TimelineSpan], ops: Iterable[Event]) -> list[Activity]:
-        """What ran, span for span with its op; launched is what starts, or whose call ends, whichever is sooner."""
-        stream, found = "stream" if self.device else "", list[Activity]()
+    def ran(self, spans: Sequence[TimelineSpan], ops: Iterable[Event]) -> Iterator[Activity]:
+        """Join each span with its op; it was launched when its call ended, or when it began, whichever is sooner."""
         for span, op in zip(spans, ops, strict=False):
-            call = self.launched.get(whole(span.args.get("correlation"))) if self.device else None
+            call = self.launched.get(span.correlation) if self.device else None
             launched_ns = min(call.end_ns, span.start_ns) if call else None
-            found.append(Activity(op, span.start_ns, span.end_ns, stream and span.at[1], launched_ns))
-        return found
+            yield Activity(op, span.start_ns, span.end_ns, span.thread[1] if self.device else "", launched_ns)
 
     @property
     def calls(self) -> Calls:
-        """What else the host asked of the device."""
+        """Other calls of the host: those that wait for the device, and those by which streams wait for each other."""
         syncs = [(call.start_ns, call.end_ns) for call in self.launched.values() if _SYNCS.search(call.name)]
-        told, waits = {whole(about.get("correlation")): about for about in self._told_waits}, list[Wait]()
-        for number, call in self.launched.items():
+        waits = list[Wait]()
+        for correlation, call in self.launched.items():
             if _WAITS.search(call.name):
-                about = told.get(number, {})
-                record = self.launched.get(whole(about.get("wait_on_cuda_event_record_corr_id")), call)
-                stream, source = str(about.get("stream", "")), str(about.get("wait_on_stream", ""))
-                waits.append((call.start_ns, stream, source, record.start_ns))
+                wait = self._stream_waits.get(correlation, {})
+                record = self.launched.get(whole(wait.get("wait_on_cuda_event_record_corr_id")), call)
+                streams = str(wait.get("stream", "")), str(wait.get("wait_on_stream", ""))
+                waits.append((call.start_ns, *streams, record.start_ns))
         return syncs, waits
 
 
 def _ns(microseconds: Any) -> int | None:
-    """A time of the trace [ns]; None if it is no number from 0, such as a text of one."""
+    """Return a time of the trace [ns]; None if it is not a number from 0, such as a text of one."""
     is_time = type(microseconds) in (int, float) and 0 <= microseconds < 2**53
     return int(microseconds) * 1000 + round(float(microseconds) % 1 * 1000) if is_time else None
 
 
 @no_garbage_search()
 def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
-    """Read a Kineto trace: what ran on the device, and what was allocated, as a graph with measured times.
+    """Read a Kineto trace: kernels of the device, and its allocations, as a graph with measured times.
 
     Parameters
     ----------
@@ -185,52 +190,52 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
         If the file is no Kineto trace, has no such step, or in it nothing ran on a device.
     """
     timeline, recording = Timeline(Path(source)), Recording()
-    spans, window, later = _one_step(timeline, recording, step)
-    ops, following = [event_of(span) for span in spans], timeline.ran(later[:1], [Event("")])
-    lay(recording, timeline.ran(spans, ops), (), timeline.calls, *following)
+    spans, window_ns, later = _one_step(timeline, recording, step)
+    ops, following = list(map(event_of, spans)), timeline.ran(later[:1], [Event("")])
+    lay(recording, timeline.ran(spans, ops), (), timeline.calls, next(following, None))
     tell_spans(spans, recording)
-    begins = sorted((timeline.launch_ns(span), number) for number, span in enumerate(spans))
-    ends = begins if timeline.device else sorted((span.end_ns, number) for number, span in enumerate(spans))
-    _remember([one for one in timeline.memory if window[0] <= one[0] < window[1]], recording, (begins, ends), ops)
+    begins = sorted((timeline.launch_ns(span), index) for index, span in enumerate(spans))
+    ends = begins if timeline.device else sorted((span.end_ns, index) for index, span in enumerate(spans))
+    changes = [change for change in timeline.memory if window_ns[0] <= change[0] < window_ns[1]]
+    _remember(changes, recording, (begins, ends), ops)
     recording.dropped.update(timeline.others)
     recording.dropped["operators of the host"] += len(timeline.ops)
-    del timeline, spans, later, begins, ends, ops  # which take as much memory as the file
+    del timeline, spans, later, following, begins, ends, ops  # which take as much memory as the file
     return recording.imported(Path(source), "A step")
 
 
 def _one_step(
     timeline: Timeline, recording: Recording, step: int | None
 ) -> tuple[list[TimelineSpan], tuple[int, int], list[TimelineSpan]]:
-    """What ran on the device in one step; when the host was at it [ns]; and what it launched later."""
+    """Return the spans of one step, the time in which the host launched them [ns], and the spans of later steps."""
     where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(STEP)]
-    spans, all_of_it = timeline.device or _outermost(timeline.ops), (0, 1 << 62)
+    spans = timeline.device or _outermost(timeline.ops)
     if not timeline.device:
         recording.derived.append("Nothing ran on a device: the outermost operators of the host are the ops.")
     must, do = "something runs in a recording", "profile with the activities of the device"
     insist(spans, where, must, "neither kernels, nor operators of the host", do)
-    number = chosen_step([mark.name for mark in marks], step, where, recording)
-    if number is None:
+    chosen = chosen_step([mark.name for mark in marks], step, where, recording)
+    if chosen is None:
         recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
-        return spans, all_of_it, []
-    window = marks[number].start_ns, marks[number + 1].start_ns if number + 1 < len(marks) else 1 << 62
-    mine = [span for span in spans if window[0] <= timeline.launch_ns(span) < window[1]]
-    insist(mine, where, "something runs in the step", f"nothing in {marks[number].name}", "choose another --step")
-    later = [span for span in spans if timeline.launch_ns(span) >= window[1]]
-    recording.dropped["what ran in other steps"] += len(spans) - len(mine)
-    return mine, window, later
+        return spans, (0, _NEVER_NS), []
+    begin_ns, end_ns = [*(mark.start_ns for mark in marks), _NEVER_NS][chosen : chosen + 2]
+    of_step = [span for span in spans if begin_ns <= timeline.launch_ns(span) < end_ns]
+    insist(of_step, where, "something runs in the step", f"nothing in {marks[chosen].name}", "choose another --step")
+    recording.dropped["what ran in other steps"] += len(spans) - len(of_step)
+    return of_step, (begin_ns, end_ns), [span for span in spans if timeline.launch_ns(span) >= end_ns]
 
 
 def chosen_step(marks: Sequence[str], step: int | None, where: str, recording: Recording) -> int | None:
-    """Return the position of the step that is taken among those that the profiler marked; None if it marked none.
+    """Choose one of the steps that the profiler marked, and return its position; None if it marked none.
 
     Parameters
     ----------
     marks
-        Their names, in time.
+        Names of the marks, in order of time.
     step
         Number of the step that is asked for; None: the last one that another one follows.
     where, recording
-        The trace; takes what is told of the choice.
+        The trace; takes a sentence about the choice.
 
     Raises
     ------
@@ -241,36 +246,35 @@ def chosen_step(marks: Sequence[str], step: int | None, where: str, recording: R
         must, do = "the step that is asked for was marked by the profiler", "leave --step out, or call profiler.step()"
         insist(step is None, where, must, "no ProfilerStep", do)
         return None
-    names = [name.removeprefix(STEP) for name in marks]
-    number = max(0, len(marks) - 2) if step is None else names.index(str(step)) if str(step) in names else -1
-    insist(number >= 0, where, "the step is one that the profiler marked", str(step), f"choose of {', '.join(names)}")
-    recording.derived.append(f"The step is {marks[number]} of {counted(len(marks), 'marked step')} (--step).")
-    return number
+    names, must = [name.removeprefix(STEP) for name in marks], "the step is one that the profiler marked"
+    insist(step is None or str(step) in names, where, must, str(step), f"choose of {', '.join(names)}")
+    chosen = max(0, len(marks) - 2) if step is None else names.index(str(step))
+    recording.derived.append(f"The step is {marks[chosen]} of {counted(len(marks), 'marked step')} (--step).")
+    return chosen
 
 
 def tell_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
-    """Say how much ran, and how much of that were copies."""
+    """Report how many spans ran, and how many bytes of them were copies."""
     copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
     copies = f", of which {len(copied):,} copies of {human(sum(copied), 'B')}" if copied else ""
-    streams = counted(len({one.at for one in spans}), "stream")
+    streams = counted(len({span.thread for span in spans}), "stream")
     recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {streams}{copies}"
 
 
 def _outermost(spans: Iterable[TimelineSpan]) -> list[TimelineSpan]:
-    """Spans that no span of the same thread holds."""
-    ends, found = defaultdict[tuple[str, str], int](int), list[TimelineSpan]()
+    """Return the spans that no span of the same thread contains."""
+    ends_ns, outermost = defaultdict[tuple[str, str], int](int), list[TimelineSpan]()
     for span in spans:
-        if span.start_ns >= ends[span.at]:
-            found.append(span)
-            ends[span.at] = span.end_ns
-    return found
+        if span.start_ns >= ends_ns[span.thread]:
+            outermost.append(span)
+            ends_ns[span.thread] = span.end_ns
+    return outermost
 
 
 def event_of(span: TimelineSpan) -> Event:
     """Make the op of a span; a kernel of NCCL is a collective of recorded time."""
-    named = span.args.get("Collective name") or span.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
-    is_collective = "nccl" in span.name.lower() and collective_kind(named) is not None
-    return Event(short(span.name), is_collective=is_collective)
+    name = span.args.get("Collective name") or span.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
+    return Event(short(span.name), is_collective="nccl" in span.name.lower() and collective_kind(name) is not None)
 
 
 def _remember(
@@ -279,9 +283,9 @@ def _remember(
     launches: tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]],
     ops: Sequence[Event],
 ) -> None:
-    """Give ops what was allocated and freed between their launches, or while they ran on the host.
+    """Give ops the storages that were allocated and freed between their launches, or while they ran on the host.
 
-    `launches` are when they began and ended there, each with the number of the op, by time.
+    `launches` has begins and ends of launches (or of ops of the host), each with the index of the op, in order of time.
     """
     begins, ends = launches
     if not changes:
@@ -292,16 +296,16 @@ def _remember(
         of_stream[ops[begin[1]].more.get("stream", 0)].append(begin)
     held = before = max(0, changes[0][3] - changes[0][1])
     live: dict[int, tuple[int, int]] = {}
-    for at_ns, change, address, _ in changes:
+    for time_ns, change, address, _ in changes:
         held += change
         recording.peak_bytes = max(recording.peak_bytes, held)
-        if change > 0 and (following := bisect_left(ends, (at_ns, 0))) < len(ends):
+        if change > 0 and (following := bisect_left(ends, (time_ns, 0))) < len(ends):
             live[address] = change, ends[following][1]
         elif change < 0:
             size, first = live.pop(address, (-change, -1))
             before += change if first < 0 else 0
             launched = begins if first < 0 else of_stream[ops[first].more.get("stream", 0)]
-            last = max(first, launched[max(0, bisect_left(launched, (at_ns, 0)) - 1)][1])
+            last = max(first, launched[max(0, bisect_left(launched, (time_ns, 0)) - 1)][1])
             recording.hold(size, "activation", ops[first] if first >= 0 else None, ops[last])
     for size, first in live.values():
         recording.hold(size, "activation", ops[first], None)
@@ -310,8 +314,8 @@ def _remember(
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
 
 
-# Kinds for what the profiler calls parameter, optimizer state, input, temporary, activation, gradient, autograd detail,
-# and what it does not know.
+# Kinds for the profiler's categories: parameter, optimizer state, input, temporary, activation, gradient, autograd
+# detail, and unknown.
 _CATEGORIES = ("weight", "optimizer_state", "input", "workspace", "activation", "gradient", "activation", "activation")
 _CREATE, _CHANGE, _DESTROY = 2, 3, 4
 _Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
@@ -320,9 +324,9 @@ _Row = tuple[_Whole, Annotated[int, Meta(ge=1, le=_DESTROY)], _Whole, Annotated[
 
 @no_garbage_search()
 def read_memory_timeline(source: str | Path) -> Imported:
-    """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): what lived when.
+    """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): the lifetimes of allocations.
 
-    From each instant that allocates to the next is one op: what is freed in between is freed when that ends, so that
+    One op lasts from each instant that allocates to the next: what is freed in between is freed when it ends, so that
     the peak and the step are as recorded.
 
     Parameters
@@ -340,37 +344,37 @@ def read_memory_timeline(source: str | Path) -> Imported:
     must, do = "a raw memory timeline is a list of [time, action, bytes, category]", "export it again"
     is_list = isinstance(rows, list) and any(isinstance(row, tuple) and row[0] >= 0 for row in rows)
     insist(is_list, shown(path), must, "something else", do)
-    rows.sort(key=lambda row: row[0])
-    times, *columns = (array("q", [row[column] for row in rows]) for column in range(4))
+    rows.sort(key=itemgetter(0))
+    times_ns, *columns = (array("q", map(itemgetter(column), rows)) for column in range(4))
     del rows  # which take several times the file
-    instants = sorted({time for time in times if time >= 0})
-    recording.kept["changes"] = f"{len(times):,} at {counted(len(instants), 'instant')}"
-    recording.step_ns = instants[-1] - instants[0]
-    allocates = {time for time, action in zip(times, columns[0], strict=True) if time >= 0 and action != _DESTROY}
-    begins = sorted(allocates.union(instants[:1], instants[-1:]))
-    for now, then in zip(begins, begins[1:] + begins[-1:], strict=True):
-        recording.ops.append(Event("host", more={"duration_ns": then - now, "repeatable": False}))
+    instants_ns = sorted({time_ns for time_ns in times_ns if time_ns >= 0})
+    recording.kept["changes"] = f"{len(times_ns):,} at {counted(len(instants_ns), 'instant')}"
+    recording.step_ns = instants_ns[-1] - instants_ns[0]
+    allocates = {time for time, action in zip(times_ns, columns[0], strict=True) if time >= 0 and action != _DESTROY}
+    begins_ns = sorted(allocates.union(instants_ns[:1], instants_ns[-1:]))
+    for begin_ns, end_ns in zip(begins_ns, begins_ns[1:] + begins_ns[-1:], strict=True):
+        recording.ops.append(Event("host", more={"duration_ns": end_ns - begin_ns, "repeatable": False}))
     live, held, changed = defaultdict[tuple[int, int], list[int]](list), 0, list[int]()
-    for time, action, change, category in zip(times, *columns, strict=True):
-        size, held, at = abs(change), held + change, bisect_left(begins, time)
+    for time_ns, action, change, category in zip(times_ns, *columns, strict=True):
+        lives, held, op = live[abs(change), category], held + change, bisect_left(begins_ns, time_ns)
         recording.peak_bytes = max(recording.peak_bytes, held)
         if action == _CHANGE and change > 0 and changed:
-            live[size, category].append(changed.pop())
+            lives.append(changed.pop())
         elif action != _DESTROY and change > 0:
-            live[size, category].append(at if action == _CREATE else -1)
-        elif not live[size, category]:
+            lives.append(op if action == _CREATE else -1)
+        elif not lives:
             recording.dropped["ends of what never began"] += 1
         elif action == _CHANGE:
-            changed.append(live[size, category].pop())
-        elif at <= max(0, made := live[size, category].pop()):
+            changed.append(lives.pop())
+        elif op <= max(0, made := lives.pop()):
             recording.dropped["what lived for no time"] += 1
         else:
             first = recording.ops[made] if made >= 0 else None
-            recording.hold(size, _CATEGORIES[category], first, recording.ops[at - 1])
-    for (size, category), found in live.items():
-        for made in found:
+            recording.hold(abs(change), _CATEGORIES[category], first, recording.ops[op - 1])
+    for (size, category), lives in live.items():
+        for made in lives:
             recording.hold(size, _CATEGORIES[category], recording.ops[made] if made >= 0 else None, None)
-    del times, columns, instants, allocates, begins, live
+    del times_ns, columns, instants_ns, allocates, begins_ns, live
     recording.derived.append("The timeline has no ops: from one allocation to the next is one, which the host takes.")
     recording.derived.append("It has no ids: an end is that of the latest of its size and category.")
     return recording.imported(path, "The memory timeline")

@@ -1,4 +1,4 @@
-"""Operators of a trace of PyTorch: which become ops, how much arithmetic they are, and what storages they use."""
+"""Operators of a trace of PyTorch: those that become ops, their arithmetic, and the storages that they use."""
 
 from __future__ import annotations
 
@@ -10,49 +10,47 @@ from typing import Any, NamedTuple
 from simulator.formats.residency_json import VIEW
 from simulator.importers.recordings import Event, Recording, Storage, collective_kind, whole
 
-Shape = list[int]
-
 MAKES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
 """ATen ops that only make room for a tensor, or change it."""
-# ATen ops that do no work on the device, beside views.
+# ATen ops that do no work on the device, besides views.
 _IDLE = re.compile(
     "result_type|lift_fresh|set_|(detach|squeeze|unsqueeze|t|as_strided|transpose)_|is_.*|size|stride|numel|to"
     "|contiguous|type_as|resolve_(conj|neg)|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
 )
 STRETCHES = re.compile("expand(_as)?|broadcast_to|as_strided")
-"""Views with more elements than there is memory."""
+"""Views that may have more elements than their storage."""
 
-# How types of tensors begin, lower case and without ``c10::`` -> data types of hosim; of float the caller chooses.
+# Beginning of a tensor's type, in lower case and without ``c10::`` -> data type; the caller chooses that of float.
 _DTYPES = {"half": "fp16", "bfloat16": "bf16", "float8": "fp8", "float": "", "double": "fp64", "char": "int8"}
 
 
 def plain(name: str) -> str:
-    """The name of an ATen op without namespace and overload."""
+    """Return the name of an ATen op without namespace and overload."""
     return name.rpartition("::")[2].partition(".")[0]
 
 
 def works(name: str) -> bool:
-    """Whether an op of this name does work on the device, beyond views and making room."""
-    base = plain(name)
-    return not (VIEW.fullmatch(base) or MAKES.fullmatch(base) or _IDLE.fullmatch(base))
+    """Tell whether an op of this name works on the device, beyond views and making room."""
+    return not any(pattern.fullmatch(plain(name)) for pattern in (VIEW, MAKES, _IDLE))
 
 
 def changed(schema: str) -> frozenset[int]:
-    """Positions of the arguments that an op's schema marks as changed (``Tensor(a!) self``)."""
+    """Return the positions of the arguments that an op's schema marks as changed (``Tensor(a!) self``)."""
     inner = schema[:10_000].partition("(")[2].partition(") ->")[0]
-    named = re.sub(r"\[[^\]]*\]", "", re.sub(r"\([^()!]*(!?)[^()]*\)", r"\1", inner)).split(",")
-    return frozenset(at for at, one in enumerate(one for one in named if one.strip() != "*") if "!" in one)
+    arguments = re.sub(r"\[[^\]]*\]", "", re.sub(r"\([^()!]*(!?)[^()]*\)", r"\1", inner)).split(",")
+    arguments = [argument for argument in arguments if argument.strip() != "*"]
+    return frozenset(position for position, argument in enumerate(arguments) if "!" in argument)
 
 
 class TensorView(NamedTuple):
-    """A tensor as a trace names it.
+    """A tensor of a trace.
 
     Attributes
     ----------
     tensor, storage
         Ids.
     until_bytes, size_bytes
-        Where it ends in its storage, and what it has [B].
+        Its end in its storage, and its size [B].
     device
         Such as ``cuda:0``.
     """
@@ -68,27 +66,27 @@ def views(value: object) -> Iterator[TensorView]:
     """Find the tensors in a value of a trace, however deep they lie in lists."""
     left = [value]
     while left:
-        one = left.pop()
-        if not isinstance(one, list):
+        node = left.pop()
+        if not isinstance(node, list):
             continue
-        if len(one) == 6 and isinstance(one[5], str) and all(type(number) is int for number in one[:5]):
-            tensor, storage, offset, elements, each = map(whole, one[:5])
-            yield TensorView(tensor, storage, whole((offset + elements) * each), whole(elements * each), one[5])
+        if len(node) == 6 and isinstance(node[5], str) and all(type(field) is int for field in node[:5]):
+            tensor, storage, offset, elements, each = map(whole, node[:5])
+            yield TensorView(tensor, storage, whole((offset + elements) * each), whole(elements * each), node[5])
         else:
-            left.extend(reversed(one))
+            left.extend(reversed(node))
 
 
-def _sizes(shapes: object, at: int) -> Shape:
-    """The shape of an argument; empty if it is none."""
-    shape: Any = shapes[at] if isinstance(shapes, list) and at < len(shapes) else None
+def _sizes(shapes: object, argument: int) -> list[int]:
+    """Return the shape of an argument; an empty one if there is none."""
+    shape: Any = shapes[argument] if isinstance(shapes, list) and argument < len(shapes) else None
     is_list = isinstance(shape, list) and len(shape) <= 20
     return shape if is_list and all(type(size) is int and 0 <= size < 1 << 40 for size in shape) else []
 
 
 _LAST, _FIRST, _INNER, _KEYS = slice(-1, None), slice(1), slice(1, None), slice(-2, -1)
 # Op -> its class, and its FLOPs: so many times the elements of an argument (-1: of the result) and these sizes of
-# another one; of attention without a mask. Backward of a convolution is two such products; of attention five of
-# forward's two.
+# another one; of attention without a mask. Backward of a convolution is two such products, and of attention five, where
+# forward has two.
 _FLOPS: dict[str, tuple[str, int, int, int, slice]] = {
     **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), ("matmul", 2, 0, 1, _LAST)),
     **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation"),
@@ -109,7 +107,7 @@ _FLOPS: dict[str, tuple[str, int, int, int, slice]] = {
 
 
 def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, int]:
-    """Class of an op, and its FLOPs; none of what only moves or maps elements.
+    """Return the class of an op, and its FLOPs; none for one that only moves or maps elements.
 
     Parameters
     ----------
@@ -126,21 +124,20 @@ def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, i
 
 
 def dtype_of(types: object, of_float: str) -> str:
-    """The data type of the first tensor in a list of types such as ``["Tensor(float)"]``; if unknown, `of_float`."""
+    """Return the data type of the first tensor in types such as ``["Tensor(float)"]``; `of_float` if unknown."""
     for type_ in types if isinstance(types, list) else ():
-        found = re.search(r"Tensor\((?:c10::)?(\w+)", str(type_)[:200])
-        match = found and next((one for one in _DTYPES if found[1].lower().startswith(one)), None)
-        if match:
-            return _DTYPES[match] or of_float
+        element = re.search(r"Tensor\((?:c10::)?(\w+)", str(type_)[:200])
+        for prefix in filter(element[1].lower().startswith, _DTYPES) if element else ():
+            return _DTYPES[prefix] or of_float
     return of_float
 
 
 def is_number(type_: object) -> bool:
-    """Whether a type such as ``Tensor(float)`` is that of whole numbers."""
+    """Tell whether a type such as ``Tensor(long)`` is of whole numbers."""
     return re.search(r"Tensor\((?:c10::)?(long|int|bool|unsigned|char|short)", str(type_)[:200]) is not None
 
 
-# How the names of what holds ops begin -> their phase.
+# Beginning of the name of a node -> phase of the ops below it.
 _PHASES = {"Optimizer.step#": "update", "autograd::engine::evaluate_function": "backward"}
 _GATHERS = "torch::autograd::AccumulateGrad"
 
@@ -151,11 +148,11 @@ class OperatorNode(NamedTuple):
     Attributes
     ----------
     id, parent, rf_id
-        Its number, that of what called it, and that by which Kineto knows it.
+        Ids: its own, its caller's, and that by which Kineto knows it.
     name, schema
-        What it is; empty of what is no operator.
+        Name, and schema, which only operators have.
     reads, writes
-        Tensors of each argument; those that it puts out.
+        Tensors of each argument; tensors that it puts out.
     texts
         Arguments that are texts.
     shapes_in, shapes_out, types
@@ -179,7 +176,7 @@ class OperatorNode(NamedTuple):
 
     @property
     def is_operator(self) -> bool:
-        """Whether it may do work, and does not only hold others that do."""
+        """Whether it may work itself, and does not only hold others that do."""
         return bool(self.schema or self.more.get("kernel_backend") or self.is_collective) and works(self.name)
 
     @property
@@ -189,7 +186,7 @@ class OperatorNode(NamedTuple):
 
     @property
     def collective(self) -> str:
-        """The name of the collective; of versions that have no key for it, the first text that it reads."""
+        """The name of the collective; in versions without a key for it, the first text that it reads."""
         return str(self.more.get("collective_name") or next(iter(self.texts), ""))
 
 
@@ -206,7 +203,7 @@ class Tree:
     nodes
         By id.
     owner
-        Id of a node -> that of the op that it is, or is a part of.
+        Id of a node -> id of the op that it is, or is a part of.
     phase
         Id of a node -> its phase.
     gathers
@@ -219,50 +216,50 @@ class Tree:
 
     def __init__(self, nodes: Sequence[OperatorNode]) -> None:
         self.nodes, self.owner, self.phase, self.gathers = nodes, dict[int, int](), dict[int, str](), set[int]()
-        named = {view.device for node in nodes for some in (node.writes, *node.reads) for view in some} - {""}
-        self.devices = frozenset(named - {"cpu"} or named)
-        kept = self._kept()
+        devices = {view.device for node in nodes for some in (node.writes, *node.reads) for view in some} - {""}
+        self.devices = frozenset(devices - {"cpu"} or devices)
+        working = self._working()
         for node in nodes:
             begins = (phase for name, phase in _PHASES.items() if node.name.startswith(name))
             self.phase[node.id] = next(begins, self.phase.get(node.parent, ""))
             if node.parent in self.gathers or node.name.startswith(_GATHERS):
                 self.gathers.add(node.id)
-            if node.parent in self.owner or node.id in kept:
+            if node.parent in self.owner or node.id in working:
                 self.owner[node.id] = self.owner.get(node.parent, node.id)
         self.trains = "backward" in self.phase.values()
 
-    def _kept(self) -> set[int]:
-        """Ids of nodes that work, with none below that do; or that write what none below writes, and so work, too."""
-        kept, holds, made = set[int](), set[int](), dict[int, set[int]]()
+    def _working(self) -> set[int]:
+        """Return the ids of nodes that work: none below does, or they write what none below writes."""
+        working, holders, written_below = set[int](), set[int](), dict[int, set[int]]()
         for node in reversed(self.nodes):
-            below, beside = made.pop(node.id, set()), made.get(node.parent, set())
+            below, beside = written_below.pop(node.id, set()), written_below.get(node.parent, set())
             fresh = self.storages(node.writes) - self.storages(*node.reads)
-            in_place = self.storages(*(node.reads[at] for at in changed(node.schema) if at < len(node.reads)))
+            in_place = self.storages(*(node.reads[index] for index in changed(node.schema) if index < len(node.reads)))
             written = fresh | {~storage for storage in in_place}  # what is made, and what is changed
-            is_at_work = node.is_operator and any(map(self.here, (node.writes, *node.reads)))
-            if is_at_work and (node.id not in holds or written - below):
-                kept.add(node.id)
+            is_at_work = node.is_operator and any(map(self.on_device, (node.writes, *node.reads)))
+            if is_at_work and (node.id not in holders or written - below):
+                working.add(node.id)
                 below |= written
             elif MAKES.fullmatch(plain(node.name)):  # what makes room writes nothing, unless something fills it then
                 below |= {storage for storage in fresh if ~storage in beside}
             if node.parent < node.id:
                 small, large = sorted((below, beside), key=len)
                 large |= small
-                made[node.parent] = large
-                holds.update({node.parent} if node.id in kept or node.id in holds else ())
-        return kept
+                written_below[node.parent] = large
+                holders.update({node.parent} if node.id in working or node.id in holders else ())
+        return working
 
-    def here(self, some: list[TensorView]) -> list[TensorView]:
-        """Those of some tensors that are on the device and not empty."""
-        return [view for view in some if view.device in self.devices and view.size_bytes]
+    def on_device(self, tensors: list[TensorView]) -> list[TensorView]:
+        """Return those of some tensors that are on the device and not empty."""
+        return [view for view in tensors if view.device in self.devices and view.size_bytes]
 
     def storages(self, *several: list[TensorView]) -> set[int]:
-        """Ids of the storages of tensors that are on the device and not empty."""
-        return {view.storage for some in several for view in self.here(some)}
+        """Return the ids of the storages of tensors that are on the device and not empty."""
+        return {view.storage for tensors in several for view in self.on_device(tensors)}
 
 
 class Memory:
-    """Storages of a trace, and what ops do with them.
+    """Storages of a trace, and how ops use them.
 
     Parameters
     ----------
@@ -274,62 +271,60 @@ class Memory:
 
     def __init__(self, tree: Tree, recording: Recording) -> None:
         self._tree, self._recording = tree, recording
-        self._known: dict[int, Storage] = {}
+        self._storages: dict[int, Storage] = {}
         self._stretched: set[int] = set()
 
     def _make(self, view: TensorView, kind: str = "activation", *, persistent: bool = False) -> Storage:
-        self._known[view.storage] = storage = self._recording.storage(view.until_bytes, kind, persistent=persistent)
+        self._storages[view.storage] = storage = self._recording.storage(view.until_bytes, kind, persistent=persistent)
         return storage
 
     def _see(self, node: OperatorNode) -> None:
-        """Enter what a node reads; what nothing made was there before."""
+        """Enter the storages that a node reads; those that no node made existed before."""
         types = node.types if isinstance(node.types, list) else []
-        for at, some in enumerate(node.reads):
-            kind = "input" if at < len(types) and is_number(types[at]) else "weight"
-            for view in self._tree.here(some):
-                if view.storage not in self._known:
-                    self._make(view, kind, persistent=True)
-                storage = self._known[view.storage]
+        for argument, tensors in enumerate(node.reads):
+            kind = "input" if argument < len(types) and is_number(types[argument]) else "weight"
+            for view in self._tree.on_device(tensors):
+                storage = self._storages.get(view.storage) or self._make(view, kind, persistent=True)
                 if view.tensor not in self._stretched:
                     storage.size_bytes = max(storage.size_bytes, view.until_bytes)
 
     def fold(self, node: OperatorNode, into: Event | None) -> None:
-        """Take notice of a node that is no op: a view, an empty tensor, or what holds others."""
+        """Take notice of a node that is no op: a view, an empty tensor, or the holder of others."""
         base = plain(node.name)
         makes, stretches = MAKES.fullmatch(base), STRETCHES.fullmatch(base)
-        taken = self._tree.storages(*node.reads)
+        read = self._tree.storages(*node.reads)
         if into is None:
             self._see(node)
-        for view in self._tree.here(node.writes):
-            known = self._known.get(view.storage)
+        for view in self._tree.on_device(node.writes):
+            storage = self._storages.get(view.storage)
             if stretches:
                 self._stretched.add(view.tensor)
-            elif makes and view.storage not in taken:
+            elif makes and view.storage not in read:
                 if into is None:
-                    known = self._make(view)
-                elif known not in into.writes:
+                    storage = self._make(view)
+                elif storage not in into.writes:
                     into.more["workspace_bytes"] = into.more.get("workspace_bytes", 0) + view.until_bytes
-            if node.id in self._tree.gathers and known is not None:
-                known.kind = "gradient"
+            if node.id in self._tree.gathers and storage is not None:
+                storage.kind = "gradient"
 
     def use(self, node: OperatorNode, op: Event) -> None:
         """Let an op read and write what its node does."""
         self._see(node)
-        in_place, taken, made = changed(node.schema), self._tree.storages(*node.reads), set[int]()
-        for at, some in enumerate(node.reads):
-            for storage in (self._known[view.storage] for view in self._tree.here(some)):
+        in_place, read, made = changed(node.schema), self._tree.storages(*node.reads), set[int]()
+        for argument, tensors in enumerate(node.reads):
+            for storage in (self._storages[view.storage] for view in self._tree.on_device(tensors)):
                 if storage.is_written:
                     op.reads[storage] = None
-                if at in in_place or not storage.is_written:
+                if argument in in_place or not storage.is_written:
                     op.writes[storage] = None
-        for view in self._tree.here(node.writes):
-            if view.storage not in taken:
-                storage = self._known[view.storage] if view.storage in made else self._make(view)
+        for view in self._tree.on_device(node.writes):
+            if view.storage not in read:
+                storage = self._storages[view.storage] if view.storage in made else self._make(view)
                 made.add(view.storage)
                 storage.size_bytes = max(storage.size_bytes, view.until_bytes)
                 op.writes[storage] = None
             elif not node.schema:
-                op.writes[self._known[view.storage]] = None
+                op.writes[self._storages[view.storage]] = None
         for storage in op.writes:
             storage.is_written = True
             if node.id in self._tree.gathers:

@@ -1,8 +1,8 @@
 """Execution traces of PyTorch (its ``ExecutionTraceObserver``), alone or joined with the Kineto trace of the same run.
 
-A trace is a tree of operators. Those at its leaves that do work on the device become ops; what is above them is left
-out, and what is below them (views, empty tensors) is folded into them. Storages have ids, which are used again once
-they are freed, so an id stands for a new storage whenever an op puts it out that does not read it.
+A trace is a tree of operators. Those at its leaves that do work on the device become ops; those above them are left
+out, and those below them (views, empty tensors) are folded into them. Storages have ids, which are used again once they
+are freed, so an id stands for a new storage whenever an op puts it out that does not read it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from simulator.document import MOST_RANKS
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.graph import LARGEST, Collective
 from simulator.importers.imported import Imported
 from simulator.importers.kineto import STEP, UNTIMED, Timeline, chosen_step, event_of, tell_spans
@@ -38,14 +38,13 @@ def nodes_of(path: Path) -> list[OperatorNode]:
     ConfigError
         If the file is none, or of another version.
     """
-    found, where = records_of(path), shown(path)
-    is_trace = isinstance(found, dict) and isinstance(found.get("nodes"), list)
-    insist(is_trace, where, "an execution trace has schema and nodes", type(found).__name__, "choose another file")
-    must, version = "hosim reads versions 1 of execution traces", str(found.get("schema"))[:100]
+    content, where = records_of(path), shown(path)
+    is_trace = isinstance(content, dict) and isinstance(content.get("nodes"), list)
+    insist(is_trace, where, "an execution trace has schema and nodes", type(content).__name__, "choose another file")
+    must, version = "hosim reads versions 1 of execution traces", str(content.get("schema"))[:100]
     insist(_VERSION.fullmatch(version), f"{where}: schema", must, repr(version), "record it by a PyTorch from 2.1 on")
-    raws = objects(found["nodes"], f"{where}: nodes", "a node has an id and a name")
-    nodes = [_node(raw, f"{where}: nodes[{number}]") for number, raw in enumerate(raws)]
-    nodes.sort(key=attrgetter("id"))
+    raws = enumerate(objects(content["nodes"], f"{where}: nodes", "a node has an id and a name"))
+    nodes = sorted((_node(raw, f"{where}: nodes[{index}]") for index, raw in raws), key=attrgetter("id"))
     twice = next((b.id for a, b in pairwise(nodes) if a.id == b.id), None)
     insist(twice is None, where, "each node has its own id", f"{twice} twice", "record it again")
     return nodes
@@ -55,22 +54,22 @@ def _node(raw: dict[str, Any], where: str) -> OperatorNode:
     is_node = type(raw.get("id")) is int and isinstance(raw.get("name"), str)
     insist(is_node, where, "a node has an id and a name", f"{raw!r:.60}", "record the trace again")
     attrs = raw["attrs"] if isinstance(raw.get("attrs"), list) else []
-    more = {str(one.get("name")): one.get("value") for one in attrs if isinstance(one, dict)} or raw
-    took, gave = _side(raw, "input"), _side(raw, "output")
-    values = took["values"] if isinstance(took.get("values"), list) else []
+    more = {str(attr.get("name")): attr.get("value") for attr in attrs if isinstance(attr, dict)} or raw
+    inputs, outputs = _side(raw, "input"), _side(raw, "output")
+    values = inputs["values"] if isinstance(inputs.get("values"), list) else []
     reads = [list(views(value)) if isinstance(value, list) else [] for value in values]
     texts = [value for value in values if isinstance(value, str)]
     parent, schema = whole(raw.get("ctrl_deps", raw.get("parent"))), str(more.get("op_schema") or "")
     ids = raw["id"], parent, whole(more.get("rf_id"))
-    written, shapes = list(views(gave.get("values"))), (took.get("shapes"), gave.get("shapes"))
-    return OperatorNode(*ids, raw["name"], schema, reads, written, texts, *shapes, took.get("types"), more)
+    written, shapes = list(views(outputs.get("values"))), (inputs.get("shapes"), outputs.get("shapes"))
+    return OperatorNode(*ids, raw["name"], schema, reads, written, texts, *shapes, inputs.get("types"), more)
 
 
 def _side(raw: dict[str, Any], key: str) -> dict[str, Any]:
-    """Values, shapes and types of what a node reads or puts out, which stood beside each other in old versions."""
-    found = raw.get(f"{key}s")
-    old = {"values": found, "shapes": raw.get(f"{key}_shapes"), "types": raw.get(f"{key}_types")}
-    return found if isinstance(found, dict) else old
+    """Return values, shapes and types of a node's inputs or outputs, which old versions have beside each other."""
+    values = raw.get(f"{key}s")
+    old = {"values": values, "shapes": raw.get(f"{key}_shapes"), "types": raw.get(f"{key}_types")}
+    return values if isinstance(values, dict) else old
 
 
 def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> dict[int, Event]:
@@ -83,7 +82,7 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
     recording
         Takes storages and groups.
     of_float
-        The data type in which ``float`` is multiplied.
+        Data type in which ``float`` is multiplied.
     timed
         Whether recorded times are added later: collectives then meet nobody.
     """
@@ -103,12 +102,16 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
             op.more["op_class"], op.more["flops"] = arithmetic(node.name, node.shapes_in, node.shapes_out)
             op.more["dtype"] = dtype_of(node.types, of_float)
         ops[node.id] = op
-    _name_kinds(recording, ops.values())
+    others = [op for op in ops.values() if op.more.get("phase") != "update"]
+    used = {storage for op in others for storage in (*op.reads, *op.writes)}
+    for storage in recording.storages:  # what only the update uses
+        if storage.persistent and storage.kind == "weight" and storage not in used:
+            storage.kind = "optimizer_state"
     return ops
 
 
 def _meet(node: OperatorNode, op: Event, recording: Recording, world: int) -> None:
-    """Say with whom a collective meets, and about how much; if nobody can come, it is an op of no arithmetic."""
+    """Enter the group and the size of a collective; without others to meet it is an op of no arithmetic."""
     kind, size = collective_kind(node.collective), whole(node.more.get("pg_size"))
     op.name = short(node.collective)
     if kind is None or not 1 < size <= min(world, MOST_RANKS):
@@ -122,14 +125,6 @@ def _meet(node: OperatorNode, op: Event, recording: Recording, world: int) -> No
     sizes = [view.size_bytes // max(1, elements) for some in (*node.reads, node.writes) for view in some]
     total = sum(storage.size_bytes for storage in op.writes) if not sizes else 0
     op.more["collective"] = Collective(kind, group, min(elements * max(sizes[:1], default=0) or total, LARGEST))
-
-
-def _name_kinds(recording: Recording, ops: Any) -> None:
-    """Call optimizer state what only the update uses of what was there before."""
-    used = {storage for op in ops if op.more.get("phase") != "update" for storage in (*op.reads, *op.writes)}
-    for storage in recording.storages:
-        if storage.persistent and storage.kind == "weight" and storage not in used:
-            storage.kind = "optimizer_state"
 
 
 @no_garbage_search()
@@ -176,32 +171,31 @@ def read_pytorch_trace(
 
 
 def _one_step(nodes: list[OperatorNode], step: int | None, where: str, recording: Recording) -> list[OperatorNode]:
-    """What began in one of the steps that the profiler marked; of none or a single one, all that was recorded."""
+    """Return the nodes of one of the steps that the profiler marked; all nodes if it marked none, or a single one."""
     marks = [node for node in nodes if node.name.startswith(STEP)]
-    names = [mark.name for mark in marks]
-    number = chosen_step(names, step, where, recording) if len(marks) > 1 or step is not None else None
-    if number is None:
+    if len(marks) < 2 and step is None:
         return nodes
-    ids = [*(mark.id for mark in marks), LARGEST]
-    mine = [node for node in nodes if ids[number] <= node.id < ids[number + 1]]
-    recording.dropped["nodes of other steps"] += len(nodes) - len(mine)
-    return mine
+    chosen = chosen_step([mark.name for mark in marks], step, where, recording) or 0
+    begin, end = [*(mark.id for mark in marks), LARGEST][chosen : chosen + 2]
+    of_step = [node for node in nodes if begin <= node.id < end]
+    recording.dropped["nodes of other steps"] += len(nodes) - len(of_step)
+    return of_step
 
 
 def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording: Recording) -> None:
-    """Give ops the time of what they launched; the idle time between is the host's."""
+    """Give ops the times of the kernels that they launched; the host takes the idle time between."""
     where, launchers = shown(timeline.path), _launchers(tree, timeline, recording)
-    owned = list(zip(timeline.device, _launched_by(timeline, launchers), strict=True))
-    if not owned:
+    spans, owners = timeline.device, [tree.owner.get(node) for node in _launched_by(timeline, launchers)]
+    if not spans:
         recording.derived.append("Nothing ran on a device: ops take the times of the host's operators.")
-        owned = [(timeline.ops[number], node) for number, node in sorted(launchers.items()) if node in ops]
-    owners = [tree.owner.get(node) for _, node in owned]
-    mine = [number for number, owner in enumerate(owners) if owner in ops]
+        launched = [(index, node) for index, node in sorted(launchers.items()) if node in ops]
+        spans, owners = [timeline.ops[index] for index, _ in launched], [tree.owner.get(node) for _, node in launched]
+    of_step = [index for index, owner in enumerate(owners) if owner in ops]
     must, do = "the two traces are of the same run", "record both at once"
-    insist(mine, where, must, "no kernel that an op of the execution trace launched", do)
-    first, last = mine[0], mine[-1] + 1
-    recording.dropped["kernels, copies and fills outside of the step"] += len(owners) - (last - first)
-    spans, owning = [span for span, _ in owned[first:last]], [ops.get(owner or 0) for owner in owners[first:last]]
+    insist(of_step, where, must, "no kernel that an op of the execution trace launched", do)
+    step = slice(of_step[0], of_step[-1] + 1)
+    spans, owning = spans[step], [ops.get(owner or 0) for owner in owners[step]]
+    recording.dropped["kernels, copies and fills outside of the step"] += len(owners) - len(spans)
     ran = timeline.ran(spans, (op or event_of(span) for op, span in zip(owning, spans, strict=True)))
     lay(recording, ran, [*ops.values()], timeline.calls)
     tell_spans(spans, recording)
@@ -211,42 +205,40 @@ def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording
 
 
 def _launched_by(timeline: Timeline, nodes: Mapping[int, int]) -> list[int]:
-    """For each kernel the node that launched it, 0 if none: the innermost operator around the launch that is a node."""
-    calls = [timeline.launched.get(whole(span.args.get("correlation"))) for span in timeline.device]
-    launches = [(call.start_ns, call.at) if call else (-1, ("", "")) for call in calls]
-    operators_left = [(timeline.ops[number], node) for number, node in sorted(nodes.items(), reverse=True)]
-    found, around = [0] * len(launches), defaultdict[tuple[str, str], list[tuple[int, int]]](list)
-    for kernel, (launch_ns, thread) in sorted(enumerate(launches), key=lambda one: one[1]):
+    """Return for each kernel the node that launched it, 0 if none: the innermost operator around the launch."""
+    calls = [timeline.launched.get(span.correlation) for span in timeline.device]
+    launches = [(call.start_ns, call.thread) if call else (-1, ("", "")) for call in calls]
+    operators_left = [(timeline.ops[index], node) for index, node in sorted(nodes.items(), reverse=True)]
+    launchers, around = [0] * len(launches), defaultdict[tuple[str, str], list[tuple[int, int]]](list)
+    for kernel, (launch_ns, thread) in sorted(enumerate(launches), key=itemgetter(1)):
         while operators_left and operators_left[-1][0].start_ns <= launch_ns:
-            op, node = operators_left.pop()
-            around[op.at].append((op.end_ns, node))
+            operator, node = operators_left.pop()
+            around[operator.thread].append((operator.end_ns, node))
         while around[thread] and around[thread][-1][0] < launch_ns:
             around[thread].pop()
-        found[kernel] = around[thread][-1][1] if around[thread] else 0
-    return found
+        launchers[kernel] = around[thread][-1][1] if around[thread] else 0
+    return launchers
 
 
 def _launchers(tree: Tree, timeline: Timeline, recording: Recording) -> dict[int, int]:
-    """Positions of Kineto's operators -> the nodes of the execution trace that they are."""
-    ids = {whole(op.args.get("Record function id")): number for number, op in enumerate(timeline.ops)}
+    """Map positions of Kineto's operators to their nodes of the execution trace: by ids, or else by names in order."""
+    indexes = {whole(operator.args.get("Record function id")): i for i, operator in enumerate(timeline.ops)}
     nodes = {node.rf_id: node.id for node in tree.nodes if node.rf_id}
-    known = ids.keys() & nodes.keys() - {0}
-    if known:
+    if shared_ids := indexes.keys() & nodes.keys() - {0}:
         recording.derived.append("Kernels belong to ops by the ids of record functions.")
-        return {ids[one]: nodes[one] for one in known}
+        return {indexes[rf_id]: nodes[rf_id] for rf_id in shared_ids}
     names = {node.name for node in tree.nodes if tree.owner.get(node.id) == node.id}
     ours = [node for node in tree.nodes if node.name in names]
-    theirs = [(number, op) for number, op in enumerate(timeline.ops) if op.name in names]
-    letters = {name: chr(0x10000 + number % 0x100000) for number, name in enumerate(sorted(names))}
+    theirs = [(index, operator) for index, operator in enumerate(timeline.ops) if operator.name in names]
+    letters = {name: chr(0x10000 + rank % 0x100000) for rank, name in enumerate(sorted(names))}
     pattern = "".join(letters[node.name] for node in ours)
-    text = "".join(letters[op.name] for _, op in theirs)
+    text = "".join(letters[operator.name] for _, operator in theirs)
     starts = [match.start() for match in re.finditer(re.escape(pattern), text)] if pattern else []
-    if not starts:
-        must = "some run of Kineto's operators has the names of the execution trace, in their order"
-        do = "record both at once, by a PyTorch that writes ids of record functions"
-        raise ConfigError(shown(timeline.path), must, f"none of {counted(len(theirs), 'operator')}", do)
-    long = {at: theirs[at + len(ours) - 1][1].end_ns - theirs[at][1].start_ns for at in starts}
-    chosen = sorted(starts, key=long.__getitem__)[len(starts) // 2]
+    must = "some run of Kineto's operators has the names of the execution trace, in their order"
+    do = "record both at once, by a PyTorch that writes ids of record functions"
+    insist(starts, shown(timeline.path), must, f"none of {counted(len(theirs), 'operator')}", do)
+    took_ns = {start: theirs[start + len(ours) - 1][1].end_ns - theirs[start][1].start_ns for start in starts}
+    median = sorted(starts, key=took_ns.__getitem__)[len(starts) // 2]
     text = f"The traces share no ids: of {counted(len(starts), 'run')} of the same names the median step was taken."
     recording.derived.append(text)
-    return {number: node.id for (number, _), node in zip(theirs[chosen : chosen + len(ours)], ours, strict=True)}
+    return {index: node.id for (index, _), node in zip(theirs[median : median + len(ours)], ours, strict=True)}

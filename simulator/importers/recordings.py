@@ -1,4 +1,4 @@
-"""What readers of recordings have in common: files, and ops and storages as they are found."""
+"""The common part of readers of recordings: files in JSON, and a step's ops and storages, which become a graph."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ from simulator.workload import Workload
 MOST_BYTES = 400_000_000
 """Most bytes of a recording, unpacked; its text is in memory as a whole."""
 ALONE = "collectives of one rank (--ranks)"
+"""Name of dropped collectives that no other rank joins."""
 MOST_VALUES = 40_000_000
-"""Most values of one in JSON: short ones take many times their bytes."""
+"""Most values of a recording in JSON: short ones take many times their bytes."""
 
 
 def unpacked(path: Path, most: int | None = None) -> bytes:
-    """Read a recording; of an archive (``.tar``, ``.tar.gz``, ``.tgz``) the first file whose name does not hide.
+    """Read a recording; of an archive (``.tar``, ``.tar.gz``, ``.tgz``) the first file that is not hidden.
 
     Raises
     ------
@@ -54,8 +55,8 @@ def _first_file(data: bytes, where: str) -> bytes:
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:
-                hides = member.name.rpartition("/")[2].startswith(".")
-                if member.isreg() and not member.issparse() and not hides and member.size <= len(data):
+                is_hidden = member.name.rpartition("/")[2].startswith(".")
+                if member.isreg() and not member.issparse() and not is_hidden and member.size <= len(data):
                     file = archive.extractfile(member)
                     return file.read() if file else b""
     except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
@@ -70,17 +71,17 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, shap
     Parameters
     ----------
     path, most
-        The file, and how many bytes it may have.
+        The file, and its largest size [B].
     distinct
         Whether a key that comes twice in an object is an error; else the last one counts.
     shape
-        Its type, as msgspec has them: a recording takes many times its size as objects of Python, and its readers need
-        little of that at once, so that records may stay text for `objects`. A file of another type is read as it is.
+        Type of the content for msgspec: as objects of Python a recording takes many times its size, and its readers
+        need little of that at once, so that records may stay text for `objects`. A file of another type is read whole.
 
     Raises
     ------
     ConfigError
-        As of `unpacked`, or if the file is no JSON.
+        As for `unpacked`, or if the file is not JSON.
     """
     text = inputs.unmarked(unpacked(path, most), path)
     values = sum(map(text.count, (b",", b"[", b"{")))
@@ -88,7 +89,7 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, shap
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
         if shape:
-            with suppress(*_UNREAD):  # what is no JSON, or has another shape, is read as a whole, to tell what is wrong
+            with suppress(*_UNREAD):  # read whole what is not JSON, or has another shape, to tell what is wrong
                 return msgspec.json.decode(text, type=shape)
         parsed = orjson.loads(text)
         if distinct:
@@ -109,7 +110,7 @@ _Value = list[msgspec.Raw] | dict[str, Any] | str | float | bool | None
 
 
 def records_of(path: Path, most: int | None = None) -> Any:
-    """Read a list, an execution trace or a profile, whose records stay text for `objects`; as for `json_of`."""
+    """Read a list, an execution trace or a profile by `json_of`, with records left as text for `objects`."""
     return json_of(path, most, shape=dict[str, _Value] | list[msgspec.Raw])
 
 
@@ -117,48 +118,45 @@ _UNREAD = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 def objects(records: Iterable[Any], where: str, must: str) -> Iterator[dict[str, Any]]:
-    """Read the records that `json_of` left as text; an error tells the place of one that is not what each must be."""
-    for number, record in enumerate(records):
+    """Read the records that `json_of` left as text; an error tells the place of one that is not an object."""
+    for position, record in enumerate(records):
         try:
-            found = msgspec.json.decode(record) if isinstance(record, msgspec.Raw) else record
+            value = msgspec.json.decode(record) if isinstance(record, msgspec.Raw) else record
         except _UNREAD:
-            found = bytes(record)
-        if not isinstance(found, dict):
-            raise ConfigError(f"{where}[{number}]", must, f"{found!r:.60}", "record the trace again")
-        yield found
+            value = bytes(record)
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}[{position}]", must, f"{value!r:.60}", "record the trace again")
+        yield value
 
 
 def whole(value: object) -> int:
-    """The number, if it is a whole one that a graph can have; else 0."""
+    """Return a value that is a whole number which a graph can have; 0 for any other one."""
     return value if type(value) is int and 0 <= value <= LARGEST else 0
 
 
-_NAME = re.compile(r"(?:void )?([^<(]*)")
-
-
 def short(name: object) -> str:
-    """The name of an op or a kernel without types and parameters, printable."""
-    found = _NAME.match(str(name)[:1000].replace("(anonymous namespace)::", ""))
-    text = (found.group(1) if found else "").strip() or str(name)[:80]
+    """Return the name of an op or a kernel without types and parameters, printable."""
+    plain = str(name)[:1000].replace("(anonymous namespace)::", "").removeprefix("void ")
+    text = re.split("[<(]", plain, maxsplit=1)[0].strip() or str(name)[:80]
     return "".join(c if c.isprintable() else "?" for c in text[-100:]) or "op"
 
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """Memory of the device from when it is made to when it is used last.
+    """Memory of the device from its first to its last use.
 
     Attributes
     ----------
     size_bytes, kind
-        As of a `Tensor`.
+        As for a `Tensor`.
     persistent
-        It was there before the recording began.
+        Whether it existed before the recording began.
     stays
-        It is still there when the recording ends.
+        Whether it still exists when the recording ends.
     is_written
-        Some op has written it so far.
+        Whether some op has written it so far.
     name
-        Of its tensor; a number where it is empty.
+        Name of its tensor.
     """
 
     size_bytes: int
@@ -178,11 +176,11 @@ class Event:
     name
         For people.
     reads, writes
-        Storages; dictionaries keep their order.
+        Storages, in the order of dictionaries.
     more
-        What else a graph says of it.
+        Other fields of the op of a graph.
     is_collective
-        Whether it is one of several ranks.
+        Whether several ranks run it together.
     """
 
     name: str
@@ -194,18 +192,18 @@ class Event:
 
 @dataclass
 class Recording:
-    """A step as it was recorded, and what was made of it.
+    """A recorded step, as every reader of recordings fills it.
 
     Attributes
     ----------
     storages, ops
-        In the order in which they were found; ops in program order.
+        Storages in the order of the recording; ops in program order.
     groups
-        Name -> those who meet.
+        Name of a group -> the ranks that meet.
     kept, derived, dropped
-        As of an `Imported`; of what is kept, what this class cannot know.
+        As for an `Imported`; `imported` adds to `kept` what follows from the graph.
     step_ns, peak_bytes
-        What the recording says that the step took and held; 0 if it does not.
+        Time of the step [ns] and peak of the memory [B] by the recording; 0 if unknown.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -223,7 +221,7 @@ class Recording:
         return self.storages[-1]
 
     def hold(self, size_bytes: int, kind: str, first: Event | None, last: Event | None) -> None:
-        """Add a storage that one op makes, or that was there before; and that another one reads last, or that stays."""
+        """Add a storage that op `first` makes (None: it was there before) and `last` reads last (None: it stays)."""
         was_there = first is None
         storage = self.storage(size_bytes, "input" if was_there and last else kind, persistent=was_there and not last)
         storage.stays = last is None
@@ -238,7 +236,7 @@ class Recording:
         Raises
         ------
         ConfigError
-            If there is no op, or the whole breaks a rule of a graph.
+            If there is no op, or the graph breaks a rule.
         """
         do = "say how many ranks meet: --ranks" if self.dropped[ALONE] else "record with the device's activities"
         insist(self.ops, where, "a recording has ops of a device", "none", do)
@@ -247,45 +245,43 @@ class Recording:
         used = {storage for op in self.ops for storage in (*op.reads, *op.writes)}
         storages = [storage for storage in self.storages if storage in used]
         self.dropped["storages that no op of the device uses"] += len(self.storages) - len(storages)
-        width = len(str(len(self.storages)))
-        for number, storage in enumerate(storages):
-            storage.name = f"s{number:0{width}d}"
-        width = len(str(len(self.ops)))
-        for number, op in enumerate(self.ops):
-            op.name = f"{number:0{width}d}/{op.name}"
+        for position, storage in enumerate(storages):
+            storage.name = f"s{position:0{len(str(len(self.storages)))}d}"
+        for position, op in enumerate(self.ops):
+            op.name = f"{position:0{len(str(len(self.ops)))}d}/{op.name}"
         self.ops.reverse()
         ops = (self.ops.pop() for _ in range(len(self.ops)))  # they take more memory than the graph, and go as it grows
         return graph_of(GraphBuilder(name, where), storages, ops, self.groups)
 
-    def imported(self, path: Path, what: str) -> Imported:
-        """Make the graph and a workload that runs it, and say what was kept.
+    def imported(self, path: Path, noun: str) -> Imported:
+        """Make the graph and a workload that runs it, and report what was kept.
 
         Parameters
         ----------
         path
             The recording.
-        what
-            What it is, for the title.
+        noun
+            The kind of recording, for the title.
 
         Raises
         ------
         ConfigError
-            As of `graph`.
+            As for `graph`.
         """
         name = named(path.name.partition(".")[0])
         graph = self.graph(name, inputs.shown(path))
-        there = sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent)
+        before = sum(tensor.size_bytes for tensor in graph.tensors if tensor.persistent)
         took, most = [op.duration_ns for op in graph.ops if op.duration_ns is not None], int(live_bytes(graph).max())
         kept = {
             **self.kept,
-            "there before the step": human(there, "B") if there else "",
+            "there before the step": human(before, "B") if before else "",
             "most at once": human(most, "B") if most else "",
             "measured times": f"{human(sum(took), 'ns')} in all, of {counted(len(took), 'op')}" if took else "",
             "recorded peak": human(self.peak_bytes, "B") if self.peak_bytes else "",
         }
         frees = any(not graph.tensors[t].persistent for t in graph.inputs)
         why = "it frees what was there before it" if frees else "the first warms up, the last is counted"
-        about = {"name": name, "title": f"{what} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
+        about = {"name": name, "title": f"{noun} of {path.name}", "graph": ".jsonl", "steps": 1 if frees else 2}
         workload = Workload.model_validate({**about, "assumed": {"steps": why}})
         kept = {key: value for key, value in kept.items() if value}
         return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, self.step_ns)
@@ -297,7 +293,7 @@ def graph_of(
     ops: Iterable[Event],
     groups: Mapping[str, list[list[int]]],
 ) -> Graph:
-    """Make the graph of ops that use storages, all of which have their names."""
+    """Build the graph of ops that use storages, all with their names."""
     outputs = list[str]()
     for storage in storages:
         builder.tensor(storage.name, storage.size_bytes, storage.kind, persistent=storage.persistent)
@@ -317,19 +313,19 @@ KINDS: Mapping[str, CollectiveKind] = {
     "reducescatter": CollectiveKind.REDUCE_SCATTER,
     "alltoall": CollectiveKind.ALL_TO_ALL,
 }
-"""How the names of collectives begin, without strokes -> what they do here; of a name the longest that fits."""
+"""Beginning of a collective's name, without strokes -> its kind; the longest that fits a name counts."""
 
 
 def collective_kind(name: object) -> CollectiveKind | None:
-    """What a collective of a name such as ``_allgather_base`` or ``ALL_REDUCE`` does; None of other names."""
+    """Return the kind of a collective by its name, such as ``_allgather_base`` or ``ALL_REDUCE``; None for others."""
     plain = str(name)[:200].lower().replace("_", "").replace("-", "")
-    return next((KINDS[one] for one in sorted(KINDS, key=len, reverse=True) if plain.startswith(one)), None)
+    return KINDS.get(max(filter(plain.startswith, KINDS), key=len, default=""))
 
 
 def blocks(world: int, start: int, stride: int, size: int) -> list[list[int]]:
-    """Cut all ranks into groups like the one of `size` ranks from `start` on, each `stride` after the one before.
+    """Cut all ranks into groups like that of `size` ranks from `start` on, each `stride` after the one before.
 
-    If the ranks do not divide so, that one alone.
+    If the ranks do not divide so, return that group alone.
     """
     span = stride * size
     if world % span or start + span - stride >= world:
@@ -345,7 +341,7 @@ def read_graph(source: str | Path, *, views: Views = "reads") -> Imported:
     source
         A ``hosim-graph/1`` (JSON lines) or a ``residency-trace/1`` (JSON).
     views
-        Whether in a recorded trace an op that only makes a view of a tensor reads it, or writes it too.
+        Whether an op of a recorded trace that only makes a view of a tensor reads it, or writes it too.
 
     Raises
     ------
@@ -357,8 +353,8 @@ def read_graph(source: str | Path, *, views: Views = "reads") -> Imported:
     measured_ns = sum(op.duration_ns or 0 for op in graph.ops)
     kept = {"measured times of ops": human(measured_ns, "ns")} if measured_ns else {}
     derived = [f"The graph is that of {path.name}; it runs {'once' if is_trace else 'as often as the file says'}."]
-    dropped = residency_json.unused(path) if is_trace else {}
     if is_trace:
-        derived.append(f"Ops that only make a view {'read' if views == 'reads' else 'write'} what they view (--views).")
+        derived.append(f"Ops that only make a view {views.removesuffix('s')} what they view (--views).")
     workload = Workload(name=named(graph.name), title=f"The graph of {path.name}", graph=".jsonl")
+    dropped = residency_json.unused(path) if is_trace else {}
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), dropped)

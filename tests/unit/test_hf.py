@@ -431,6 +431,11 @@ def test_no_key_is_both_used_and_irrelevant() -> None:
     assert set(ALSO.values()) <= set(FAMILIES)
 
 
+def test_a_family_says_nothing_but_what_the_base_has() -> None:
+    fields = vars(FAMILIES["llama"]).keys()  # which is like no other one
+    assert all(vars(family).keys() - fields <= {"like", "absent"} for family in FAMILIES.values())
+
+
 # options
 
 
