@@ -61,12 +61,7 @@ class Need(NamedTuple):
 
 
 def infeasible(
-    graph: Graph,
-    hardware: Hardware,
-    homes: Sequence[int],
-    budget_bytes: int | float,
-    *,
-    may_repeat: bool = False,
+    graph: Graph, hardware: Hardware, homes: Sequence[int], budget_bytes: int | float, *, may_repeat: bool = False
 ) -> Shortfall | None:
     """Say what makes every plan infeasible, if anything does.
 

@@ -122,7 +122,7 @@ def _divisions(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int
     if not settled.candidates and _left_bytes(settled) >= 0:
         return (dynamic.free,)
     cache_bytes = _in_passing(dynamic, options) if options.cache is None else options.cache
-    demand_bytes = WorkingSets(dynamic.problem, dynamic).demand_bytes - dynamic.most_awaited_bytes
+    demand_bytes = WorkingSets(dynamic).demand_bytes - dynamic.most_awaited_bytes
     rooms = (_left_bytes(dynamic), dynamic.problem.budget_bytes - demand_bytes, cache_bytes)
     return tuple(dict.fromkeys(dynamic.hottest(room - cache_bytes, dynamic.free) for room in rooms))
 
@@ -204,17 +204,11 @@ def _make(options: Options, order: str, dynamic: DynamicReaders, planned: Plan, 
 
     def steps(view: View) -> Iterator[Code]:
         # Straight from home: on another way the static part may have no room for what passes.
-        eviction, way = Eviction(order, problem, stay), lambda source, target: (source, target)
-        cache = RuntimeCache(problem, homes, cache_bytes, eviction, way=way)
+        cache = RuntimeCache(homes, cache_bytes, Eviction(order, problem, stay), is_direct=True)
         return chain.from_iterable(_batches(dynamic, ends, options, cache, view))
 
     return replace(
-        planned,
-        policy="hybrid",
-        actions=steps,
-        notes=(*planned.notes, note),
-        looks=False,
-        static_parts=parts,
+        planned, policy="hybrid", actions=steps, notes=(*planned.notes, note), looks=False, static_parts=parts
     )
 
 

@@ -77,7 +77,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     """
     dynamic = DynamicReaders(problem, on_demand=options.late == "on_demand")
     dynamic.check("reactive")
-    sets = WorkingSets(problem, dynamic)
+    sets = WorkingSets(dynamic)
     evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)
     look_ahead: tuple[int, ...] = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
     if sets.nothing_moves:
@@ -93,7 +93,7 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
 
     def steps(view: View) -> Iterator[Code]:
         eviction = Eviction(evict, problem, stay)
-        cache = RuntimeCache(problem, homes, problem.budget_bytes, eviction, synchronous=synchronous)
+        cache = RuntimeCache(homes, problem.budget_bytes, eviction, synchronous=synchronous)
         return chain.from_iterable(_batches(sets, look_ahead, cache, view))
 
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""

@@ -126,16 +126,14 @@ class RuntimeCache:
 
     Parameters
     ----------
-    problem
-        What runs.
     homes
         The tensors that it decides about -> tier at time 0, or `NOWHERE`.
     room_bytes
         What they may take of the compute tier [B].
     eviction
         Which of them leaves first.
-    way
-        From two tiers to those on the way from one to the other, both included; default: the fastest way.
+    is_direct
+        Whether copies take the link between two tiers, rather than the fastest way over others.
     synchronous
         Whether the host waits for each copy.
 
@@ -159,21 +157,20 @@ class RuntimeCache:
 
     def __init__(
         self,
-        problem: Problem,
         homes: Mapping[int, int],
         room_bytes: int | float,
         eviction: Eviction,
         *,
-        way: Callable[[int, int], tuple[int, ...]] | None = None,
+        is_direct: bool = False,
         synchronous: bool = False,
     ) -> None:
-        self.problem, self.homes, self.eviction = problem, homes, eviction
-        self.sizes, self.tier, self._synchronous = problem.sizes, problem.compute_tier, synchronous
-        self._way = way or problem.path
+        self.problem, self.homes, self.eviction = eviction.problem, homes, eviction
+        self.sizes, self.tier = self.problem.sizes, self.problem.compute_tier
+        self._is_direct, self._synchronous = is_direct, synchronous
         self.codes: list[Code] = []
         self.resident: dict[int, None] = {}
         self.below, self.is_clean = [NOWHERE] * len(self.sizes), [False] * len(self.sizes)
-        self.room = list(problem.capacities)
+        self.room = list(self.problem.capacities)
         self.room[self.tier] = room_bytes
         self.awaited: dict[int, tuple[int, ...]] = {}
         self.unused = set[int]()
@@ -283,7 +280,7 @@ class RuntimeCache:
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
         """Copy over all links of the path between two tiers."""
-        path = self._way(source, target)
+        path = (source, target) if self._is_direct else self.problem.path(source, target)
         for start, end in pairwise(path):
             if end != target:
                 self._clear(tensor, end)

@@ -155,10 +155,8 @@ class WorkingSets:
 
     Parameters
     ----------
-    problem
-        What runs.
     dynamic
-        Its dynamic reads; no op counts as a user of its candidates.
+        The dynamic reads of what runs; no op counts as a user of their candidates.
 
     Attributes
     ----------
@@ -181,9 +179,9 @@ class WorkingSets:
         If some op cannot run within the budget whatever is evicted.
     """
 
-    def __init__(self, problem: Problem, dynamic: DynamicReaders) -> None:
-        self.problem, self.dynamic = problem, dynamic
-        graph = problem.graph
+    def __init__(self, dynamic: DynamicReaders) -> None:
+        self.problem, self.dynamic = dynamic.problem, dynamic
+        problem, graph = dynamic.problem, dynamic.problem.graph
         self.ops = graph.certain.ops if dynamic.readers else graph.ops
         self.pinned = frozenset(t for t in range(len(graph.tensors)) if problem.pinned(t))
         staying = frozenset(t for t in self.pinned if graph.tensors[t].persistent and t in problem.lifetimes.inputs)

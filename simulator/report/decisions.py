@@ -56,7 +56,7 @@ def cache_ops(explanation: Explanation) -> list[Line]:
         line |= {"target": "" if one.target == NOWHERE else problem.tiers[one.target], "size_bytes": one.size_bytes}
         line |= {"alone_ns": one.alone_ns, "first_point": one.first, "position": one.position, "last_point": one.last}
         line |= {"issued": augmented.point(one.position), "stall_ns": one.stall_ns, "residency_ns": one.residency_ns}
-        line |= {"waited_ns": explanation.waited_ns(one) if one.role is Role.PREFETCH else 0}
+        line |= {"waited_ns": explanation.waited_ns[one.before, one.tensor] if one.role is Role.PREFETCH else 0}
         lines.append(line)
     return lines
 

@@ -26,7 +26,7 @@ from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
 from simulator.policies.static import Compiled, Options, compiled
 from simulator.policies.static.analyse import PricedIdle, Score, priced, scored, turn
-from simulator.policies.static.cache_ops import CacheOp, Role
+from simulator.policies.static.cache_ops import Role
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.place import Augmented
 from simulator.policies.static.room import PlannedRoom, held
@@ -196,17 +196,13 @@ class Explanation:
         """Return the choices with this decision."""
         return [choice for choice in self.choices if choice.decision is decision]
 
-    def waited_ns(self, cache_op: CacheOp) -> int:
-        """Return how long an op waited for a prefetch in the last step of the replay [ns].
-
-        Its `stall_ns` is what the pass expects where the copy begins at its position; what comes before it on its
-        channel, or has not left the room that it needs, adds to that.
-        """
-        return self._waited_ns.get((cache_op.before, cache_op.tensor), 0)
-
     @cached_property
-    def _waited_ns(self) -> dict[tuple[int, int], int]:
-        """Op and tensor -> how long the op waited for it in the last step [ns]."""
+    def waited_ns(self) -> Counter[tuple[int, int]]:
+        """Op and tensor -> how long the op waited for it in the last step of the replay [ns].
+
+        The `stall_ns` of a prefetch is what the pass expects where the copy begins at its position; what comes before
+        it on its channel, or has not left the room that it needs, adds to that.
+        """
         waited_ns: Counter[tuple[int, int]] = Counter()
         if self.replay.trace is None or self.replay.status != "ok":
             return waited_ns

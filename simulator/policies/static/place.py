@@ -17,7 +17,7 @@ use, the next use first. Room is what live bytes leave as issued: in the run a c
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -154,9 +154,11 @@ def insert(selection: Selection) -> Augmented:
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
     homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if t in problem.lifetimes.inputs)
     stored = {tensor: NOWHERE for tensor, home in homed if home not in (FREE, problem.compute_tier)}
-    walls, nodes = _walls(problem), list[CacheOp]()
+    ops, nodes = problem.graph.ops, list[CacheOp]()
+    barriers = [*(i for i, op in enumerate(ops) if op.barrier), len(ops)]
     for trip, idle in enumerate(intervals):
-        nodes += _cache_ops(problem, idle, trip, walls[idle.after + 1], stored)
+        wall = barriers[bisect_left(barriers, idle.after + 1)]  # no operator moves from there across a barrier
+        nodes += _cache_ops(problem, idle, trip, wall, stored)
     nodes.sort(key=issue_order)
     return Augmented(selection, homes, intervals, tuple(nodes))
 
@@ -183,15 +185,6 @@ def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored:
         where = (tensor, idle.away, tier, idle.size_bytes, idle.in_ns)
         nodes.append(CacheOp(PREFETCH, trip, *where, NOWHERE, idle.before, first, idle.before, idle.before))
     return nodes
-
-
-def _walls(problem: Problem) -> list[int]:
-    """For each program point, find the last that a cache operator can move to from there without crossing a barrier."""
-    ops = problem.graph.ops
-    walls = [len(ops)] * (len(ops) + 1)
-    for point in range(len(ops) - 1, -1, -1):
-        walls[point] = point if ops[point].barrier else walls[point + 1]
-    return walls
 
 
 def place(augmented: Augmented, *, eager: bool) -> Augmented:

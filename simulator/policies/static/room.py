@@ -100,14 +100,10 @@ class PlannedRoom:
     def enter(self, run: Run, tier: int, sign: int = 1) -> None:
         """Count a run in its tier and in those that its copies pass; a sign of -1 takes it out again."""
         self._stay(run, tier, sign * run[0].size_bytes)
-        for passed in self._problem.path(self._problem.compute_tier, tier)[1:-1]:
-            if passed in self._profiles:
-                stored, fetched = (
-                    {idle.after + 1 for idle in run if idle.out_ns},
-                    {idle.before for idle in run if idle.in_ns},
-                )
-                for point in stored | fetched:
-                    self._profiles[passed].add(point, point, sign * run[0].size_bytes)
+        stored, fetched = {i.after + 1 for i in run if i.out_ns}, {i.before for i in run if i.in_ns}
+        for passed in self._profiles.keys() & self._problem.path(self._problem.compute_tier, tier)[1:-1]:
+            for point in stored | fetched:
+                self._profiles[passed].add(point, point, sign * run[0].size_bytes)
 
     def visit(self, run: Run) -> None:
         """Count a run in its own tier alone."""
