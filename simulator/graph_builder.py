@@ -77,6 +77,8 @@ class GraphBuilder:
     ----------
     line
         Where in that file the next tensor or op stands; messages name it unless it is 0.
+    groups
+        The groups so far, by name.
     """
 
     def __init__(self, name: str, where: str = "") -> None:
@@ -86,7 +88,7 @@ class GraphBuilder:
         self._ops: list[Op] = []
         self._tensor_ids: dict[str, int] = {}
         self._op_ids: dict[str, int] = {}
-        self._rank_groups: dict[str, Group] = {}
+        self.groups: dict[str, Group] = {}
         self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members can meet for this
         self._sizes: list[int] = []
         self._shared: set[int] = set()
@@ -142,14 +144,14 @@ class GraphBuilder:
         ConfigError
             If the name is taken, or a rank is no whole number or twice among those that meet.
         """
-        if name in self._rank_groups or not name or flaw(name):
+        if name in self.groups or not name or flaw(name):
             raise self._name_error("group", name)
         meeting = tuple(map(tuple, members))
         for ranks in meeting:
             if not ranks or not all(map(_is_whole, ranks)) or max(ranks) >= MOST_RANKS or len(set(ranks)) < len(ranks):
                 must = f"those who meet are different ranks, whole numbers from 0 to below {MOST_RANKS:,}"
                 raise self._error("group", name, must, str(list(ranks)), "correct them")
-        self._rank_groups[name] = Group(name, meeting)
+        self.groups[name] = Group(name, meeting)
 
     def late(self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1, each: int = 1) -> Late:
         """Return the dynamic reads of the op that is added next, for its field `late`.
@@ -260,7 +262,7 @@ class GraphBuilder:
         for t in filterfalse(self._present.__contains__, ids):
             must, found = "an output exists: some op writes it", repr(self._tensors[t].name)
             raise ConfigError(f"{self._where}: outputs", must, found, "correct the list")
-        groups = tuple(self._rank_groups.values())
+        groups = tuple(self.groups.values())
         graph = Graph(self._name, tuple(self._tensors), tuple(self._ops), ids, groups=groups)
         graph = graph.repeated(steps, self._where)
         sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
@@ -335,10 +337,10 @@ class GraphBuilder:
             raise self._choice_error("op", op, "its algorithm", about.algorithm, ALGORITHMS)
         if not _is_whole(about.size_bytes):
             raise self._number_error("op", op, "the size_bytes of its collective", about.size_bytes)
-        group = self._rank_groups.get(about.group)
+        group = self.groups.get(about.group)
         if group is None:
             must, do = "a collective names a group of the graph", "declare the group before, or correct the name"
-            raise self._error("op", op, must, repr(about.group), f"{do}{suggestion(about.group, self._rank_groups)}")
+            raise self._error("op", op, must, repr(about.group), f"{do}{suggestion(about.group, self.groups)}")
         self._check_members(op, about, group)
 
     def _check_members(self, op: str, about: Collective, group: Group) -> None:

@@ -87,7 +87,7 @@ def check(workload: Workload) -> None:
 
 
 def layouts(workload: Workload) -> dict[str, Weight]:
-    """How the weights of a workload's model are spread over ranks, by name; empty where none is cut.
+    """Return the weights of a workload's model and how they are spread over ranks, by name; empty for pools.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def layouts(workload: Workload) -> dict[str, Weight]:
 
 
 def weight_bytes(workload: Workload) -> int:
-    """What a rank holds of all weights of a workload's model [B].
+    """Return the size of what a rank holds of all weights of a workload's model [B].
 
     Raises
     ------
@@ -126,13 +126,13 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     return inference.build_iteration(lay(workload, model), work, room_bytes)
 
 
-def lone(workload: Workload) -> Iteration:
-    """The least iteration of a workload with requests: one sequence adds a token to one."""
+def least_iteration(workload: Workload) -> Iteration:
+    """Return the least iteration of a workload with requests: one sequence adds a token to one."""
     return Iteration(decoding=1, context=1, answers=1, near=((1, 1, 1),) * len(further(decoder_of(workload))))
 
 
 def decoder_of(workload: Workload) -> DecoderModel:
-    """The model of a workload, as a decoder's parts.
+    """Return the model of a workload, as a decoder's parts.
 
     Raises
     ------
@@ -163,9 +163,9 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
         fewest["checkpoint"] = about.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
     for kind in model.decoder.kinds:
-        graphs = [_build(once, model.decoder.of_kind(kind, number)).graphs for number in (1, 2)]
+        graphs = [_build(once, model.decoder.of_kind(kind, few)).graphs for few in (1, 2)]
         sizes = [(max(len(g.ops) for g in each), max(len(g.tensors) for g in each)) for each in graphs]
-        ops, tensors = (one + (layers - 1) * (two - one) for one, two in zip(*sizes, strict=True))
+        ops, tensors = (first + (layers - 1) * (both - first) for first, both in zip(*sizes, strict=True))
         check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
 
 

@@ -1,7 +1,7 @@
 """Attention: the kinds that a workload can name, each from the normed input to what ``attn.o`` takes.
 
 In training a whole sequence attends to itself (`attention_gradients`); at inference new tokens attend to themselves and
-to what is cached (`attended`).
+to what is cached (`attend_to_cache`).
 
 Let n be the new tokens of a sequence, c those cached, and P = n * c + n * (n + 1) / 2 the pairs that attend.
 
@@ -73,7 +73,7 @@ from simulator.workload import Gqa, Indexer, Linear, Mla, Sparse
 
 
 class Query(NamedTuple):
-    """What new tokens attend with.
+    """Tensors that new tokens attend with.
 
     Attributes
     ----------
@@ -100,36 +100,36 @@ class Query(NamedTuple):
     scores: tuple[int, int] = (0, 0)
 
 
-def projected(t: Tape, x: str) -> list[str]:
-    """Queries, keys and values of heads, with their rotary embeddings; q and k normalised if the model says so."""
+def project(t: Tape, x: str) -> list[str]:
+    """Make queries, keys and values of heads, with rotary embeddings; q and k normalised if the model says so."""
     q, k, v = (t.linear(f"attn.{name}", x) for name in "qkv")
-    t.as_one(3)
+    t.go_back_in_order(3)
     if "attn.q_norm" in t.weights[t.block]:
         q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
     q, k = (t.vector(f"rope.{name}", [x], saves=False) for name, x in (("q", q), ("k", k)))
-    t.as_one(2)
+    t.go_back_in_order(2)
     return [q, k, v]
 
 
 def sink_logits(t: Tape) -> list[str]:
-    """What an op reads for each head's score of attending to nothing, if the current layer has such; few bytes."""
+    """Return what an op reads for each head's score of attending to nothing, if the layer has such; few bytes."""
     return [t.held[t.weight("attn.sinks").name]] if "attn.sinks" in t.weights[t.block] else []
 
 
-def attended(t: Tape, cache: Cache, x: str) -> str:
+def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
     """Normalise, and attend as the model's part says; return what the output projection takes."""
     x = t.norm("norm1", x)
-    return finished(t, attend(t, cache, drawn(t, x), x), x)
+    return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
 
 
-def drawn(t: Tape, x: str) -> list[str]:
-    """What tokens attend with and to: queries and what is cached of them; for an indexer, its own and its weights."""
+def attention_inputs(t: Tape, x: str) -> list[str]:
+    """Make what tokens attend with and to: queries and what is cached of them; what an indexer scores with."""
     part = t.attention
     if isinstance(part, Linear):
         return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
     if isinstance(part, Gqa):
-        return projected(t, x)
-    return [*latents(t, part, x), *(indexed(t, part, part.indexer, x) if part.indexer else [])]
+        return project(t, x)
+    return [*latents(t, part, x), *(index_inputs(t, part, part.indexer, x) if part.indexer else [])]
 
 
 def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
@@ -142,7 +142,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     t, cache
         What runs together, and what it finds.
     taken, x
-        What was `drawn`, and from what, perhaps for more tokens.
+        What `attention_inputs` made, and from what, perhaps for more tokens.
     """
     part = t.attention
     if isinstance(part, Linear):
@@ -156,7 +156,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     else:
         query = (_absorbed if is_absorbed else _expanded)(t, part, cache, taken[:2])
     if part.sparse is not None:
-        out = _mixed(t, part.sparse, cache, query, x)
+        out = _attend_in_views(t, part.sparse, cache, query, x)
     elif indexer is not None:
         out = _chosen(t, indexer, cache, query, taken[2:])
     else:
@@ -170,15 +170,15 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out) if is_absorbed else out
 
 
-def finished(t: Tape, out: str, x: str) -> str:
-    """What the output projection takes: what comes out of attention, behind the norm and the gate of a linear one."""
+def gated_output(t: Tape, out: str, x: str) -> str:
+    """Return what the output projection takes: what attention puts out, normalised and gated if it is linear."""
     if not isinstance(t.attention, Linear):
         return out
     return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
 
 
 def _bytes(t: Tape, cache: Cache, *names: str) -> int:
-    """What the tokens that run now have of tensors, which may hold those of others as well [B]."""
+    """Return what the tokens that run now have of tensors, which may hold those of others as well [B]."""
     return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
 
 
@@ -225,8 +225,8 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, made: list[str]) -> Query:
 def _chosen(t: Tape, about: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
     """Attend to the tokens that score best."""
     *scoring, k = made
-    made, there = [*query.new, k], sorted({*cache.held}.intersection(cache.added))
-    t.op("attn.cache", [*made, *there], cache.added, read_bytes=_bytes(t, cache, *made), write_bytes=cache.added_bytes)
+    made, begun = [*query.new, k], sorted({*cache.held}.intersection(cache.added))
+    t.op("attn.cache", [*made, *begun], cache.added, read_bytes=_bytes(t, cache, *made), write_bytes=cache.added_bytes)
     key_bytes, held = about.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
     best = t.tensor("attn.index.out", min(about.top, cache.longest or about.top), size=ID_BYTES)
     flops, read_bytes = 2 * cache.pairs * about.heads * about.head_size, _bytes(t, cache, *scoring)
@@ -239,30 +239,30 @@ def _chosen(t: Tape, about: Indexer, cache: Cache, query: Query, made: list[str]
     return out
 
 
-def indexed(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
-    """Queries, weights of heads, and keys of an indexer, from inputs to which no gradient goes back."""
-    x, latent = t.named(x, "detached"), t.named(t.name("attn.q_a_norm.out"), "detached")
+def index_inputs(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
+    """Make queries, weights of heads, and keys of an indexer, from inputs to which no gradient goes back."""
+    x, latent = t.alias(x, "detached"), t.alias(t.name("attn.q_a_norm.out"), "detached")
     q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
     k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
-    t.turned("rope.index.q", q, about.heads * part.qk_rope)
-    t.turned("rope.index.k", k, part.qk_rope)
+    t.rotate("rope.index.q", q, about.heads * part.qk_rope)
+    t.rotate("rope.index.k", k, part.qk_rope)
     return q, weights, k
 
 
 def latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
-    """Queries of all heads, and of each token the latent with the rotary part of the key; rope works in place."""
+    """Make queries of all heads, and of each token the latent with the rotary part of the key; rope is in place."""
     if part.q_lora_rank:
         q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
     else:
         q = t.linear("attn.q", x)
     kv = t.to(t.linear("attn.kv_a", x), t.cut())  # each rank attends to all latents
     latent = t.norm("attn.kv_a_norm", kv, made="attn.latent")
-    t.turned("rope.q", q, part.heads * part.qk_rope)
-    t.turned("rope.k", latent, part.views * part.qk_rope)
+    t.rotate("rope.q", q, part.heads * part.qk_rope)
+    t.rotate("rope.k", latent, part.views * part.qk_rope)
     return q, latent
 
 
-def _mixed(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
+def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
     """Attend to compressed tokens, to near ones and to selected blocks, and mix what comes out by gates."""
     before, compressed_pairs = cache.within(Reach(sparse=part, counted="compressed"))
     made, span = cache.within(Reach(sparse=part, counted="made"))[1], cache.span
@@ -309,10 +309,7 @@ def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
     begun = cache.within(Reach(sparse=part, counted="makes"))[1]
     tokens = made * about.stride + begun * (about.block - about.stride)
     read_bytes = tokens * t.token_bytes + sum(weight.size_bytes for weight in weights)
-    reads, writes = (
-        [*cache.store.of(start, stop), *(one.name for one in weights)],
-        cache.compressed.of(before, complete),
-    )
+    reads, writes = [*cache.store.of(start, stop), *(w.name for w in weights)], cache.compressed.of(before, complete)
     t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=made * t.token_bytes)
 
 
@@ -326,8 +323,8 @@ def _selected(t: Tape, part: Sparse, cache: Cache, chosen: list[str], view: Call
     start, stop, views = first * about.block, (first + free) * about.block, list[str]()
     samples, each, seen = t.attention.groups, about.chosen, seen // cache.sequences
     for group, name in enumerate(numbered("selected.s", cache.sequences)):
-        known = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
+        certain = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
         candidates = cache.store.of(start, stop, group)
         late = t.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
-        views += [view(name, [*known, *candidates, *chosen], seen, seen - about.chosen * about.block, late)]
+        views += [view(name, [*certain, *candidates, *chosen], seen, seen - about.chosen * about.block, late)]
     return views

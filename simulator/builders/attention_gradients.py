@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import drawn, finished, indexed, latents, projected, sink_logits
+from simulator.builders.attention import attention_inputs, gated_output, index_inputs, latents, project, sink_logits
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import TENSOR
 from simulator.reach import Reach, TokenSpan
@@ -45,7 +45,7 @@ from simulator.workload import Compress, Gqa, Indexer, Linear, Mla, Sparse
 
 
 class Heads(NamedTuple):
-    """What heads attend with.
+    """Tensors that heads attend with.
 
     Attributes
     ----------
@@ -77,23 +77,21 @@ def attend_whole(t: Tape, x: str) -> str:
     part, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
     if isinstance(part, Linear):
         pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(TokenSpan(0, sequence)))
-        return finished(t, _core(t, Heads(drawn(t, x), [], part.key_and_value, pairs)), x)
+        return gated_output(t, _core(t, Heads(attention_inputs(t, x), [], part.key_and_value, pairs)), x)
     most = min(sequence, (part.window or sequence) + part.sinks)
     pairs = most * (2 * sequence - most)
     if isinstance(part, Gqa):
-        heads = Heads(projected(t, x), [], part.key_and_value, pairs)
+        heads = Heads(project(t, x), [], part.key_and_value, pairs)
         return _core(t, heads) if part.sparse is None else _views(t, part.sparse, heads, x)
     q, latent = latents(t, part.of_one(t.mesh.size(TENSOR)), x)
-    index = tuple(t.to(one, t.cut()) for one in indexed(t, part, part.indexer, x)) if part.indexer else ()
+    index = tuple(t.to(score, t.cut()) for score in index_inputs(t, part, part.indexer, x)) if part.indexer else ()
     if part.sparse or (part.indexer and part.indexer.top < sequence):
         return _through_latents(t, part, q, latent, index, x)
-    own, shared = [q, *(t.linear(f"attn.{name}", latent) for name in ("k_b", "v_b"))], [latent]
-    if t.workload.kernels == "eager":
-        own, shared = [q, _whole_keys(t, part, own[1], latent), own[2]], []
-    context = _core(t, Heads(own, shared, part.key_and_value, pairs, index))
-    if t.workload.kernels == "eager":  # heads stand before tokens, as in what was put together
-        return t.vector("attn.copy", [context], saves=False)
-    return context
+    k, v = t.linear("attn.k_b", latent), t.linear("attn.v_b", latent)
+    if t.workload.kernels != "eager":
+        return _core(t, Heads([q, k, v], [latent], part.key_and_value, pairs, index))
+    context = _core(t, Heads([q, _whole_keys(t, part, k, latent), v], [], part.key_and_value, pairs, index))
+    return t.vector("attn.copy", [context], saves=False)  # heads stand before tokens, as in what was put together
 
 
 def _pairs(t: Tape, heads: Heads, out: str) -> int:
@@ -104,28 +102,28 @@ def _pairs(t: Tape, heads: Heads, out: str) -> int:
 def _core(t: Tape, heads: Heads) -> str:
     """Attend with these heads; in training keep a number for each row, from which backward makes the scores again."""
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
-    here = t.cut(max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len))
-    taken, sinks = [*(t.to(x, here) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
-    (key, value), number = heads.sizes, t.layer.attention.heads
-    context = t.tensor(f"{name}.out", number * value, here)
-    has_statistics = t.is_forward and not isinstance(t.layer.attention, Linear)
-    statistics = [t.tensor(f"{name}.lse", number, here, FP32_BYTES)] if has_statistics else []
+    layout = t.cut(max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len))
+    taken, sinks = [*(t.to(x, layout) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
+    (key, value), part = heads.sizes, t.layer.attention
+    context = t.tensor(f"{name}.out", part.heads * value, layout)
+    has_statistics = t.is_forward and not isinstance(part, Linear)
+    statistics = [t.tensor(f"{name}.lse", part.heads, layout, FP32_BYTES)] if has_statistics else []
     pairs = _pairs(t, heads, context)
     t.op(name, [*taken, *sinks], [context, *statistics], op_class="attention", flops=pairs * (key + value))
 
     def back(dy: str) -> None:
-        dy, *saved = (t.to(x, here) for x in (dy, *heads.own))
-        grads = [t.add(f"{x}{end}", t.spread[one]) for x, one in zip(heads.own, saved, strict=True)]
-        summed = t.cut(partial=here.tensor_map[1])
+        dy, *saved = (t.to(x, layout) for x in (dy, *heads.own))
+        grads = [t.add(f"{x}{end}", t.spread[taken]) for x, taken in zip(heads.own, saved, strict=True)]
+        summed = t.cut(partial=layout.tensor_map[1])
         shared = [t.add(f"{x}{end}", t.spread[x]._replace(layout=summed)) for x in heads.shared]
-        old, new = t.grad(here.tensor_map[0], *(t.weight("attn.sinks") for _ in sinks))
+        old, new = t.weight_gradients(layout.tensor_map[0], *(t.weight("attn.sinks") for _ in sinks))
         made = [context, *statistics] if statistics else []
         reads = [*saved, *heads.shared, *heads.chosen[:1], *made, dy, *sinks, *old]
         flops, size_bytes = pairs * (3 * key + 2 * value), t.made_bytes(*statistics)
         t.op(name, reads, [*grads, *shared, *new], op_class="attention", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, heads.own, strict=True))
         for part, x, grad in zip("qkvl", (*heads.own, *heads.shared), (*whole, *shared), strict=False):
-            t.give([x], [grad], f"{name}.{part}")
+            t.add_gradients([x], [grad], f"{name}.{part}")
 
     t.record(context, back)
     _teach(t, heads, context, statistics)
@@ -141,7 +139,7 @@ def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
         summed = t.spread[latent]._replace(layout=t.cut(partial=t.spread[k].layout.tensor_map[1]))
         grads = [t.add(f"{k}.grad", t.spread[k]), t.add(f"{latent}.grad", summed)]
         t.op("attn.keys", [dy, k], grads)
-        t.give([k, latent], grads)
+        t.add_gradients([k, latent], grads)
 
     return t.record(out, back)
 
@@ -164,19 +162,19 @@ def _chosen(t: Tape, about: Indexer, index: tuple[str, ...]) -> tuple[tuple[str,
     scores = [t.tensor("attn.index.scores", about.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
     flops = t.own_tokens * sequence * about.heads * about.head_size
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    return (t.named(chosen, "detached"), *scores), about.top * (2 * sequence - about.top)
+    return (t.alias(chosen, "detached"), *scores), about.top * (2 * sequence - about.top)
 
 
 def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
-    taught, here, about = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
-    if not taught or not isinstance(about, Mla) or not about.indexer:
+    taught, layout, part = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
+    if not taught or not isinstance(part, Mla) or not part.indexer:
         return
-    each, most = about.indexer.heads * about.indexer.head_size, min(about.indexer.top, t.workload.sequence)
+    each, most = part.indexer.heads * part.indexer.head_size, min(part.indexer.top, t.workload.sequence)
 
     def back(_: str) -> None:
-        target = t.tensor("attn.index.target", most, t.cut(partial=here.tensor_map[1]), FP32_BYTES)
-        keys, flops = [t.to(x, here) for x in heads.own[:2]], _pairs(t, heads, context) * heads.sizes[0]
+        target = t.tensor("attn.index.target", most, t.cut(partial=layout.tensor_map[1]), FP32_BYTES)
+        keys, flops = [t.to(x, layout) for x in heads.own[:2]], _pairs(t, heads, context) * heads.sizes[0]
         reads = [*keys, *heads.shared, *statistics, *heads.chosen[:1]]
         t.op("attn.index.target", reads, [target], op_class="attention", flops=flops)
         target, scores_bytes = t.to(target, t.cut()), 0 if heads.chosen else t.made_bytes(target)
@@ -184,7 +182,7 @@ def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
         flops = 3 * each * (t.own_tokens * heads.pairs // t.workload.sequence)
         reads = [*heads.scoring, *heads.chosen, target]
         t.op("attn.index", reads, grads, op_class="attention", flops=flops, workspace_bytes=scores_bytes)
-        t.give(taught, grads)
+        t.add_gradients(taught, grads)
 
     t.record(taught[0], back)
 
@@ -195,14 +193,15 @@ def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
 def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
     """Attend to compressed, selected and near tokens, and mix the three results by gates, which are made from `x`."""
     sequence, gates = t.workload.sequence, t.linear("attn.gate", x)
-    seen = heads.shared or heads.own[1:]
-    compress, selected, near = map(list, zip(*(_parts(t, one, about.caches) for one in seen), strict=True))
+    keys_and_values, query = heads.shared or heads.own[1:], heads.own[:1]
+    parts = (_divided(t, x, about.caches) for x in keys_and_values)
+    compress, selected, near = map(list, zip(*parts, strict=True))
     made = _compressed(t, about.compress, compress)
     blocks = _selected(t, about, heads, made)
 
     def view(name: str, seen: list[str], pairs: int, chosen: tuple[str, ...] = ()) -> str:
-        own, shared = ([], seen) if heads.shared else (seen, [])
-        return _core(t, Heads([heads.own[0], *own], shared, heads.sizes, 2 * pairs, chosen=chosen, view=name))
+        by_head, shared = (query, seen) if heads.shared else ([*query, *seen], [])
+        return _core(t, Heads(by_head, shared, heads.sizes, 2 * pairs, chosen=chosen, view=name))
 
     mixed = [
         view("compressed", made, about.compress.seen(sequence)),
@@ -212,19 +211,19 @@ def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
     return t.vector("attn.mix", [*mixed, gates])
 
 
-def _parts(t: Tape, x: str, caches: str) -> list[str]:
+def _divided(t: Tape, x: str, caches: str) -> list[str]:
     """Divide keys, values or latents among the views: all read whole rows, or each a third; their gradients add up."""
     if caches == "shared":
         return [x] * 3
-    parts = [t.named(x, name, t.spread[x].width // 3) for name in ("compressed", "selected", "near")]
+    parts = [t.alias(x, name, t.spread[x].width // 3) for name in ("compressed", "selected", "near")]
     t.wanting.update(parts if t.wants(x) else ())
 
     def back(dy: str) -> None:
-        there = t.spread[x].layout.whole
-        grads = [t.to(grad, there) for grad in (dy, *map(t.grads.pop, parts[1:]))]
-        dx = t.add(f"{x}.grad", t.spread[x]._replace(layout=there))
+        whole = t.spread[x].layout.whole
+        grads = [t.to(grad, whole) for grad in (dy, *map(t.grads.pop, parts[1:]))]
+        dx = t.add(f"{x}.grad", t.spread[x]._replace(layout=whole))
         t.op(f"attn.views.{x.rpartition('/')[2]}", grads, [dx])
-        t.give([x], [dx])
+        t.add_gradients([x], [dx])
 
     t.record(parts[0], back)
     return parts
@@ -232,21 +231,22 @@ def _parts(t: Tape, x: str, caches: str) -> list[str]:
 
 def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
     """Compress each block of keys and of values, or of latents, into one."""
-    sequence, here = t.workload.sequence, t.cut(t.spread[seen[0]].layout.tensor_map[1])
+    sequence, layout = t.workload.sequence, t.cut(t.spread[seen[0]].layout.tensor_map[1])
     weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
-    held, rows = [t.held[one.name] for one in weights], (t.rows[0] // sequence * about.number(sequence),)
+    held, rows = [t.held[weight.name] for weight in weights], (t.rows[0] // sequence * about.number(sequence),)
     widths = dict(zip("kv", (t.spread[x].width for x in seen), strict=False))
-    made = [t.tensor(f"attn.compress.{name}", width, here, rows=rows) for name, width in widths.items()]
-    inner = [t.tensor(f"attn.inner.{name}", (about.block + 2) * n, here, rows=rows) for name, n in widths.items()]
+    made = [t.tensor(f"attn.compress.{name}", width, layout, rows=rows) for name, width in widths.items()]
+    inner = [t.tensor(f"attn.inner.{name}", (about.block + 2) * n, layout, rows=rows) for name, n in widths.items()]
     flops = sum(t.spread[x].elements for x in made) * 2 * weights[0].shape[-1] * (about.block + 1)
     t.op("attn.compress", [*seen, *held], [*made, *inner], flops=flops)
 
     def back(dy: str) -> None:
-        grads = [t.to(grad, here) for grad in (dy, *map(t.grads.pop, made[1:]))]
-        dx, (old, new) = [t.add(f"{x}.compress.grad", t.spread[x]) for x in seen], t.grad(here.cut, *weights)
+        grads = [t.to(grad, layout) for grad in (dy, *map(t.grads.pop, made[1:]))]
+        dx = [t.add(f"{x}.compress.grad", t.spread[x]) for x in seen]
+        old, new = t.weight_gradients(layout.cut, *weights)
         t.op("attn.compress", [*grads, *inner, *held, *old], [*dx, *new], flops=2 * flops)
         for name, x, grad in zip("kv", seen, dx, strict=False):
-            t.give([x], [grad], f"attn.compress.{name}")
+            t.add_gradients([x], [grad], f"attn.compress.{name}")
 
     t.record(made[0], back)
     return made
@@ -257,8 +257,8 @@ def _selected(t: Tape, about: Sparse, heads: Heads, made: list[str]) -> tuple[st
     part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
     if sequence <= about.select.top * about.select.block:
         return ()
-    here = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])
-    blocks = t.tensor("attn.select.out", part.groups * about.select.top, here, ID_BYTES)
+    layout = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])
+    blocks = t.tensor("attn.select.out", part.groups * about.select.top, layout, ID_BYTES)
     flops = 2 * t.spread[q].elements * about.compress.seen(sequence) // sequence
     t.op("attn.select", [q, made[0]], [blocks], op_class="attention", flops=flops)
-    return (t.named(blocks, "detached"),)
+    return (t.alias(blocks, "detached"),)

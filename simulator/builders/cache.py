@@ -45,20 +45,20 @@ class Store:
         self._names.append(names)
 
     def of(self, start: int, stop: int, group: int | None = None) -> list[str]:
-        """Names of the tensors with tokens from `start` to before `stop`, of one group of sequences or of all."""
+        """Name the tensors with tokens from `start` to before `stop`, of one group of sequences or of all."""
         if start >= stop:
             return []
-        found = self._names[bisect_right(self._stops, start) : bisect_right(self._stops, stop - 1) + 1]
-        return [name for names in found for name in (names if group is None else names[group : group + 1])]
+        segments = self._names[bisect_right(self._stops, start) : bisect_right(self._stops, stop - 1) + 1]
+        return [name for names in segments for name in (names if group is None else names[group : group + 1])]
 
 
 class Cache:
-    """What is cached of a layer, and what these tokens add to it: what attention takes, of any sequences together.
+    """Tensors with what is cached of a layer, and with what these tokens add to it, of any sequences together.
 
     Parameters
     ----------
     tape
-        What it is of: the current layer.
+        Whose current layer it is of.
     sequences, tokens
         How many sequences there are, and how many new tokens all of them have.
     seen
@@ -126,7 +126,7 @@ class CacheRoom:
         self.come: list[str] = []
 
     def cache(self, span: TokenSpan, layer: str) -> Cache:
-        """What the tokens of a span find of a layer, which becomes the current one."""
+        """Return what the tokens of a span find cached of a layer, which becomes the current one."""
         self.tape.block = layer
         block, batch = self.work.kv.block if self.work.kv else None, self.batch
 
@@ -143,54 +143,54 @@ class CacheRoom:
 
     def read(self, span: TokenSpan, layer: str) -> Cache:
         """Add what a chunk of the prompts caches."""
-        self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], there=0)
+        self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], before=0)
         return self.cache(span, layer)
 
     def decode(self, layer: str) -> None:
         """Add what is cached before a step, and what the step caches."""
-        there = self.work.sequence
-        spans = [(f"{layer}/kv", TokenSpan(0, there)), (f"{layer}/kv.tail", TokenSpan(there, self.work.new_tokens))]
-        self._add(layer, spans, there)
+        before = self.work.sequence
+        spans = [(f"{layer}/kv", TokenSpan(0, before)), (f"{layer}/kv.tail", TokenSpan(before, self.work.new_tokens))]
+        self._add(layer, spans, before)
 
     def kept(self, layer: str) -> list[str]:
-        """What the next token after the prompts needs of a layer."""
+        """Return what the next token after the prompts needs of a layer."""
         cache = self.cache(TokenSpan(self.work.sequence, 1), layer)
         state = [cache.state] if isinstance(self.tape.attention, Linear) else []
         return [*cache.held, *cache.compressed.of(0, self.work.sequence), *state]
 
-    def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], there: int) -> None:
-        """Add the tensors of spans of tokens, of which so many are there before the step; without blocks, one each."""
-        cache, work, about = self.cache(TokenSpan(there, 1), layer), self.work, self.tape.attention.sparse
+    def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], before: int) -> None:
+        """Add the tensors of spans of tokens, so many of which are cached `before` the step; one each, or blocks."""
+        cache, work, about = self.cache(TokenSpan(before, 1), layer), self.work, self.tape.attention.sparse
         for name, span in spans:
-            before, after = ((about.compress.number(n) if about else 0) for n in (span.cached, span.length))
-            if after > before:
-                sizes = {f"{name}.compressed": work.batch * (after - before)}
-                self._put(cache.compressed, after, sizes, lasts=span.length <= there)
+            first, last = ((about.compress.number(n) if about else 0) for n in (span.cached, span.length))
+            if last > first:
+                sizes = {f"{name}.compressed": work.batch * (last - first)}
+                self._put(cache.compressed, last, sizes, lasts=span.length <= before)
         if work.kv is not None:
-            self._cut(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, there)
+            self._cut(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, before)
             return
         for name, span in spans:
-            tokens = cache.seen if span.length <= there else work.batch * span.new
+            tokens = cache.seen if span.length <= before else work.batch * span.new
             sizes = {name: tokens * self.tape.attention.views} if self.tape.token_bytes else {}
-            self._put(cache.store, span.length, sizes, lasts=span.length <= there)
+            self._put(cache.store, span.length, sizes, lasts=span.length <= before)
 
-    def _cut(self, layer: str, tokens: range, kv: KvBlocks, there: int) -> None:
+    def _cut(self, layer: str, tokens: range, kv: KvBlocks, before: int) -> None:
         """Add the blocks of these tokens; those that no token sees are left out."""
         work, together = self.work, kv.together(self.work.batch)
-        end = work.sequence + work.new_tokens if there else work.sequence
+        end = work.sequence + work.new_tokens if before else work.sequence
         reach = Reach.of(self.tape.attention)
-        (sinks, near), (last_sinks, last_near) = reach.near(there), reach.near(end)
-        numbers, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
+        (sinks, near), (last_sinks, last_near) = reach.near(before), reach.near(end)
+        names, starts = numbered("b", -(-end // kv.block), 4), range(0, work.batch, together)
         of_each = (min(together, work.batch - start) * kv.block * self.tape.attention.views for start in starts)
         groups = dict(zip(numbered("s", len(starts)), of_each, strict=True))
-        for number in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
-            start, stop = number * kv.block, (number + 1) * kv.block
-            is_begun, is_new = start >= there, kv.new == "as_needed" and start > there
+        for block in range(tokens.start // kv.block, -(-tokens.stop // kv.block)):
+            start, stop = block * kv.block, (block + 1) * kv.block
+            is_begun, is_new = start >= before, kv.new == "as_needed" and start > before
             is_seen = not is_begun or start < last_sinks or stop > last_near
-            sizes = {f"{layer}/kv/{group}/{numbers[number]}": size for group, size in groups.items()}
+            sizes = {f"{layer}/kv/{group}/{names[block]}": size for group, size in groups.items()}
             if not self.tape.token_bytes or not (is_begun or start < sinks or stop > near):
                 sizes = {}
-            self._put(self.stores[layer][0], stop, sizes, lasts=there > 0 and is_seen and not is_new)
+            self._put(self.stores[layer][0], stop, sizes, lasts=before > 0 and is_seen and not is_new)
             self.come += sizes if is_new and is_seen else []
 
     def _put(self, store: Store, stop: int, sizes: dict[str, int], *, lasts: bool) -> None:

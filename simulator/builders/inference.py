@@ -38,7 +38,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from simulator.builders.attention import attend, attended, drawn, finished
+from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import answer, embed, forward
@@ -57,7 +57,7 @@ def build(laid: Laid) -> Job:
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, starts("c", len(spans)), strict=True):
             t.rows = (work.batch * span.new,)
-            x = _through(t, embed(t), partial(room.read, span))
+            x = _through_layers(t, embed(t), partial(room.read, span))
         token = answer(t, x, last=work.batch)
         outputs = [*(name for layer in layers for name in room.kept(layer)), token]
     else:
@@ -68,23 +68,23 @@ def build(laid: Laid) -> Job:
     return Job.of(t.graph.build(outputs, steps=work.steps), t.mesh.ranks)
 
 
-def _through(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
-    """Go through all layers; `find` says what a layer has cached."""
+def _through_layers(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
+    """Go through all layers; `find` returns what a layer has cached."""
     for layer in blocks(t.model.layers):
-        x = forward(t, layer, x, partial(attended, t, find(layer)))
+        x = forward(t, layer, x, partial(attend_to_cache, t, find(layer)))
     return x
 
 
 def _answers(t: Tape, starts: list[str], find: Callable[[TokenSpan, str], Cache], tokens: list[str]) -> list[str]:
     """Add tokens to sequences one after another, the first behind these; return the last ones."""
-    for number, t.micro in enumerate(starts):
-        span = TokenSpan(t.workload.sequence + number, 1)
-        tokens = [answer(t, _through(t, embed(t, tokens), partial(find, span)))]
+    for index, t.micro in enumerate(starts):
+        span = TokenSpan(t.workload.sequence + index, 1)
+        tokens = [answer(t, _through_layers(t, embed(t, tokens), partial(find, span)))]
     return tokens
 
 
 def chunks(sequence: int, chunk: int | None) -> list[TokenSpan]:
-    """The chunks of a prompt, in order; the last one may be shorter."""
+    """Cut a prompt into chunks; the last one may be shorter."""
     size = chunk or sequence
     return [TokenSpan(start, min(size, sequence - start)) for start in range(0, sequence, size)]
 
@@ -105,14 +105,14 @@ def build_pools(laid: Laid, pools: Pools) -> Job:
         met = dict(enumerate(groups)) if slot == share else {slot: groups[slot]}
         t = Tape(laid, f"{work.name} {label}", work.batch * share if slot == share else prompts)
         for sender, group in met.items():
-            t.group(group, ((decode * share + sender, pools.prefill + decode) for decode in range(pools.decode)))
+            t.graph.group(group, ((decode * share + sender, pools.prefill + decode) for decode in range(pools.decode)))
         graphs.append(_serve(t, pools.new_tokens, groups) if slot == share else _send_cache(t, groups[slot]))
     graph_of = tuple(rank % share for rank in range(pools.prefill)) + (share,) * pools.decode
     return Job(work.name, tuple(graphs), graph_of, tuple(labels))
 
 
 def _send_cache(t: Tape, group: str) -> Graph:
-    """One prefill rank."""
+    """Build the graph of a prefill rank."""
     t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
     x = embed(t)
     for layer in blocks(t.model.layers):
@@ -125,7 +125,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
 
 
 def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
-    """One decode rank."""
+    """Build the graph of a decode rank."""
     t.phase, (rows,), prompts, length = "decode", t.rows, t.workload.batch, t.workload.sequence
     room, layers = CacheRoom(t, rows), blocks(t.model.layers)
 
@@ -147,38 +147,38 @@ def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
 
 
 class CachedLayers(NamedTuple):
-    """What layers with the same reach keep in the KV cache.
+    """Tokens that layers with the same reach keep in the KV cache.
 
     Attributes
     ----------
     reach
         Which tokens of a sequence.
     token_bytes
-        What a token takes in all of these layers, or a sequence, if it keeps a state [B].
+        Size of a token in all of these layers, or of a sequence, if it keeps a state [B].
     """
 
     reach: Reach
     token_bytes: int
 
     def block_bytes(self, tokens: int) -> int:
-        """What so many tokens take, or the state of a sequence [B]."""
+        """Return the size of so many tokens, or of the state of a sequence [B]."""
         return self.token_bytes * (1 if self.reach.block else tokens)
 
     def copied_bytes(self, tokens: int) -> int:
-        """What the token after so many ones needs of them in another tier [B]; a state is never there."""
+        """Return what the token after so many ones needs of them in another tier [B]; a state is never there."""
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
 def kept(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
-    """What a sequence keeps in the layers of a model, of which an element of the KV cache has so many bytes."""
-    found = Counter[Reach]()
+    """Return what a sequence keeps in the layers of a model, whose KV cache has elements of so many bytes."""
+    by_reach = Counter[Reach]()
     for (part, _), layers in model.kinds.items():
-        found[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
-    return tuple(map(CachedLayers, found.keys(), found.values()))
+        by_reach[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
+    return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
 def _kept_bytes(part: Attention, kv_bytes: int) -> int:
-    """What a layer keeps of a token, with its share of a compressed one, or of a sequence, if that is a state [B]."""
+    """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
     if isinstance(part, Linear):
         return part.state * FP32_BYTES
     token_bytes = part.kv_elements * kv_bytes
@@ -186,12 +186,13 @@ def _kept_bytes(part: Attention, kv_bytes: int) -> int:
 
 
 def further(model: DecoderModel) -> tuple[Reach, ...]:
-    """In which reaches, but that of all tokens, some token of a model sees others."""
-    return tuple(dict.fromkeys(one for part, _ in model.kinds for one in Reach.all_of(part) if one != Reach()))
+    """Return the reaches, but that of all tokens, within which some token of a model sees others."""
+    reaches = (reach for part, _ in model.kinds for reach in Reach.all_of(part))
+    return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))
 
 
 class Iteration(NamedTuple):
-    """What runs together.
+    """Sequences and parts of prompts that run together.
 
     Attributes
     ----------
@@ -222,12 +223,12 @@ class Iteration(NamedTuple):
 
 
 def loaded(tier: str) -> str:
-    """Last part of the names of tensors with what is copied in from a tier."""
+    """Return the last part of the names of tensors with what is copied in from a tier."""
     return f"kv.from.{tier}"
 
 
 def stored(source: str, target: str) -> str:
-    """Last part of the names of tensors with what is copied from one tier to another."""
+    """Return the last part of the names of tensors with what is copied from one tier to another."""
     return f"{source}.to.{target}"
 
 
@@ -262,27 +263,27 @@ def build_iteration(laid: Laid, work: Iteration, room_bytes: int) -> Graph:
         return t.graph.build(steps=1)
     x = embed(t)
     for layer in layers:
-        x = forward(t, layer, x, partial(_apart, t, work))
+        x = forward(t, layer, x, partial(_attend_apart, t, work))
     if work.answers:
         x = answer(t, x, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
 
 
 def cache_name(part: Attention) -> str:
-    """Last part of the name of the tensor with what a layer keeps of all sequences."""
+    """Return the last part of the name of the tensor with what a layer keeps of all sequences."""
     return "state" if isinstance(part, Linear) else "kv"
 
 
 _ENDLESS = TokenSpan(0, 1 << 62)
-"""Stands for sequences of any length, whose tokens lie in the same tensors."""
+"""Sequences of any length, whose tokens lie in the same tensors."""
 
 
-def _apart(t: Tape, work: Iteration, x: str) -> str:
+def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
     x = t.norm("norm1", x)
     reach, near = Reach.of(t.attention), dict(zip(further(t.model), work.near, strict=True))
-    taken, out, phase, rows = drawn(t, x), t.of_heads("attn.core.out", t.attention.width), t.phase, t.rows
-    here, coming = t.name(cache_name(t.attention)), [t.name(loaded(tier)) for tier, _ in work.loads]
+    taken, out, phase, rows = attention_inputs(t, x), t.of_heads("attn.core.out", t.attention.width), t.phase, t.rows
+    cached, coming = t.name(cache_name(t.attention)), [t.name(loaded(tier)) for tier, _ in work.loads]
     all_of = (work.context, work.cached, work.pairs)
     gates = t.linear("attn.gate", x) if t.attention.sparse else ""
 
@@ -299,8 +300,8 @@ def _apart(t: Tape, work: Iteration, x: str) -> str:
 
     parts = near[reach][0] if reach.block else 0
     together = {
-        "decode": (work.decoding, work.decoding, adding, [here]),
-        "prefill": (parts, work.reading, reading, [*(name for name in coming if name in t.held), here]),
+        "decode": (work.decoding, work.decoding, adding, [cached]),
+        "prefill": (parts, work.reading, reading, [*(name for name in coming if name in t.held), cached]),
     }
     after = list[str]()
     for t.phase, (sequences, new, seen, held) in together.items():
@@ -309,11 +310,11 @@ def _apart(t: Tape, work: Iteration, x: str) -> str:
             cache, store = Cache(t, sequences, new, seen), Store()
             store.add(_ENDLESS.length, held)
             cache.span, cache.store, cache.compressed = _ENDLESS, store, store
-            cache.held, cache.added, cache.before, cache.out, cache.after = held, [here], [here], out, after
+            cache.held, cache.added, cache.before, cache.out, cache.after = held, [cached], [cached], out, after
             if t.workload.requests:
                 cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
             cache.gates = gates
             attend(t, cache, taken, x)
             after = [out]
     t.micro, t.phase, t.rows = "", phase, rows
-    return finished(t, out, x)
+    return gated_output(t, out, x)

@@ -37,12 +37,12 @@ _REDUCED = 3
 
 
 def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
-    """What every layer is: attention, then a feed-forward, each behind a norm and added to what it took.
+    """Run a layer: attention, then a feed-forward, each behind a norm and added to what it took.
 
     Parameters
     ----------
     t
-        What its ops are written on.
+        Where its ops are written.
     block, x
         Name of the layer, and what it takes.
     attend
@@ -52,17 +52,17 @@ def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
     t.begin("layer", "attention")
     context = attend(x)
     t.end("attention", context, partial(attend, x))
-    r = t.vector("add1", [x, _behind(t, "norm1", t.linear("attn.o", context))], adds=t.residual)
+    r = t.vector("add1", [x, _normalise_again(t, "norm1", t.linear("attn.o", context))], adds=t.residual)
     t.begin("feed_forward")
-    fed_forward = fed(t, r)
-    t.end("feed_forward", fed_forward, partial(fed, t, r))
-    out = t.vector("add2", [r, _behind(t, "norm2", fed_forward)], adds=t.residual)
+    fed_forward = feed_forward(t, r)
+    t.end("feed_forward", fed_forward, partial(feed_forward, t, r))
+    out = t.vector("add2", [r, _normalise_again(t, "norm2", fed_forward)], adds=t.residual)
     t.end("layer", out, partial(forward, t, block, x, attend))
     return out
 
 
-def _behind(t: Tape, name: str, x: str) -> str:
-    """The same behind a second norm, if the model has such."""
+def _normalise_again(t: Tape, name: str, x: str) -> str:
+    """Normalise a second time, if the model does so."""
     name = f"{name}.after"
     return t.norm(name, t.to(x, t.residual)) if name in t.weights[t.block] else x
 
@@ -70,40 +70,40 @@ def _behind(t: Tape, name: str, x: str) -> str:
 # feed-forward
 
 
-def gated(t: Tape, name: str, x: str) -> str:
-    """All tokens through one gated feed-forward."""
+def gated_feed_forward(t: Tape, name: str, x: str) -> str:
+    """Take all tokens through one gated feed-forward."""
     gate, up = t.linear(f"{name}.gate", x), t.linear(f"{name}.up", x)
     if t.workload.swiglu == "fused":
         return t.linear(f"{name}.down", t.vector(f"{name}.swiglu", [gate, up]))
     return t.linear(f"{name}.down", t.vector(f"{name}.mul", [t.vector(f"{name}.silu", [gate]), up]))
 
 
-def fed(t: Tape, x: str) -> str:
+def feed_forward(t: Tape, x: str) -> str:
     """Normalise, and go through the feed-forward of a layer: for all tokens, or experts, if the layer has some."""
     part, x = t.layer.feed_forward, t.norm("norm2", x, sums="add1")
-    return _by_experts(t, part, x) if isinstance(part, Experts) else gated(t, "ffn", x)
+    return _through_experts(t, part, x) if isinstance(part, Experts) else gated_feed_forward(t, "ffn", x)
 
 
-def _by_experts(t: Tape, part: Experts, x: str) -> str:
-    """Experts, beside those that all tokens go through."""
-    number, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
-    own = x
-    if TENSOR[0] in number:  # each tensor rank has experts of its own, and sends a part of the tokens
-        own = t.to(x, t.cut((), (*BATCH, *TENSOR)))
-    elif number or features:  # each has a part of all experts
-        own = t.to(x, t.cut())
-    sent, shares = _sent(t, part, own)
+def _through_experts(t: Tape, part: Experts, x: str) -> str:
+    """Take each token through its experts, beside those that all tokens go through."""
+    experts, *_, features = t.weights[t.block]["ffn.gate"].layout.tensor_map
+    routed = x
+    if TENSOR[0] in experts:  # each tensor rank has experts of its own, and sends a part of the tokens
+        routed = t.to(x, t.cut((), (*BATCH, *TENSOR)))
+    elif experts or features:  # each has a part of all experts
+        routed = t.to(x, t.cut())
+    sent, shares = _route(t, part, routed)
     tokens = t.spread[sent].layout.tensor_map[1]
-    taken = _copied(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
-    taken = t.to(taken, Layout(t.mesh, (number, tuple(axis for axis in tokens if axis not in number), ())))
-    made = gated(t, "ffn", taken) if t.workload.experts == "together" else ""
-    shared = [gated(t, "ffn.shared", x)] if part.shared else []
-    made = made or _grouped(t, part, taken)  # behind the shared expert, beside which what is chosen can come in
+    taken = _copy(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
+    taken = t.to(taken, Layout(t.mesh, (experts, tuple(axis for axis in tokens if axis not in experts), ())))
+    made = gated_feed_forward(t, "ffn", taken) if t.workload.experts == "together" else ""
+    shared = [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
+    made = made or _grouped_experts(t, part, taken)  # behind the shared expert, beside which what is chosen can come in
     if part.buffers == "apart":
-        made = _copied(t, "ffn.return", made)
+        made = _copy(t, "ffn.return", made)
     summed = t.cut((), tokens, t.spread[made].layout.partial)
     if any(t.spread[x].layout != summed for x in shared):
-        shared = [t.to(x, t.spread[own].layout) for x in shared]
+        shared = [t.to(x, t.spread[routed].layout) for x in shared]
     back = t.to(made, replace(t.spread[sent].layout, partial=summed.partial))
     out = t.tensor("ffn.combine.out", t.model.hidden, summed)
     t.op("ffn.combine", [back, shares, *shared], [out])
@@ -111,20 +111,20 @@ def _by_experts(t: Tape, part: Experts, x: str) -> str:
     def combine_back(dy: str) -> None:
         d_back = t.add(t.name("ffn.combine.in.grad"), t.spread[sent])
         d_shares = t.tensor("ffn.route.shares.grad", part.top_k, summed, FP32_BYTES)
-        t.op("ffn.combine", [t.to(dy, t.spread[own].layout), back, shares], [d_back, d_shares])
-        t.give([made, shares, *shared], [d_back, d_shares, *(dy for _ in shared)])
+        t.op("ffn.combine", [t.to(dy, t.spread[routed].layout), back, shares], [d_back, d_shares])
+        t.add_gradients([made, shares, *shared], [d_back, d_shares, *(dy for _ in shared)])
 
     return t.record(out, combine_back)
 
 
-def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
-    """Rows that go to experts, and the shares of each token's experts in what comes out."""
-    own, tokens, taken = t.spread[x].elements // t.model.hidden, t.spread[x].layout.tensor_map[0], x
+def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
+    """Route tokens: return rows that go to experts, and the shares of each token's experts in what comes out."""
+    own_tokens, tokens, taken = t.spread[x].elements // t.model.hidden, t.spread[x].layout.tensor_map[0], x
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
     logits, bias = t.linear("ffn.router", taken), [t.weight("ffn.router_bias").name] if part.router_bias else []
     ranks = t.mesh.size(t.weights[t.block]["ffn.gate"].layout.tensor_map[0]) if t.is_forward else 1
-    rows, routed = (ranks, own * part.top_k // ranks * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
+    rows, routed = (ranks, own_tokens * part.top_k // ranks * t.mesh.size(tokens)), Layout(t.mesh, ((), tokens, ()))
     sent = t.tensor("ffn.route.out", t.model.hidden, routed, rows=rows)
     shares = t.tensor("ffn.route.shares", part.top_k, t.spread[x].layout, FP32_BYTES)
     t.op("ffn.route", [x, logits, *bias], [sent, shares])
@@ -136,28 +136,28 @@ def _sent(t: Tape, part: Experts, x: str) -> tuple[str, str]:
         d_logits = t.tensor("ffn.router.out.grad", part.routed, t.spread[logits].layout, t.spread[logits].element_bytes)
         dx = t.tensor("ffn.route.in.grad", t.model.hidden, summed)
         t.op("ffn.route", [d_sent, d_shares, shares], [dx, d_logits])
-        t.give([x, logits], [dx, d_logits], "ffn.route")
+        t.add_gradients([x, logits], [dx, d_logits], "ffn.route")
 
     t.record(sent, back)
     return sent, shares
 
 
-def _copied(t: Tape, name: str, x: str) -> str:
-    """Rows that travel from a buffer into another one."""
+def _copy(t: Tape, name: str, x: str) -> str:
+    """Copy rows from a buffer into another one."""
     out = t.add(t.name(f"{name}.out"), t.spread[x])
     t.op(name, [x], [out])
     return out
 
 
-def _grouped(t: Tape, part: Experts, x: str) -> str:
+def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
     """Take each row through all of its expert in one op, which holds what is between.
 
     Its experts are all there; or each is a tensor, read dynamically if it is chosen.
     """
     is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.model.hidden
     matrices = ("ffn.gate", "ffn.up", "ffn.down")
-    found = [name for name in t.weights[t.block] if name.removesuffix(".bias") in matrices]
-    stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in found]
+    modules = [name for name in t.weights[t.block] if name.removesuffix(".bias") in matrices]
+    stacks = [(t.weights[t.block].__getitem__ if is_each else t.weight)(name) for name in modules]
     names, read_bytes = [t.held.get(stack.name, "") for stack in stacks], sum(map(t.read_bytes, stacks))
     if is_each:
         size, read_bytes = sum(-(-stack.size_bytes // part.routed) for stack in stacks), 0
@@ -166,7 +166,7 @@ def _grouped(t: Tape, part: Experts, x: str) -> str:
     summed = replace(t.spread[x].layout, partial=down.layout.tensor_map[1])
     out = t.add(t.name("ffn.experts.out"), t.spread[x]._replace(layout=summed))
     inside = 3 * rows * gate.layout.local_shape(gate.shape)[-1] * t.element_bytes
-    flops = 2 * rows * sum(one.parameters // part.held for one in stacks if len(one.shape) == len(gate.shape))
+    flops = 2 * rows * sum(stack.parameters // part.held for stack in stacks if len(stack.shape) == len(gate.shape))
     more: OpFields = {"workspace_bytes": inside, "write_bytes": t.made_bytes(out) + inside, "flops": flops}
     more["read_bytes"] = t.made_bytes(x) + inside + read_bytes
     if is_each:
@@ -178,8 +178,8 @@ def _grouped(t: Tape, part: Experts, x: str) -> str:
 # before the first layer and after the last
 
 
-def _ids(t: Tape) -> tuple[str, int]:
-    """Name and size of the token ids of this micro-batch, for the embedding and as labels."""
+def _token_ids(t: Tape) -> tuple[str, int]:
+    """Declare the token ids of this micro-batch, for the embedding and as labels; return their name and size."""
     size_bytes = t.own_tokens * ID_BYTES
     return t.declare(f"{t.micro}embed/ids", size_bytes, "input"), size_bytes
 
@@ -190,7 +190,7 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
     Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
     """
     t.block = "embed"
-    names = tokens or [_ids(t)[0]]
+    names = tokens or [_token_ids(t)[0]]
     table, id_bytes = t.weight("tokens"), t.own_tokens * ID_BYTES
     entries, features = table.layout.tensor_map
     out = t.tensor("tokens.out", table.shape[1], t.cut(features, BATCH, entries))
@@ -199,7 +199,7 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 
     def back(dy: str) -> None:
         dy = t.to(dy, t.cut(features))
-        dy_bytes, (old, new) = t.made_bytes(dy), t.grad(BATCH, table)
+        dy_bytes, (old, new) = t.made_bytes(dy), t.weight_gradients(BATCH, table)
         size = t.workload.dtypes.gradient_bytes
         added_bytes = dy_bytes * size // (t.element_bytes * t.mesh.size(entries)) if old else 0
         read_bytes, write_bytes = id_bytes + dy_bytes + added_bytes, added_bytes or table.parameters * size
@@ -209,13 +209,13 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 
 
 def _logits(t: Tape, x: str) -> str:
-    """Final norm and logits; the output projection may be the embedding's table."""
+    """Make the final norm and the logits; the output projection may be the embedding's table."""
     x = t.norm("norm", x)
     return t.linear("lm", x, t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
 
 
 def answer(t: Tape, x: str, last: int = 0) -> str:
-    """Final norm, logits and the next token of each sample; of the last tokens alone, if it is said how many.
+    """Make the final norm, logits and the next token of each sample; of the `last` tokens alone, if there are such.
 
     Where tensor ranks cut the tokens, these few rows reach all of them in no time.
     """
@@ -230,15 +230,15 @@ def answer(t: Tape, x: str, last: int = 0) -> str:
 
 
 def loss(t: Tape, x: str) -> None:
-    """Final norm, logits and loss of one micro-batch."""
+    """Make the final norm, logits and loss of one micro-batch."""
     t.block = "head"
     logits = _logits(t, x)
     logits = t.to(logits, t.spread[logits].layout.whole)
     out, parts, copies = t.name("loss.out"), list[str](), t.workload.dtypes.logits_copies_fp32
 
     def op(reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
-        """Work on so many copies of the logits, each written and read once."""
-        (labels, label_bytes), copies_bytes = _ids(t), copies * t.spread[logits].elements * FP32_BYTES
+        """Add an op that works on so many copies of the logits, each written and read once."""
+        (labels, label_bytes), copies_bytes = _token_ids(t), copies * t.spread[logits].elements * FP32_BYTES
         more: OpFields = {"workspace_bytes": copies_bytes, "write_bytes": made_bytes + copies_bytes}
         more["read_bytes"] = t.made_bytes(logits, *reads) + label_bytes + copies_bytes
         t.op("loss", [logits, labels, *reads], writes, **more)
@@ -252,6 +252,6 @@ def loss(t: Tape, x: str) -> None:
     def back(_: str) -> None:
         grad = t.add(f"{logits}.grad", t.spread[logits])
         op(parts, [grad], min(copies, 1), t.made_bytes(grad))
-        t.give([logits], [grad])
+        t.add_gradients([logits], [grad])
 
     t.record(out, back)

@@ -89,7 +89,6 @@ class Sheet:
         self._stands_for: dict[str, str] = {}  # another name of a tensor -> its own
         self._narrow = set[str]()  # other names of a part of each row
         self._changed: dict[tuple[str, Layout, str], str] = {}
-        self._groups: set[str] = set()
 
     # the current layer
 
@@ -155,7 +154,7 @@ class Sheet:
             self.graph.tensor(name, spread.size_bytes, self.kinds.get(name.rpartition("/")[2], "activation"))
         return name
 
-    def named(self, name: str, end: str, width: int = 0) -> str:
+    def alias(self, name: str, end: str, width: int = 0) -> str:
         """Give a tensor, or so many elements of each row, another name, to read it by; no gradient goes back to it."""
         other, spread = f"{name}.{end}", self.spread[name]
         if width:
@@ -239,18 +238,13 @@ class Sheet:
         """Return the dynamic reads of the op of the current block that is added next."""
         return self.graph.late(self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each)
 
-    def group(self, name: str, members: Iterable[Iterable[int]]) -> str:
-        """Declare a group unless it is there."""
-        if name not in self._groups:
-            self._groups.add(name)
-            self.graph.group(name, members)
-        return name
-
     def meet(
         self, name: str, kind: CollectiveKind, along: str | Axes, size_bytes: int, reads: list[str], writes: list[str]
     ) -> None:
         """Add a collective of so many bytes: of a group, or of the ranks that differ along some axes only."""
-        group = along if isinstance(along, str) else self.group(".".join(along), self.mesh.members(along))
+        group = along if isinstance(along, str) else ".".join(along)
+        if group not in self.graph.groups:
+            self.graph.group(group, self.mesh.members(along))
         self.op(name, reads, writes, collective=Collective(kind, group, size_bytes))
 
     def to(self, x: str, layout: Layout) -> str:

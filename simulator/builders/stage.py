@@ -74,7 +74,7 @@ block before it, so that two are there at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -113,7 +113,7 @@ def build(laid: Laid) -> Job:
 
 
 def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:
-    """The order in which a stage runs its micro-batches: pairs of ``forward`` or ``backward`` and a micro-batch.
+    """Yield the order in which a stage runs its micro-batches: ``forward`` or ``backward``, and which micro-batch.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ Shared = tuple[Axes, list[Weight]]
 
 
 def _shard(t: Tape, weight: Weight) -> int:
-    """Parameters of a weight in a ZeRO shard; the last one is filled up."""
+    """Return how many parameters of a weight a ZeRO shard has; the last shard is filled up."""
     parallel = t.workload.parallel
     if not parallel.zero_stage:
         return weight.parameters
@@ -163,68 +163,64 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
     if t.phase == "backward":
         order = [name for name in order[::-1] if name not in ("embed", "head") and t.goes_back(name)]
         suffix = "gathered.bwd"
-    here = order.index(block)
-    due = [(following, start) for following in order[here + 1 : here + 2]]
-    for t.block, waits_for in [(block, []), *due] if here == 0 else due:
-        for whose in _sharing(t, t.block, trained=False):
-            weights = whose[1]
+    index = order.index(block)
+    due = [(following, start) for following in order[index + 1 : index + 2]]
+    for t.block, waits_for in [(block, []), *due] if index == 0 else due:
+        for axes, weights in _by_axes((weight, weight.replicas) for weight in t.weights[t.block].values()):
             for weight in weights:
                 t.declare(weight.name, _shard(t, weight) * t.element_bytes, weight.kind)
             for weight in weights:  # what is gathered stands for the weight
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
                 t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
             reads = [*(weight.name for weight in weights), *waits_for]
-            _meet(t, "weights", CollectiveKind.ALL_GATHER, whose, reads, [t.held[w.name] for w in weights])
+            _meet(t, CollectiveKind.ALL_GATHER, (axes, weights), reads, [t.held[weight.name] for weight in weights])
 
 
-def _sharing(t: Tape, block: str, *, trained: bool = True) -> Iterable[Shared]:
-    """The weights of a block that are trained, or all of them, by the replicas that share them."""
-    weights = (weight for weight in t.weights[block].values() if weight.is_trained or not trained)
-    return _grouped(weights, lambda weight: weight.replicas)
-
-
-def _grouped(weights: Iterable[Weight], axes_of: Callable[[Weight], Axes]) -> Iterable[Shared]:
-    """Weights by axes; those without axes are left out."""
+def _by_axes(weights: Iterable[tuple[Weight, Axes]]) -> Iterable[Shared]:
+    """Group weights by axes; those without axes are left out."""
     by_axes: dict[Axes, list[Weight]] = {}
-    for weight in weights:
-        if axes := axes_of(weight):
+    for weight, axes in weights:
+        if axes:
             by_axes.setdefault(axes, []).append(weight)
     return by_axes.items()
 
 
-def _meet(t: Tape, what: str, kind: CollectiveKind, whose: Shared, reads: list[str], writes: list[str]) -> None:
-    """Add a collective along some axes, of as many bytes as some weights have, or their gradients."""
-    axes, weights = whose
-    each_bytes = t.workload.dtypes.gradient_bytes if what == "grads" else t.element_bytes
-    size_bytes = sum(weight.parameters for weight in weights) * each_bytes
-    t.meet(f"{what}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
+def _meet(t: Tape, kind: CollectiveKind, shared: Shared, reads: list[str], writes: list[str]) -> None:
+    """Add a collective along some axes, of as many bytes as weights have that are gathered, or their gradients."""
+    (axes, weights), is_gathered = shared, kind is CollectiveKind.ALL_GATHER
+    each_bytes = t.element_bytes if is_gathered else t.workload.dtypes.gradient_bytes
+    size_bytes, name = sum(weight.parameters for weight in weights) * each_bytes, "weights" if is_gathered else "grads"
+    t.meet(f"{name}.{kind}.{'.'.join(axes)}", kind, axes, size_bytes, reads, writes)
 
 
-def _add_up(t: Tape, block: str) -> None:
+def _add_up(t: Tape) -> None:
     """Add up the gradients of a block over ranks: in place, or with ZeRO stage 2 and 3 into shards."""
-    t.block = block
-    in_place = CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE
-    graded = [weight for weight in t.weights[block].values() if weight.name in t.graded]
+    trained = [weight for weight in t.weights[t.block].values() if weight.is_trained]
     # ranks that saw other tokens of the same samples, or other heads
-    seen = _grouped(graded, lambda weight: tuple(a for a in t.summands[weight.name] if a not in BATCH))
-    sums = [(CollectiveKind.ALL_REDUCE, whose) for whose in seen]
-    sums += [(in_place, whose) for whose in _sharing(t, block) if t.zero_stage < 2]
-    for kind, whose in sums:
-        grads = [t.graded[weight.name] for weight in whose[1]]
-        _meet(t, "grads", kind, whose, grads, grads)
-    for whose in _sharing(t, block) if t.zero_stage > 1 else ():
-        _into_shards(t, whose)
+    others = {w.name: tuple(a for a in t.summands[w.name] if a not in BATCH) for w in trained if w.name in t.graded}
+    summed = _by_axes((weight, others.get(weight.name, ())) for weight in trained)
+    shared = _by_axes((weight, weight.replicas) for weight in trained)
+    sums = [(CollectiveKind.ALL_REDUCE, part) for part in summed]
+    if t.zero_stage < 2:
+        sums += [
+            (CollectiveKind.REDUCE_SCATTER if t.zero_stage else CollectiveKind.ALL_REDUCE, part) for part in shared
+        ]
+    for kind, part in sums:
+        grads = [t.graded[weight.name] for weight in part[1]]
+        _meet(t, kind, part, grads, grads)
+    for part in shared if t.zero_stage > 1 else ():
+        _into_shards(t, part)
 
 
-def _into_shards(t: Tape, whose: Shared) -> None:
-    """Reduce into shards; from the second micro-batch on, add them to what is there."""
-    axes, weights = whose
+def _into_shards(t: Tape, shared: Shared) -> None:
+    """Reduce into shards; from the second micro-batch on, add them to the shards so far."""
+    axes, weights = shared
     grads, size = [t.graded.pop(weight.name) for weight in weights], t.workload.dtypes.gradient_bytes
     is_first, parts = weights[0].name not in t.shards, list[str]()
     for weight in weights:
         parts.append(f"{weight.name}.grad.shard" if is_first else f"{t.micro}{weight.name}.grad.part")
         t.graph.tensor(parts[-1], _shard(t, weight) * size, "gradient")
-    _meet(t, "grads", CollectiveKind.REDUCE_SCATTER, whose, grads, parts)
+    _meet(t, CollectiveKind.REDUCE_SCATTER, shared, grads, parts)
     shards = [t.shards.setdefault(weight.name, part) for weight, part in zip(weights, parts, strict=True)]
     if not is_first:
         t.op(f"grads.acc.{'.'.join(axes)}", [*shards, *parts], shards)
@@ -238,9 +234,10 @@ def _update(t: Tape) -> None:
         for module, weight in weights.items():
             if weight.is_trained:
                 _update_one(t, module, weight)
-        for whose in _sharing(t, block) if t.zero_stage in {1, 2} else ():
-            names = [weight.name for weight in whose[1]]
-            _meet(t, "weights", CollectiveKind.ALL_GATHER, whose, names, names)
+        trained = ((weight, weight.replicas) for weight in weights.values() if weight.is_trained)
+        for shared in _by_axes(trained) if t.zero_stage in {1, 2} else ():
+            names = [weight.name for weight in shared[1]]
+            _meet(t, CollectiveKind.ALL_GATHER, shared, names, names)
 
 
 def _update_one(t: Tape, module: str, weight: Weight) -> None:
@@ -249,9 +246,9 @@ def _update_one(t: Tape, module: str, weight: Weight) -> None:
     state_bytes, flops = shard * dtypes.optimizer_bytes_per_parameter, 0
     if optimizer is not None:
         shape, shards = weight.layout.local_shape(weight.shape, name), -(-weight.parameters // shard)
-        inside = is_matrix(module, shape) and t.block in t.layers
-        state_bytes = optimizer.state_bytes(shape, shards, t.element_bytes, is_matrix=inside)
-        flops = optimizer.update_flops(shape, is_matrix=inside)
+        of_layer = is_matrix(module, shape) and t.block in t.layers
+        state_bytes = optimizer.state_bytes(shape, shards, t.element_bytes, is_matrix=of_layer)
+        flops = optimizer.update_flops(shape, is_matrix=of_layer)
     grad, states = t.shards.get(name) or t.graded[name], list[str]()
     if state_bytes:
         states = [t.declare(f"{name}.state", state_bytes, "optimizer_state")]
@@ -285,21 +282,21 @@ class Stage:
     ----------
     laid
         What runs.
-    number, layers
+    index, layers
         Which stage it is, and the names of its layers.
     """
 
-    def __init__(self, laid: Laid, number: int, layers: list[str]) -> None:
+    def __init__(self, laid: Laid, index: int, layers: list[str]) -> None:
         self.layers, stages, parallel = layers, laid.mesh.size(["pipeline"]), laid.workload.parallel
-        self.is_first, self.is_last = number == 0, number == stages - 1
+        self.is_first, self.is_last = index == 0, index == stages - 1
         names = ["embed"] * self.is_first + layers + ["head"] * self.is_last
-        own = laid._replace(weights={block: laid.weights[block] for block in names})
-        self.tape = Tape(own, laid.workload.name if stages == 1 else f"{laid.workload.name} stage {number}")
+        laid_here = laid._replace(weights={block: laid.weights[block] for block in names})
+        self.tape = Tape(laid_here, laid.workload.name if stages == 1 else f"{laid.workload.name} stage {index}")
         before = [*laid.weights][: [*laid.weights].index(names[0])]
         self.tape.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
         micros = starts("mb", parallel.micro_batches)
-        order = turns(parallel.schedule, parallel.micro_batches, stages, number)
-        self.order = [(phase, micros[index]) for phase, index in order]
+        order = turns(parallel.schedule, parallel.micro_batches, stages, index)
+        self.order = [(phase, micros[micro]) for phase, micro in order]
         self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> what it put out; "" is what came in
         self.unsent: tuple[str, str] | None = None
 
@@ -310,7 +307,7 @@ class Stage:
             _gather_before(t, "embed", [])
             x = embed(t)
         else:
-            x = self._receive(self.layers[0], "in", NEXT, 1)
+            x = self._receive(self.layers[0], "in", NEXT)
         self.send_back()
         made = self.made[t.micro] = {"": x}
         for block in self.layers:
@@ -320,41 +317,42 @@ class Stage:
             _gather_before(t, "head", [x])
             loss(t, x)
         else:
-            self._meet(CollectiveKind.SEND, x, NEXT, 1)
+            self._meet(CollectiveKind.SEND, x, NEXT)
 
     def backward(self, *, is_last: bool) -> None:
         """Run the current micro-batch backward; the last one also adds up over ranks what others leave."""
         t, made = self.tape, self.made.pop(self.tape.micro)
         if not self.is_last and made[self.layers[-1]] in t.wanting:
-            t.give([made[self.layers[-1]]], [self._receive(self.layers[-1], "out.grad", PREVIOUS, -1)])
+            t.add_gradients([made[self.layers[-1]]], [self._receive(self.layers[-1], "out.grad", PREVIOUS)])
         for block in reversed(t.weights):
             if block in made and t.goes_back(block):
                 _gather_before(t, block, [t.grads[made[block]]])
             t.block = block
             t.go_back()
             if is_last or t.zero_stage > 1:
-                _add_up(t, block)
+                _add_up(t)
         if made[""] in t.wanting and not self.is_first:
             self.unsent = (t.micro, t.grads.pop(made[""]))
 
     def send_back(self) -> None:
         """Send the gradient that was made last, if it is still here."""
         if self.unsent is not None:
-            t, now = self.tape, (self.tape.phase, self.tape.micro)
+            t, phase, micro = self.tape, self.tape.phase, self.tape.micro
             (t.micro, dy), self.unsent = self.unsent, None
             t.phase, t.block = "backward", self.layers[0]
-            self._meet(CollectiveKind.SEND, dy, PREVIOUS, -1)
-            t.phase, t.micro = now
+            self._meet(CollectiveKind.SEND, dy, PREVIOUS)
+            t.phase, t.micro = phase, micro
 
-    def _receive(self, block: str, name: str, group: str, by: int) -> str:
+    def _receive(self, block: str, name: str, group: str) -> str:
         self.tape.block = block
         x = self.tape.tensor(name, self.tape.model.hidden, self.tape.residual)
         if self.tape.has_trained_before:
             self.tape.wanting.add(x)
-        self._meet(CollectiveKind.RECV, x, group, by)
+        self._meet(CollectiveKind.RECV, x, group)
         return x
 
-    def _meet(self, kind: CollectiveKind, x: str, group: str, by: int) -> None:
+    def _meet(self, kind: CollectiveKind, x: str, group: str) -> None:
         t, is_sent = self.tape, kind is CollectiveKind.SEND
-        t.group(group, t.mesh.shifted("pipeline", by))
-        t.meet(str(kind), kind, group, t.made_bytes(x), [x] * is_sent, [x] * (not is_sent))
+        if group not in t.graph.groups:
+            t.graph.group(group, t.mesh.shifted("pipeline", 1 if group == NEXT else -1))
+        t.meet(str(kind), kind, group, t.spread[x].size_bytes, [x] * is_sent, [x] * (not is_sent))

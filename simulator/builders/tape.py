@@ -90,7 +90,7 @@ class Tape(Sheet):
         def back(dy: str) -> None:
             if adds:
                 self._shared.add(dy)
-                self.give(reads, [dy] * len(reads))
+                self.add_gradients(reads, [dy] * len(reads))
                 return
             dy, *saved = (self.to(x, self.spread[out].layout) for x in (dy, *(reads if saves else ())))
             wanted = [x for x in reads if self.wants(x)]
@@ -98,7 +98,7 @@ class Tape(Sheet):
             grads = [self.add(f"{x}.grad", self.spread[x]._replace(layout=layout)) for x in wanted]
             self.op(name, [dy, *saved], grads)
             wholes = (self.spread[x].layout.whole for x in wanted)
-            self.give(wanted, [self.to(grad, whole) for grad, whole in zip(grads, wholes, strict=True)])
+            self.add_gradients(wanted, [self.to(grad, whole) for grad, whole in zip(grads, wholes, strict=True)])
 
         return self.record(out, back)
 
@@ -118,13 +118,13 @@ class Tape(Sheet):
         def back(dy: str) -> None:
             dy, wanted = self.to(dy, layout), [x] * self.wants(x)
             dx = [self.tensor(f"{name}.in.grad", width, layout) for x in wanted]
-            old, new = self.grad(layout.cut, weight)
+            old, new = self.weight_gradients(layout.cut, weight)
             self.op(name, [*saved, dy, self.held[weight.name], *old], [*dx, *new])
-            self.give(wanted, dx, sums or name)
+            self.add_gradients(wanted, dx, sums or name)
 
         return self.record(out, back)
 
-    def turned(self, name: str, x: str, width: int) -> None:
+    def rotate(self, name: str, x: str, width: int) -> None:
         """Give so many elements of each row their rotary embedding in place; the gradient is turned back in place."""
         spread = self.spread[x]
         turned_bytes = spread.elements * spread.layout.divisors[-1] // spread.width * width * self.element_bytes
@@ -134,7 +134,7 @@ class Tape(Sheet):
 
         def back(dy: str) -> None:
             turn(dy)
-            self.give([x], [dy])
+            self.add_gradients([x], [dy])
 
         turn(x)
         self.record(x, back)
@@ -159,7 +159,7 @@ class Tape(Sheet):
         """
         weight, bias, of_block = weight or self.weight(name), f"{name}.bias", self.weights[self.block]
         weights = [weight, self.weight(bias)] if bias in of_block else [weight]
-        names = [self._ready(name, weight), *(self.held[other.name] for other in weights[1:])]
+        names = [self._ready_weight(name, weight), *(self.held[other.name] for other in weights[1:])]
         *experts, inner, outer = weight.layout.tensor_map
         *many, inputs, outputs = weight.shape
         rows, width, layout, size, *_ = self.spread[x]
@@ -183,12 +183,12 @@ class Tape(Sheet):
             if self.wants(x):
                 summand = laid_out(self.mesh, taken.tensor_map, shares)
                 dx = [self.tensor(f"{name}.in.grad", inputs, summand, size, rows)]
-                self.op(f"{name}.dgrad", [dy, self._ready(name, weight)], dx, flops=flops)
+                self.op(f"{name}.dgrad", [dy, self._ready_weight(name, weight)], dx, flops=flops)
             if any(held.is_trained for held in weights):
                 saved = [self.to(x, taken)] if weight.is_trained else []
-                old, new = self.grad(tokens, *weights)
+                old, new = self.weight_gradients(tokens, *weights)
                 self.op(f"{name}.wgrad", [dy, *saved, *old], new, flops=flops * weight.is_trained)
-            self.give([x] * len(dx), dx, name)
+            self.add_gradients([x] * len(dx), dx, name)
 
         self.record(out, back)
         return self._adapted(name, x, out, heads) if f"{name}.{ADAPTER[0]}" in of_block else out
@@ -212,7 +212,7 @@ class Tape(Sheet):
 
         return self.record(out, back)
 
-    def _ready(self, name: str, weight: Weight) -> str:
+    def _ready_weight(self, name: str, weight: Weight) -> str:
         """Return what an op reads of a weight: in training what is made of it first, if it is kept otherwise."""
         is_kept_so = weight.size_bytes == weight.parameters * self.element_bytes
         if is_kept_so or not (self.is_forward or self.phase == "backward"):
@@ -249,7 +249,7 @@ class Tape(Sheet):
             self._backs.setdefault(f"{self.micro}{self.block}", []).append((out, back))
         return out
 
-    def as_one(self, ops: int) -> None:
+    def go_back_in_order(self, ops: int) -> None:
         """Let the last so many ops go back in the order of forward."""
         if self.is_saving:
             backs = self._backs[f"{self.micro}{self.block}"]
@@ -313,7 +313,7 @@ class Tape(Sheet):
                     made.add(name)
             self.graph.op(*op, **more)
 
-    def give(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
+    def add_gradients(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
         """Note gradients of tensors, or add each to its gradient so far, in an op that is named after `sums`."""
         for x, grad in zip(tensors, grads, strict=True):
             if not self.wants(x):
@@ -329,7 +329,7 @@ class Tape(Sheet):
             self.op(f"{sums}.acc", [total, part], [total])
             self.grads[origin] = total
 
-    def grad(self, tokens: Axes, *weights: Weight) -> tuple[list[str], list[str]]:
+    def weight_gradients(self, tokens: Axes, *weights: Weight) -> tuple[list[str], list[str]]:
         """Return what an op reads and writes that adds to the gradients of weights; the first one only writes.
 
         Parameters

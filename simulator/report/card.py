@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from simulator.builders import iteration, lone
+from simulator.builders import iteration, least_iteration
 from simulator.builders.weights import parameters
 from simulator.graph import PAIRED, Graph, Group, Job, TensorKind
 from simulator.hardware import Hardware
@@ -41,7 +41,7 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     """
     card, is_served = Card(), job is None and workload is not None and workload.requests is not None
     if workload is not None and is_served:
-        job = Job.of(iteration(workload, lone(workload), 0))
+        job = Job.of(iteration(workload, least_iteration(workload), 0))
     if workload is not None and (counts := parameters(workload)):
         every, active = map(amount, counts)
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")

@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import metrics
-from simulator.builders import Iteration, decoder_of, further, iteration, lone
+from simulator.builders import Iteration, decoder_of, further, iteration, least_iteration
 from simulator.builders.inference import cache_name
 from simulator.builders.inference import loaded as loaded_name
 from simulator.builders.inference import stored as stored_name
@@ -286,7 +286,7 @@ def rows_of(loaded: Loaded, policies: Sequence[str] | None) -> list[str]:
 
 def _smallest(loaded: Loaded) -> Case:
     """Prepare the smallest iteration that there can be."""
-    work = lone(loaded.workload)
+    work = least_iteration(loaded.workload)
     return prepare(_with_homes(loaded, work), Job.of(iteration(loaded.workload, work, 1)))
 
 
