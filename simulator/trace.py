@@ -1,4 +1,4 @@
-"""The trace: what happened, as facts only, in columns. Nothing in it is computed from something else in it.
+"""The trace of a run: facts only, in columns. Nothing in it is computed from something else in it.
 
 A `Recorder` writes one during a run. The functions at the end work on columns of any rows that come in groups.
 """
@@ -43,7 +43,7 @@ RESIDENCIES = ("time_ns", "rank", "tier", "tensor", "delta_bytes")
 """
 
 RATES = ("time_ns", "bus", "instance", "bytes_per_s")
-"""What goes over an instance of a bus that ranks share from a time on, after each change, in the order of time.
+"""The rate over an instance of a bus that ranks share from a time on, after each change, in the order of time.
 
 ``instance``: the node, or 0 for the supernode. The last row of an instant holds.
 """
@@ -51,18 +51,18 @@ RATES = ("time_ns", "bus", "instance", "bytes_per_s")
 ADDRESSES = ("time_ns", "rank", "tier", "tensor", "offset_bytes", "delta_bytes")
 """Ranges of an address space that are taken (positive) and freed (negative), in the order in which it happened.
 
-``tensor`` as in `RESIDENCIES`. What a compaction moves is freed where it was and taken where it is then.
+``tensor`` as in `RESIDENCIES`. A compaction frees what it moves where it was, and takes it where it is then.
 """
 
 RESERVED = ("time_ns", "rank", "tier", "reserved_bytes", "largest_hole_bytes")
-"""What an allocator keeps for itself from a time on, used or not, and the largest piece of it, and of what is left
-beside it, that it could give out; `NO_HOLES` where each place has had its range since before the run."""
+"""Bytes that an allocator has reserved from a time on, used or not, and the largest hole in them or in the rest of the
+tier; `NO_HOLES` where each place has had its range since before the run."""
 
 NO_HOLES = -1
-"""In place of the largest hole: none is looked for."""
+"""Stands for the largest hole where none is looked for."""
 
 COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages", "is_remap")
-"""When something that fits found no hole, when nothing ran any more, and when there was a hole.
+"""Times at which something that fits found no hole, at which nothing ran any more, and at which there was a hole.
 
 ``is_remap``: 1 if all holes were made one, and so many ``pages`` counted; 0 if giving back what was cached was enough.
 """
@@ -79,19 +79,19 @@ TABLES = {
 """The tables of a trace by name, each of all ranks together."""
 
 ISSUED = ("kind", "a", "b", "c")
-"""What a host issued, in order: the codes of a plan's steps."""
+"""The codes of the actions that a host issued, in order."""
 
 Block = dict[str, NDArray[np.int64]]
 """Some rows of a table: column name -> values."""
 
 
 def pick(block: Block, rows: NDArray[Any]) -> Block:
-    """Some rows of a block: those that are flagged, or at these positions."""
+    """Return some rows of a block: those that are flagged, or at these positions."""
     return {name: values[rows] for name, values in block.items()}
 
 
 def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
-    """Rows of a block by these columns, as plain numbers."""
+    """Yield the rows of a block as tuples of plain numbers, one for each of these columns."""
     return zip(*(block[name].tolist() for name in names), strict=True)
 
 
@@ -104,7 +104,7 @@ def held_bytes(first: ArrayLike, last: ArrayLike, size: ArrayLike, positions: in
 
 
 def instances(sharing: int, stands_in: Sequence[int]) -> tuple[Ints, Ints]:
-    """By rank, its instance of what so many ranks share, and for how many ranks there the rows of the rank count.
+    """Return, by rank, its instance of what so many ranks share, and for how many ranks there its rows count.
 
     Ranks are folded only where every instance that is left out is like one that is there.
 
@@ -156,7 +156,7 @@ class Table:
         return Table(self.columns, self._joined()[flags])
 
     def whole(self) -> Block:
-        """All rows as one block."""
+        """Return all rows as one block."""
         joined = self._joined()
         joined.flags.writeable = False
         self._blocks = [joined] if len(joined) else []
@@ -167,11 +167,11 @@ class Table:
 
     def by_rank(self, ranks: int) -> list[Table]:
         """Split the rows by rank, in their order; in its own table every rank is number 0."""
-        at, joined = self.columns.index("rank"), self._joined()
-        rows = joined[np.argsort(joined[:, at], kind="stable")]
-        ends = np.searchsorted(rows[:, at], np.arange(1, ranks))
-        rows[:, at] = 0
-        return [Table(self.columns, mine) for mine in np.split(rows, ends)]
+        column, joined = self.columns.index("rank"), self._joined()
+        rows = joined[np.argsort(joined[:, column], kind="stable")]
+        ends = np.searchsorted(rows[:, column], np.arange(1, ranks))
+        rows[:, column] = 0
+        return [Table(self.columns, of_rank) for of_rank in np.split(rows, ends)]
 
     def __len__(self) -> int:
         return sum(len(block) for block in self._blocks)
@@ -179,7 +179,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What happened in one run.
+    """Everything that happened in one run.
 
     Attributes
     ----------
@@ -188,16 +188,16 @@ class Trace:
     spans, waits, residencies
         Tables with the columns `SPANS`, `WAITS` and `RESIDENCIES`.
     issued
-        For each rank a table with the columns `ISSUED`: what its host issued, step by step; nothing of a plan that is
+        For each rank a table with the columns `ISSUED`: the actions that its host issued; empty for a plan that is
         repeated for each training step.
     blocked
-        If blocked: who waits for what, one sentence a line, as a cycle where there is one; of several ranks first what
-        they lack themselves, then for which others they wait.
+        If blocked: who waits for what, a sentence each, as a cycle where there is one; of several ranks first what they
+        lack themselves, then for which others they wait.
     stands_in
         For each rank, the one whose rows are its own, too: itself unless ranks were folded.
     stored_once
-        Rows ``(rank, tier, tensor, bytes)``: of what lies at home in a tier that ranks share, and is stored there once
-        for several of them, so many bytes of the rank's residencies are those of another rank, too [B].
+        Rows ``(rank, tier, tensor, bytes)``: of a tensor that a tier stores once for several ranks, so many bytes of
+        the rank's residencies are those of another rank, too [B].
     laps
         For each rank, how many actions its plan has, if it is repeated for each training step; else 0.
     until_ns
@@ -231,27 +231,24 @@ class Trace:
         rows
             Rows of the residencies.
         """
-        known = {(rank, tier, tensor): size for rank, tier, tensor, size in self.stored_once}
+        sizes = {(rank, tier, tensor): size for rank, tier, tensor, size in self.stored_once}
         repeated = np.zeros(len(rows["tier"]), np.int64)
-        rows_at = np.flatnonzero(np.isin(rows["tensor"], [tensor for _, _, tensor in known]))
+        rows_at = np.flatnonzero(np.isin(rows["tensor"], [tensor for _, _, tensor in sizes]))
         keys = zip(*(rows[name][rows_at].tolist() for name in ("rank", "tier", "tensor")), strict=True)
-        repeated[rows_at] = [known.get(key, 0) for key in keys]
+        repeated[rows_at] = [sizes.get(key, 0) for key in keys]
         return repeated
 
     def by_rank(self) -> tuple[Trace, ...]:
-        """What happened on each rank: as many traces of one rank, which is number 0 there.
-
-        A rank that was folded has the very trace of the one that stands in for it.
-        """
+        """Split the trace into one for each rank, which is number 0 there; a folded rank has that of its stand-in."""
         ranks = len(self.issued)
         if ranks == 1:
             return (self,)
         names = ("spans", "waits", "residencies", "addresses", "reserved", "compactions")
         tables = [getattr(self, name).by_rank(ranks) for name in names]
-        lone = replace(self, stands_in=(0,), stored_once=())
+        empty = replace(self, stands_in=(0,), stored_once=())
         alone = [
-            replace(lone, issued=(issued,), laps=(lap,), **dict(zip(names, mine, strict=True)))
-            for issued, lap, *mine in zip(self.issued, self.laps, *tables, strict=True)
+            replace(empty, issued=(issued,), laps=(lap,), **dict(zip(names, own_tables, strict=True)))
+            for issued, lap, *own_tables in zip(self.issued, self.laps, *tables, strict=True)
         ]
         return tuple([alone[rank] for rank in self.stands_in])
 
@@ -301,38 +298,38 @@ class Recorder:
         return replace(self._trace, status=status, blocked=blocked, stands_in=stands_in, laps=tuple(self.laps))
 
 
-# columns of numbers: rows that belong together are a group, of one key or of several
+# columns of numbers: rows with the same key, or keys, are a group
 
 
 def firsts(*keys: Ints) -> Bools:
-    """Whether each row is the first of its group; groups are contiguous."""
-    found: Bools = np.arange(len(keys[0])) == 0
+    """Flag the first row of each group; groups are contiguous."""
+    flags: Bools = np.arange(len(keys[0])) == 0
     for key in keys:
-        found[1:] |= key[1:] != key[:-1]
-    return found
+        flags[1:] |= key[1:] != key[:-1]
+    return flags
 
 
 def lasts(*keys: Ints) -> Bools:
-    """Whether each row is the last of its group; groups are contiguous."""
+    """Flag the last row of each group; groups are contiguous."""
     return np.append(firsts(*keys)[1:], True)[: len(keys[0])]
 
 
 def at_first(is_first: Bools, values: Ints) -> Ints:
-    """By row, the value of the first row of its group; groups are contiguous."""
+    """Return, by row, the value of the first row of its group; groups are contiguous."""
     return values[np.maximum.accumulate(np.where(is_first, np.arange(len(values)), 0))]
 
 
 def running(group: Ints, change: Ints) -> Ints:
-    """Running sums within groups, in the order of the rows."""
+    """Return running sums within groups, in the order of the rows."""
     order = np.argsort(group, kind="stable")
     total = np.cumsum(change[order])
-    found = np.empty(len(order), np.int64)
-    found[order] = total - at_first(firsts(group[order]), total - change[order])
-    return found
+    sums = np.empty(len(order), np.int64)
+    sums[order] = total - at_first(firsts(group[order]), total - change[order])
+    return sums
 
 
 def turns(group: Ints) -> Ints:
-    """The position of each row among those of its group, from 0."""
+    """Return the position of each row among those of its group, from 0."""
     return running(group, np.ones(len(group), np.int64)) - 1
 
 
@@ -349,7 +346,7 @@ def busy(key: Ints, start: Ints, end: Ints, *, joins: bool) -> tuple[Ints, Ints,
     Returns
     -------
     (array, array, array)
-        The rows by key and time; positions in these at which a stretch begins; and where it ends.
+        The order of the rows by key and time; positions in it at which stretches begin; and their ends.
     """
     order = np.lexsort((end, start, key))
     key, start, end = key[order], start[order], end[order]

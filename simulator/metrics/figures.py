@@ -59,11 +59,11 @@ class Figure:
     over_ranks: OverRanks = "slowest"
 
     def at(self, place: str) -> Figure:
-        """The figure of one place."""
+        """Return the figure of one place."""
         return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", place))
 
     def place_in(self, column: str) -> str | None:
-        """The place that a column is about; empty if the figure has none, None if the column is another figure's."""
+        """Return the place that a column is about; empty if the figure has none, None if it is another figure's."""
         before, has_place, after = self.column.partition("<>")
         if not has_place:
             return "" if column == self.column else None
@@ -200,7 +200,7 @@ SERVED = (
 
 @cache
 def figure_of(column: str) -> Figure:
-    """The figure of a column; for a column that is not registered, one with the unit that its name ends in."""
+    """Return the figure of a column; for a column that is not registered, one with the unit that its name ends in."""
     for figure in (*FIGURES, *SERVED):
         if (place := figure.place_in(column)) is not None:
             return figure.at(place)

@@ -1,4 +1,4 @@
-"""Tables with names: a line a span, wait, change of memory, or stay of a tensor in a tier; and what a peak holds."""
+"""Makes tables with names, a line for each span, wait, change of memory, or stay of a tensor; and breaks down peaks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Frames:
 
     @property
     def job(self) -> Job:
-        """What ran."""
+        """The job that ran."""
         return self.what if isinstance(self.what, Job) else Job.of(self.what, len(self.trace.issued))
 
     def spans(self) -> pd.DataFrame:
@@ -138,8 +138,8 @@ class Frames:
 
     def _ranks(self) -> Columns:
         job, rows = self.job, by_rank(self.job, self.hardware, self.trace)
-        for rank, (by, number) in enumerate(zip(self.trace.stands_in, job.graph_of, strict=True)):
-            rows[rank] = {"rank": rank, "stands_in": by, "program": job.labels[number], **rows[rank]}
+        for rank, (by, graph_id) in enumerate(zip(self.trace.stands_in, job.graph_of, strict=True)):
+            rows[rank] = {"rank": rank, "stands_in": by, "program": job.labels[graph_id], **rows[rank]}
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
 
@@ -272,7 +272,7 @@ def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) ->
 
 
 def _sorted(rows: Block, *keys: str) -> Block:
-    """The rows by these columns, the first of them first."""
+    """Sort rows by these columns, the first of which counts most."""
     return pick(rows, np.lexsort([rows[key] for key in reversed(keys)]))
 
 
@@ -283,7 +283,7 @@ def op_name(graph: Graph, op: int, run: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """What lies in a tier when it is fullest.
+    """The residents of a tier when it is fullest.
 
     Attributes
     ----------
@@ -303,7 +303,7 @@ class Peak:
 
 
 def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, most: int = 10) -> Peak:
-    """Say what lies in a tier when it is fullest, for the first time, in rank 0's instance.
+    """Find the residents of rank 0's instance of a tier when it is fullest for the first time.
 
     Parameters
     ----------
@@ -322,22 +322,22 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
     if not len(delta):
         return Peak(tier, 0, 0, {}, ())
     used = np.cumsum(delta)
-    at = int(used.argmax())
+    fullest = int(used.argmax())
     held, by_kind = Counter[tuple[int, int]](), Counter[str]()
-    for t, holder, size in zip(*(column[: at + 1].tolist() for column in (tensor, rank, delta)), strict=True):
+    for t, holder, size in zip(*(column[: fullest + 1].tolist() for column in (tensor, rank, delta)), strict=True):
         held[t, holder] += size
     largest = sorted(((-size, t, holder) for (t, holder), size in held.items() if size))
     for size, t, _ in largest:
         by_kind[kind_of(graph, t)] -= size
     names = tuple((name_of(graph, t), -size) for size, t, _ in largest[:most])
-    return Peak(tier, int(time[at]), int(used[at]), dict(by_kind.most_common()), names)
+    return Peak(tier, int(time[fullest]), int(used[fullest]), dict(by_kind.most_common()), names)
 
 
 def kind_of(graph: Graph, tensor: int) -> str:
-    """Kind of a tensor id of the residencies; negative ids are workspaces."""
+    """Return the kind of a tensor id of the residencies; negative ids are workspaces."""
     return graph.tensors[tensor].kind.value if tensor >= 0 else TensorKind.WORKSPACE.value
 
 
 def name_of(graph: Graph, tensor: int) -> str:
-    """Name of a tensor id of the residencies; negative ids are workspaces."""
+    """Name a tensor id of the residencies; negative ids are workspaces."""
     return graph.tensors[tensor].name if tensor >= 0 else f"workspace of {graph.ops[-1 - tensor].name}"

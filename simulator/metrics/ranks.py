@@ -1,4 +1,4 @@
-"""What several ranks come to: the numbers of each, and one row for all of them."""
+"""Counts several ranks: the figures of each, and one row for all of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from simulator.trace import Trace, instances, pick, tuples
 
 
 def summarise(
-    what: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound | None = None, ran: Ran | None = None
+    job: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound | None = None, ran: Ran | None = None
 ) -> dict[str, Any]:
     """Count one run.
 
     Parameters
     ----------
-    what
+    job
         What ran: a job, or the graph of all ranks.
     hardware, trace
         Where, and what happened.
@@ -43,7 +43,7 @@ def summarise(
         The figures of the run by column (`simulator.metrics.figures`). Of several ranks all times are those of the
         slowest one, which has the longest step; of several such the one whose step ends last, then the lowest number.
     """
-    job = what if isinstance(what, Job) else Job.of(what, len(trace.issued))
+    job = job if isinstance(job, Job) else Job.of(job, len(trace.issued))
     if job.ranks == 1:
         return counted(job.graphs[0], hardware, ran or Ran.of(job.graphs[0], hardware, trace), bound)
     rows = by_rank(job, hardware, trace)
@@ -56,7 +56,7 @@ def summarise(
     for column in of_job:
         if merge := _MERGED.get(figure_of(column).over_ranks):
             of_job[column] = merge(row[column] for row in rows)
-    computed = [(job.graphs[one].arithmetic, times) for one, times in Counter(job.graph_of).items()]
+    computed = [(job.graphs[graph_id].arithmetic, ranks) for graph_id, ranks in Counter(job.graph_of).items()]
     whole |= achieved(computed, hardware, of_job["step_ns"])
     shares = {
         "ranks": job.ranks,
@@ -65,24 +65,24 @@ def summarise(
         "collective_ns": of_job.pop("collective_ns"),
         **_shares(rows, job.ranks * of_job["step_ns"]),
     }
-    crowd = crowds(hardware, trace)
-    shares |= {f"pulling_{name}": one.transfers for name, one in crowd.items()}
-    shares |= {f"demand_{name}": one.demand for name, one in crowd.items()}
+    by_bus = crowds(hardware, trace)
+    shares |= {f"pulling_{name}": crowd.transfers for name, crowd in by_bus.items()}
+    shares |= {f"demand_{name}": crowd.demand for name, crowd in by_bus.items()}
     return {**of_job, **whole, **against(of_job["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
 
 
 def _in_step_with(job: Job, rank: int) -> list[int]:
-    """Ranks that this one meets, directly or through others, and that run as many steps; itself included."""
+    """Find the ranks that this one meets, directly or through others, and that run as many steps, with itself."""
     met = set[tuple[int, ...]]()
     for graph in job.graphs:
         used = {op.collective.group for op in graph.ops if op.collective is not None}
         met.update(*(group.members for group in graph.groups if group.name in used))
     pairs = [pair for members in sorted(met) for pair in (*pairwise(members), *pairwise(members[::-1]))]
-    return sorted(one for one in reached(rank, pairs) if job.graph(one).steps == job.graph(rank).steps)
+    return sorted(peer for peer in reached(rank, pairs) if job.graph(peer).steps == job.graph(rank).steps)
 
 
 def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:
-    """By link, how many times as long its transfers took as they would alone; None if there were none.
+    """Compute, by link, how many times as long its transfers took as they take alone; None if there were none.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ _SHARES = ("masked_ns", "masked_fraction", "utilisation", "bubble_fraction")
 
 
 def _shares(rows: Sequence[dict[str, Any]], total_ns: int) -> dict[str, float | None]:
-    """The share of collectives under compute; and the shares of compute and of waits for peers in a total time [ns]."""
+    """Compute the share of collectives under compute, and those of compute and of waits for peers in a time [ns]."""
     columns = ("masked_ns", "collective_ns", "compute_ns", "wait_peer_ns")
     masked, collective, compute, peer = (sum(row[column] for row in rows) for column in columns)
     return {
@@ -129,14 +129,14 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
         For each rank the columns of `counted`; of a shared tier's peak, only what the rank itself holds. And:
 
         ``collective_ns``, ``masked_ns``, ``masked_fraction``
-            Time of the measured step in which a collective of the rank is under way; what of it lies under compute; as
-            a share.
+            Time of the measured step in which a collective of the rank is under way; the part of it under compute; its
+            share.
         ``utilisation``, ``bubble_fraction``
-            Compute, and what was waited for peers, as shares of the step.
+            Compute, and waits for peers, as shares of the step.
     """
     alone = trace.by_rank()
-    known = {rank: _counted(job.graph(rank), hardware, alone[rank]) for rank in set(trace.stands_in)}
-    return [known[rank] for rank in trace.stands_in]
+    rows = {rank: _counted(job.graph(rank), hardware, alone[rank]) for rank in set(trace.stands_in)}
+    return [rows[rank] for rank in trace.stands_in]
 
 
 def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
 
 
 def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int, int]:
-    """Time within the window in which a collective is under way, and what of it lies under compute [ns]."""
+    """Count the time in the window in which a collective is under way, and the part of it under compute [ns]."""
     spans, meets = trace.spans.whole(), is_collective(graph, trace)
     computes = (spans["kind"] == COMPUTE) & ~meets
     start, end = spans["start_ns"], spans["end_ns"]
@@ -157,7 +157,7 @@ def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int
 
 
 class Crowd(NamedTuple):
-    """The most at once on the fullest instance of a bus.
+    """The most transfers at once on the fullest instance of a bus.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Where the training steps of a run begin, how full each tier gets, and what the row of one rank is counted from."""
+"""Finds where training steps begin and how full each tier gets, and counts what the row of one rank needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from simulator.trace import ISSUED, NONE, Block, Ints, Trace, at_first, firsts, 
 
 
 class IssuedActions:
-    """Where the training steps of a run begin, among the actions that its host issues.
+    """The actions that a host issued, divided into training steps.
 
     Where a fixed plan is repeated for each step, all have as many actions, which are not recorded. Otherwise a step is
-    over at the first place, once all its ops have run, where what is held is what was held at time 0.
+    over at the first action, once all its ops have run, after which the same places are held as at time 0.
 
     Parameters
     ----------
@@ -28,18 +28,18 @@ class IssuedActions:
     compute_tier
         Id of the tier that computes write to.
     codes
-        What the host issued.
+        The actions that the host issued, if they are recorded.
     lap
-        How many actions each step has, if a plan is repeated for each, so that `codes` are not recorded; else 0.
+        How many actions each step has, if a plan is repeated for each; else 0.
 
     Attributes
     ----------
     starts
-        Issue number at which each step begins that began, from 0.
+        Issue number of the first action of each step that began.
     """
 
     def __init__(self, graph: Graph, home: Sequence[int], compute_tier: int, codes: Block, lap: int = 0) -> None:
-        self._ops, self._here, self._steps, self._home = len(graph.ops), compute_tier, graph.steps, home
+        self._ops, self._compute_tier, self._steps, self._home = len(graph.ops), compute_tier, graph.steps, home
         self._writes = [op.writes for op in graph.ops]
         self._exists, self._may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
         self._unlike = set[tuple[int, int]]()
@@ -50,7 +50,7 @@ class IssuedActions:
         self._follow(codes)
 
     def _follow(self, codes: Block) -> None:
-        ran, streams, hold, here = self._ran, self._streams, self._hold, self._here
+        ran, streams, hold = self._ran, self._streams, self._hold
         seeks = len(self.starts) < self._steps  # what is held matters only until the last step begins
         for issue, (kind, a, b, c) in enumerate(tuples(codes, *ISSUED)):
             if kind == COMPUTE:
@@ -58,7 +58,7 @@ class IssuedActions:
                     self._keeps_program = False
                 ran.add(a)
                 for tensor in self._writes[a] if seeks else ():
-                    hold(tensor, here, held=True)
+                    hold(tensor, self._compute_tier, held=True)
             elif seeks and kind == COPY:
                 hold(a, c, held=True)
             elif seeks and kind == DETACH:
@@ -69,7 +69,7 @@ class IssuedActions:
                 seeks = len(self.starts) < self._steps
 
     def keeps_program(self, streams: Sequence[int]) -> bool:
-        """Whether in each step the first runs of its ops were in program order, each op on its stream.
+        """Tell whether in each step the first runs of its ops were in program order, each op on its stream.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class IssuedActions:
 
 
 def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: IssuedActions | None) -> bool:
-    """Whether a rank first ran all ops of each step in program order, each on its stream, as the bounds assume.
+    """Tell whether a rank first ran all ops of each step in program order, each on its stream, as the bounds assume.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
 
 
 def repeats(job: Job, trace: Trace) -> bool:
-    """Whether some op runs more than once in a training step; of a run that did not end, whether it may have.
+    """Tell whether some op runs more than once in a training step; of a run that did not end, whether it may have.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def _issued(graph: Graph, hardware: Hardware, trace: Trace) -> IssuedActions:
 
 
 def _homes(graph: Graph, trace: Trace) -> list[int]:
-    """Tier of each tensor at time 0, from the first rows of the residencies; `NOWHERE` if none."""
+    """Find the tier of each tensor at time 0, from the first rows of the residencies; `NOWHERE` if none."""
     homes, rows = np.full(len(graph.tensors), NOWHERE, np.int64), trace.residencies.whole()
     exists = [t for t in graph.inputs if graph.tensors[t].size_bytes]
     of_inputs = np.flatnonzero(np.isin(rows["tensor"], exists))
@@ -176,10 +176,10 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
 
 
 class Instances:
-    """Which instance of a tier holds what a rank holds: the device's, the node's or the only one.
+    """The instances of tiers that hold the places of ranks: the device's, the node's or the only one.
 
-    A rank that stands in for others counts once for each of them in its instance. What is stored once for several ranks
-    counts once.
+    A rank that stands in for others counts once for each of them in its instance. A tensor that is stored once for
+    several ranks counts once.
 
     Parameters
     ----------
@@ -199,14 +199,12 @@ class Instances:
         self._member, self._count = (np.array(column) for column in zip(*by_tier, strict=True))
 
     def of(self, rows: Block) -> Ints:
-        """The instance in which each row of the residencies is: its tier's id times `ranks`, plus a number."""
-        found: Ints = rows["tier"] * self.ranks + self._member[rows["tier"], rows["rank"]]
-        return found
+        """Return the instance of each row of the residencies: its tier's id times `ranks`, plus a number."""
+        return np.asarray(rows["tier"] * self.ranks + self._member[rows["tier"], rows["rank"]])
 
     def delta_bytes(self, rows: Block) -> Ints:
-        """By how much each row changes what its instance holds [B]."""
-        found: Ints = rows["delta_bytes"] * self._count[rows["tier"], rows["rank"]] - self._repeated_bytes(rows)
-        return found
+        """Return by how much each row changes what its instance holds [B]."""
+        return np.asarray(rows["delta_bytes"] * self._count[rows["tier"], rows["rank"]] - self._repeated_bytes(rows))
 
 
 def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
@@ -214,27 +212,27 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
     Where there are several instances of a tier, it is the fullest one's.
     """
-    rows, at = trace.residencies.whole(), Instances(hardware, trace)
-    instance, most = at.of(rows), np.zeros(len(hardware.tiers) * at.ranks, np.int64)
-    np.maximum.at(most, instance, running(instance, at.delta_bytes(rows)))
-    return dict(zip(hardware.tier_names, most.reshape(-1, at.ranks).max(axis=1).tolist(), strict=True))
+    rows, instances_of = trace.residencies.whole(), Instances(hardware, trace)
+    instance, most = instances_of.of(rows), np.zeros((len(hardware.tiers), instances_of.ranks), np.int64)
+    np.maximum.at(most.reshape(-1), instance, running(instance, instances_of.delta_bytes(rows)))
+    return dict(zip(hardware.tier_names, most.max(axis=1).tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """What the row of one rank is counted from.
+    """A run of one rank, as its row is counted from it.
 
     Attributes
     ----------
     trace
-        How it ended, with those spans and waits that reach into the last step, or are of it; with all where another
-        step may be the one that counts.
+        Its trace, with only those spans and waits that are of the last step or reach into it, unless ranks began in
+        turn, so that another step may count.
     issued
-        What its host issued, and where its steps begin.
+        The actions that its host issued.
     ends_ns
         By stream with computes, the last end of each step's computes [ns].
     peaks_bytes
-        By tier the most that it held [B].
+        By tier, the most that it held [B].
     makespan_ns, begun_ns
         The last end of anything, and the sum of the starts of all computes [ns].
     """

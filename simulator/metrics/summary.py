@@ -1,4 +1,4 @@
-"""One row of numbers for the run of one rank, and what its step costs in energy, money and wear.
+"""Counts the row of figures of one rank's run, and the costs of its step in energy, money and wear.
 
 *Costs.* Powers and prices are paid as long as the step lasts, whatever runs; what is stated for each operation and each
 byte is paid on top. A figure that the machine does not state costs nothing, and a kind of cost of which none is stated
@@ -31,14 +31,14 @@ _YEAR_NS = 8_766 * _HOUR_NS
 
 
 def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
-    """Count the run of one rank from what was kept of it.
+    """Count the figures of the run of one rank.
 
     Parameters
     ----------
     graph, hardware, ran
-        What ran, where, and what is known of it.
+        What ran, where, and its run.
     bound
-        What no plan can beat, if known.
+        The step that no plan can beat, if known.
 
     Returns
     -------
@@ -73,7 +73,7 @@ def achieved(
     Parameters
     ----------
     computed
-        What was computed by data type (`Graph.arithmetic`), and on how many ranks.
+        The arithmetic of a graph by data type (`Graph.arithmetic`), and on how many ranks.
     hardware
         The machine, one device of which a rank has.
     step_ns
@@ -82,7 +82,7 @@ def achieved(
     flops, ranks = Counter[str](), 0
     for arithmetic, times in computed:
         ranks += times
-        flops.update({dtype: times * number for dtype, number in arithmetic.items()})
+        flops.update({dtype: times * flop for dtype, flop in arithmetic.items()})
     if not flops.total() or not step_ns:
         return {"tflops": None, "mfu": None}
     rate, peak = flops.total() * 1e9 / (ranks * step_ns), hardware.compute.peak_flops.get(flops.most_common(1)[0][0])
@@ -90,16 +90,16 @@ def achieved(
 
 
 def per_second(step_ns: int | None, **handled: int | None) -> dict[str, float | None]:
-    """Say how much is handled in a second: ``tokens`` of a step as ``tokens_per_s``; None for what is unknown.
+    """Compute rates from counts of a step: ``tokens_per_s`` from ``tokens``; None if the count is unknown.
 
     Parameters
     ----------
     step_ns
         The step [ns].
     handled
-        How many all ranks handle in a step, by what they are.
+        How many of a name all ranks handle in a step.
     """
-    return {f"{what}_per_s": number * 1e9 / step_ns if number and step_ns else None for what, number in handled.items()}
+    return {f"{name}_per_s": count * 1e9 / step_ns if count and step_ns else None for name, count in handled.items()}
 
 
 class Window(NamedTuple):
@@ -140,13 +140,13 @@ def _measured(graph: Graph, ran: Ran) -> Window:
 
 
 def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
-    """The last step, after the first, that ended while all ranks were at work; the last of all if there is none."""
+    """Return the last step, behind the first, that ended while all ranks were at work; the last of all if none did."""
     at_work = len(ends_ns) if until_ns is None else int(np.searchsorted(ends_ns, until_ns, "right"))
     return (at_work if at_work > 1 else len(ends_ns)) - 1
 
 
 def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
-    """Computes and waits of the measured step."""
+    """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.issued.starts, trace)[0]["run"] > 1
     meets = is_collective(graph, trace)
@@ -168,24 +168,24 @@ def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
 
 
 def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]:
-    """How long anything is transferred, over any link and over each, and how much of that falls into a stall."""
+    """Count how long transfers are under way, over any link and over each, and how much of that is in a stall."""
     spans, waits, within = trace.spans.whole(), _waits(trace, window), (window.start_ns, window.end_ns)
     copies = (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
 
-    def carried(mine: Bools) -> tuple[int, int]:
-        ends = spans["start_ns"][mine], spans["end_ns"][mine]
-        return exposed_ns(ends, (waits["start_ns"], waits["end_ns"]), within)
+    def carried(flags: Bools) -> tuple[int, int]:
+        stretches = spans["start_ns"][flags], spans["end_ns"][flags]
+        return exposed_ns(stretches, (waits["start_ns"], waits["end_ns"]), within)
 
     transfer, exposed = carried(copies)
     figures: dict[str, Any] = {"transfer_ns": transfer, "exposed_transfer_ns": exposed}
     figures["hidden_fraction"] = 1 - exposed / transfer if transfer else None
-    for number, name in enumerate(hardware.link_names):
-        figures[f"busy_{name}_ns"], figures[f"exposed_{name}_ns"] = carried(copies & (spans["track"] == number))
+    for link, name in enumerate(hardware.link_names):
+        figures[f"busy_{name}_ns"], figures[f"exposed_{name}_ns"] = carried(copies & (spans["track"] == link))
     return figures
 
 
 def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) -> tuple[int, int]:
-    """How long anything is transferred within a window, and how much of that falls into waits [ns].
+    """Count how long transfers are under way within a window, and how much of that is in waits [ns].
 
     Parameters
     ----------
@@ -200,19 +200,19 @@ def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) ->
 
 
 def _waits(trace: Trace, window: Window) -> Block:
-    """Waits of the main stream in the measured step."""
+    """Return the waits of the main stream in the measured step."""
     waits = trace.waits.whole()
     within = (waits["start_ns"] >= window.start_ns) & (waits["end_ns"] <= window.end_ns)
     return pick(waits, within & (waits["stream"] == window.stream))
 
 
 def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
-    """Sum up what the main stream of one rank waited for in the measured step, by cause and place.
+    """Add up the waits of the main stream of one rank in the measured step, by cause and place.
 
     Parameters
     ----------
     graph, ran
-        What ran, and what is known of it; its status is ``ok``.
+        What ran, and its run; its status is ``ok``.
 
     Returns
     -------
@@ -227,23 +227,22 @@ def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
 
 
 def is_collective(graph: Graph, trace: Trace) -> Bools:
-    """For each span, whether it is a collective."""
+    """Flag the spans that are collectives."""
     meets = np.array([op.collective is not None for op in graph.ops] or [False])
     spans = trace.spans.whole()
-    ran = spans["kind"] == COMPUTE
-    found: Bools = ran & meets[np.where(ran, spans["item"], 0)]
-    return found
+    is_compute = spans["kind"] == COMPUTE
+    return np.asarray(is_compute & meets[np.where(is_compute, spans["item"], 0)])
 
 
 def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
-    """Time within the window in which at least one of the stretches is under way [ns]."""
+    """Count the time within the window in which at least one of the stretches is under way [ns]."""
     start, end = np.clip(start, *window), np.clip(end, *window)
     order, first, until = busy(np.zeros_like(start), start, end, joins=True)
     return int((until - start[order][first]).sum())
 
 
 def _is_issued(spans: Block, window: Window) -> Bools:
-    """For each span, whether it was issued in the measured step."""
+    """Flag the spans that were issued in the measured step."""
     return np.asarray((spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue))
 
 
@@ -277,7 +276,7 @@ def fragmentation(hardware: Hardware, trace: Trace, window: Window | None) -> di
 
 
 def against(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
-    """Columns about the bound, if there is one."""
+    """Return the columns about the bound, if there is one."""
     if bound is None:
         return {}
     gap = step_ns / bound.ns - 1 if step_ns is not None and bound.ns else None
@@ -294,19 +293,19 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     computes
         Spans of the step's computes; an op that runs again counts again, what its dynamic reads choose does not.
     row
-        What was counted of the step: its time, and what links moved.
+        Figures of the step: its time, and the bytes that links moved.
     """
     times = np.bincount(computes["item"], minlength=len(graph.ops)).tolist()
     flops = sum(often * op.flops for often, op in zip(times, graph.ops, strict=True))
     touched = sum(often * (op.read_bytes + op.write_bytes) for often, op in zip(times, graph.ops, strict=True))
-    own, here = hardware.compute, hardware.tiers[hardware.compute_tier]
-    fj = flops * (own.energy_fj_per_flop or 0) + touched * (here.energy_fj_per_byte or 0)
+    compute, memory = hardware.compute, hardware.tiers[hardware.compute_tier]
+    fj = flops * (compute.energy_fj_per_flop or 0) + touched * (memory.energy_fj_per_byte or 0)
     fj += sum(row[f"moved_{name}_bytes"] * (link.energy_fj_per_byte or 0) for name, link in hardware.links.items())
-    return float(fj + (own.power_mw or 0) * 1_000 * row["step_ns"]) / 1e15  # a mW for a ns is 1,000 fJ
+    return float(fj + (compute.power_mw or 0) * 1_000 * row["step_ns"]) / 1e15  # a mW for a ns is 1,000 fJ
 
 
 def derived(hardware: Hardware, row: Mapping[str, Any], ranks: int, **handled: int | None) -> dict[str, float | None]:
-    """Count what follows from the row of all ranks: what is handled in a second, and what it costs.
+    """Count the figures that follow from the row of all ranks: rates, and costs.
 
     A figure of a job that needs tokens or prices belongs here: tokens are of all ranks.
 
@@ -321,12 +320,12 @@ def derived(hardware: Hardware, row: Mapping[str, Any], ranks: int, **handled: i
 
 
 def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | None) -> dict[str, float | None]:
-    """Count what a step of all ranks costs, by column; nothing of what the machine does not state.
+    """Count the costs of a step of all ranks, by column; none that the machine does not state.
 
     Parameters
     ----------
     hardware, row
-        Where, and what was counted of the row.
+        Where, and the figures of the row.
     ranks, tokens
         How many ranks ran; how many tokens all of them handle in a step, if that is known.
     """
@@ -346,8 +345,8 @@ def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | 
         paid["usd_per_million_tokens"] = dollars * 1e6 / tokens if tokens else None
     for name, tier in tiers:
         if tier.endurance_bytes is not None:
-            into = hardware.wires(link for link, one in hardware.links.items() if one.target == name)
-            written = sum(row[f"moved_{link}_bytes"] for link in into)
+            into = hardware.wires(link_name for link_name, link in hardware.links.items() if link.target == name)
+            written = sum(row[f"moved_{link_name}_bytes"] for link_name in into)
             life_ns = instances[name] * tier.endurance_bytes / written * step_ns if written else None
             paid[f"life_{name}_years"] = None if life_ns is None else life_ns / _YEAR_NS
     return paid
