@@ -301,8 +301,8 @@ class Places:
 
     def last_transfer(self, tensor: int, before: int) -> int:
         """Return the key of the last transfer of the tensor under way that was issued before an action, if any."""
-        keys = (transfer[0] for transfer in reversed(self.transfers.get(tensor, ())))
-        return next((key for key in keys if key < before), NO_COPY)
+        transfers = reversed(self.transfers.get(tensor, ()))
+        return next((transfer[0] for transfer in transfers if transfer[0] < before), NO_COPY)
 
     def wait_for_moves(self, tensor: int, moves: int, key: int, look_again: Callable[[], None]) -> None:
         """Call back when so many moves of the tensor have ended, or at the next end if so many have already."""

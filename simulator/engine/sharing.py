@@ -218,7 +218,8 @@ class Network:
     def _at_end(self, pipe: Pipe, event: simpy.Event) -> None:
         """End the flows that are done by now; an end that was put off does nothing."""
         if pipe.due_ns == self._clock.now:
-            pipe.due_ns, reading, ended = -1, pipe.advance(self._clock.now), list[End]()
+            ended: list[End] = []
+            pipe.due_ns, reading = -1, pipe.advance(self._clock.now)
             while pipe.tags and pipe.tags[0][0] <= reading:
                 ended.append(heappop(pipe.tags)[2])
             self._touch(pipe)

@@ -259,7 +259,8 @@ class Stream:
         """
         places, moves_ended, valid = self.places, self.places.moves_ended, self._valid
         if self._lacked is None:
-            (key, _, compute, _, lap), due = self.queue[0], dict[int, int]()
+            due: dict[int, int] = {}
+            key, _, compute, _, lap = self.queue[0]
             for tensor, count in compute.turns:
                 moves = count + lap * places.moves_per_lap[tensor]
                 if moves_ended[tensor] < moves:
@@ -267,7 +268,9 @@ class Stream:
             for tensor in compute.reads:
                 if not valid[tensor]:
                     due.setdefault(tensor, NEVER)
-            self._lacked = [(places.last_transfer(t, key), t, moves, t in compute.reads) for t, moves in due.items()]
+            self._lacked = []
+            for tensor, moves in due.items():
+                self._lacked.append((places.last_transfer(tensor, key), tensor, moves, tensor in compute.reads))
             self._lacked.sort(reverse=True)
         while self._lacked:
             _, tensor, moves, is_read = self._lacked[-1]
