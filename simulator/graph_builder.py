@@ -267,25 +267,25 @@ class GraphBuilder:
         graph = graph.repeated(steps, self._where)
         sizes = sum(self._sizes) + max(op.workspace_bytes for op in self._ops)
         times = steps * sum(op.duration_ns or 0 for op in self._ops)
-        for what, total in (("sizes", sizes), ("durations of all steps", times)):
-            must, do = f"the {what} add up to at most 2**62", "correct the largest ones"
+        for figures, total in (("sizes", sizes), ("durations of all steps", times)):
+            must, do = f"the {figures} add up to at most 2**62", "correct the largest ones"
             insist(total <= LARGEST, self._where, must, str(total), do)
         return graph
 
-    def _error(self, what: str, name: object, must: str, found: str, do: str) -> ConfigError:
+    def _error(self, noun: str, name: object, must: str, found: str, do: str) -> ConfigError:
         line = f":{self.line}" if self.line else ""
-        return ConfigError(f"{self._where}{line}: {what} {name!r}", must, found, do)
+        return ConfigError(f"{self._where}{line}: {noun} {name!r}", must, found, do)
 
-    def _name_error(self, what: str, name: str) -> ConfigError:
+    def _name_error(self, noun: str, name: str) -> ConfigError:
         found = flaw(name) or ("it twice" if name else "an empty one")
-        return self._error(what, name, f"each {what} has its own name", found, "rename it")
+        return self._error(noun, name, f"each {noun} has its own name", found, "rename it")
 
-    def _number_error(self, what: str, name: str, field: str, value: object) -> ConfigError:
-        return self._error(what, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
+    def _number_error(self, noun: str, name: str, field: str, value: object) -> ConfigError:
+        return self._error(noun, name, f"{field} is a whole number from 0 to 2**62", repr(value), "correct it")
 
-    def _choice_error(self, what: str, name: str, field: str, value: str, choices: Collection[str]) -> ConfigError:
+    def _choice_error(self, noun: str, name: str, field: str, value: str, choices: Collection[str]) -> ConfigError:
         must, do = f"{field} is one of {', '.join(choices)}", f"choose one of these{suggestion(value, choices)}"
-        return self._error(what, name, must, repr(value), do)
+        return self._error(noun, name, must, repr(value), do)
 
     def _ids(self, op: str, names: Iterable[str]) -> tuple[int, ...]:
         try:

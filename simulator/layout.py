@@ -1,4 +1,4 @@
-"""Layouts: how a tensor is spread over ranks, and which collectives turn one layout into another.
+"""Layouts: the spread of a tensor over ranks, and which collectives turn one layout into another.
 
 Ranks stand in a *mesh*: a matrix of devices with a name for each axis, the last axis the fastest. A layout maps each
 dimension of a tensor to the axes that cut it (none, one or several, the first the coarsest), as in MindSpore's
@@ -104,7 +104,7 @@ class LayoutChange(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor is spread over a mesh; axes of one rank are left out, so that equal layouts compare equal.
+    """Spread of a tensor over a mesh; axes of one rank are left out, so that equal layouts compare equal.
 
     Attributes
     ----------
@@ -138,8 +138,8 @@ class Layout:
     def __post_init__(self) -> None:
         tensor_map, partial = tuple(map(self.mesh.real, self.tensor_map)), self.mesh.real(self.partial)
         cut, divisors = tuple(chain(*tensor_map)), tuple(map(self.mesh.size, tensor_map))
-        own = {"tensor_map": tensor_map, "partial": partial, "cut": cut, "divisors": divisors, "parts": prod(divisors)}
-        self.__dict__.update(own)  # it is frozen for others
+        self.__dict__.update(tensor_map=tensor_map, partial=partial)  # it is frozen for others
+        self.__dict__.update(cut=cut, divisors=divisors, parts=prod(divisors))
         used = [*cut, *partial]
         if len(set(used)) < len(used):
             twice = next(axis for axis in used if used.count(axis) > 1)
@@ -206,7 +206,7 @@ class Layout:
 
     def changed(self, axes: Mapping[int, Axes], summed: Axes = ()) -> Layout:
         """Return the layout with other axes on some dimensions, and summed up along some axes."""
-        tensor_map = tuple(axes.get(dimension, own) for dimension, own in enumerate(self.tensor_map))
+        tensor_map = tuple(axes.get(dimension, before) for dimension, before in enumerate(self.tensor_map))
         return Layout(self.mesh, tensor_map, tuple(axis for axis in self.partial if axis not in summed))
 
 

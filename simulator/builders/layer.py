@@ -185,7 +185,7 @@ def _token_ids(t: Tape) -> tuple[str, int]:
 
 
 def embed(t: Tape, tokens: list[str] | None = None) -> str:
-    """Look the tokens up (default: the ids); ranks with a part of the vocabulary have summands of the result.
+    """Look tokens up (default: the ids); ranks with a part of the vocabulary have summands of the result.
 
     Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
     """

@@ -116,7 +116,7 @@ def _linear(h: int, width: int) -> Specs:
 
 
 def _mla(h: int, part: Mla) -> Specs:
-    """Names as in the published weights, but ``kv_b`` as its two halves: of keys, and of values."""
+    """Name them as the published weights do, but ``kv_b`` as its two halves: of keys, and of values."""
     latent, r, q = part.kv_lora_rank, part.q_lora_rank or 0, part.heads * (part.qk_nope + part.qk_rope)
     queries: Specs = {"q": Spec((h, q), _COLUMN)}
     if r:
@@ -135,7 +135,7 @@ def _mla(h: int, part: Mla) -> Specs:
 
 
 def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:
-    """Three gates for each head, and what compresses so many tokens: of a head's key and value, or of latents."""
+    """Make three gates for each head, and what compresses so many tokens of a head's key and value, or of latents."""
     specs = {"gate": Spec((h, 3 * part.heads), _COLUMN)}
     parts, width = (("k.", "v."), part.head_size) if isinstance(part, Gqa) else (("",), part.kv_elements)
     for name in parts:
@@ -154,7 +154,7 @@ def _feed_forward(h: int, part: Dense | Experts) -> Specs:
 
 
 def _gated(name: str, h: int, f: int, experts: int = 0, *, biases: bool = False) -> Specs:
-    """A gated feed-forward, or so many of them in one."""
+    """Make a gated feed-forward, or so many of them in one."""
     many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
     wide, narrow = Spec((*many, h, f), (*cut, *_COLUMN), kind), Spec((*many, f, h), (*cut, *_ROW), kind)
     specs = {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}

@@ -1,4 +1,4 @@
-"""How long one op, one transfer, or one collective takes alone; an op by its roofline or the form of its collective."""
+"""Times of one op, one transfer, or one collective alone; an op by its roofline or the form of its collective."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simulator.units import nearest
 
 
 def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
-    """Time of an op's arithmetic: FLOPs over the peak of its data type, times the fraction of its class [ns]."""
+    """Return the time of an op's arithmetic: FLOPs over the peak of its data type, times its class's fraction [ns]."""
     if not op.flops:
         return 0
     peaks, fractions = hardware.compute.peak_flops, hardware.compute.achieved_fraction
@@ -27,10 +27,10 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
         raise ConfigError(f"hardware {hardware.name!r}, compute.peak", rule, ", ".join(peaks), do)
     if peaks[op.dtype] == math.inf:
         return 0
-    known = sorted({*OP_CLASSES, *fractions})
-    if op.op_class not in known:
+    classes = sorted({*OP_CLASSES, *fractions})
+    if op.op_class not in classes:
         rule = "the class of every op is one of hosim's or has a fraction of its own"
-        do = f"{nearest(op.op_class, tuple(known))}; or add compute.achieved_fraction.{op.op_class}"
+        do = f"{nearest(op.op_class, tuple(classes))}; or add compute.achieved_fraction.{op.op_class}"
         found = f"op {op.name!r} of class {op.op_class!r}"
         raise ConfigError(f"hardware {hardware.name!r}, compute.achieved_fraction", rule, found, do)
     achieved = _exact(fractions.get(op.op_class, fractions.get("default", 1.0)))
@@ -39,12 +39,12 @@ def _arithmetic_ns(op: Op, hardware: Hardware) -> int:
 
 @cache
 def _exact(fraction: float) -> Fraction:
-    """The fraction that a document states in decimals."""
+    """Return exactly the fraction that a document states in decimals."""
     return Fraction(str(fraction))
 
 
 def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
-    """Both sides of an op's roofline; a measured duration counts as arithmetic.
+    """Return both sides of an op's roofline; a measured duration counts as arithmetic.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ def roofline(op: Op, hardware: Hardware) -> tuple[int, int]:
 
 
 def memory_rate_cap(hardware: Hardware) -> int:
-    """The share of the compute tier's bandwidth that a kernel reaches, in fixed point."""
+    """Return the share of the compute tier's bandwidth that a kernel reaches, in fixed point."""
     return max(1, math.floor(hardware.compute.achieved_bandwidth_fraction * FULL_RATE))
 
 
 def duration_ns(op: Op, hardware: Hardware) -> int:
-    """Time of one op alone [ns]: measured, or launch plus the larger side of its `roofline`."""
+    """Return the time of one op alone [ns]: measured, or launch plus the larger side of its `roofline`."""
     least_ns, traffic = roofline(op, hardware)
     if not traffic:
         return least_ns
@@ -106,7 +106,7 @@ def expected_op(op: Op, sizes: Sequence[int]) -> Op:
 
 
 def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> list[int]:
-    """Time of each op of the graph alone [ns].
+    """Return the time of each op of the graph alone [ns].
 
     Parameters
     ----------
@@ -125,28 +125,28 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
         the graph, or one whose members the rank is not among.
     """
     groups = {group.name: group for group in graph.groups}
-    known = dict[Hashable, int]()
+    times_ns = dict[Hashable, int]()
     sizes = [tensor.size_bytes for tensor in graph.tensors]
 
     def alone_ns(op: Op) -> int:
         collective = op.collective
         if collective is None or op.duration_ns is not None:
             kind = (op.late, op.duration_ns, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
-            if kind not in known:  # an op of another layer is often alike
-                known[kind] = duration_ns(expected_op(op, sizes), hardware)
-            return known[kind]
+            if kind not in times_ns:  # an op of another layer is often alike
+                times_ns[kind] = duration_ns(expected_op(op, sizes), hardware)
+            return times_ns[kind]
         if collective.group not in groups:
             rule, found = "a collective names a group of its graph", repr(collective.group)
             raise ConfigError(f"op {op.name!r}", rule, found, nearest(collective.group, tuple(groups)))
-        if collective not in known:
-            known[collective] = _meeting_ns(op.name, collective, groups[collective.group], hardware, rank)
-        return known[collective]
+        if collective not in times_ns:
+            times_ns[collective] = _meeting_ns(op.name, collective, groups[collective.group], hardware, rank)
+        return times_ns[collective]
 
     return [alone_ns(op) for op in graph.ops]
 
 
 def _meeting_ns(op: str, collective: Collective, group: Group, hardware: Hardware, rank: int | None) -> int:
-    """Time of a collective among those whom a rank meets, or else among those whom it takes longest [ns]."""
+    """Return the time of a collective among those whom a rank meets, or among those whom it takes longest [ns]."""
     if rank is None:
         return group_ns(collective, group, hardware)
     members = group.by_rank(collective.kind).get(rank)

@@ -99,7 +99,7 @@ _LEVELS: dict[CollectiveKind, tuple[tuple[bool, CollectiveKind, bool], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Spread:
-    """How members lie: all that the time of a collective depends on.
+    """Positions of members: all that the time of a collective depends on.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class _Spread:
 
 
 def algorithms(kind: CollectiveKind, members: Sequence[int], hardware: Hardware) -> tuple[str, ...]:
-    """Algorithms that a collective of this kind may use on these members.
+    """Return the algorithms that a collective of this kind may use on these members.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def algorithms(kind: CollectiveKind, members: Sequence[int], hardware: Hardware)
 
 
 def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -> tuple[Phase, ...]:
-    """What a collective sends, phase after phase; nothing among one member.
+    """Return what a collective sends, phase after phase; nothing among one member.
 
     Parameters
     ----------
@@ -161,17 +161,17 @@ def phases(collective: Collective, members: Sequence[int], hardware: Hardware) -
     if spread.members == 1:
         return ()
     kind, size, algorithm = collective.kind, collective.size_bytes, collective.algorithm
-    known, library = algorithms(kind, members, hardware), _library(kind, spread, hardware)
-    names = [name for name in known if name in (*library, HIERARCHICAL)] if algorithm == AUTO else [algorithm]
+    usable, library = algorithms(kind, members, hardware), _library(kind, spread, hardware)
+    names = [name for name in usable if name in (*library, HIERARCHICAL)] if algorithm == AUTO else [algorithm]
     rule = f"the algorithm of a collective applies to its kind and members ({kind} of {spread})"
-    do = f"choose one of {', '.join(known)} or {AUTO}"
-    insist(algorithm in (AUTO, *known), f"group {collective.group!r}", rule, repr(algorithm), do)
+    do = f"choose one of {', '.join(usable)} or {AUTO}"
+    insist(algorithm in (AUTO, *usable), f"group {collective.group!r}", rule, repr(algorithm), do)
     forms = (_form(kind, size, name, spread, hardware) for name in names)
     return min(forms, key=lambda parts: total_ns(parts, hardware))
 
 
 def collective_ns(collective: Collective, members: Sequence[int], hardware: Hardware) -> int:
-    """Time of a collective alone, from the moment at which its last member has come [ns].
+    """Return the time of a collective alone, from the moment at which its last member has come [ns].
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def collective_ns(collective: Collective, members: Sequence[int], hardware: Hard
 
 
 def group_ns(collective: Collective, group: Group, hardware: Hardware) -> int:
-    """Time of a collective alone among those members of the group for which it is the longest [ns].
+    """Return the time of a collective alone among those members of the group that take longest [ns].
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ def _spread(members: Sequence[int], hardware: Hardware) -> _Spread:
 
 
 def _joining(spread: _Spread, hardware: Hardware) -> str:
-    """Name of the fabric that joins so many ranks: the narrowest, and of several the first of the profile."""
+    """Return the fabric that joins so many ranks: the narrowest, and of several the first of the profile."""
     scopes = ("node", "supernode") if spread.nodes == 1 else ("supernode",)
     joining = [name for scope in scopes for name, fabric in hardware.fabrics.items() if fabric.scope == scope]
     if not joining:
@@ -232,7 +232,7 @@ def _joining(spread: _Spread, hardware: Hardware) -> str:
 
 
 def _library(kind: CollectiveKind, spread: _Spread, hardware: Hardware) -> tuple[str, ...]:
-    """Algorithms on one fabric that the machine's library has for these members, in order."""
+    """Return the algorithms on one fabric that the machine's library has for these members, in order."""
     choices = hardware.fabrics[_joining(spread, hardware)].choices(kind)
     return tuple(algorithm for algorithm in _FORMS[kind] if algorithm in choices)
 
@@ -245,7 +245,7 @@ def _form(kind: CollectiveKind, size: int, algorithm: str, spread: _Spread, hard
 
 
 def _two_levels(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hardware) -> tuple[Phase, ...]:
-    """The fastest choice of an algorithm for each level."""
+    """Return the phases of the fastest choice of an algorithm for each level."""
     inside, across = _Spread(spread.per_node, 1, spread.per_node), _Spread(spread.nodes, spread.nodes, 1)
     levels = [
         (of, inside if in_node else across, spread.per_node if part else 1) for in_node, of, part in _LEVELS[kind]
@@ -254,19 +254,19 @@ def _two_levels(kind: CollectiveKind, size: int, spread: _Spread, hardware: Hard
     first = size if chunk is None else min(size, chunk)
 
     def form(size: int, names: Sequence[str]) -> list[Phase]:
-        """The phase of each level, if the whole collective is of this size."""
+        """Return the phase of each level, if the whole collective is of this size."""
         every = zip(levels, names, strict=True)
         return [_form(of, ceil_div(size, parts), name, whom, hardware)[0] for (of, whom, parts), name in every]
 
     choices = product(*(_library(of, whom, hardware) for of, whom, _ in levels))
-    found = (_pipeline(form(first, names), form(size, names)) for names in choices)
-    return min(found, key=lambda parts: total_ns(parts, hardware))
+    pipelines = (_pipeline(form(first, names), form(size, names)) for names in choices)
+    return min(pipelines, key=lambda parts: total_ns(parts, hardware))
 
 
 def _pipeline(begin: Sequence[Phase], whole: Sequence[Phase]) -> tuple[Phase, ...]:
-    """The first chunk level after level, and then what is left of the whole over all fabrics side by side."""
+    """Send the first chunk level after level, and then the rest of the whole over all fabrics side by side."""
     left: Counter[str] = Counter()
-    for one, all_ in zip(begin, whole, strict=True):
-        left[one.fabric] += all_.port_bytes - one.port_bytes
+    for first, all_ in zip(begin, whole, strict=True):
+        left[first.fabric] += all_.port_bytes - first.port_bytes
     rest = [(fabric, left_bytes) for fabric, left_bytes in left.items() if left_bytes]
-    return (*begin, *(Phase(fabric, 0, left_bytes, number > 0) for number, (fabric, left_bytes) in enumerate(rest)))
+    return (*begin, *(Phase(fabric, 0, left_bytes, index > 0) for index, (fabric, left_bytes) in enumerate(rest)))

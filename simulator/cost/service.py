@@ -1,4 +1,4 @@
-"""Service in fixed point: how long one transfer, and one phase of a collective, takes alone.
+"""Service in fixed point: the time of one transfer, and of one phase of a collective, alone.
 
 A transfer's *work* is its time at the link's full rate in units of 2^-32 ns, and a *rate* is a share of the link's
 bandwidth in units of 2^-32. Whatever shares the link, a transfer ends at the first whole nanosecond at which the
@@ -21,7 +21,7 @@ NS_PER_S = 10**9
 
 
 def work(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
-    """Time at the full rate, in 2^-32 ns, rounded up.
+    """Return the time at the full rate, in 2^-32 ns, rounded up.
 
     Parameters
     ----------
@@ -36,12 +36,12 @@ def work(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """The quotient of two whole numbers, rounded up."""
+    """Return the quotient of two whole numbers, rounded up."""
     return -(-a // b)
 
 
 def rate_cap(size_bytes: int, link: Link) -> int:
-    """The share of the link that a transfer of this size can reach at most, in fixed point.
+    """Return the share of the link that a transfer of this size can reach at most, in fixed point.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def rate_cap(size_bytes: int, link: Link) -> int:
 
 
 def transfer_ns(size_bytes: int, link: Link) -> int:
-    """Time of a transfer that has its way for itself: what passes before its bytes flow, and size over bandwidth [ns].
+    """Return the time of a transfer that has its way for itself: its lead, and size over bandwidth [ns].
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def transfer_ns(size_bytes: int, link: Link) -> int:
 
 
 def lead_ns(size_bytes: int, link: Link) -> int:
-    """Time of a transfer before its bytes flow: the latency and, of a staged link, the fill [ns].
+    """Return the time of a transfer before its bytes flow: the latency and, of a staged link, the fill [ns].
 
     Parameters
     ----------
@@ -115,27 +115,27 @@ class Phase:
 
 def stages(parts: Sequence[Phase]) -> tuple[tuple[Phase, ...], ...]:
     """Group phases into stages that run one after another; the bytes of a stage's phases flow at the same time."""
-    found: list[list[Phase]] = []
+    stages: list[list[Phase]] = []
     for part in parts:
         if part.beside:
-            found[-1].append(part)
+            stages[-1].append(part)
         else:
-            found.append([part])
-    return tuple(map(tuple, found))
+            stages.append([part])
+    return tuple(map(tuple, stages))
 
 
 def phase_work(phase: Phase, fabric: Fabric) -> int:
-    """Time of the phase's bytes at the full rate of a port, in 2^-32 ns."""
+    """Return the time of the phase's bytes at the full rate of a port, in 2^-32 ns."""
     return work(phase.port_bytes, fabric.planes * fabric.bandwidth_bytes_per_s)
 
 
 def fabric_rate_cap(fabric: Fabric) -> int:
-    """The share of a port's bandwidth that collectives reach, in fixed point."""
+    """Return the share of a port's bandwidth that collectives reach, in fixed point."""
     return max(1, math.floor(fabric.achieved_bandwidth_fraction * FULL_RATE))
 
 
 def total_ns(parts: Sequence[Phase], hardware: Hardware) -> int:
-    """Time of all phases of a collective that has its fabrics for itself: hops, then bytes, rounded up [ns]."""
+    """Return the time of all phases of a collective that has its fabrics for itself: hops, then bytes [ns]."""
 
     def alone_ns(part: Phase) -> int:
         fabric = hardware.fabrics[part.fabric]

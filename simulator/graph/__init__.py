@@ -33,7 +33,7 @@ from simulator.units import counted
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all ranks run together.
+    """Graphs that all ranks run together.
 
     Attributes
     ----------
@@ -60,9 +60,9 @@ class Job:
 
     def __post_init__(self) -> None:
         where, graphs = f"job {self.name!r}", len(self.graphs) if isinstance(self.graphs, (tuple, list)) else 0
-        for field, kind in (("graphs", Graph), ("graph_of", int), ("labels", str)):
-            values = getattr(self, field)
-            odd = [one for one in values if type(one) is not kind] if isinstance(values, (tuple, list)) else [values]
+        of_fields = {"graphs": (self.graphs, Graph), "graph_of": (self.graph_of, int), "labels": (self.labels, str)}
+        for field, (values, kind) in of_fields.items():
+            odd = [x for x in values if type(x) is not kind] if isinstance(values, (tuple, list)) else [values]
             if odd:
                 must, found = f"a list of entries of type {kind.__name__} is needed", f"one {type(odd[0]).__name__}"
                 raise ConfigError(f"{where}, {field}", must, found, "correct it")
@@ -80,16 +80,16 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return len(self.graph_of)
 
     def graph(self, rank: int) -> Graph:
-        """What a rank runs."""
+        """Return the graph that a rank runs."""
         return self.graphs[self.graph_of[rank]]
 
     def ranks_of(self, graph: int) -> tuple[int, ...]:
-        """Ranks that run this graph."""
-        return tuple(rank for rank, found in enumerate(self.graph_of) if found == graph)
+        """List the ranks that run this graph."""
+        return tuple(rank for rank, of_rank in enumerate(self.graph_of) if of_rank == graph)
 
 
 Members = tuple[int, ...]
@@ -135,11 +135,11 @@ class Roles:
         self.graph = graph
         self.ops: dict[Call, list[int]] = {}
         self.calls: dict[int, Call] = {}
-        for op, what in enumerate(graph.ops):
-            if what.collective is not None:
-                kind = what.collective.kind
-                call = self.calls[op] = Call(what.collective.group, str(kind) if kind in PAIRED else "")
-                self.ops.setdefault(call, []).append(op)
+        for index, op in enumerate(graph.ops):
+            if op.collective is not None:
+                kind = op.collective.kind
+                call = self.calls[index] = Call(op.collective.group, str(kind) if kind in PAIRED else "")
+                self.ops.setdefault(call, []).append(index)
 
     @cached_property
     def members(self) -> dict[Call, dict[int, Members]]:
@@ -148,7 +148,7 @@ class Roles:
         return {call: groups[call.group].by_rank(call.role) if call.group in groups else {} for call in self.ops}
 
     def others(self, call: Call, rank: int) -> list[int]:
-        """Whom to compare a rank with at a call of its own: they answer it.
+        """List the ranks to compare a rank with at a call of its own: they answer it.
 
         The first member is compared with all others, each of these with the first, so that the work is linear.
         """

@@ -21,7 +21,7 @@ LARGEST = 2**62
 
 
 class TensorKind(StrEnum):
-    """What a tensor is for."""
+    """Purpose of a tensor."""
 
     WEIGHT = "weight"
     GRADIENT = "gradient"
@@ -38,7 +38,7 @@ PHASES = ("", "forward", "backward", "update", "prefill", "decode")
 
 
 class OpKind(StrEnum):
-    """Where an op runs."""
+    """Kind of an op: what runs it."""
 
     COMPUTE = "compute"
     COLLECTIVE = "collective"
@@ -72,7 +72,7 @@ class Tensor:
 
 @cache
 def chosen_number(candidates: int, samples: int, each: int) -> int:
-    """How many different candidates are chosen, as expected where all are equally likely, rounded up.
+    """Return how many different candidates are expected to be chosen where all are equally likely, rounded up.
 
     Each of n samples leaves a candidate out with probability 1 - k / E, so that E * (1 - (1 - k / E)^n) are chosen.
 
@@ -113,12 +113,12 @@ class Late:
 
     @property
     def expected(self) -> int:
-        """How many candidates are chosen, as expected where all are equally likely, rounded up."""
+        """Number of candidates that are expected to be chosen where all are equally likely, rounded up."""
         return chosen_number(len(self.candidates), self.samples, self.each)
 
 
 class CollectiveKind(StrEnum):
-    """What a collective does."""
+    """Kind of a collective."""
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
@@ -138,7 +138,7 @@ ALGORITHMS = ("auto", "ring", "tree", "direct", "hierarchical")
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """What an op does together with the other ranks of a group.
+    """A collective: what an op does together with the other ranks of a group.
 
     The k-th collective that a rank issues on some members of a group meets the k-th that each other member issues on
     the same members there; they are of one kind (a send meets a receive), of one size and of one algorithm.
@@ -179,7 +179,7 @@ class Group:
     members: tuple[tuple[int, ...], ...]
 
     def by_rank(self, kind: str) -> dict[int, tuple[int, ...]]:
-        """For each rank that may issue a collective of this kind, who meets then."""
+        """Return for each rank that may issue a collective of this kind the ranks that meet then."""
         if kind == CollectiveKind.SEND:
             return {members[0]: members for members in self.members}
         if kind == CollectiveKind.RECV:
@@ -284,25 +284,25 @@ class Graph:
     @cached_property
     def inputs(self) -> tuple[int, ...]:
         """Ids of what exists before the first op: the persistent tensors, and those read before written."""
-        written, found = set[int](), {i for i, t in enumerate(self.tensors) if t.persistent}
+        written, inputs = set[int](), {i for i, t in enumerate(self.tensors) if t.persistent}
         for op in self.ops:
-            found.update(t for t in op.reads if t not in written)
+            inputs.update(t for t in op.reads if t not in written)
             written.update(op.writes)
-        return tuple(sorted(found))
+        return tuple(sorted(inputs))
 
     @cached_property
     def arithmetic(self) -> dict[str, int]:
-        """By data type, what a step computes of the model, however it is run [FLOP].
+        """Data type -> what a step computes of the model, however it is run [FLOP].
 
         Every op counts once but elementwise ones (class ``vector``), those of the update, and those that a checkpoint
         runs again (`AGAIN` in their names): matrices and attention, as PaLM counts (arXiv 2204.02311, appendix B), but
         for what kernels of attention skip, as causal ones do, or compute again in backward.
         """
-        found: dict[str, int] = {}
+        flops: dict[str, int] = {}
         for op in self.ops:
             if op.flops and op.op_class != "vector" and op.phase != "update" and AGAIN not in op.name:
-                found[op.dtype] = found.get(op.dtype, 0) + op.flops
-        return found
+                flops[op.dtype] = flops.get(op.dtype, 0) + op.flops
+        return flops
 
     @cached_property
     def meets(self) -> bool:
@@ -311,12 +311,12 @@ class Graph:
 
     @cached_property
     def dynamic_reads(self) -> dict[int, Late]:
-        """By op, in program order: its reads that are known only at run time."""
-        return {op: what.late for op, what in enumerate(self.ops) if what.late}
+        """Op, in program order -> its reads that are known only at run time."""
+        return {index: op.late for index, op in enumerate(self.ops) if op.late}
 
     @property
     def certain(self) -> Self:
-        """The same graph with nothing but what ops read for certain; what dynamic reads choose is left out."""
+        """The graph with nothing but what ops read for certain, without what dynamic reads choose."""
         if not self.dynamic_reads:
             return self
         ops = list(self.ops)
@@ -328,8 +328,8 @@ class Graph:
     @cached_property
     def cacheable(self) -> frozenset[int]:
         """Candidates of dynamic reads that persist and that no op writes: copies of them may outlast a step."""
-        found = {t for t in self.candidates if self.tensors[t].persistent}
-        return frozenset(found.difference(*(op.writes for op in self.ops)) if found else ())
+        persistent = {t for t in self.candidates if self.tensors[t].persistent}
+        return frozenset(persistent.difference(*(op.writes for op in self.ops)) if persistent else ())
 
     @property
     def candidates(self) -> frozenset[int]:
@@ -337,7 +337,7 @@ class Graph:
         return frozenset().union(*(late.candidates for late in self.dynamic_reads.values()))
 
     def matching(self, pattern: str) -> list[int]:
-        """Tensors of a kind, or with a name that matches a shell pattern.
+        """List the tensors of a kind, or with a name that matches a shell pattern.
 
         Parameters
         ----------
@@ -350,7 +350,7 @@ class Graph:
         return [i for i, t in enumerate(self.tensors) if is_meant(t.name)]
 
     def repeated(self, steps: int, where: str = "") -> Self:
-        """Return the same graph run `steps` times.
+        """Return the graph run `steps` times.
 
         Parameters
         ----------

@@ -40,7 +40,7 @@ ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
 
 
 class Topology(Part):
-    """How many devices there are: rank r sits on the r-th device, node after node.
+    """Devices of the machine: rank r sits on the r-th device, node after node.
 
     Attributes
     ----------
@@ -55,12 +55,12 @@ class Topology(Part):
 
     @property
     def devices(self) -> int:
-        """Devices in all."""
+        """Number of devices."""
         return self.devices_per_node * self.nodes
 
     @property
     def sharing(self) -> dict[str, int]:
-        """Scope -> how many devices share what each of that scope has one of."""
+        """Scope -> how many devices share an instance of that scope."""
         return {"device": 1, "node": self.devices_per_node, "supernode": self.devices}
 
     def _check(self) -> None:
@@ -69,7 +69,7 @@ class Topology(Part):
 
 
 class Fabric(Part):
-    """What joins devices with one another; collectives go over it.
+    """A network that joins devices; collectives go over it.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class Fabric(Part):
     chunk_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="chunk")
 
     def choices(self, kind: str) -> tuple[AlgorithmName, ...]:
-        """Algorithms among which ``auto`` takes the fastest for a kind of collective."""
+        """Return the algorithms among which ``auto`` takes the fastest for a kind of collective."""
         named = {str(name): algorithms for name, algorithms in self.algorithms.items()}
         return named.get(kind) or ALGORITHMS.get(kind, ("direct",))
 
@@ -186,8 +186,8 @@ class Hardware(Document):
     @property
     def hops(self) -> tuple[tuple[int, int], ...]:
         """The ids of the two tiers that each link joins, the source first; in id order."""
-        number = self.tier_names.index
-        return tuple((number(link.source), number(link.target)) for link in self.links.values())
+        tier = self.tier_names.index
+        return tuple((tier(link.source), tier(link.target)) for link in self.links.values())
 
     @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
@@ -198,8 +198,8 @@ class Hardware(Document):
     @property
     def states_energy(self) -> bool:
         """Whether it states a power, or what an operation or a byte takes."""
-        own, here = self.compute, self.tiers[self.compute_tier]
-        stated = (own.power_mw, own.energy_fj_per_flop, here.energy_fj_per_byte)
+        compute, tier = self.compute, self.tiers[self.compute_tier]
+        stated = (compute.power_mw, compute.energy_fj_per_flop, tier.energy_fj_per_byte)
         return {*stated, *(link.energy_fj_per_byte for link in self.links.values())} != {None}
 
     @property
@@ -208,29 +208,29 @@ class Hardware(Document):
         return {self.compute.price_uusd_per_h, *(t.price_nusd_per_gb_month for t in self.tiers.values())} != {None}
 
     def passing(self, names: Iterable[str]) -> dict[str, int]:
-        """Links whose copies pass these links or ports, and how often each does: also those that go via them."""
-        found = dict.fromkeys(names, 1)
+        """Return how often a copy of each link passes these links or ports, also of links that go via them."""
+        passes = dict.fromkeys(names, 1)
         for name, link in self.links.items():
-            times = sum(1 for stage in link.via if stage in found)
+            times = sum(1 for stage in link.via if stage in passes)
             if times:
-                found[name] = found.get(name, 0) + times
-        return found
+                passes[name] = passes.get(name, 0) + times
+        return passes
 
     def wires(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Of these links those that all their bytes pass in the end: without what goes via another of them."""
-        known = tuple(names)
-        return tuple(name for name in known if set(known).isdisjoint(self.links[name].via))
+        """Return those of the links that all their bytes pass in the end, without what goes via another of them."""
+        links = tuple(names)
+        return tuple(name for name in links if set(links).isdisjoint(self.links[name].via))
 
     def with_links(self, links: dict[str, Link]) -> Self:
-        """The machine with other figures for its links; what goes via them follows."""
+        """Return the machine with other figures for its links; what goes via them follows."""
         return self.model_copy(update={"links": resolved(links)})
 
     def _check(self) -> None:
         _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", "compute_tier")
-        here, at = self.tiers[self.compute_tier], ("tiers", self.compute_tier)
-        require(here.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *at, do="add it")
+        tier, keys = self.tiers[self.compute_tier], ("tiers", self.compute_tier)
+        require(tier.bandwidth_bytes_per_s is not None, "the compute tier has a bandwidth", "none", *keys, do="add it")
         must = "each device has a compute tier of its own"
-        require(here.scope == "device", must, f"scope {here.scope}", *at, "scope", do="set it to device")
+        require(tier.scope == "device", must, f"scope {tier.scope}", *keys, "scope", do="set it to device")
         for name, link in self.links.items():
             for end in ("source", "target"):
                 _check_name(getattr(link, end), self.tiers, "a link joins two tiers", "links", name, end)
@@ -238,8 +238,8 @@ class Hardware(Document):
             require(link.source != link.target, must, f"{link.source!r} twice", "links", name, do="change one end")
         capped = (*self.links, *(f"{name}.{way}" for name in self.fabrics for way in ("out", "in")))
         for name, bus in self.buses.items():
-            for known in bus.links:
-                _check_name(known, capped, "a bus caps links and ports of fabrics", "buses", name, "links")
+            for link_name in bus.links:
+                _check_name(link_name, capped, "a bus caps links and ports of fabrics", "buses", name, "links")
             once = len(set(bus.links)) == len(bus.links)
             require(once, "a bus names each link once", ", ".join(bus.links), "buses", name, "links")
         self.links.update(resolved(self.links))
@@ -269,9 +269,8 @@ class Hardware(Document):
             require(len(set(channels)) == 1, must, found, "copy_queues", name)
 
 
-def _check_name(name: str, known: Iterable[str], must: str, *at: str) -> None:
-    names = tuple(known)
-    require(name in names, must, repr(name), *at, do=nearest(name, names))
+def _check_name(name: str, names: Collection[str], must: str, *keys: str) -> None:
+    require(name in names, must, repr(name), *keys, do=nearest(name, tuple(names)))
 
 
 Place = TypeVar("Place", int, str)
@@ -279,7 +278,7 @@ Place = TypeVar("Place", int, str)
 
 
 def reached(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
-    """Places that can be reached from `start` along the edges, itself included."""
+    """Find the places that can be reached from `start` along the edges, itself included."""
     reached, last = {start}, 0
     while len(reached) > last:
         last = len(reached)
@@ -304,12 +303,12 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
     list of str
         A sentence for each limit.
     """
-    found: list[str] = []
+    sentences: list[str] = []
 
     def tell(field: str, value: int | float, other: str, limit: int | float, unit: str = "B/s") -> None:
         if any(fnmatchcase(field, key) and field.count(".") == key.count(".") for key in keys):
             limits = f"{field} is {human(value, unit)}, but {other} is {human(limit, unit)}"
-            found.append(f"{limits}: more changes nothing, unless that is set as well.")
+            sentences.append(f"{limits}: more changes nothing, unless that is set as well.")
 
     for bus_name, bus in hardware.buses.items():
         field, rate = f"buses.{bus_name}.bandwidth", bus.bandwidth_bytes_per_s
@@ -322,11 +321,11 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
     usable = hardware.tiers[hardware.compute_tier].usable_bytes
     if budget_bytes is not None and budget_bytes < usable:
         tell(f"tiers.{hardware.compute_tier}.capacity", usable, "the scenario's budget", budget_bytes, "B")
-    return found
+    return sentences
 
 
 def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
-    """What the links of a bus carry at most together, of all devices that share it [B/s].
+    """Return what the links of a bus carry at most together, of all devices that share it [B/s].
 
     Endless if a port of a fabric is among them.
     """
@@ -337,6 +336,6 @@ def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
 
 
 def _fills(link: Link, bus: Bus) -> bool:
-    """Whether a single copy of any size fills the bus, on one channel."""
+    """Return whether a single copy of any size fills the bus, on one channel."""
     least = min((point.fraction for point in link.efficiency), default=1.0)
     return link.bandwidth_bytes_per_s * (least / link.servers) >= bus.bandwidth_bytes_per_s

@@ -42,7 +42,7 @@ class Compute(Part):
 
 
 class FixedHost(Part):
-    """What the host pays for a plan that was sunk to the device before the run.
+    """Costs of the host for a plan that was sunk to the device before the run.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class FixedHost(Part):
 
 
 class ReactiveHost(Part):
-    """What the host pays for each action that a runtime decides while it runs [ns each].
+    """Costs of the host for each action that a runtime decides while it runs [ns each].
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class ReactiveHost(Part):
 
     @property
     def prices_ns(self) -> tuple[int, int, int, int]:
-        """What a compute, a copy, a detach and a sync cost [ns]."""
+        """Costs of a compute, a copy, a detach and a sync [ns]."""
         return self.inspect_ns + self.compute_ns, self.copy_ns, self.detach_ns, self.sync_ns
 
 
@@ -117,7 +117,7 @@ Size = Annotated[Bytes, Field(gt=0)]
 
 
 class Compaction(Part):
-    """What it takes to make one hole of all holes, once nothing runs: so much for each page, or for each time.
+    """Costs of making one hole of all holes, once nothing runs: so much for each page, or for each time.
 
     Attributes
     ----------
@@ -135,12 +135,12 @@ class Compaction(Part):
     pages: Literal["in_use", "moved"] = "in_use"
 
     def cost_ns(self, pages: int) -> int:
-        """What a compaction of so many pages takes [ns]."""
+        """Return the time of a compaction of so many pages [ns]."""
         return (self.per_page_ns or 0) * pages if self.per_event_ns is None else self.per_event_ns
 
     def _check(self) -> None:
-        one = (self.per_page_ns is None) != (self.per_event_ns is None)
-        require(one, "a compaction costs so much per_page, or per_event", "neither or both", do="write one of them")
+        once = (self.per_page_ns is None) != (self.per_event_ns is None)
+        require(once, "a compaction costs so much per_page, or per_event", "neither or both", do="write one of them")
 
 
 class Caching(Part):
@@ -178,11 +178,11 @@ class Caching(Part):
     remaps: StrictBool = True
 
     def block_bytes(self, size: int) -> int:
-        """Size of the block for a place of this size [B]."""
+        """Return the size of the block for a place of this size [B]."""
         return -(-max(size, 1) // self.rounding_bytes) * self.rounding_bytes
 
     def segment_bytes(self, block: int) -> int:
-        """Size of the segment that is got for a block where no cached one suffices [B]."""
+        """Return the size of the segment that is got for a block where no cached one suffices [B]."""
         if block <= self.small_bytes:
             return self.small_segment_bytes
         if block < self.own_segment_bytes:
@@ -190,7 +190,7 @@ class Caching(Part):
         return -(-block // self.segment_rounding_bytes) * self.segment_rounding_bytes
 
     def least_rest_bytes(self, block: int) -> int:
-        """What must be left of a cached block so that it is split [B]."""
+        """Return the least that must be left of a cached block so that it is split [B]."""
         return self.rounding_bytes if block <= self.small_bytes else self.small_bytes + 1
 
     def _check(self) -> None:

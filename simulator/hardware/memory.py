@@ -68,7 +68,7 @@ class Tier(Part):
 
     @property
     def staging_bytes(self) -> int:
-        """What staged links keep of it for the chunks that pass through [B]."""
+        """Room that staged links keep of it for the chunks that pass through [B]."""
         return self._staging_bytes
 
     @property
@@ -77,7 +77,7 @@ class Tier(Part):
         return self.capacity_bytes - self.reserved_bytes - self._staging_bytes
 
     def capacity_for(self, usable_bytes: int) -> int:
-        """The capacity of which so much may be used [B]."""
+        """Return the capacity of which so much may be used [B]."""
         return usable_bytes + self.reserved_bytes + self._staging_bytes
 
     def _check(self) -> None:
@@ -151,11 +151,11 @@ class Link(Part):
 
     @property
     def servers(self) -> int:
-        """Into how many equal parts its bandwidth is divided for good, one for each channel; 1 if it is shared."""
+        """Number of equal parts into which its bandwidth is divided for good, one a channel; 1 if it is shared."""
         return self.channels if self.sharing == "servers" else 1
 
     def reached_fraction(self, size_bytes: int) -> float:
-        """The share of the bandwidth that a copy of a size reaches: that of the efficiency curve."""
+        """Return the share of the bandwidth that a copy of a size reaches by the efficiency curve."""
         points = self.efficiency
         if not points:
             return 1.0
@@ -202,7 +202,7 @@ CHUNKS = 2
 
 
 def resolved(links: Mapping[str, Link]) -> dict[str, Link]:
-    """The links, those that are staged with what follows from those that they go via.
+    """Return the links, staged ones with what follows from those that they go via.
 
     Parameters
     ----------
@@ -214,12 +214,12 @@ def resolved(links: Mapping[str, Link]) -> dict[str, Link]:
     FieldError
         If what a link goes via is no way from its source to its target.
     """
-    found = dict(links)
+    by_name = dict(links)
     for name, link in links.items():
         if link.via:
             stated = link._stated or link
             _check_way(stated, links, "links", name, "via")
-            staged = found[name] = stated.model_copy()
+            staged = by_name[name] = stated.model_copy()
             staged._stated, staged._stages = stated, tuple(links[stage] for stage in stated.via)
             rates = zip(stage_rates(staged), staged.stages, strict=True)
             carried = [rate * min(stated.channels, stage.servers) for rate, stage in rates]
@@ -227,11 +227,11 @@ def resolved(links: Mapping[str, Link]) -> dict[str, Link]:
             if "latency_ns" not in stated.model_fields_set:
                 follows["latency_ns"] = sum(stage.latency_ns for stage in staged.stages)
             staged.__dict__.update(follows)  # past pydantic, for which it would be stated then
-    return found
+    return by_name
 
 
 def stage_rates(link: Link) -> list[int | float]:
-    """What one copy over a staged link gets of each link on its way, if that is not busy otherwise [B/s].
+    """Return what one copy over a staged link gets of each link on its way, if that is not busy otherwise [B/s].
 
     A link on the way moves chunks: at the share that its curve has for one, on one channel of its servers.
 
@@ -240,12 +240,12 @@ def stage_rates(link: Link) -> list[int | float]:
     link
         A staged link.
     """
-    found: list[int | float] = []
+    rates: list[int | float] = []
     for stage in link.stages:
         share = Fraction(stage.reached_fraction(link.chunk_bytes)) / stage.servers
         bandwidth = stage.bandwidth_bytes_per_s
-        found.append(bandwidth if bandwidth == math.inf else max(1, math.floor(bandwidth * share)))
-    return found
+        rates.append(bandwidth if bandwidth == math.inf else max(1, math.floor(bandwidth * share)))
+    return rates
 
 
 def _check_way(link: Link, links: Mapping[str, Link], *at: str) -> None:
@@ -282,9 +282,9 @@ def keep_room(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Map
     for name, tier in tiers.items():
         through = [link_name for link_name, link in links.items() for stage in link.stages[1:] if stage.source == name]
         chunks = sum(CHUNKS * links[link].chunk_bytes * links[link].channels for link in through) * devices[tier.scope]
-        there = tier.capacity_bytes - tier.reserved_bytes
+        room = tier.capacity_bytes - tier.reserved_bytes
         must = f"the tier {name!r} has room for the chunks that pass through it"
-        found = f"{chunks:,} B of chunks of {' and '.join(dict.fromkeys(through))} and {there:,} B of room"
+        found = f"{chunks:,} B of chunks of {' and '.join(dict.fromkeys(through))} and {room:,} B of room"
         do = f"make it at least {chunks + tier.reserved_bytes:,} B, or the chunks smaller or fewer"
-        require(chunks <= there, must, found, "tiers", name, "capacity", do=do)
+        require(chunks <= room, must, found, "tiers", name, "capacity", do=do)
         tier._staging_bytes = chunks

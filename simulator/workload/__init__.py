@@ -40,7 +40,7 @@ _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()
 
 
 class Workload(Document):
-    """What runs: a training step of a model, its inference on one rank or from two pools, or a graph from a file.
+    """A training step of a model, its inference on one rank or from two pools, or a graph from a file.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class Workload(Document):
 
     @property
     def tokens(self) -> int | None:
-        """Tokens that all ranks train on, read or add in a step; None of pools, and of a graph that does not say."""
+        """Number of tokens that all ranks train on, read or add in a step; None of pools, and of a graph without it."""
         if self.phase == "decode":
             return self.replicas * self.batch * self.new_tokens
         stated = self.model is not None or "sequence" in self.model_fields_set
@@ -138,7 +138,7 @@ class Workload(Document):
 
     @property
     def samples(self) -> int | None:
-        """Sequences that all ranks train on or read in a step; None of others, and of a graph that does not say."""
+        """Number of sequences that all ranks train on or read in a step; None of others, and of a graph without it."""
         stated = self.model is not None or "batch" in self.model_fields_set
         return self._sequences if stated and self.phase in ("train", "prefill") else None
 
@@ -212,5 +212,5 @@ class Workload(Document):
         must = "a format of weights is for inference, or for frozen ones that ZeRO leaves whole"
         require(fits, must, "another", "dtypes", "weights", do="remove it")
         last = max((self.checkpoint and self.checkpoint.layers) or (0,))
-        must, at = f"layers are numbered from 0 to {model.layers - 1}", ("checkpoint", "layers")
-        require(last < model.layers, must, str(last), *at, do="correct it")
+        must = f"layers are numbered from 0 to {model.layers - 1}"
+        require(last < model.layers, must, str(last), "checkpoint", "layers", do="correct it")

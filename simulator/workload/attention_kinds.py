@@ -25,11 +25,11 @@ class Compress(Part):
     stride: Count
 
     def number(self, tokens: int) -> int:
-        """How many compressed tokens a sequence of so many tokens has."""
+        """Count the compressed tokens of a sequence of so many tokens."""
         return max(0, (tokens - self.block) // self.stride + 1)
 
     def seen(self, tokens: int) -> int:
-        """How many compressed tokens each of the first `tokens` tokens of a sequence sees, added up."""
+        """Add up how many compressed tokens each of the first `tokens` tokens of a sequence sees."""
         whole, left = divmod(max(0, tokens - self.block + 1), self.stride)
         return self.stride * whole * (whole + 1) // 2 + left * (whole + 1)
 
@@ -59,16 +59,16 @@ class Select(Part):
 
     @property
     def chosen(self) -> int:
-        """How many blocks are chosen by their scores."""
+        """Number of blocks that are chosen by their scores."""
         return self.top - self.first - self.last
 
     def seen(self, tokens: int) -> int:
-        """How many tokens of its selected blocks each of the first `tokens` tokens of a sequence sees, added up."""
+        """Add up how many tokens of its selected blocks each of the first `tokens` tokens of a sequence sees."""
         most = self.top * self.block
         full = min(tokens, most)
         whole, left = divmod(tokens - full, self.block)
-        own = whole * (self.block * (self.block + 1) // 2) + left * (left + 1) // 2
-        return full * (full + 1) // 2 + (tokens - full) * (most - self.block) + own
+        own_blocks = whole * (self.block * (self.block + 1) // 2) + left * (left + 1) // 2
+        return full * (full + 1) // 2 + (tokens - full) * (most - self.block) + own_blocks
 
     def _check(self) -> None:
         found = f"{self.top} with {self.first + self.last} fixed"
@@ -103,7 +103,7 @@ class Sparse(Part):
 
 
 class _Attention(Part):
-    """What all kinds share.
+    """Fields that all kinds share.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class _Attention(Part):
 
     @property
     def views(self) -> int:
-        """How many keys and values a token has: one, or one for each of the three views of sparse attention."""
+        """Number of keys and values of a token: one, or one for each of the three views of sparse attention."""
         return 3 if self.sparse is not None and self.sparse.caches == "own" else 1
 
     @property
@@ -144,9 +144,9 @@ class _Attention(Part):
         return size, size
 
     def of_one(self, ranks: int) -> Self:
-        """Return the same with the heads of one of so many ranks."""
-        found = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
-        return self.model_copy(update={key: number // ranks for key, number in found.items() if number})
+        """Return the attention with the heads of one of so many ranks."""
+        heads = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
+        return self.model_copy(update={key: count // ranks for key, count in heads.items() if count})
 
     def _check(self) -> None:
         has_window = self.window is not None
@@ -184,7 +184,7 @@ class Gqa(_Attention):
 
     @property
     def kv_elements(self) -> int:
-        """What the KV cache holds of a token in a layer: a key and a value for each of the key and value heads."""
+        """Elements that the KV cache holds of a token in a layer: a key and a value for each head of these."""
         return 2 * self.kv_heads * self.head_size
 
     @property
@@ -218,7 +218,7 @@ class Linear(_Attention):
 
     @property
     def kv_elements(self) -> int:
-        """What grows with each token: nothing."""
+        """Elements that the KV cache holds of a token: none."""
         return 0
 
     @property
@@ -282,7 +282,7 @@ class Mla(_Attention):
 
     @property
     def kv_elements(self) -> int:
-        """What the KV cache holds of a token in a layer: the latent, the shared part of the key, the indexer's key."""
+        """Elements that the KV cache holds of a token in a layer: latent, shared part of the key, the indexer's key."""
         return self.latent + (self.indexer.head_size if self.indexer else 0)
 
     @property

@@ -76,12 +76,12 @@ class Experts(Part):
 
     @property
     def places(self) -> int:
-        """How many routed experts all ranks hold, copies included."""
+        """Number of routed experts that all ranks hold, copies included."""
         return self.routed + self.copies
 
     @property
     def held(self) -> int:
-        """How many of these a rank has."""
+        """Number of routed experts that a rank holds."""
         return self.places // self.ranks
 
     def _check(self) -> None:
@@ -131,7 +131,7 @@ class Other(Part):
     feed_forward: FeedForward | None = None
 
     def holds(self, layer: int) -> bool:
-        """Whether a layer is one of these."""
+        """Return whether a layer is one of these."""
         return layer in range(self.start, self.stop or layer + 1, self.every)
 
     def _check(self) -> None:
@@ -183,36 +183,36 @@ class DecoderModel(Part):
 
     @property
     def decoder(self) -> DecoderModel:
-        """The same, as a decoder's parts."""
+        """The model, as a decoder's parts."""
         return self
 
-    def layer(self, number: int) -> Layer:
-        """The parts of a layer."""
+    def layer(self, index: int) -> Layer:
+        """Return the parts of a layer."""
         attention, part = self.attention, self.feed_forward
         for other in self.others:
-            if other.holds(number):
+            if other.holds(index):
                 attention, part = other.attention or attention, other.feed_forward or part
         return Layer(attention, part)
 
     @property
     def kinds(self) -> dict[Layer, int]:
-        """The kinds of layers -> how many there are of each, the first layer's first."""
-        return Counter(self.layer(number) for number in range(self.layers))
+        """Kind of layer -> how many there are, the first layer's first."""
+        return Counter(map(self.layer, range(self.layers)))
 
     @property
     def kv_elements(self) -> int:
-        """What the KV cache holds of a token in all layers."""
-        return sum(count * one.attention.views * one.attention.kv_elements for one, count in self.kinds.items())
+        """Elements that the KV cache holds of a token in all layers."""
+        return sum(count * part.views * part.kv_elements for (part, _), count in self.kinds.items())
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
-        """Return the same with so many layers, all of one kind."""
+        """Return the model with so many layers, all of one kind."""
         return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
 
     def _check(self) -> None:
-        for number, other in enumerate(self.others):
-            at, held = ("others", str(number)), any(map(other.holds, range(self.layers)))
+        for index, other in enumerate(self.others):
+            must, found = "other layers are some of the model's", f"none from {other.start} on"
             do = f"correct start and stop; there are {self.layers} layers"
-            require(held, "other layers are some of the model's", f"none from {other.start} on", *at, do=do)
+            require(any(map(other.holds, range(self.layers))), must, found, "others", str(index), do=do)
 
 
 class LlamaModel(Part):
@@ -253,7 +253,7 @@ class LlamaModel(Part):
 
     @property
     def decoder(self) -> DecoderModel:
-        """The same, as a decoder's parts."""
+        """The model, as a decoder's parts."""
         attention = Gqa(kind="gqa", heads=self.heads, kv_heads=self.kv_heads, head_size=self.hidden // self.heads)
         feed_forward = Dense(kind="dense", width=self.ffn)
         alike = {key: getattr(self, key) for key in ("layers", "hidden", "vocabulary", "tied_embeddings")}
@@ -285,7 +285,7 @@ class Lora(Part):
 
 
 class Checkpoint(Part):
-    """What backward runs again rather than keep (activation checkpointing, Chen et al., arXiv 1604.06174).
+    """Parts that backward runs again rather than keep (activation checkpointing, Chen et al., arXiv 1604.06174).
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ Number = Annotated[int, Field(ge=1, le=MOST, strict=True)]
 
 
 class Arrivals(Part):
-    """When requests come.
+    """Arrivals of requests.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Arrivals(Part):
 
 
 class Lengths(Part):
-    """How many tokens: drawn from a log-normal distribution, rounded, and at least 1.
+    """Numbers of tokens: drawn from a log-normal distribution, rounded, and at least 1.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Lengths(Part):
 
 
 class Prefixes(Part):
-    """What prompts begin with: one of some prefixes, such as instructions or a document.
+    """Beginnings of prompts: one of some prefixes, such as instructions or a document.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class Request(NamedTuple):
     above: Sequence[tuple[int, int]] = ()
 
     def prefixes(self, block: int) -> Iterator[int]:
-        """Of each full block of its prefix, of so many tokens, the prefix that the last token is of."""
+        """Yield for each full block of its prefix, of so many tokens, the prefix that the last token is of."""
         end = 0
         for prefix, tokens in (*self.above, (self.prefix, self.prefix_tokens)):
             begin, end = end, tokens // block
@@ -156,7 +156,7 @@ class Request(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """How many tokens of its prompt others may have left: those of its prefix, but not the prompt's last one."""
+        """Number of tokens of its prompt that others may have left: its prefix without the prompt's last token."""
         return min(self.prefix_tokens, self.prompt - 1)
 
 
@@ -181,14 +181,15 @@ class Arriving(NamedTuple):
     @classmethod
     def first(cls, requests: Iterable[Request], most: int) -> Arriving:
         """Take the first requests by arrival, at most so many, from the first one's on; `requests` may be many more."""
-        number = late = last_ns = 0
+        count = late = last_ns = 0
 
         def counted() -> Iterator[Request]:
-            nonlocal number, late, last_ns
-            for one in requests:
-                number, late, last_ns = number + 1, late + (one.arrival_ns < last_ns), max(last_ns, one.arrival_ns)
-                yield one
+            nonlocal count, late, last_ns
+            for request in requests:
+                late += request.arrival_ns < last_ns
+                count, last_ns = count + 1, max(last_ns, request.arrival_ns)
+                yield request
 
-        kept = nsmallest(most, counted(), key=lambda one: one.arrival_ns)
-        kept = [one._replace(arrival_ns=one.arrival_ns - kept[0].arrival_ns) for one in kept]
-        return cls(kept, further=number - len(kept), late=late)
+        kept = nsmallest(most, counted(), key=lambda request: request.arrival_ns)
+        kept = [request._replace(arrival_ns=request.arrival_ns - kept[0].arrival_ns) for request in kept]
+        return cls(kept, further=count - len(kept), late=late)

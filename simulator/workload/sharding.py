@@ -13,7 +13,7 @@ from simulator.workload.attention_kinds import Attention
 
 
 class Format(NamedTuple):
-    """How a number is kept.
+    """Format of a number.
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ class Optimizer(Part):
         require(usual, f"{self.kind} has no states in other data types", self.states, "states", do="remove states")
 
     def state_bytes(self, shape: tuple[int, ...], shards: int, element_bytes: int, *, is_matrix: bool) -> int:
-        """Size of the states of a weight with its master weight, or of one of so many shards of it [B].
+        """Return the size of the states of a weight with its master weight, or of one of so many shards of it [B].
 
         Parameters
         ----------
@@ -172,7 +172,7 @@ class Optimizer(Part):
         return master_bytes + moments * (parameters * _STATE_BYTES[states] + 4 * scales)
 
     def update_flops(self, shape: tuple[int, ...], *, is_matrix: bool) -> int:
-        """Work of the matrix products of an update [FLOP]: Muon makes its momentum orthogonal.
+        """Return the work of the matrix products of an update [FLOP]: Muon makes its momentum orthogonal.
 
         A step of a matrix X with m rows and n >= m columns is A = X X^T, B = A A and B X: 2 * m * m * (2 * n + m) FLOP.
         """
@@ -208,7 +208,7 @@ class KvBlocks(Part):
     new: Literal["reserved", "as_needed"] = "reserved"
 
     def together(self, batch: int) -> int:
-        """How many of `batch` sequences have a block in the same tensor."""
+        """Return how many of `batch` sequences have a block in the same tensor."""
         return batch if self.sequences == "all" else self.sequences
 
     def check(self, part: Attention, chunk: int | None) -> None:
@@ -256,7 +256,7 @@ MOST_SENDERS = 1000
 
 
 class Parallel(Part):
-    """How the model is spread over ranks.
+    """Layout of the model over ranks.
 
     With ``ranks: one`` the graph is one rank's slice: `data` and `zero_stage` say how much optimizer state it holds,
     and nothing is communicated. With ``ranks: all`` there is a graph for every rank, with all that they communicate:
