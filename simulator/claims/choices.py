@@ -271,8 +271,8 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
     """Show the choices, the values of each figure, and the settings that are selected."""
     choices = _claim(loaded).choices
     chosen = [
-        Column.texts("  choice", (f"  {choice.choice}" for choice in choices), left=True),
-        Column.texts("values", (", ".join(choice.options) for choice in choices), left=True),
+        Column("  choice", (f"  {choice.choice}" for choice in choices), left=True),
+        Column("values", (", ".join(choice.options) for choice in choices), left=True),
     ]
     story = loaded.scenario
     sections = [Section(f"{story.name}: {story.title}", chosen), *_spread(points, story.name)]
@@ -291,13 +291,13 @@ def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
     """Show the values of each figure of a scenario over all settings, and over those that are selected."""
     rows = distributions([row for row in points if row["scenario"] == scenario])
     columns = [
-        Column.texts("  figure", (f"  {row['claim']}" for row in rows)),
+        Column("  figure", (f"  {row['claim']}" for row in rows)),
         *(_column(name, rows) for name in ("printed", "least", "median", "most")),
-        Column.texts("holds for", map(_holds_for, rows), left=False),
+        Column("holds for", map(_holds_for, rows), left=False),
     ]
     if any(row["selected"] for row in rows):
         held = [row["role"] or f"{row['held_selected']} of {row['selected']}" for row in rows]
-        columns.append(Column.texts("selected", held, left=False))
+        columns.append(Column("selected", held, left=False))
         columns += [_column(f"selected_{name}", rows, name) for name in ("least", "median", "most")]
     return [Section(head, columns)] if rows else []
 
@@ -309,7 +309,7 @@ def _holds_for(row: ShownRow) -> str:
 
 
 def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) -> Column:
-    return Column.texts(head or key, (row.get(key, ABSENT) for row in rows), left=left)
+    return Column(head or key, (row.get(key, ABSENT) for row in rows), left=left)
 
 
 def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, listed_by: Mapping[str, int]) -> list[str]:

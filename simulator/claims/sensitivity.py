@@ -181,11 +181,11 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
         row, errors = group[0], (" to ".join((signed(row["error_low"]), signed(row["error_high"]))) for row in group)
         head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
         columns = [
-            Column.texts("  what is not stated", (f"  {row['parameter']}" for row in group)),
-            Column.texts("taken", (_value(row, row["taken"]) for row in group), left=False),
-            Column.texts("tried", (_stretch(row, row["low"], row["high"]) for row in group), left=False),
-            Column.texts("error at the ends", errors),
-            Column.texts("near for" if row["kind"] == "shown" else "holds for", map(_holds, group)),
+            Column("  what is not stated", (f"  {row['parameter']}" for row in group)),
+            Column("taken", (_value(row, row["taken"]) for row in group), left=False),
+            Column("tried", (_stretch(row, row["low"], row["high"]) for row in group), left=False),
+            Column("error at the ends", errors),
+            Column("near for" if row["kind"] == "shown" else "holds for", map(_holds, group)),
         ]
         sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []

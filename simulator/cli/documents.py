@@ -39,7 +39,7 @@ def list_(kind: str | None) -> None:
     for name in (kind,) if kind else tuple(_LISTS):
         policies = [(policy, entry.summary) for policy, entry in POLICIES.items()]
         lines = _documents(_LISTS[name]) if _LISTS[name] else policies
-        table = aligned([Column.texts("", cells) for cells in zip(*lines, strict=True)], 0 if kind else 2)
+        table = aligned([Column("", cells) for cells in zip(*lines, strict=True)], 0 if kind else 2)
         parts.append(table if kind else f"{name}\n{table}")
     click.echo("\n\n".join(parts))
 

@@ -1,24 +1,20 @@
-"""Answers as they are shown: how far a field may go, what a peak costs, where two rows swap, and what limits a step."""
+"""Views of answers: how far a field may go, the cost of a peak, where two rows swap, and the limits of a step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown, signed
 from simulator.report.tables import Column, figures, occurring
-from simulator.report.views import Panel, Section, SweepView, by
+from simulator.report.views import Panel, Row, Rows, Section, SweepView, by
 from simulator.scenario import Question
 from simulator.units import counted, human, parse, unit_of
 
-Row = Mapping[str, Any]
-Rows = Sequence[Row]
 BOUNDS = "bound", "bound with recompute"
-"""The rows that no plan beats: that runs each op once, and that may run it again."""
+"""The rows that no plan beats which runs each op once, and no plan at all."""
 PRICES = (1.01, 1.1, 1.5)
-"""How many times as long as all computes a step is whose least peak is told."""
-_GB = 1e9
+"""The least peak is told of steps so many times as long as all computes: hardly, somewhat and much longer."""
 _ENDS = "from", "to"
 
 
@@ -35,15 +31,15 @@ def frontier_view(
     Parameters
     ----------
     rows, tried
-        See `simulator.run.questions`; and all that was tried, for a picture.
+        See `simulator.run.questions`; and all points that were tried, for a picture.
     question
-        What was searched.
+        The question.
     tier
         The compute tier.
     capped
-        Sentences about what is searched and changes nothing, as something else is narrower.
+        Sentences about fields that are searched and change nothing, as something else is narrower.
     title
-        What was swept.
+        The title.
     """
     more, less = ("more", "less")[:: question.sign]
 
@@ -53,48 +49,45 @@ def frontier_view(
 
     columns = figures(rows, ("policy",))
     if question.slowdown:
-        columns.append(Column.texts("within", (question.within(row["within"]) for row in rows)))
-    columns.append(Column.texts(f"{question.direction} {question.field}", map(value, rows), left=False))
+        columns.append(Column("within", (question.within(row["within"]) for row in rows)))
+    columns.append(Column(f"{question.direction} {question.field}", map(value, rows), left=False))
     columns += figures(rows, ("step_ns",))
     if any(row.get("slowdown") for row in rows):
-        columns.append(Column.texts("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False))
+        columns.append(Column("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False))
     columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_cost_columns(rows)))
-    columns.append(Column.texts("limited by", (row.get("limit") or ABSENT for row in rows)))
+    columns.append(Column("limited by", (row.get("limit") or ABSENT for row in rows)))
     ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)
-    columns.append(Column.texts("at", ends))
+    columns.append(Column("at", ends))
     first, last = map(question.written, (question.values[0], question.values[-1]))
     tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
     assurance = question.assurance if any(row[question.column] is not None for row in rows) else ""
     premise = f"{tries} that does not: what fits is taken to fit with {less}, too{assurance}."
-    told = [*(_reached(row, question) for row in rows), *capped, premise]
-    return SweepView(title, [Section(columns=columns)], told, [_steps_over(tried, question)] if tried else [])
+    sentences = [*(_reached(row, question) for row in rows), *capped, premise]
+    return SweepView(title, [Section(columns=columns)], sentences, [_steps_over(tried, question)] if tried else [])
 
 
 def _steps_over(tried: Rows, question: Question) -> Panel:
     """Make a panel of the step over the field that was searched."""
-    size = _GB if question.unit in ("B", "B/s") else 1
-    ran = (row for row in tried if present(row.get("step_ns")))
-    drawn = sorted(({**row, "at": row[question.field] / size} for row in ran), key=lambda row: row["at"])
-    axis = f"{question.field} [{'G' * (size > 1)}{question.unit}]" if question.unit else question.field
-    return Panel("one step", axis, "ns", drawn, "at", "step_ns")
+    ran = sorted((row for row in tried if present(row.get("step_ns"))), key=lambda row: row[question.field])
+    return Panel("one step", question.field, "ns", ran, question.field, "step_ns", question.unit or "")
 
 
-def free_told(row: Row, question: Question, what: str, *, has_budget: bool = False) -> str:
+def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool = False) -> str:
     """Say with how much bandwidth, or capacity, a row is free: it neither stalls nor recomputes.
 
     Parameters
     ----------
     row, question
-        An answer, and what was searched.
-    what
-        What it is an amount of, for people.
+        An answer, and its question.
+    amount
+        The name of the amount, for people.
     has_budget
-        Whether it is searched without the budget that the scenario has.
+        Whether the scenario has a budget, without which it is searched.
     """
     who, value, start = row["policy"], row[question.column], question.read("start")
     if value is None:
         why = f": with {question.written(row['next'])} {_obstacle(row, question)}" if "next" in row else ""
-        return f"No {what} that was tried makes {who} free{why}."
+        return f"No {amount} that was tried makes {who} free{why}."
     now, alone = ("its budget leaves", " and no budget") if has_budget else ("it has", "")
     has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
     verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
@@ -122,14 +115,14 @@ def _reached(row: Row, question: Question) -> str:
         if "next" in row:
             return f"{who}: {none} {does} with {('more', 'less')[question.sign < 0]} than {question.field} {value}."
         return f"{who}: nothing rules out that a plan {does} with {question.field} {value}, where the search ended."
-    told = f"{who} {does} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
-    told += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
+    text = f"{who} {does} with {f'{question.field} {value}' if value else f'no {question.field} that was tried'}"
+    text += f", with a step of {_slowdown(row['slowdown'], question)} {question.over}" if row.get("slowdown") else ""
     if row["holes"]:
-        told += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
-    if "next" not in row:
-        go_on = f"the {question.direction} that was tried; {question.further[question.sign > 0]} to go on"
-        return f"{told}, {'the least there is' if (value, question.sign) == ('1', -1) else go_on}."
-    return f"{told}: with {question.written(row['next'])} {_obstacle(row, question)}."
+        text += f"; not with {listed([*map(question.written, row['holes'])])}, so that it may with what was not tried"
+    if "next" in row:
+        return f"{text}: with {question.written(row['next'])} {_obstacle(row, question)}."
+    go_on = f"the {question.direction} that was tried; {question.further[question.sign > 0]} to go on"
+    return f"{text}, {'the least there is' if (value, question.sign) == ('1', -1) else go_on}."
 
 
 def _obstacle(row: Row, question: Question) -> str:
@@ -152,41 +145,37 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
     rows
         Per policy the amounts of which none has a shorter step with a lower one: see `simulator.run.questions`.
     floors
-        Per bound and price, what no plan goes below.
+        Per bound and price, the amount that no plan goes below.
     column
         The peak, or the cost.
     tier
         The compute tier.
     title
-        What was swept.
+        The title.
     """
-    is_peak, own = column == f"peak_{tier}_bytes", {who: found for (who,), found in by(rows, "policy").items()}
+    is_peak, fronts = column == f"peak_{tier}_bytes", {who: front for (who,), front in by(rows, "policy").items()}
     name = f"peak of {tier}" if is_peak else figure_of(column).head
-    least = [found[0] for found in own.values()]
-    paid = [one for one in _cost_columns(least) if one != column]
+    least = [front[0] for front in fronts.values()]
+    paid = [cost for cost in _cost_columns(least) if cost != column]
     costs: dict[float, dict[str, float | None]] = {price: {} for price in PRICES}
     for price, amounts in costs.items():
-        for who, found in own.items():
-            within = min((row[column] for row in found if row["slowdown"] <= price), default=None)
+        for who, front in fronts.items():
+            within = min((row[column] for row in front if row["slowdown"] <= price), default=None)
             amounts[who] = floors[who][price] if who in floors else within
     columns = [
         *figures(least, {"policy": "policy", column: f"least {'peak' if is_peak else name}", "step_ns": "step there"}),
-        Column.texts("vs compute", (ratio(row["slowdown"]) for row in least), left=False),
+        Column("vs compute", (ratio(row["slowdown"]) for row in least), left=False),
     ]
     for price, amounts in costs.items():
         cells = (shown(column, amount) for amount in amounts.values())
-        columns.append(Column.texts(f"within {price:g}x", cells, left=False))
+        columns.append(Column(f"within {price:g}x", cells, left=False))
     columns += figures(least, paid)
-    size, unit = (_GB, "GB") if is_peak else (1, figure_of(column).unit)
-    drawn = [{**row, "at": row[column] / size} for row in rows]
-    panel = Panel("one step", f"{name} [{unit}]", "ns", drawn, "at", "step_ns")
-    premise = (
-        f"Tried were capacities of {tier} from the least that any plan needs to what all needs at once; within so many "
-        "times compute."
-    )
-    bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again."
-    told = [*_prices(costs, name, column), *_costs_at_ends(own, name, paid), premise + (bounds if floors else "")]
-    return SweepView(title, [Section(columns=columns)], told, [panel])
+    panel = Panel("one step", name, "ns", rows, column, "step_ns", figure_of(column).unit)
+    tries = f"Tried were capacities of {tier} from the least that any plan needs to what all needs at once"
+    bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again." if floors else ""
+    premise = f"{tries}; within so many times compute.{bounds}"
+    sentences = [*_prices(costs, name, column), *_costs_at_ends(fronts, name, paid), premise]
+    return SweepView(title, [Section(columns=columns)], sentences, [panel])
 
 
 def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column: str) -> Iterator[str]:
@@ -195,20 +184,18 @@ def _prices(costs: Mapping[float, Mapping[str, float | None]], name: str, column
         bounds = [f"{who}, {shown(column, amounts[who])}" for who in BOUNDS if amounts.get(who) is not None]
         beside = f" (no plan goes below its {listed(bounds)})" if bounds else ""
         ran = {who: amount for who, amount in amounts.items() if amount is not None and who not in BOUNDS}
-        told = "no row runs"
-        if ran:
-            least = shown(column, min(ran.values()))
-            best = [who for who in ran if shown(column, ran[who]) == least]  # as far as people are shown digits
-            told = f"the lowest {name} that was tried is {least}, of {listed(best)}"
-        yield f"Within {price:g}x compute, {told}{beside}."
+        least = shown(column, min(ran.values(), default=None))
+        best = [who for who in ran if shown(column, ran[who]) == least]  # as far as people are shown digits
+        lowest = f"the lowest {name} that was tried is {least}, of {listed(best)}" if ran else "no row runs"
+        yield f"Within {price:g}x compute, {lowest}{beside}."
 
 
-def _costs_at_ends(own: Mapping[str, Rows], name: str, paid: Sequence[str]) -> Iterator[str]:
+def _costs_at_ends(fronts: Mapping[str, Rows], name: str, paid: Sequence[str]) -> Iterator[str]:
     """Say what each row costs at its least amount, and at its shortest step."""
-    for who, found in own.items():
+    for who, front in fronts.items():
         for column in paid[:1]:
-            if len(found) > 1 and present(found[0].get(column)):
-                least, most = (shown(column, row[column]) for row in (found[0], found[-1]))
+            if len(front) > 1 and present(front[0].get(column)):
+                least, most = (shown(column, row[column]) for row in (front[0], front[-1]))
                 costs = f"{who} has a {figure_of(column).head} of {least}"
                 yield f"{costs} with its least {name}, and of {most} with its shortest step."
 
@@ -216,7 +203,7 @@ def _costs_at_ends(own: Mapping[str, Rows], name: str, paid: Sequence[str]) -> I
 def _cost_columns(rows: Rows) -> list[str]:
     """Name the columns of money and energy that rows have: per token where tokens are known."""
     kinds = ("usd_per_million_tokens", "step_usd"), ("energy_per_token_j", "energy_j")
-    return [one for kind in kinds for one in occurring(rows, kind)[:1]]
+    return [column for kind in kinds for column in occurring(rows, kind)[:1]]
 
 
 def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Question, title: str) -> SweepView:
@@ -225,27 +212,27 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Ques
     Parameters
     ----------
     rows, tried
-        Ranges, and all that was tried: see `simulator.run.questions`.
+        Ranges, and all points that were tried: see `simulator.run.questions`.
     names
         The two rows.
     question
-        What was searched.
+        The question.
     title
-        What was swept.
+        The title.
     """
-    columns = [Column.texts(end, (question.written(row[end]) for row in rows), left=False) for end in _ENDS]
+    columns = [Column(end, (question.written(row[end]) for row in rows), left=False) for end in _ENDS]
     columns += figures(rows, ("faster",))
-    columns += (Column.texts(name, (_steps(name, row) for row in rows), left=False) for name in names)
+    columns += (Column(name, (_steps(name, row) for row in rows), left=False) for name in names)
     ends = [(question.written(row["from"]), question.written(row["to"])) for row in rows]
     ranges = [f"at {low}" if low == high else f"from {low} to {high}" for low, high in ends]
-    where = "; ".join(f"{at} {_faster(row, names)}" for at, row in zip(ranges, rows, strict=True))
+    where = "; ".join(f"{place} {_faster(row, names)}" for place, row in zip(ranges, rows, strict=True))
     low, high = ends[0][0], ends[-1][1]
-    told = f"Over {question.field}, {where}."
+    answer = f"Over {question.field}, {where}."
     if len(rows) == 1:
-        told = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
+        answer = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
     tries = f"Tried were {len(tried) // 2} {question.size} from {low} to {high}"
     premise = f"{tries}; between two with the same answer there may be more turns."
-    return SweepView(title, [Section(columns=columns)], [told, premise], [_steps_over(tried, question)])
+    return SweepView(title, [Section(columns=columns)], [answer, premise], [_steps_over(tried, question)])
 
 
 def _steps(name: str, row: Row) -> str:
@@ -261,10 +248,9 @@ def _faster(row: Row, names: Sequence[str]) -> str:
 
 
 _LEAST = 0.005
-"""Less is written as 0 %: with 10 % more of the figure the step changes by less than 0.05 %."""
-
+"""A lower elasticity is written as 0 %: with 10 % more of the figure the step changes by less than 0.05 %."""
 _LONG = 10
-"""Letters of an amount such as ``752 TFLOP/s``, or fewer, are all read."""
+"""A longer amount, such as ``752.32 TFLOP/s``, is written with three digits."""
 
 
 def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequence[str], title: str) -> SweepView:
@@ -275,20 +261,19 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     rows, usual
         See `simulator.run.studies`; and the step of each policy as the machine is [ns].
     tried
-        How many figures were tried.
+        The number of figures that were tried.
     capped
         Sentences about rows that do not run, and figures that change nothing because something else is narrower.
     title
-        What was tried.
+        The title.
     """
     columns = figures(rows, ("policy", "figure"))
-    columns.append(Column.texts("value", (_short(row["value"]) for row in rows), left=False))
+    columns.append(Column("value", (_short(row["value"]) for row in rows), left=False))
     columns += figures(rows, ("origin", "step_ns"))
-    columns.append(Column.texts("with 10 % more", map(_effect, rows), left=False))
+    columns.append(Column("with 10 % more", map(_effect, rows), left=False))
     premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
     idle = [f"{premise}; those not listed change no step."] if usual else []
-    told = [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)]
-    return SweepView(title, [Section(columns=columns)], told)
+    return SweepView(title, [Section(columns=columns)], [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)])
 
 
 def _effect(row: Row) -> str:
@@ -306,19 +291,17 @@ def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:
     """Say for each policy to which figure its step is most sensitive."""
     for policy, step_ns in usual.items():
         strong = [row for row in rows if row["policy"] == policy and abs(row["elasticity"]) >= _LEAST]
-        told = f"{policy} takes {quantity(step_ns, 'ns')}"
+        effect = ", whatever figure is 10 % more"
         if strong:
-            yield f"{told}; with 10 % more of {strong[0]['figure']} it changes by {_effect(strong[0])}."
-        else:
-            yield f"{told}, whatever figure is 10 % more."
+            effect = f"; with 10 % more of {strong[0]['figure']} it changes by {_effect(strong[0])}"
+        yield f"{policy} takes {quantity(step_ns, 'ns')}{effect}."
 
 
 def _assumed(rows: Rows) -> Iterator[str]:
     """Say to how many assumed and fitted figures the answer is sensitive, the most influential first."""
     strong = sorted((row for row in rows if abs(row["elasticity"]) >= _LEAST), key=lambda row: -abs(row["elasticity"]))
     for origin in ("assumed", "fitted"):
-        found = [*dict.fromkeys(row["figure"] for row in strong if row["origin"] == origin)]
-        if found:
-            yield f"The answer hangs on {counted(len(found), f'{origin} figure')}: {listed(found)}."
+        if names := [*dict.fromkeys(row["figure"] for row in strong if row["origin"] == origin)]:
+            yield f"The answer hangs on {counted(len(names), f'{origin} figure')}: {listed(names)}."
     if strong and all(row["origin"] in ("cited", "mine") for row in strong):
         yield "The answer hangs on no assumed figure by 0.05 % or more."

@@ -305,21 +305,22 @@ def _value(values: Said, key: str) -> str:
 
 def _table(rows: Sequence[RowChange]) -> list[Column]:
     return [
-        Column.texts("policy", (row.label for row in rows)),
-        Column.texts("status", (_status(row) for row in rows)),
+        Column("policy", (row.label for row in rows)),
+        Column("status", (_status(row) for row in rows)),
         *_sides([row.step for row in rows], "step"),
-        Column.texts("most of it", (_cause(row) for row in rows)),
+        Column("most of it", (_cause(row) for row in rows)),
     ]
 
 
-def _sides(changed: Sequence[FigureChange], what: str = "") -> list[Column]:
+def _sides(changed: Sequence[FigureChange], name: str = "") -> list[Column]:
     """Make the columns of old and new values, and of their differences."""
     columns = [
-        Column(f"{side} {what}".rstrip(), tuple(shown(one.column, getattr(one, side)) for one in changed))
+        Column(f"{side} {name}".rstrip(), (shown(one.column, getattr(one, side)) for one in changed), left=False)
         for side in ("old", "new")
     ]
-    shares = tuple(signed(one.share) if one.difference else "" for one in changed)
-    return [*columns, Column("change", tuple(one.written for one in changed)), Column("share", shares)]
+    shares = (signed(one.share) if one.difference else "" for one in changed)
+    written = (one.written for one in changed)
+    return [*columns, Column("change", written, left=False), Column("share", shares, left=False)]
 
 
 def _status(row: RowChange) -> str:
@@ -342,4 +343,4 @@ def _details(row: RowChange) -> list[Column]:
     """Make the table of one row: the step, and each term and figure that changed."""
     changed = [row.step, *(one for one in (*row.terms, *row.figures) if one.old != one.new)]
     marks = ("" if one.moved else "accepted" for one in changed)
-    return [Column.texts("", (one.name for one in changed)), *_sides(changed), Column.texts("", marks)]
+    return [Column("", (one.name for one in changed)), *_sides(changed), Column("", marks)]

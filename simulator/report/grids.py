@@ -1,4 +1,4 @@
-"""The cells of a grid, and the points of a scaling curve, as they are shown: a table, sentences, curves or maps."""
+"""Views of the cells of a grid, and of the points of a scaling curve: a table, sentences, curves or maps."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from simulator.report.rows import listed, percent, present, quantity, ratio, sho
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures, occurring
 from simulator.report.uncertain import Summed, comparisons, distributions, quantile_tables
-from simulator.report.views import ALL, Map, Panel, Section, SweepView, Varied, by, did_not_run, point
+from simulator.report.views import ALL, Map, Panel, Rows, Section, SweepView, Varied, by, did_not_run, point
 from simulator.trace import CAUSES
 
-Row = Mapping[str, Any]
-Rows = Sequence[Row]
 LINES = 64
-"""A longer table is not printed; the folder of results has all of it."""
+"""Most lines of a table that is printed, about a screen; the folder of results has all of it."""
 
 
 def needs(axes: Sequence[Varied], hardware: Hardware) -> list[str]:
     """Name the columns of rows that a view needs."""
-    shown = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
-    return [*(axis.name for axis in axes), *shown, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
+    always = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
+    return [*(axis.name for axis in axes), *always, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
 
 
 def grid_view(
@@ -46,15 +44,15 @@ def grid_view(
     rows
         One per cell and policy, see `simulator.run.grid.sweep`.
     axes
-        What varies.
+        The fields that vary.
     hardware
         The machine.
     title
-        What was swept.
+        The title.
     budget_bytes
-        What the scenario allows of the compute tier [B], if it says so.
+        The budget of the scenario in the compute tier [B], if it has one.
     cells
-        What draws tell, if some axes are drawn.
+        Sums over draws, if some axes are drawn.
     """
     fixed, peak = [axis for axis in axes if not axis.is_drawn], f"peak_{hardware.compute_tier}_bytes"
     if len(fixed) < len(axes):
@@ -71,17 +69,14 @@ def grid_view(
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
     if len(lines) > LINES:
-        tables = []
-        sentences.append(
-            f"{len(lines):,} rows are too many to print: --out DIR has them in points.csv, --out FILE.csv alone."
-        )
+        files, tables = "--out DIR has them in points.csv, --out FILE.csv alone", []
+        sentences.append(f"{len(lines):,} rows are too many to print: {files}.")
     if not fixed:
         return SweepView(title, tables, sentences, [distributions(rows)])
     if len(fixed) > 1:
         return SweepView(title, tables, sentences, maps=list(_maps(lines, fixed, drawn["one step"])))
-    places, name = fixed[0].scaled
-    placed = [{**line, name: places[line[fixed[0].name]]} for line in lines]
-    panels = [Panel(head, name, figure_of(y).unit, placed, name, y, band=band) for head, y in drawn.items()]
+    name, unit = fixed[0].name, fixed[0].unit or ""
+    panels = [Panel(head, name, figure_of(y).unit, lines, name, y, unit, band=band) for head, y in drawn.items()]
     return SweepView(title, tables, sentences, panels)
 
 
@@ -95,9 +90,9 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     fields
         The columns of the fields that points set.
     hardware, budget_bytes
-        The machine, and what may be used of its compute tier [B].
+        The machine, and the budget in its compute tier [B].
     title
-        What was swept.
+        The title.
     """
     over_ranks = len({row.get("ranks", 1) for row in rows}) > 1
     is_known = all(present(row.get("ranks")) for row in rows)
@@ -112,7 +107,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     panels = [Panel("one step", x, "ns", rows, x, "step_ns")]
     if over_ranks:
         efficiency = (percent(row.get("efficiency")) for row in rows)
-        columns.append(Column.texts("efficiency", efficiency, left=False))
+        columns.append(Column("efficiency", efficiency, left=False))
         panels.append(Panel("efficiency against the first point", x, "%", rows, x, "efficiency"))
     else:
         panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))
@@ -127,8 +122,8 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
 
 def _throughput(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
     """Say for each policy its throughput and its stalls at the first and the last point."""
-    for (policy,), own in by((row for row in ran if present(row.get("tokens_per_s"))), "policy").items():
-        ends = own if len(own) == 1 else (own[0], own[-1])
+    for (policy,), group in by((row for row in ran if present(row.get("tokens_per_s"))), "policy").items():
+        ends = group if len(group) == 1 else (group[0], group[-1])
         much = [f"{shown('tokens_per_s', row['tokens_per_s'])} tokens/s at {point(row, axes)}" for row in ends]
         waits = [percent(row["stall_ns"] / row["step_ns"]) for row in ends]
         cause = _waits_most(ends[-1:])
@@ -148,37 +143,37 @@ def _waits_most(rows: Rows) -> str:
 
 def _extremes(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
     """Say for each policy where its step is shortest and longest, and in how many cells it never stalls."""
-    for (policy,), own in by(ran, "policy").items():
-        first, last = (pick(own, key=lambda row: row["step_ns"]) for pick in (min, max))
-        at = [point(row, axes) for row in (first, last)]
+    for (policy,), group in by(ran, "policy").items():
+        first, last = (pick(group, key=lambda row: row["step_ns"]) for pick in (min, max))
         if first["step_ns"] == last["step_ns"]:
             yield f"{policy} takes {quantity(first['step_ns'], 'ns')} in each cell in which it runs."
             continue
-        times = ratio(last["step_ns"] / first["step_ns"])
-        steps = [quantity(row["step_ns"], "ns") for row in (first, last)]
-        yield f"{policy} takes {steps[0]} at {at[0]}, and {times} as long, {steps[1]}, at {at[1]}."
-        free = [row for row in own if row["stall_ns"] == 0]
-        if 0 < len(free) < len(own):
-            yield f"{policy} never stalls in {len(free):,} of {len(own):,} cells, the first at {point(free[0], axes)}."
+        times, longest = ratio(last["step_ns"] / first["step_ns"]), quantity(last["step_ns"], "ns")
+        shortest = f"{quantity(first['step_ns'], 'ns')} at {point(first, axes)}"
+        yield f"{policy} takes {shortest}, and {times} as long, {longest}, at {point(last, axes)}."
+        free = [row for row in group if row["stall_ns"] == 0]
+        if 0 < len(free) < len(group):
+            count = f"{len(free):,} of {len(group):,} cells"
+            yield f"{policy} never stalls in {count}, the first at {point(free[0], axes)}."
 
 
 def _flat(ran: Rows, axes: Sequence[Varied], hardware: Hardware, budget_bytes: int | None) -> Iterator[str]:
     """Say over which range an axis changes no step of a policy, and what limits the step instead."""
     for axis in axes:
         numbers = sorted(value for value in axis.values if isinstance(value, int | float))
-        others = [one.name for one in axes if one is not axis]
-        has_caps = not any(one.startswith(("buses.", "scenario.")) for one in others)
-        said: dict[tuple[str, str], list[str]] = {}
-        for (policy,), own in by(ran, "policy").items():
+        others = [other.name for other in axes if other is not axis]
+        has_caps = not any(name.startswith(("buses.", "scenario.")) for name in others)
+        by_range: dict[tuple[str, str], list[str]] = {}
+        for (policy,), group in by(ran, "policy").items():
             steps: dict[Any, dict[Any, int]] = {}
-            for row in own:
+            for row in group:
                 steps.setdefault(row[axis.name], {})[tuple(row[name] for name in others)] = row["step_ns"]
             for low, high in _flat_ranges(numbers, steps):
-                inside = [row for row in own if row[axis.name] in numbers and low <= row[axis.name] <= high]
+                inside = [row for row in group if row[axis.name] in numbers and low <= row[axis.name] <= high]
                 caps = _narrower(axis.name, low, hardware, budget_bytes) if has_caps else []
                 ends = (axis.written({axis.name: end}) for end in (low, high))
-                said.setdefault((" to ".join(ends), _what_limits(caps, inside)), []).append(str(policy))
-        for (where, why), policies in said.items():
+                by_range.setdefault((" to ".join(ends), _what_limits(caps, inside)), []).append(str(policy))
+        for (where, why), policies in by_range.items():
             yield f"{axis.name} changes no step of {listed(policies)} from {where}: {why}."
 
 
@@ -190,25 +185,24 @@ def _flat_ranges(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple
             ranges[-1].append(value)
         else:
             ranges.append([value])
-    return [(found[0], found[-1]) for found in ranges if len(found) > 1]
+    return [(values[0], values[-1]) for values in ranges if len(values) > 1]
 
 
 def _narrower(name: str, low: float, hardware: Hardware, budget_bytes: int | None) -> list[str]:
     """Name the buses, links or budgets that are no wider than an axis at the low end of a range."""
     links = [link for link in hardware.links if fnmatchcase(f"links.{link}.bandwidth", name)]
-    rates = {
-        f"the bus {bus}": cap.bandwidth_bytes_per_s for bus, cap in hardware.buses.items() if {*links} & {*cap.links}
-    }
+    buses = {name: bus for name, bus in hardware.buses.items() if {*links} & {*bus.links}}
+    rates = {f"the bus {name}": bus.bandwidth_bytes_per_s for name, bus in buses.items()}
     stages = {stage: link for link in links for stage in hardware.links[link].via if stage not in links}
     rates |= {f"the link {stage}": hardware.links[stage].bandwidth_bytes_per_s for stage in stages}
-    found = [f"{cap} ({quantity(rate, 'B/s')})" for cap, rate in rates.items() if rate <= low]
+    caps = [f"{cap} ({quantity(rate, 'B/s')})" for cap, rate in rates.items() if rate <= low]
     if name == f"tiers.{hardware.compute_tier}.capacity" and budget_bytes is not None and budget_bytes <= low:
-        found.append(f"the scenario's budget ({quantity(budget_bytes, 'B')})")
-    return found
+        caps.append(f"the scenario's budget ({quantity(budget_bytes, 'B')})")
+    return caps
 
 
 def _what_limits(caps: Sequence[str], inside: Rows) -> str:
-    """Say what limits steps in a range: what caps the axis, or what computes wait for there."""
+    """Say what limits steps in a range: the caps of the axis, or the wait that computes have there."""
     if caps:
         return f"{listed(caps)} {'is' if len(caps) == 1 else 'are'} no wider"
     cause = _waits_most(inside)
@@ -221,15 +215,10 @@ def _maps(lines: Rows, axes: Sequence[Varied], height: str) -> Iterator[Map]:
     best = min((line[height] for line in ran), default=1)
     left, up = sorted(sorted(axes, key=lambda axis: -len(axis.values))[:2], key=axes.index)
     outer = [axis for axis in axes if axis not in (left, up)]
-    known = {(line["policy"], *(line[axis.name] for axis in (*outer, left, up))): line[height] for line in ran}
+    by_cell = {(line["policy"], *(line[axis.name] for axis in (*outer, left, up))): line[height] for line in ran}
     ticks = [[axis.written({axis.name: value}) for value in axis.values] for axis in (left, up)]
     for policy, *fixed in product(dict.fromkeys(line["policy"] for line in ran), *(axis.values for axis in outer)):
         where = point(dict(zip((axis.name for axis in outer), fixed, strict=True)), outer)
-        heights = [[known.get((policy, *fixed, x, y)) for x in left.values] for y in up.values]
-        yield Map(
-            fill(": ".join(filter(None, (policy, where))), 50),
-            (left.name, up.name),
-            (ticks[0], ticks[1]),
-            heights,
-            best,
-        )
+        heights = [[by_cell.get((policy, *fixed, x, y)) for x in left.values] for y in up.values]
+        title = fill(": ".join(filter(None, (policy, where))), 50)
+        yield Map(title, (left.name, up.name), (ticks[0], ticks[1]), heights, best)

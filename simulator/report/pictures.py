@@ -1,10 +1,10 @@
-"""Pictures of tables: what each row spends its step on and holds in memory; what each rank does; curves of a sweep."""
+"""Pictures of tables: the steps and peaks of rows, the steps of ranks, and the curves and maps of a sweep."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -23,37 +23,37 @@ from simulator.report.rows import Row, held_to, of_ranks, percent, present, quan
 from simulator.report.views import Map, Panel, by
 
 _ROW_IN, _AXIS_IN = 0.34, 0.6
-"""Heights of a row, and of an axis with what is written above and below it."""
+"""Heights of a row, and of an axis with the text above and below it [in]."""
 _STEP_WIDTH = 2.4
-"""How many times as wide as the panel of a memory that of the steps is."""
+"""Width of the panel of steps, which has the most to show, in widths of the panel of a memory."""
 _NEAR = 2
-"""A limit so many times as high as the longest bar, or the highest point, is drawn."""
+"""A limit up to so many times as high as the longest bar is drawn; a higher one would shrink the bars too far."""
 _HALF = 0.36
-"""Half of the height of a bar, in rows."""
+"""Half of the height of a bar in rows, which leaves a gap between two."""
 _HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
 _BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
 """Lines of bounds of different plans."""
 _BESIDE, _PANEL_IN = 3, 2.7
-"""Panels of curves side by side, and the height of a line of them."""
+"""Panels of curves side by side, so that their labels can be read, and the height of a line of them [in]."""
 _FAR = 8
-"""So many times the least value of an axis calls for a logarithmic one."""
+"""An axis is logarithmic if its last value is more than so many times its first: else its left half is crowded."""
 _DECADES = 100
-"""Heights that differ by more are drawn on a logarithmic axis."""
+"""Heights that differ by a larger factor are drawn on a logarithmic axis, so that the least can be told from 0."""
 _LABELS = 8
-"""Values on an axis that all have a label; more would lie on each other."""
+"""Most values on an axis that all have a label; more labels would overlap."""
 
 
 @styled()
 def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
-    """Compare rows: what each step is spent on, its lower bound, and the peak of each memory in use.
+    """Compare rows: the parts of each step, its lower bound, and the peak of each memory in use.
 
     Parameters
     ----------
     rows
-        Rows of one table. Of those that did not run the status is written; of one that cannot fit the peak that it
-        would need is drawn hollow.
+        Rows of one table. One that did not run has its status; one that cannot fit has a hollow bar for the peak that
+        it would need.
     title
-        What was run, and where.
+        The title.
     given
         Axes for the steps, and for memories; default: those of a picture.
     """
@@ -74,57 +74,54 @@ def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
     return steps
 
 
-def _write_beside(ax: Axes, texts: Sequence[str]) -> None:
+def _write_beside(ax: Axes, texts: Iterable[str]) -> None:
     """Write a text for each row to the right of the panel, clear of bars and limits."""
     for y, text in enumerate(texts):
         ax.text(1.01, y, text, transform=ax.get_yaxis_transform(), va="center", **drawing.TEXT | {"fontsize": 8})
 
 
-def _tick(ax: Axes, y: int, at: float, look: Mapping[str, Any]) -> None:
+def _tick(ax: Axes, y: int, x: float, look: Mapping[str, Any]) -> None:
     """Draw a vertical line through the lane of a row."""
-    ax.plot([at, at], [y - 0.48, y + 0.48], **look)
+    ax.plot([x, x], [y - 0.48, y + 0.48], **look)
 
 
 def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
-    """Draw what each step is spent on and its bound; write its length and its stall, or why there is no step."""
+    """Draw the parts of each step and its bound; write its length and its stall, or why there is no step."""
     running = [row for row in rows if row.is_ok]
     unit, size = units(max((row.summary["step_ns"] for row in running), default=0))
     label(ax, x=f"one step [{unit}]" if running else "one step")
     if not running:
         ax.set_xticks([])
-    texts = [_no_step(row) for row in rows]
-    kinds = [held_to(rows, row) for row in running if present(row.summary.get("bound_ns"))]
-    bounds: dict[str, dict[str, Any]] = {}
-    for kind, line in zip(dict.fromkeys(kinds), cycle(_BOUNDS), strict=False):
-        bounds[kind] = {"color": drawing.INK, "linestyle": line}
     marks: dict[str, Any] = {}
-    for what, left, right in _stacked(rows):
+    for part, left, right in _stacked(rows):
         has = np.flatnonzero(right > left)
-        ax.barh(has, (right - left)[has] / size, left=left[has] / size, height=2 * _HALF, color=SPENT[what])
-        marks[what] = SPENT[what]
+        ax.barh(has, (right - left)[has] / size, left=left[has] / size, height=2 * _HALF, color=SPENT[part])
+        marks[part] = SPENT[part]
+    lines = cycle(_BOUNDS)
     for y, row in enumerate(rows):
-        if not row.is_ok:
-            continue
-        if present(row.summary.get("bound_ns")):
-            _tick(ax, y, row.summary["bound_ns"] / size, bounds[held_to(rows, row)])
-        step, stall = row.summary["step_ns"], row.summary.get("stall_ns") or 0
-        texts[y] = quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
+        if row.is_ok and present(row.summary.get("bound_ns")):
+            kind = held_to(rows, row)
+            marks[kind] = marks.get(kind) or {"color": drawing.INK, "linestyle": next(lines)}
+            _tick(ax, y, row.summary["bound_ns"] / size, marks[kind])
     ax.set_xlim(left=0)
-    _write_beside(ax, texts)
-    return marks | bounds
+    _write_beside(ax, map(_length, rows))
+    return marks
 
 
 def _stacked(rows: Sequence[Row]) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
-    """Stack what rows spend their steps on: yield its name, and where it starts and ends in each row [ns]."""
+    """Stack the parts of steps: yield the name of each, and its start and end in each row [ns]."""
     parts, end = [row.spent if row.is_ok else {} for row in rows], np.zeros(len(rows))
-    for what in SPENT:
-        start, end = end, end + [part.get(what, 0) for part in parts]
+    for name in SPENT:
+        start, end = end, end + [part.get(name, 0) for part in parts]
         if (end > start).any():
-            yield what, start, end
+            yield name, start, end
 
 
-def _no_step(row: Row) -> str:
-    """Say why a row has no step."""
+def _length(row: Row) -> str:
+    """Write the step of a row and how much of it is stalled, or why there is none."""
+    if row.is_ok:
+        step, stall = row.summary["step_ns"], row.summary.get("stall_ns") or 0
+        return quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
     short = f", short by {quantity(row.shortfall.short_bytes, 'B')}" if row.shortfall else ""
     return f"{row.summary['status']}{short}"
 
@@ -159,7 +156,7 @@ def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
 
 @styled()
 def by_rank(row: Row, given: Given = None) -> Axes:
-    """Draw what the step of each rank is spent on: compute, recompute, and waits by cause.
+    """Draw the parts of the step of each rank: compute, recompute, and waits by cause.
 
     Parameters
     ----------
@@ -173,9 +170,9 @@ def by_rank(row: Row, given: Given = None) -> Axes:
     unit, size = units(max(view.summary["step_ns"] for view in shown))
     ax, edges = drawing.places(given, 3.0)[0], np.arange(len(shown) + 1) - 0.5
     marks: dict[str, Any] = {}
-    for what, below, above in _stacked(shown):
-        ax.stairs(above / size, edges, baseline=below / size, fill=True, color=SPENT[what])
-        marks[what] = SPENT[what]
+    for part, below, above in _stacked(shown):
+        ax.stairs(above / size, edges, baseline=below / size, fill=True, color=SPENT[part])
+        marks[part] = SPENT[part]
     met = np.array([view.summary.get("collective_ns") or 0 for view in shown]) / size
     ax.stairs(met, edges, baseline=None, **LIMIT)
     ax.set_xlim(edges[0], edges[-1])
@@ -192,10 +189,8 @@ def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
 
     Parameters
     ----------
-    title
-        What is drawn.
-    panels
-        The panels.
+    title, panels
+        The title, and the panels.
     given
         Axes, one for each; default: those of a picture.
     """
@@ -211,13 +206,20 @@ def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
     return places[0]
 
 
-def _beside(given: Given, number: int, height_in: float) -> list[Axes]:
+def _beside(given: Given, count: int, height_in: float) -> list[Axes]:
     """Return a grid of so many axes, each of a height [in], unless axes are given."""
-    lines = max(1, -(-number // _BESIDE))
-    places = drawing.places(given, height_in * lines, (lines, min(_BESIDE, max(1, number))))
-    for ax in places[number:]:
+    lines = max(1, -(-count // _BESIDE))
+    places = drawing.places(given, height_in * lines, (lines, min(_BESIDE, max(1, count))))
+    for ax in places[count:]:
         ax.set_axis_off()
-    return places[: max(1, number)]
+    return places[: max(1, count)]
+
+
+def _scale(value: float, unit: str) -> tuple[str, float]:
+    """Choose the multiple of a unit for an axis with such values: its name, and how many of the unit it has."""
+    if unit in ("ns", "B", "B/s"):
+        return units(value, unit)
+    return unit, 0.01 if unit == "%" else 1.0
 
 
 def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
@@ -225,19 +227,19 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     heights = [float(row[key]) for row in rows for key in (panel.y, *panel.band) if present(row.get(key))]
     most = max(heights, default=1)
     limit = panel.limit if 0 < panel.limit <= _NEAR * most else 0
-    unit, size = panel.unit, 0.01 if panel.unit == "%" else 1.0
-    if unit in ("ns", "B"):
-        unit, size = units(max(most, limit), unit)
-    places = _places(ax, list(dict.fromkeys(row[panel.x] for row in rows)), panel.dense)
-    for (name,), own in by(rows, panel.of).items():
+    unit, size = _scale(max(most, limit), panel.unit)
+    values = list(dict.fromkeys(row[panel.x] for row in rows))
+    middle = sorted(values)[len(values) // 2] if values and panel.axis_unit else 0
+    x_unit, x_size = _scale(middle, panel.axis_unit)
+    places = _places(ax, values, x_size, panel.dense)
+    for (name,), group in by(rows, panel.of).items():
         style = styles[str(name)] | ({"marker": ""} if panel.dense else {})
-        for key in (panel.y, *panel.band):
-            there = [row for row in own if present(row.get(key))]
-            look = style if key == panel.y else {"color": style["color"], "linewidth": 0.8, "linestyle": ":"}
-            ax.plot([places[row[panel.x]] for row in there], [row[key] / size for row in there], **look)
-        held = [row for row in own if row.get("holds")]
-        dots = [places[row[panel.x]] for row in held], [row[panel.y] / size for row in held]
-        ax.plot(*dots, color=style["color"], linestyle="", marker="o", markersize=9)
+        dots = {"color": style["color"], "linestyle": "", "marker": "o", "markersize": 9}
+        edge = {"color": style["color"], "linewidth": 0.8, "linestyle": ":"}
+        looks = {panel.y: style, **dict.fromkeys(panel.band, edge)}
+        drawn = [(key, [row for row in group if present(row.get(key))], look) for key, look in looks.items()]
+        for key, points, look in [*drawn, (panel.y, [row for row in group if row.get("holds")], dots)]:
+            ax.plot([places[row[panel.x]] for row in points], [row[key] / size for row in points], **look)
     if limit:
         ax.axhline(limit / size, **LIMIT)
     if unit == "%":
@@ -246,24 +248,26 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
         ax.set_yscale("log")
     else:
         ax.set_ylim(0, 1.1 * max(most, limit) / size or 1)
-    label(ax, panel.title, panel.axis, f"[{unit}]" if unit else "")
+    label(ax, panel.title, f"{panel.axis} [{x_unit}]" if x_unit else panel.axis, f"[{unit}]" if unit else "")
 
 
-def _places(ax: Axes, values: Sequence[Any], dense: str) -> dict[Any, float]:
+def _places(ax: Axes, values: Sequence[Any], size: float, dense: str) -> dict[Any, float]:
     """Place values on an axis: numbers by value, on a logarithmic axis if they are far apart; all else side by side."""
     are_numbers = all(isinstance(value, int | float) for value in values)
-    places = {value: float(value if are_numbers else number) for number, value in enumerate(values)}
+    places = {value: float(value / size if are_numbers else position) for position, value in enumerate(values)}
     if dense != "linear" and max(places.values(), default=0) > _FAR * min(places.values(), default=0) > 0:
         ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
     if len(places) <= _LABELS and not dense:
         ax.minorticks_off()
-        ax.set_xticks(list(places.values()), [written(value, "count") for value in places])
+        ax.set_xticks(
+            list(places.values()), [written(value / size if are_numbers else value, "count") for value in places]
+        )
     return places
 
 
 _CONTOURS = (1.01, 1.1, 1.5, 2, 4)
-"""How many times as high as the best a height is on a contour."""
+"""Heights of contours, in multiples of the best: hardly slower, slower, and much slower."""
 _MAP_IN, _EMPTY, _TICKS, _FEWEST = 3.4, "#e4e4e4", 5, 2
 """Height of a line of maps, the colour of cells in which nothing ran, ticks of the colour bar, and values of an axis
 that have no contours: between two, a contour would only say that they differ."""
@@ -275,18 +279,16 @@ def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
 
     Parameters
     ----------
-    title
-        What is drawn.
-    drawn
-        The maps.
+    title, drawn
+        The title, and the maps.
     given
         Axes, one for each; default: those of a picture.
     """
     places = _beside(given, len(drawn), _MAP_IN)
-    every = [height for one in drawn for line in one.heights for height in line if height is not None]
+    every = [height for each in drawn for line in each.heights for height in line if height is not None]
     unit, size = units(max(every, default=1), "ns")
     norm = LogNorm(min(every) / size, max(every) / size) if len(set(every)) > 1 else None
-    images = [_draw_map(ax, one, size, norm) for ax, one in zip(places, drawn, strict=False)]
+    images = [_draw_map(ax, each, size, norm) for ax, each in zip(places, drawn, strict=False)]
     bar = places[0].figure.colorbar(images[0], ax=places, label=f"step [{unit}]")
     if norm is not None:
         ticks = np.geomspace(min(every) / size, max(every) / size, _TICKS)
@@ -297,16 +299,16 @@ def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
     return places[0]
 
 
-def _draw_map(ax: Axes, one: Map, size: float, norm: LogNorm | None) -> AxesImage:
-    heights = np.ma.masked_invalid(np.array(one.heights, float) / size)
+def _draw_map(ax: Axes, drawn: Map, size: float, norm: LogNorm | None) -> AxesImage:
+    heights = np.ma.masked_invalid(np.array(drawn.heights, float) / size)
     ax.set_facecolor(_EMPTY)
     image = ax.imshow(heights, origin="lower", aspect="auto", cmap="viridis_r", norm=norm)
-    levels = [times * one.best / size for times in _CONTOURS]
+    levels = [times * drawn.best / size for times in _CONTOURS]
     if min(heights.shape) > _FEWEST and heights.count() and heights.min() < levels[-1] and heights.max() > levels[0]:
-        drawn = ax.contour(heights, levels, colors=drawing.INK, linewidths=0.8)
-        ax.clabel(drawn, fmt=dict(zip(levels, (f"{times:g}x" for times in _CONTOURS), strict=True)), fontsize=8)
-    for axis, ticks in zip((ax.xaxis, ax.yaxis), one.ticks, strict=True):
+        contours = ax.contour(heights, levels, colors=drawing.INK, linewidths=0.8)
+        ax.clabel(contours, fmt=dict(zip(levels, (f"{times:g}x" for times in _CONTOURS), strict=True)), fontsize=8)
+    for axis, ticks in zip((ax.xaxis, ax.yaxis), drawn.ticks, strict=True):
         apart = -(-len(ticks) // _LABELS)
         axis.set_ticks(range(0, len(ticks), apart), list(ticks[::apart]))
-    label(ax, one.title, *one.axes)
+    label(ax, drawn.title, *drawn.axes)
     return image

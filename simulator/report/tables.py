@@ -1,7 +1,7 @@
-"""Tables as text: one writer for every table that hosim prints, and the table of a run; and how far a run is.
+"""Tables as text: one writer for every table that hosim prints, the table of a run, and the progress of a run.
 
-What is wider than the line is cut between two columns and goes on below, with the row names repeated. The same run
-prints the same bytes, in a pipe as on a terminal, which is as wide as it is.
+A table that is wider than the line is cut between two columns and continued below, with the row names repeated. The
+same run prints the same bytes, in a pipe as on a terminal of the same width.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from html import escape
 from time import monotonic
@@ -24,44 +23,37 @@ PIPE_WIDTH = 100
 """Characters of a line in a pipe."""
 _GAP = "  "
 SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
-"""Columns of how much is done in a second."""
+"""Columns of work per second."""
 WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
-"""Columns of what compute waits for."""
+"""Columns of waits by cause."""
 SELDOM_S = 30
-"""Where there is no terminal, so long passes between two lines of progress [s]; what is done sooner says nothing."""
+"""Time between two lines of progress where there is no terminal [s]; a shorter run prints none."""
 OFTEN_S = 0.1
-"""On a terminal, the bar is drawn anew so often [s], by no thread: beside one, rows could not be forked."""
+"""Time between two drawings of the bar on a terminal [s], by no thread: beside one, rows could not be forked."""
 
 
-@dataclass(frozen=True, slots=True)
 class Column:
     """One column of a table.
 
-    Attributes
+    Parameters
     ----------
     head
         Its heading.
     cells
-        One text per row.
+        One for each row, which is written as text.
     left
         Whether it is aligned to the left (text) rather than to the right (numbers).
     """
 
-    head: str
-    cells: tuple[str, ...]
-    left: bool = False
-
-    @classmethod
-    def texts(cls, head: str, cells: Iterable[object], *, left: bool = True) -> Column:
-        """A column of texts."""
-        return cls(head, tuple(map(str, cells)), left)
+    def __init__(self, head: str, cells: Iterable[object], *, left: bool = True) -> None:
+        self.head, self.cells, self.left = head, tuple(map(str, cells)), left
 
     @property
     def width(self) -> int:
-        """Characters it takes."""
+        """Characters of its longest text."""
         return max(map(len, (self.head, *self.cells)))
 
-    def line(self, text: str) -> str:
+    def padded(self, text: str) -> str:
         """Pad a text to the width of the column."""
         return text.ljust(self.width) if self.left else text.rjust(self.width)
 
@@ -79,7 +71,7 @@ def aligned(columns: Sequence[Column], indent: int = 0) -> str:
     columns = [column for column in columns if column.width]
     heads = [[column.head for column in columns]] if any(column.head for column in columns) else []
     lines = [*heads, *zip(*(column.cells for column in columns), strict=True)]
-    padded = (_GAP.join(c.line(cell) for c, cell in zip(columns, line, strict=True)).rstrip() for line in lines)
+    padded = (_GAP.join(map(Column.padded, columns, line)).rstrip() for line in lines)
     return "\n".join(" " * indent + line if line else "" for line in padded)
 
 
@@ -98,13 +90,18 @@ def in_markdown(text: str) -> str:
 def figures(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
     """Make columns of figures; `columns` may map a column to a heading other than the registered one."""
     heads = columns if isinstance(columns, Mapping) else {}
-    found = []
+    made = []
     for column in columns:
         figure, values = figure_of(column), [row.get(column) for row in rows]
         is_text = figure.unit == "text" or any(isinstance(value, str) for value in values)
-        cells = tuple(written(value, figure.unit) for value in values)
-        found.append(Column(heads.get(column, figure.head), cells, is_text))
-    return found
+        cells = (written(value, figure.unit) for value in values)
+        made.append(Column(heads.get(column, figure.head), cells, left=is_text))
+    return made
+
+
+def filled(columns: Iterable[Column]) -> list[Column]:
+    """Leave out columns without any number or text."""
+    return [column for column in columns if set(column.cells) - {"", ABSENT}]
 
 
 def occurring(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[str]:
@@ -115,12 +112,10 @@ def occurring(summaries: Sequence[Mapping[str, Any]], columns: Iterable[str]) ->
 def sections(rows: Sequence[Row]) -> list[list[Column]]:
     """Make the table of a run in sections: the step and throughput; waits; peaks and traffic; costs.
 
-    What it waits for, and what memories hold and links move, comes after that.
-
     Parameters
     ----------
     rows
-        The rows, in the order of the scenario. What none of them has, waits for, holds or moves has no column.
+        The rows, in the order of the scenario. Columns in which none of them has a number are left out.
     """
     summaries, machine = [row.summary | {"bound": bound_name(row)} for row in rows], rows[0].hardware
     step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
@@ -132,9 +127,8 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     demands = (f"demand_{bus}" for bus in machine.buses)
     held += [column for column in demands if any((summary.get(column) or 0) > 1 for summary in summaries)]
     paid = occurring(summaries, columns_of(machine, ("cost",)))
-    parts = (times, figures(summaries, occurring(summaries, WAITS)), figures(summaries, held), figures(summaries, paid))
-    found = ([column for column in part if set(column.cells) != {ABSENT}] for part in parts)
-    return [part for part in found if part]
+    parts = (times, *(figures(summaries, columns) for columns in (occurring(summaries, WAITS), held, paid)))
+    return list(filter(None, map(filled, parts)))
 
 
 def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:
@@ -147,7 +141,7 @@ def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:
     width
         Characters of a line. Sections stay whole and share a part where they fit.
     """
-    name = Column.texts("policy", (row.label for row in rows))
+    name = Column("policy", (row.label for row in rows))
     parts = [[name]]
 
     def begin_unless_fits(more: Sequence[Column]) -> None:
@@ -184,25 +178,23 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
         Ranks of one row.
     """
     peak = f"peak_{ranks[0].hardware.compute_tier}_bytes"
-    about = [
-        {"rank": one.rank, "runs": one.program, "stands_for": one.stands_for if one.stands_for > 1 else None}
-        for one in ranks
-    ]
-    rows = [names | rank.summary for names, rank in zip(about, ranks, strict=True)]
+    folded = [row.stands_for if row.stands_for > 1 else None for row in ranks]
+    names = [{"rank": row.rank, "runs": row.program, "stands_for": n} for row, n in zip(ranks, folded, strict=True)]
+    rows = [name | row.summary for name, row in zip(names, ranks, strict=True)]
     shares = ("collective_ns", "masked_fraction", "bubble_fraction", "utilisation")
-    columns = figures(rows, (*about[0], "step_ns", "compute_ns", *occurring(rows, WAITS), *shares, peak))
-    return [column for column in columns if set(column.cells) - {"", ABSENT}]
+    return filled(figures(rows, (*names[0], "step_ns", "compute_ns", *occurring(rows, WAITS), *shares, peak)))
 
 
 class ProgressBar:
     """Progress on stderr.
 
-    What it yields takes a label, what is done, and of how much (0: that is not known; below: it is a line of its own).
+    It yields a function of a label, the amount that is done, and the total (0: unknown; below 0: the label is a line of
+    its own).
     """
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._begun_s = self._told_s = monotonic()
+        self._begun_s = self._shown_s = monotonic()
 
     def __enter__(self) -> Callable[[str, int, int], None]:
         if sys.stderr.isatty():
@@ -213,18 +205,18 @@ class ProgressBar:
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False)
             self._task = self._bar.add_task("reading", total=None)
             self._bar.start()
-        return self._tell
+        return self._show
 
-    def _tell(self, label: str, done: int, total: int) -> None:
+    def _show(self, label: str, done: int, total: int) -> None:
         now_s = monotonic()
         if total < 0:
-            look = {"markup": False, "highlight": False, "soft_wrap": True}
-            say = partial(print, file=sys.stderr) if self._bar is None else partial(self._bar.console.print, **look)
-            say(f"hosim: {label}")
+            style = {"markup": False, "highlight": False, "soft_wrap": True}
+            show = partial(print, file=sys.stderr) if self._bar is None else partial(self._bar.console.print, **style)
+            show(f"hosim: {label}")
             return
-        if now_s < self._told_s + (SELDOM_S if self._bar is None else OFTEN_S):
+        if now_s < self._shown_s + (SELDOM_S if self._bar is None else OFTEN_S):
             return
-        self._told_s = now_s
+        self._shown_s = now_s
         if self._bar is not None:
             self._bar.update(self._task, description=label, completed=done, total=total or None, refresh=True)
             return

@@ -1,4 +1,4 @@
-"""What is shown of a sweep: sections of tables and notes, sentences, curves and maps; as text and as a page."""
+"""The view of a sweep: sections of tables and notes, sentences, curves and maps; as text and as a page."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from simulator.report.rows import grouped, listed, percent, quantity, units, written
+from simulator.report.rows import grouped, listed, percent, quantity, written
 from simulator.report.tables import PIPE_WIDTH, Column, aligned
 from simulator.units import counted
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 ALL = "every policy"
-"""In place of a policy, where a point cannot run at all."""
+"""Stands for the policy where a point cannot run at all."""
 _STATUS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is refused"}
-"""Status of what did not run, but did not fail -> what is said."""
+"""Status of a row that did not run, but did not fail -> its words."""
 _LISTED = 8
-"""So many points are named; of more it is said how many they are."""
+"""Most points that are named; more are counted, so that a sentence stays readable."""
 
 
 class Panel(NamedTuple):
@@ -31,16 +31,19 @@ class Panel(NamedTuple):
     Attributes
     ----------
     title, axis, unit
-        What is drawn, over what, in which unit: ``ns``, ``B``, ``%`` (of shares), or none.
+        The title, the name of the axis, and the unit of heights: ``ns``, ``B``, ``%`` (of shares), another one, or
+        none.
     rows, x, y, of
         The points, and their columns: value on the axis, height, and the name of the curve. Points without a height are
         left out; those that hold (``holds``) have a large dot.
+    axis_unit
+        The unit of values on the axis, as that of heights. Where a unit has multiples a picture chooses one.
     band
         Columns of the ends of a band around each curve, which thin lines show.
     limit
         A height that is drawn if it is near.
     dense
-        Of many points, which have no marks: the scale of the axis, ``log`` if they are far apart on it, or ``linear``.
+        For many points, which have no marks: the scale of the axis, ``log`` if they are far apart on it, or ``linear``.
     """
 
     title: str
@@ -49,6 +52,7 @@ class Panel(NamedTuple):
     rows: Sequence[Row]
     x: str
     y: str
+    axis_unit: str = ""
     of: str = "policy"
     band: tuple[str, ...] = ()
     limit: float = math.inf
@@ -61,15 +65,15 @@ class Map(NamedTuple):
     Attributes
     ----------
     title
-        What is drawn.
+        The title.
     axes
-        What varies from left to right, and from bottom to top.
+        The names of the axes, from left to right and from bottom to top.
     ticks
         Their values, as they are written.
     heights
         From bottom to top a line of heights from left to right; None where nothing ran.
     best
-        What heights are held against: contours show how many times as high they are.
+        The least height: contours show the multiples of it.
     """
 
     title: str
@@ -105,16 +109,16 @@ class Section(NamedTuple):
 
 
 class SweepView(NamedTuple):
-    """All that is shown of a sweep.
+    """The view of a sweep.
 
     Attributes
     ----------
     title
-        What was swept.
+        The name of the sweep.
     sections, sentences, panels
-        Tables and notes, what a person would say, and curves.
+        Tables and notes, sentences, and curves.
     maps
-        Of what varies along two axes, or three, in place of curves.
+        In place of curves where two axes vary, or three.
     """
 
     title: str
@@ -131,8 +135,8 @@ class SweepView(NamedTuple):
         picture
             A PNG of the curves, if there is one.
         **more
-            What stands around it: ``card`` (see `simulator.report.card`), ``origins``, the provenance of each scenario,
-            and ``command``, which gives the same again.
+            Further parts of the page: ``card`` (see `simulator.report.card`), ``origins``, the provenance of each
+            scenario, and ``command``, which gives the same again.
         """
         return rendered("view.html.j2", view=self, picture=picture, **more)
 
@@ -143,15 +147,15 @@ class SweepView(NamedTuple):
         return "\n\n".join(filter(None, (*map(str, self.sections), "\n".join(self.sentences))))
 
 
-def rendered(template: str, **shown: Any) -> str:
+def rendered(template: str, **variables: Any) -> str:
     """Render a template of this folder."""
     import jinja2  # noqa: PLC0415 - text needs none of it
 
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"percent": percent, "quantity": quantity, "png": lambda png: b64encode(png).decode()}
-    environment.filters["json"] = lambda told: orjson.dumps(told).decode().replace("<", "\\u003c")
-    return environment.get_template(template).render(shown)
+    environment.filters["json"] = lambda data: orjson.dumps(data).decode().replace("<", "\\u003c")
+    return environment.get_template(template).render(variables)
 
 
 def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
@@ -160,14 +164,14 @@ def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
 
 
 class Varied(NamedTuple):
-    """What varies in a sweep.
+    """A field that varies in a sweep.
 
     Attributes
     ----------
     name
         Its column.
     unit
-        The unit of its values inside; None of plain values.
+        The unit of its values inside; None for plain values.
     values
         In their order.
     is_drawn
@@ -179,14 +183,6 @@ class Varied(NamedTuple):
     values: Sequence[Any] = ()
     is_drawn: bool = False
 
-    @property
-    def scaled(self) -> tuple[dict[Any, Any], str]:
-        """Its values in a readable unit, and its name with that unit."""
-        if self.unit is None:
-            return {value: value for value in self.values}, self.name
-        unit, size = units(max(self.values), self.unit)
-        return {value: value / size for value in self.values}, f"{self.name} [{unit}]"
-
     def written(self, row: Row) -> str:
         """Write the value of a row for people."""
         value = row[self.name]
@@ -194,7 +190,7 @@ class Varied(NamedTuple):
 
     def column(self, rows: Iterable[Row]) -> Column:
         """Make a column of its values in some rows."""
-        return Column.texts(self.name, map(self.written, rows), left=False)
+        return Column(self.name, map(self.written, rows), left=False)
 
 
 def point(row: Row, axes: Iterable[Varied]) -> str:
@@ -205,11 +201,11 @@ def point(row: Row, axes: Iterable[Varied]) -> str:
 def did_not_run(rows: Iterable[Row], axes: Sequence[Varied]) -> Iterator[str]:
     """Say for each policy at which points it does not run, and why a point failed or was refused."""
     lacking = [{"policy": ALL, **row} for row in rows if row["status"] != "ok"]
-    for (policy, status), own in by(lacking, "policy", "status").items():
-        places = dict.fromkeys(point(row, axes) for row in own)  # draws of one place cannot be told apart
-        is_listed = axes and len(own) == len(places) <= _LISTED
-        where = f"at {listed([*places]) if is_listed else counted(len(own), 'point')}"
+    for (policy, status), group in by(lacking, "policy", "status").items():
+        points = dict.fromkeys(point(row, axes) for row in group)  # draws at one point cannot be told apart
+        is_listed = axes and len(group) == len(points) <= _LISTED
+        where = f"at {listed([*points]) if is_listed else counted(len(group), 'point')}"
         is_plain = status in _STATUS and status != "refused" and policy != ALL
-        why = "" if is_plain else "; ".join(dict.fromkeys(str(row["notes"]) for row in own if row.get("notes")))
-        says = "nothing runs" if policy == ALL else f"{policy} {_STATUS.get(status, 'fails')}"
-        yield f"{says} {where}: {why}." if why else f"{says} {where}."
+        why = "" if is_plain else "; ".join(dict.fromkeys(str(row["notes"]) for row in group if row.get("notes")))
+        outcome = "nothing runs" if policy == ALL else f"{policy} {_STATUS.get(status, 'fails')}"
+        yield f"{outcome} {where}: {why}." if why else f"{outcome} {where}."

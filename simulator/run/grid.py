@@ -292,7 +292,7 @@ def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str,
     if len(fixed) == len(axes):
         return [], more
     cells = summed(rows, fixed)
-    beats = [{**cell.at, **pair._asdict()} for cell in cells for pair in cell.beats]
+    beats = [{**cell.values, **pair._asdict()} for cell in cells for pair in cell.beats]
     return cells, {**more, "quantiles": [line for cell in cells for line in cell.quantiles], "beats": beats}
 
 

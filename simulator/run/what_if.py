@@ -13,7 +13,7 @@ from simulator import catalog
 from simulator.catalog.settings import amounts
 from simulator.policies import POLICIES
 from simulator.processes import forked
-from simulator.report.answers import free_told
+from simulator.report.answers import free_sentence
 from simulator.report.rows import by_step
 from simulator.report.views import SweepView
 from simulator.run.bisection import Search
@@ -85,7 +85,7 @@ def _searched(case: Case, row: str, policies: Policies | None, what: str, field:
     search = Search(case.loaded, question, policies, asked, is_bounded=False)
     tell(f"{row}, which {what} would make it free", 0, 0)
     has_budget = what == "capacity" and case.loaded.scenario.budget_bytes is not None
-    return free_told(search.answer(search.near_bound(row), math.inf), question, what, has_budget=has_budget)
+    return free_sentence(search.answer(search.near_bound(row), math.inf), question, what, has_budget=has_budget)
 
 
 def _work(row: Result) -> int:

@@ -45,7 +45,7 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
     blocks = [
         [
             *figures(rows, ("status",)),
-            Column.texts("finished", (f"{row['finished']:,} of {row['requests']:,}" for row in rows), left=False),
+            Column("finished", (f"{row['finished']:,} of {row['requests']:,}" for row in rows), left=False),
             *figures(rows, (*latency["ttft"], *latency["tpot"])),
         ],
         figures(rows, (*latency["e2e"], *rates, "stall_fraction")),

@@ -362,7 +362,8 @@ def test_a_front_of_costs_is_of_what_rows_cost(tmp_path):
         ]
         assert not beaten
     assert "the lowest cost that was tried is " in found.sentences[0]
-    assert found.view.panels[0].axis == "cost [USD]"
+    (panel,) = found.view.panels
+    assert (panel.axis, panel.axis_unit) == ("cost", "USD")
 
 
 def test_a_page_has_the_front_the_bound_the_costs_what_limits_and_what_is_assumed(hosim, tmp_path):
@@ -387,8 +388,9 @@ def test_a_page_has_the_front_the_bound_the_costs_what_limits_and_what_is_assume
 
 def test_the_page_of_a_search_has_a_picture_with_the_bound_and_what_limits_at_the_answer(laid, tmp_path):
     found = hosim_api.frontier(laid, of="peak.hbm", such_that=["stall <= 50 %"], policies=["static"], resolution=1)
-    assert {row["policy"] for row in found.view.panels[0].rows} == {"static", "bound"}
-    places = [row["at"] for row in found.view.panels[0].rows]
+    (panel,) = found.view.panels
+    assert {row["policy"] for row in panel.rows} == {"static", "bound"}
+    places = [row[panel.x] for row in panel.rows]
     assert places == sorted(places)
     (also,) = found.also()
     assert also.more["steps_ns"] == {"static": found.rows[0]["step_ns"]}

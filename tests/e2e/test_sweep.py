@@ -17,8 +17,9 @@ from simulator import catalog, interrupts
 from simulator.errors import ConfigError, HosimError
 from simulator.policies import POLICIES
 from simulator.report import grids
+from simulator.report.pictures import curves
 from simulator.report.rows import shown
-from simulator.report.views import Varied
+from simulator.report.views import Panel
 from simulator.run import grid, kept
 from simulator.run.grid import axis
 from simulator.run.sweep import Study
@@ -260,13 +261,17 @@ def test_the_folder_holds_the_rows_the_picture_and_the_documents(hosim, scenario
     [
         ("ns", [500, 1500], "links.*.latency [us]", 0.5),
         ("B/s", [16 * 10**9, 2 * 10**11], "links.*.latency [GB/s]", 16),
+        ("B/s", [16 * 10**9, 2 * 10**11, 2 * 10**12], "links.*.latency [GB/s]", 16),
         ("B", [5 * 10**5], "links.*.latency [kB]", 500),
-        (None, [3, 4], "links.*.latency", 3),
+        ("%", [0.05, 0.1], "links.*.latency [%]", 5),
+        ("", [3, 4], "links.*.latency", 3),
     ],
 )
 def test_an_axis_is_drawn_in_a_handy_unit(unit, values, name, first):
-    places, said = Varied("links.*.latency", unit, values).scaled
-    assert (said, places[values[0]]) == (name, first)
+    rows = [{"policy": "static", "latency": value, "step_ns": 5} for value in values]
+    ax = curves("steps", [Panel("one step", "links.*.latency", "ns", rows, "latency", "step_ns", unit)])
+    assert (ax.get_xlabel(), ax.lines[0].get_xdata()[0]) == (name, first)
+    assert ax.get_xticklabels()[0].get_text() == str(first)
 
 
 def test_a_long_table_is_written_and_not_printed(hosim, scenario):
