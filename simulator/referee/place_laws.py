@@ -109,13 +109,14 @@ def _is_taken_at_start(facts: Facts, held: Held) -> Bools:
 
 
 def _check_is_there(facts: Facts, held: Held) -> None:
-    used = facts.accesses.pick(facts.accesses.kind < DETACH)
-    start, end, tensor = facts.start[used.issue], facts.end[used.issue], used.place // facts.program.tiers
+    uses = np.flatnonzero(facts.accesses.kind < DETACH)
+    issue, place = facts.accesses.issue[uses], facts.accesses.place[uses]
+    start, end, tensor = facts.start[issue], facts.end[issue], place // facts.program.tiers
     holds = (start == facts.never) | (facts.program.sizes[tensor] == 0)
-    holds |= covered((used.place, start, end), held, facts.stride)
+    holds |= covered((place, start, end), held, facts.stride)
     law = "what a compute reads and writes, and both ends of a copy, are held while it runs"
     shown = ("tensor", tensor), ("from ns", facts.times(start)), ("to ns", facts.times(end))
-    facts.check_actions(used.issue, holds, law, *shown)
+    facts.check_actions(issue, holds, law, *shown)
 
 
 def check_workspace(facts: Facts) -> None:

@@ -55,7 +55,7 @@ class TierRoom:
         Returns
         -------
         array
-            For each row its instance, the time [ns], and what is stored there then [B].
+            Of each instance and instant with changes: the instance, the time [ns], and what is stored from then on [B].
         """
         time, tier, tiers = rows["time_ns"], rows["tier"], len(self._names)
         before = np.append(0, time)[:-1]
@@ -75,7 +75,9 @@ class TierRoom:
             limit = "no limit" if capacity == NEVER_NS else f"{capacity:,} B"
             law = f"a tier holds at least 0 B and at most its capacity ({limit} in {name})"
             hold(has_room, law, where, ("holds B", used), ("at ns", time))
-        return np.stack((instance, time, stored))
+        order = np.argsort(instance, kind="stable")
+        order = order[lasts(instance[order], time[order])]
+        return np.stack((instance[order], time[order], stored[order]))
 
     def check_lines(self, changes: Ints, requests: Mapping[int, RoomRequests]) -> None:
         """Check the lines for room.
@@ -96,7 +98,7 @@ class TierRoom:
             self._check_line(instance, changes[1:, changes[0] == instance], rows[1:, rows[0] == instance])
 
     def _check_line(self, instance: int, changes: Ints, rows: Ints) -> None:
-        times, used = changes[:, lasts(changes[0])]
+        times, used = changes
         rank, size, since, start, is_copy, issue = rows
         points = np.unique(np.concatenate((times, since, start[start != NEVER_NS])))
         begin, end = np.searchsorted(points, since), np.searchsorted(points, start)

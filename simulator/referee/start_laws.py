@@ -164,9 +164,9 @@ def _order_allows(facts: Facts, _: Switches) -> Ints:
     tensor, waits_for_all = place // facts.program.tiers, (kind >= DETACH) | (makes & (kind == COMPUTE))
     end = np.where(kind == SYNC, NONE, facts.end[issue])
     after_all = facts.latest(end, tensor)
-    lasts = np.where(facts.start[issue] == NONE, np.maximum(end, after_all), end)
-    exclusive = np.where(waits_for_all & (kind != SYNC), lasts, NONE)
-    after_exclusive = facts.latest(exclusive, tensor)
+    np.maximum(end, after_all, out=end, where=facts.start[issue] == NONE)
+    end[~waits_for_all | (kind == SYNC)] = NONE
+    after_exclusive = facts.latest(end, tensor)
     return facts.by_issue(issue, np.where(waits_for_all, after_all, after_exclusive))
 
 
