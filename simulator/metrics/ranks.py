@@ -33,9 +33,9 @@ def summarise(
     hardware, trace
         Where, and what happened.
     bound
-        What no plan can beat, if known.
+        The step that no plan can beat, if known.
     ran
-        Of one rank, what its row is counted from, if that is known; the rows of the trace then do not count.
+        Of one rank, its run, if that was counted before; the rows of the trace then do not count.
 
     Returns
     -------
@@ -174,7 +174,7 @@ class Crowd(NamedTuple):
 def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
     """Find the most that transfers ask of each bus that ranks share, in the whole run.
 
-    What ends gives way to what starts at the same time.
+    A transfer that ends gives way to one that starts at the same time.
 
     Parameters
     ----------

@@ -95,11 +95,11 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
     Parameters
     ----------
     graph, plan
-        What ran, under what.
+        The graph and its plan.
     streams
-        By op, the stream that the bounds know it on.
+        By op, the stream that the bounds assume.
     issued
-        What the host issued, if it was recorded.
+        The actions that the host issued, if they were recorded.
     """
     if plan.fixed is not None and plan.repeats == graph.steps:
         codes = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}

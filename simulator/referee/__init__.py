@@ -1,8 +1,8 @@
 """Laws that every plan and every trace obeys, checked without a line of the engine's code.
 
-Before a run `check_job` holds what all ranks run against one another, `check_plan` walks a plan in issue order, and
-`check_order` looks for ranks that wait for one another in a circle; after it `check_trace` holds what happened against
-the laws. They speak to whoever described the job (`ConfigError`), made the plan (`PlanError`), and made the engine
+Before a run, `check_job` compares the graphs of ranks that meet, `check_plan` walks a plan in issue order, and
+`check_order` looks for ranks that wait for one another in a circle; after it, `check_trace` checks the trace. Their
+errors are for whoever described the job (`ConfigError`), made the plan (`PlanError`), or made the engine
 (`InvariantError`).
 """
 

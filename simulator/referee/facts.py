@@ -28,11 +28,11 @@ class Accesses(NamedTuple):
     Attributes
     ----------
     issue, kind
-        The action.
+        Issue number and kind of the action.
     place
-        Which place of which tensor it is (``tensor * tiers + tier``).
+        The place (``tensor * tiers + tier``).
     reads, makes
-        Whether the action needs what is valid there, and whether it makes it so.
+        Whether the action needs the place to be valid, and whether it makes it valid.
     """
 
     issue: Ints
@@ -53,12 +53,12 @@ class Facts:
     Parameters
     ----------
     program
-        What it ran.
+        The graph and the plan that it ran.
     tables
         The rank's rows of ``issued``, ``spans``, ``waits`` and ``residencies``; but for the first, column ``row`` holds
         their numbers in the trace.
     rank
-        Which rank.
+        Its number.
     complete
         Whether the run came to its end.
 
@@ -71,11 +71,11 @@ class Facts:
     start, end, issued
         Positions of these times in `clock`; `never` if there is no span.
     arrived, arrived_ns
-        When a collective had come to its meeting, at the earliest: from then on it waited for peers. For other actions
-        the start.
+        The earliest time at which a collective can have come to its meeting, to wait for peers; for other actions the
+        start.
     met, unmet
-        Collectives that began; and those that never did, each the next on its stream: they may have come, and hold
-        their room.
+        Collectives that began; and those that never did, each the next on its stream, which may have come, and then
+        hold their room.
     spans, waits, residencies
         The rank's rows.
     accesses
@@ -231,7 +231,7 @@ def hold(holds: Bools, law: str, where: Callable[[int], str], *shown: tuple[str,
     Parameters
     ----------
     holds, law
-        By row, whether the law holds; what it says.
+        By row, whether the law holds; its text.
     where
         Names a row by its index.
     shown
@@ -253,11 +253,11 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
     Parameters
     ----------
     graph
-        For the names of ops and tensors.
+        Its ops and tensors have the names.
     tiers
         Tier names by id.
     code
-        The action; ids that are out of range are shown as numbers.
+        The action; ids out of range are shown as numbers.
     """
     kind, a, b, c = code
     ops, tensors = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors]

@@ -25,8 +25,8 @@ class Findings:
     Attributes
     ----------
     worst
-        ``(tensor name, tier, size [B], time dead and held [ns])`` of the tensor that was held for the most bytes x time
-        after its last use; None if there is none.
+        ``(tensor name, tier, size [B], time dead and held [ns])`` of the tensor with the most bytes x time for which it
+        was held after its last use; None if there is none.
     unread_copies
         Transfers whose copy no action used before it was detached.
     unread_bytes

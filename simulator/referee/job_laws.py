@@ -28,10 +28,8 @@ def check_job(job: Job, hardware: Hardware) -> None:
 
     Parameters
     ----------
-    job
-        What all ranks run.
-    hardware
-        Where.
+    job, hardware
+        The graphs of all ranks, and the machine.
 
     Raises
     ------
@@ -134,7 +132,7 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
     Parameters
     ----------
     job
-        What all ranks run; `check_job` has found that members agree.
+        The graphs of all ranks; `check_job` has found that members agree.
     plans
         The plan of each rank. Reactive plans are not looked at.
 

@@ -56,7 +56,7 @@ class ProgramColumns:
     Parameters
     ----------
     graph, hardware, plan
-        What ran, where, as decided.
+        The graph, the machine and the plan.
 
     Attributes
     ----------
@@ -66,17 +66,17 @@ class ProgramColumns:
     tiers, compute_tier
         How many tiers there are, and the id of the one that computes work in.
     sizes, persistent
-        Of each tensor [B].
+        Size of each tensor [B]; whether it persists.
     valid_homes, homes
         Places (``tensor * tiers + tier``) that are valid at time 0; those of more than 0 B, which are held.
     workspace
-        Of each op [B].
+        Workspace of each op [B].
     meets
-        Of each op, whether it is a collective.
+        Whether each op is a collective.
     links
-        For each link the tiers from which and to which it leads, and its channels.
+        Source tier, target tier and channels of each link.
     queues
-        For each link the queue that it waits in, as the number of the first link there.
+        The copy queue of each link, as the index of its first link.
     """
 
     def __init__(self, graph: Graph, hardware: Hardware, plan: Plan) -> None:

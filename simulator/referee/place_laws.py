@@ -19,7 +19,7 @@ class Held(NamedTuple):
     place
         ``tensor * tiers + tier`` of each stretch, ascending, then by time.
     taken, freed
-        From and to (positions of the clock); `Facts.never` if it was not freed.
+        When it begins and ends (positions of the clock); `Facts.never` if the place was not freed.
     """
 
     place: Ints

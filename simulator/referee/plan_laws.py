@@ -44,7 +44,7 @@ def check_plan(
     Parameters
     ----------
     graph, hardware
-        What runs, where.
+        The graph and the machine.
     plan
         A fixed plan, or the record of what a reactive one issued; of a reactive plan only the homes are checked.
     pinned
@@ -103,7 +103,7 @@ class Values:
     Parameters
     ----------
     graph
-        What runs.
+        The graph that runs.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ class Values:
 
 
 class PlanWalk:
-    """One walk over the actions of a plan.
+    """A walk over the actions of a plan.
 
     Parameters
     ----------

@@ -23,15 +23,15 @@ from simulator.trace import CAUSES, NONE, Block, Ints, Trace, instances, lasts, 
 class TierRoom:
     """Checks that each tier instance holds between nothing and its capacity, and who is first in line for its room.
 
-    A rank that stands for others counts on its instance of a shared tier for as many of them as are there. Who is first
-    in line for room of an instance does not fit, as long as it waits.
+    A rank that stands for others counts on its instance of a shared tier for as many of them as are there. The first in
+    line for room of an instance does not fit, as long as it waits.
 
     Parameters
     ----------
     hardware, stands_in, budget_bytes
         The machine; for each rank the one whose rows are its own, too; what may be used of the compute tier [B].
     spare
-        What rows count but a tier stores once for several ranks, by tier and instance [B].
+        By tier and instance, by how much rows count more than is stored (see `stored_once`) [B].
     """
 
     def __init__(self, hardware: Hardware, stands_in: Sequence[int], budget_bytes: int | float, spare: Ints) -> None:
@@ -85,7 +85,7 @@ class TierRoom:
         Parameters
         ----------
         changes
-            What each tier instance stores from when on (see `check_held`).
+            The changes that `check_held` returned.
         requests
             By rank, the actions that only room kept from starting.
         """
@@ -128,7 +128,7 @@ def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Ints:
     Parameters
     ----------
     job, hardware, plans
-        What ranks run, where, and by which plans.
+        The graphs of all ranks, the machine, and the plan of each rank.
     """
     scopes, instance = [tier.scope for tier in hardware.tiers.values()], _instances(hardware, job.ranks)
     spare = np.zeros((len(scopes), job.ranks), np.int64)
@@ -153,7 +153,7 @@ def check_stored_once(hardware: Hardware, trace: Trace, spare: Ints) -> None:
     Parameters
     ----------
     hardware, trace, spare
-        The machine, what happened there, and what is stored once.
+        The machine, the trace, and what `stored_once` returned.
     """
     recorded, instance = np.zeros_like(spare), _instances(hardware, spare.shape[1])
     for rank, tier, _, size in trace.stored_once:
@@ -178,7 +178,7 @@ def check_addresses(facts: Facts, trace: Trace, allocator: AllocatorKind, budget
     facts, trace
         The rank's rows, and the trace.
     allocator
-        Whose addresses they are; of ``ideal`` there are none.
+        The allocator that gave the addresses; ``ideal`` gives none.
     budget_bytes
         What may be used of the compute tier [B].
     """

@@ -198,7 +198,7 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
     facts, held
         One rank's trace, and when its places were held.
     switches
-        Readings of the machine.
+        Modelling choices about the machine.
     has_addresses
         Whether places of the compute tier have addresses. Actions that need a hole there, or that compaction stops,
         are not held against bytes then.

@@ -49,13 +49,13 @@ def check_trace(
     job, hardware
         What ran, where; a graph that all ranks run is a job, too.
     plans
-        What was decided, for each rank; with draws, what its dynamic reads choose. Without, all candidates are read.
+        The plan of each rank, with draws or without; without, dynamic reads read all candidates.
     trace
-        What happened.
+        The trace.
     budget_bytes
         What may be used of the compute tier [B]; default: its capacity less what is reserved.
     switches
-        Readings of the machine that were chosen; default: copies wait for a start, kernels are not slowed down.
+        Modelling choices about the machine; default: copies wait for a start, kernels are not slowed down.
 
     Returns
     -------

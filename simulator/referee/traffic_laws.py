@@ -228,7 +228,7 @@ def check_bandwidth(
     stands_in
         For each rank the one that was simulated in its place.
     switches
-        How the machine is read.
+        Modelling choices about the machine.
     ranks
         The rows of those that were simulated.
     met
