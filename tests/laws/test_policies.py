@@ -17,7 +17,7 @@ from strategies import DDR, HBM, allocators, graphs, homes, machines
 from simulator import engine, metrics
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError
-from simulator.graph import Graph
+from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
 from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
@@ -95,7 +95,7 @@ def test_conformance(name, options, case):
     check_plan(p.graph, p.hardware, recorded(plan, trace))
     check_trace(p.graph, p.hardware, [plan], trace, p.budget_bytes)
     start = p.known_homes
-    repeats = metrics.repeats(p.graph, trace)
+    repeats = metrics.repeats(Job.of(p.graph), trace)
     event("repeats" if repeats else "runs each op once")
     limit = bound(p.graph, p.hardware, p.durations_ns, start, p.budget_bytes, may_repeat=repeats)
     assert metrics.summarise(p.graph, p.hardware, trace)["step_ns"] >= limit.ns

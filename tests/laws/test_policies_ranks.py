@@ -107,7 +107,7 @@ def test_conformance(name, options, case):
     job = Job.of(p.graph, 2)
     check_trace(job, p.hardware, [plan] * 2, trace, p.budget_bytes, p.switches)
     start = p.known_homes
-    repeats = metrics.repeats(p.graph, trace)
+    repeats = metrics.repeats(job, trace)
     order = Timing.alone(p.precedence, p.durations_ns, may_repeat=repeats)
     limit = Limits(order, p.hardware, start, may_repeat=repeats).step(p.budget_bytes)
     for row in metrics.by_rank(job, p.hardware, trace):

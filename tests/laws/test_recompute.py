@@ -11,6 +11,7 @@ from policy_problems import machine, problem, replay
 
 from simulator import engine, metrics
 from simulator.errors import CapacityError
+from simulator.graph import Job
 from simulator.graph_builder import GraphBuilder
 from simulator.lifetime import IdleInterval, live_bytes, working_set_bytes
 from simulator.plan import Plan
@@ -62,7 +63,7 @@ def test_a_step_takes_its_compute_and_what_runs_again_and_no_longer_than_the_bou
     assert row["step_ns"] == row["compute_ns"] + row["recompute_ns"]
     assert row["compute_ns"] == p.clock[-1]
     assert row["peak_hbm_bytes"] <= p.budget_bytes
-    repeats = metrics.repeats(p.graph, trace)
+    repeats = metrics.repeats(Job.of(p.graph), trace)
     event("recomputes" if repeats else "fits")
     homes = p.known_homes
     least = bound(p.graph, p.hardware, p.durations_ns, homes, p.budget_bytes, may_repeat=repeats)
