@@ -180,7 +180,7 @@ def drawn(
         If a file does not fit the graph.
     """
     if isinstance(origin, Routing) and not rehearsal:
-        return Draws(graph, hardware, seed, _recorded(graph, origin))
+        return Draws(graph, hardware, seed, _recorded_bits(graph, origin))
     own_seed = seed + rank * _SEEDS_APART
     shares = _shares(graph, origin, seed)
     stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
@@ -190,11 +190,11 @@ def drawn(
     for late, ops in _choosers(graph).items():
         alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), {})[late] = ops
     for group in alike.values():
-        bits |= _draw(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
+        bits |= _draw_group(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
     return Draws(graph, hardware, own_seed, dict(sorted(bits.items())))
 
 
-def _draw(
+def _draw_group(
     group: Mapping[Late, list[int]], shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
 ) -> dict[int, Bits]:
     """Draw all steps of choosers with as many candidates, samples, choices and ops each, side by side."""
@@ -206,14 +206,14 @@ def _draw(
     for step in range(steps):
         for turn in range(len(first)):
             held = np.where(rng.random(held.shape) < stickiness, held, -1)
-            _fill(held, shares, chooser, rng)
+            _draw_missing(held, shares, chooser, rng)
             flags = np.zeros((choosers, candidates), bool)
             flags[chooser[:, None], held] = True
             chosen_bits[:, turn, step] = np.packbits(flags, axis=1)
     return {op: chosen_bits[i, turn] for i, ops in enumerate(group.values()) for turn, op in enumerate(ops)}
 
 
-def _fill(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -> None:
+def _draw_missing(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -> None:
     """Draw, for each row, what it does not hold (-1), one after another, each among what the row does not hold yet.
 
     What is held already is drawn again; after a few times, from the shares of the others alone, which is the same.
@@ -233,10 +233,10 @@ def _fill(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -
             if not len(rows):
                 break
         else:
-            held[rows, place] = _others(shares[chooser[rows]], held[rows], rng)
+            held[rows, place] = _draw_others(shares[chooser[rows]], held[rows], rng)
 
 
-def _others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
+def _draw_others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
     """Draw for each row a candidate that it does not hold."""
     row, place = np.nonzero(held >= 0)
     shares[row, held[row, place]] = 0.0
@@ -258,15 +258,15 @@ def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
     """Return, for each op with dynamic reads, the share of each candidate; they add up to 1."""
     choosers = _choosers(graph)
     if isinstance(origin, Routing):
-        return _frequencies(graph, origin)
+        return _frequency_shares(graph, origin)
     if isinstance(origin, Shares):
-        by_layer = _matched(origin, choosers)
+        by_layer = _shares_of_file(origin, choosers)
     else:
-        by_layer = [_ranked(origin, len(late.candidates), seed, index) for index, late in enumerate(choosers)]
+        by_layer = [_skewed_shares(origin, len(late.candidates), seed, index) for index, late in enumerate(choosers)]
     return {op: shares for shares, ops in zip(by_layer, choosers.values(), strict=True) for op in ops}
 
 
-def _ranked(origin: DrawsOrigin, count: int, seed: int, index: int) -> Floats:
+def _skewed_shares(origin: DrawsOrigin, count: int, seed: int, index: int) -> Floats:
     """Return the shares of a chooser by a distribution; which candidate has which rank is drawn."""
     if origin.distribution == "uniform":
         return np.full(count, 1.0 / count)
@@ -279,7 +279,7 @@ def _as_shares(weights: list[float]) -> Floats:
     return np.asarray(weights) / fsum(weights)
 
 
-def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
+def _shares_of_file(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
     """Return the shares of a file: its layers, ascending, are the choosers in program order."""
     layers, do = sorted(origin.by_layer), "correct the file, or take that of this model"
     rule, found = "there is a layer for each op that chooses, in program order", counted(len(layers), "layer")
@@ -295,7 +295,7 @@ def _matched(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]
     return by_layer
 
 
-def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
+def _recorded_bits(graph: Graph, origin: Routing) -> dict[int, Bits]:
     """Return what a file says was chosen, of each op in each step."""
     bits = {}
     for op, late in graph.dynamic_reads.items():
@@ -312,9 +312,9 @@ def _recorded(graph: Graph, origin: Routing) -> dict[int, Bits]:
     return bits
 
 
-def _frequencies(graph: Graph, origin: Routing) -> dict[int, Floats]:
+def _frequency_shares(graph: Graph, origin: Routing) -> dict[int, Floats]:
     """Return shares by how often candidates were chosen; one more each, so that none is impossible."""
     counts = {op: len(late.candidates) for op, late in graph.dynamic_reads.items()}
-    chosen = {op: np.unpackbits(bits, axis=1, count=counts[op]) for op, bits in _recorded(graph, origin).items()}
+    chosen = {op: np.unpackbits(bits, axis=1, count=counts[op]) for op, bits in _recorded_bits(graph, origin).items()}
     often = {op: flags.sum(axis=0) + 1.0 for op, flags in chosen.items()}
     return {op: np.asarray(times / times.sum()) for op, times in often.items()}

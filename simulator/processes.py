@@ -1,7 +1,7 @@
 """Processes that end with the one that started them: when it fails, when it is interrupted, and when it is killed.
 
-`worked` starts processes afresh (spawn), for many tasks that share little; `forked` forks this one, for calls that need
-all that it has. Both hand out one task after another, through pipes.
+`spawned` starts processes afresh, for many tasks that share little; `forked` forks this one, for calls that need all
+that it has. Both hand out one task after another, through pipes.
 
 Why not a pool of `concurrent.futures`: it breaks as a whole when one process dies, its processes outlive a parent that
 is killed, its threads make forks unsafe, and its semaphores have names, so that they may stay behind.
@@ -35,11 +35,15 @@ Make = Callable[[], Callable[[Any], Any]]
 """Build what all tasks share and return what does one task; it is sent to other processes."""
 Tell = Callable[..., None]
 """Report now and then how far a call is."""
+Do = Callable[[Any, Tell], Any]
+"""Do a task, and report how far it is."""
+ProcessOf = Callable[..., BaseProcess]
+"""Makes a process, such as ``get_context("fork").Process``."""
 Task = tuple[int, Any]
 """Index of a task, and the task or its outcome."""
 
 
-def worked(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, None, None]:
+def spawned(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, None, None]:
     """Do tasks in processes that start afresh (spawn) and build what all tasks share once; closing it ends them.
 
     Parameters
@@ -61,7 +65,7 @@ def worked(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, N
     if most:
         with suppress(OSError):
             ensure_running()  # before interrupts wait: once the tracker has started, it lets them through again
-    left = yield from _handed_out(tasks, most, partial(_opened, get_context("spawn").Process, partial(_work, make)))
+    left = yield from _hand_out(tasks, most, get_context("spawn").Process, partial(_work, make))
     if left:
         do = make()
         yield from ((index, do(task)) for index, task in left)
@@ -91,13 +95,12 @@ def forked(calls: Sequence[Callable[[Tell], Any]], tell: Tell) -> Generator[Task
     """
     most = (os.cpu_count() or 1) if len(calls) > 1 and _can_fork() else 0
     tasks = [*enumerate(range(len(calls)))]
-    opened = partial(_opened, get_context("fork").Process, partial(_call, calls))
-    left = yield from _handed_out(tasks, most, opened, tell)
+    left = yield from _hand_out(tasks, most, get_context("fork").Process, partial(_call, calls), tell)
     yield from ((index, calls[index](tell)) for index, _ in left)
 
 
-def _handed_out(
-    tasks: Sequence[Task], most: int, start: Callable[[list[BaseProcess]], Connection], tell: Tell | None = None
+def _hand_out(
+    tasks: Sequence[Task], most: int, process_of: ProcessOf, do: Do, tell: Tell | None = None
 ) -> Generator[Task, None, Sequence[Task]]:
     """Hand tasks to at most so many processes, and return those left because no process could be started.
 
@@ -105,19 +108,19 @@ def _handed_out(
     """
     todo, at_work = deque(tasks), dict[Connection, int]()
     first_try, second_tries, has_lived = dict(tasks if tell is None else ()), deque[Task](), False
-    with _ending() as started:
+    with _ending_processes() as started:
         while todo or at_work:
             with suppress(OSError):
                 while todo and len(at_work) < most:
-                    connection = start(started)
-                    at_work[connection] = _given(connection, todo)
+                    connection = _start_process(process_of, do, started)
+                    at_work[connection] = _send_next(connection, todo)
             if not at_work:
                 return todo
             ready = wait(at_work)
             for connection in [connection for connection in at_work if connection in ready]:
                 index = at_work.pop(connection)
                 try:
-                    is_done, outcome = _received(connection)
+                    is_done, outcome = _receive(connection)
                 except BrokenProcessPool:
                     if tell is not None:
                         raise
@@ -128,14 +131,14 @@ def _handed_out(
                     tell(*outcome)
                     continue
                 has_lived = True
-                at_work |= {connection: _given(connection, todo)} if todo else {}
+                at_work |= {connection: _send_next(connection, todo)} if todo else {}
                 yield index, outcome
             if has_lived and not todo:
                 todo, second_tries = second_tries, todo
     return ()
 
 
-def _given(connection: Connection, todo: deque[Task]) -> int:
+def _send_next(connection: Connection, todo: deque[Task]) -> int:
     """Give the next task to a process; if it has died, that is noticed when its outcome is due."""
     index, task = todo.popleft()
     with suppress(ConnectionError):
@@ -159,7 +162,7 @@ def _can_fork() -> bool:
     return is_able and (os.cpu_count() or 1) > 1 and active_count() == 1
 
 
-def _serve(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
+def _serve(connection: Connection, do: Do) -> None:
     """Do task after task, and send the outcome of each, or what it raised."""
 
     def tell(*progress: Any) -> None:
@@ -178,7 +181,7 @@ def _serve(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
         connection.send((True, outcome, error))
 
 
-def _received(connection: Connection) -> tuple[bool, Any]:
+def _receive(connection: Connection) -> tuple[bool, Any]:
     """Return whether a task is done, and its outcome or its progress; raise what the task raised."""
     try:
         is_done, outcome, error = connection.recv()
@@ -190,7 +193,7 @@ def _received(connection: Connection) -> tuple[bool, Any]:
 
 
 @contextmanager
-def _ending() -> Iterator[list[BaseProcess]]:
+def _ending_processes() -> Iterator[list[BaseProcess]]:
     """Yield a list for the processes that the block starts; end them behind it."""
     started: list[BaseProcess] = []
     try:
@@ -204,32 +207,30 @@ def _ending() -> Iterator[list[BaseProcess]]:
                 process.close()
 
 
-def _opened(
-    process_of: Callable[..., BaseProcess], do: Callable[[Any, Tell], Any], started: list[BaseProcess]
-) -> Connection:
+def _start_process(process_of: ProcessOf, do: Do, started: list[BaseProcess]) -> Connection:
     """Start a process with a pipe to it, and note it; raises `OSError` if there can be no more."""
     connection, far_end = Pipe()
-    process = process_of(target=_begin, args=(far_end, do))
+    process = process_of(target=_run_process, args=(far_end, do))
     with far_end, waiting():
         process.start()
         started.append(process)
     return connection
 
 
-def _begin(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
+def _run_process(connection: Connection, do: Do) -> None:
     """Begin a started process: leave a terminal's signals to the one that started it, and end after it."""
     for signum in INTERRUPTS:
         is_left = signum in (signal.SIGINT, signal.SIGHUP)
         signal.signal(signum, signal.SIG_IGN if is_left else signal.SIG_DFL)
     with suppress(RuntimeError):  # the system allows no more threads
-        Thread(target=_outlived, daemon=True).start()
+        Thread(target=_end_with_parent, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
     gc.freeze()  # looks for no garbage in what a fork has inherited
     with suppress(EOFError, ConnectionError):  # nobody asks for more, or listens
         _serve(connection, do)
 
 
-def _outlived() -> None:
+def _end_with_parent() -> None:
     """End this process once the one that started it is gone: there is nobody to tell."""
     parent = parent_process()
     if parent is not None:

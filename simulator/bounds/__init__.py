@@ -88,8 +88,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from simulator.bounds.capacity import infeasible as infeasible
-from simulator.bounds.capacity import raised as raised
-from simulator.bounds.capacity import staged as staged
+from simulator.bounds.capacity import raise_advice as raise_advice
+from simulator.bounds.capacity import staging_text as staging_text
 from simulator.bounds.critical_path import Team as Team
 from simulator.bounds.critical_path import Timing as Timing
 from simulator.bounds.idle import Demand

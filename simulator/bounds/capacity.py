@@ -90,7 +90,7 @@ def infeasible(
     if worst.at is not None:
         moment, full = f"op {graph.ops[worst.at].name!r}", fit.full(worst, worst.at)
     demand, capacity = worst.demand_bytes, int(worst.capacity_bytes)
-    tier, levers = hardware.tier_names[worst.tier], (*fit.freed(), *fit.cut())
+    tier, levers = hardware.tier_names[worst.tier], (*fit.free_advice(), *fit.cut_advice())
     return Shortfall(tier, demand, capacity, moment, fit.largest(worst), levers, fit.rooms(), full)
 
 
@@ -185,7 +185,7 @@ class GraphNeeds:
         short_bytes = max(need.short_bytes for need in self.short)
         return least, {names[self.below[0]]: int(self.usable[self.below[0]] + short_bytes)}
 
-    def freed(self) -> Iterator[str]:
+    def free_advice(self) -> Iterator[str]:
         """Advise to free the homes of the fewest kinds of tensors, largest first, in the tiers that are short."""
         names, tensors, by_kind = self.hardware.tier_names, self.graph.tensors, Counter[str]()
         tiers = sorted({need.tier for need in self.short})
@@ -205,7 +205,7 @@ class GraphNeeds:
         if not self.below and all(need.counts_idle for need in self.short):
             yield f"add a tier that {self.hardware.compute_tier} has a link to"
 
-    def cut(self) -> Iterator[str]:
+    def cut_advice(self) -> Iterator[str]:
         """Advise smaller ops, or a smaller batch, if only ops need more than the budget."""
         if any(need.at is None for need in self.short):
             return
@@ -227,7 +227,7 @@ class GraphNeeds:
         return bool((left[over] > 0).all() and (demand - fixed <= _FINEST * left)[over].all())
 
 
-def raised(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]) -> str:
+def raise_advice(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]) -> str:
     """Advise how to get so much room, to the byte.
 
     Parameters
@@ -248,7 +248,7 @@ def raised(hardware: Hardware, budget_bytes: int | None, room: Mapping[str, int]
     return " and ".join(parts)
 
 
-def staged(hardware: Hardware, tier: str) -> str:
+def staging_text(hardware: Hardware, tier: str) -> str:
     """Say what staged links keep of a tier; empty if nothing.
 
     Parameters

@@ -154,9 +154,9 @@ class RankNetwork:
             for op in range(count):
                 for earlier in precedence.after[op]:
                     self._add(node[base + earlier], node[base + op], self._took_ns[node[base + earlier]])
-                if op in precedence.opened:
-                    self._add(node[base + precedence.opened[op]], node[base + op], 0)
-        self._sorted: Sequence[int] = range(len(node)) if node == [*range(len(node))] else self._in_order()
+                if op in precedence.no_earlier:
+                    self._add(node[base + precedence.no_earlier[op]], node[base + op], 0)
+        self._sorted: Sequence[int] = range(len(node)) if node == [*range(len(node))] else self._topological_order()
 
     def _add(self, earlier: int, later: int, lag_ns: int) -> None:
         self._behind[earlier].append((later, lag_ns))
@@ -166,7 +166,7 @@ class RankNetwork:
         """Return the node of an op in the measured step (-1), or in the one before if there is one (0)."""
         return range(self._first[kind] + op, self._first[kind + 1], len(self._kinds[kind][1]))[step]
 
-    def _in_order(self) -> list[int]:
+    def _topological_order(self) -> list[int]:
         """Sort the nodes, each behind those that it follows; what waits for itself, and all behind it, is left out."""
         missing = [len(edges) for edges in self._before]
         in_order = [node for node, count in enumerate(missing) if not count]

@@ -56,7 +56,7 @@ class Stretches(NamedTuple):
     made: Ints
     maker: Ints
 
-    def over(self, ops: int) -> Ints:
+    def bytes_at(self, ops: int) -> Ints:
         """Return what lies over each of so many ops [B]."""
         return held_bytes(self.first, self.last, self.size, ops)
 
@@ -64,7 +64,7 @@ class Stretches(NamedTuple):
         """Return the stretches that are flagged."""
         return Stretches(*(column[mask] for column in self))
 
-    def kept(self, precedence: Precedence) -> Bools:
+    def must_stay(self, precedence: Precedence) -> Bools:
         """Flag the stretches whose value must be kept somewhere, because no op can make it again."""
         repeatable = np.array([*(op.repeatable for op in precedence.graph.ops), False])
         return ~repeatable[self.maker]
@@ -118,7 +118,7 @@ class Demand:
         graph, compute_tier = precedence.graph, hardware.compute_tier_id
         self.precedence, self.hardware, self.homes, self.may_repeat = precedence, hardware, homes, may_repeat
         self.lifetimes, self.work = Lifetimes.of(graph), working_set_bytes(graph)
-        self.enters, self.leaves = self._crossing()
+        self.enters, self.leaves = self._enters_and_leaves()
         sizes, inputs, ops = [tensor.size_bytes for tensor in graph.tensors], self.lifetimes.inputs, len(graph.ops)
         self.cuts = cuts_of(hardware, sum(sizes))
         home = np.array([homes[t] if t in inputs else NOWHERE for t in range(len(sizes))], np.int64)
@@ -126,20 +126,20 @@ class Demand:
         key = (Stretches, precedence.streams, is_pinned.tobytes(), may_repeat)
         if key not in graph.known:  # no figure of a machine is in them
             rows = [
-                row for t, size in enumerate(sizes) for row in self._of_tensor(t, size, is_there=bool(is_pinned[t]))
+                row for t, size in enumerate(sizes) for row in self._stretches_of(t, size, is_there=bool(is_pinned[t]))
             ]
             graph.known[key] = Stretches(*np.array(rows, np.int64).reshape(-1, len(Stretches._fields)).T)
         self.stretches = idle = graph.known[key]
         home, is_pinned, stays = home[idle.tensor], is_pinned[idle.tensor], home[idle.tensor] == compute_tier
         self.moving = idle.where(~stays & (idle.size > 0))
-        counts = idle.kept(precedence) | stays if may_repeat else np.ones(len(idle.size), bool)
+        counts = idle.must_stay(precedence) | stays if may_repeat else np.ones(len(idle.size), bool)
         since = np.array([-1 if op < 0 else precedence.no_sooner(op) for op in self.lifetimes.first_use], np.int64)
         is_new = (idle.after >= 0) & (since[idle.tensor] >= 0)
         is_made = stays | ((home == NOWHERE) & (is_new | (graph.steps == 1)))
-        pinned, line = idle.where(is_pinned).over(ops), np.array(precedence.streams) == 0
+        pinned, line = idle.where(is_pinned).bytes_at(ops), np.array(precedence.streams) == 0
 
         def by_op(mask: Bools) -> Ints:
-            return np.asarray(idle.where(mask & ~is_pinned).over(ops) * line + pinned)
+            return np.asarray(idle.where(mask & ~is_pinned).bytes_at(ops) * line + pinned)
 
         self.stays, self.idle = by_op(stays), by_op(counts)
         self.held = self.work + self.stays
@@ -150,7 +150,7 @@ class Demand:
             self.made_in.append(by_op(counts & (is_made | (inside & (graph.steps == 1)))))
             self.read_in.append(by_op(counts & (stays | ((idle.due < ops) & ~is_fetched))))
 
-    def _crossing(self) -> tuple[dict[int, int], dict[int, int]]:
+    def _enters_and_leaves(self) -> tuple[dict[int, int], dict[int, int]]:
         """Find the tensors that come from a home, and those that go to one."""
         precedence, lifetimes, tensors = self.precedence, self.lifetimes, self.precedence.graph.tensors
         at_home = [t for t in lifetimes.inputs if lifetimes.uses[t] and self.homes[t] not in {FREE, NOWHERE}]
@@ -159,14 +159,14 @@ class Demand:
         enters = {t: precedence.awaited_by(lifetimes.first_use[t]) for t in read}
         return enters, {t: precedence.no_sooner(lifetimes.writes[t][-1]) for t in made}
 
-    def _of_tensor(self, tensor: int, size: int, *, is_there: bool) -> Iterator[tuple[int, ...]]:
+    def _stretches_of(self, tensor: int, size: int, *, is_there: bool) -> Iterator[tuple[int, ...]]:
         """Yield the stretches of a tensor in order; of one that is pinned, over all ops between its uses."""
         precedence, lifetimes = self.precedence, self.lifetimes
         uses, writes, ops = lifetimes.uses[tensor], lifetimes.writes[tensor], len(precedence.graph.ops)
         if uses and tensor in lifetimes.inputs and lifetimes.is_read(tensor, uses[0]):
             uses = (-1, *uses)
         if not (precedence.in_line or is_there):
-            uses = self._telling(tensor, uses)
+            uses = self._bounding_uses(tensor, uses)
         for after, reader in pairwise((*(uses or (-1,)), ops)):
             first, last = after + 1, reader - 1
             if not is_there:
@@ -178,7 +178,7 @@ class Demand:
                 made = precedence.no_sooner(maker) if maker >= 0 else -1
                 yield tensor, size, after, first, last, due, made, maker
 
-    def _telling(self, tensor: int, uses: Sequence[int]) -> tuple[int, ...]:
+    def _bounding_uses(self, tensor: int, uses: Sequence[int]) -> tuple[int, ...]:
         """Leave out uses beside the line through which the tensor is needed anyway: the next use bounds more."""
         precedence, graph, kept = self.precedence, self.precedence.graph, list[int]()
         is_needed = tensor in self.lifetimes.stays

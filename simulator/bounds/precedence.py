@@ -86,19 +86,19 @@ class Precedence:
         return after
 
     @cached_property
-    def opened(self) -> dict[int, int]:
+    def no_earlier(self) -> dict[int, int]:
         """Op of two steps, if beside the line -> compute of the line that starts no later."""
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
-        takes, opened, latest = list[bool](), dict[int, int](), -1
+        takes, no_earlier, latest = list[bool](), dict[int, int](), -1
         for node in self.graph.ops:
             takes.append(any(tensors[t].size_bytes for t in node.writes if t not in exists) or node.workspace_bytes > 0)
             exists.update(node.writes)
         for position, node in enumerate(self.graph.ops * 2):
             if takes[position % ops] and self.streams[position % ops] and latest >= 0:
-                opened[position] = latest
+                no_earlier[position] = latest
             elif takes[position % ops] and not self.streams[position % ops] and node.collective is None:
                 latest = position
-        return opened
+        return no_earlier
 
     @cached_property
     def ended(self) -> list[int]:

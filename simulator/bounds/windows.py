@@ -91,7 +91,7 @@ class Windows:
     def __init__(self, timing: Timing, demand: Demand, sharers: Mapping[str, int]) -> None:
         precedence, graph, moving = timing.precedence, timing.precedence.graph, demand.moving
         self.timing, self.demand = timing, demand
-        self.stretches = moving.where(moving.kept(precedence)) if demand.may_repeat else moving
+        self.stretches = moving.where(moving.must_stay(precedence)) if demand.may_repeat else moving
         self.line = np.flatnonzero(np.array(precedence.streams, np.int64) == 0)
         # By cut and op: what has come in since the step began when the op starts, and goes home after its end [B].
         is_known = graph.steps == 1 or not (graph.meets or demand.may_repeat)
@@ -101,7 +101,7 @@ class Windows:
         sizes = {tensor.size_bytes for tensor in graph.tensors} - {0}
         self.bottlenecks = bottlenecks(demand.cuts, demand.hardware, sorted(sizes), sharers if graph.meets else {})
         ops, needed = len(graph.ops), self.stretches
-        most = np.maximum(needed.where(needed.due < ops).over(ops), needed.where(needed.made >= 0).over(ops))
+        most = np.maximum(needed.where(needed.due < ops).bytes_at(ops), needed.where(needed.made >= 0).bytes_at(ops))
         self._most = demand.held + most
 
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
@@ -296,7 +296,7 @@ class Rematerialisation:
         self._took = np.where(self._in_line, timing.durations_ns, 0).astype(float)
         self._behind = np.cumsum(self._took[::-1])[::-1] - self._took
         self._repeatable = np.array([op.repeatable for op in graph.ops], bool)
-        self._held, self._needed = demand.held, demand.held + self._moving.over(len(graph.ops))
+        self._held, self._needed = demand.held, demand.held + self._moving.bytes_at(len(graph.ops))
         sizes = sorted({tensor.size_bytes for tensor in graph.tensors} - {0})
         rates = (rate_of(names, demand.hardware, sizes) for names in (cut.into, cut.out_of))
         self._in_ns, self._out_ns = map(ns_per_byte, rates)

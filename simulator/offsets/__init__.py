@@ -137,7 +137,7 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
     for tenancy in in_turn:
         of_item[items[tenancy]] += (tenancy,)
     ranges = tuple(zip(chosen.tolist(), tenancies.size_bytes.tolist(), strict=True))
-    before, span = _before(tenancies, chosen), tenancies.span_bytes(chosen)
+    before, span = _predecessors(tenancies, chosen), tenancies.span_bytes(chosen)
     return Offsets(tenancies, ranges, span, live, dict(of_item), {items[t]: t for t in at_home}, before)
 
 
@@ -192,7 +192,7 @@ def _in_turn(tenancies: Tenancies) -> tuple[list[int], list[int]]:
     return at_home.tolist(), order[tenancies.taken[order] >= 0].tolist()
 
 
-def _before(tenancies: Tenancies, chosen: Ints) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _predecessors(tenancies: Tenancies, chosen: Ints) -> tuple[tuple[tuple[int, int], ...], ...]:
     """For each tenancy, find those that held its range last before it, in issue order over two laps."""
     ends = chosen + tenancies.size_bytes
     cuts = np.unique([chosen, ends])
@@ -235,7 +235,7 @@ def tight(tenancies: Tenancies, enough: int) -> Ints:
         (-length, taken),
     )
     for trial, keys in enumerate(orders):
-        chosen[leaves] = bottom_bytes.sum() + _packed(moving, np.lexsort(keys).tolist())
+        chosen[leaves] = bottom_bytes.sum() + _pack(moving, np.lexsort(keys).tolist())
         if not trial or tenancies.span_bytes(chosen) < tenancies.span_bytes(least):
             least = chosen.copy()
         if tenancies.span_bytes(least) <= enough:
@@ -243,7 +243,7 @@ def tight(tenancies: Tenancies, enough: int) -> Ints:
     return least
 
 
-def _packed(tenancies: Tenancies, order: Sequence[int]) -> Ints:
+def _pack(tenancies: Tenancies, order: Sequence[int]) -> Ints:
     """Place tenancies one by one, each in the smallest hole that suffices between those that overlap it, or behind."""
     owner, first, last = tenancies.owner, tenancies.first, tenancies.last
     sizes = tenancies.size_bytes.tolist()
@@ -254,13 +254,13 @@ def _packed(tenancies: Tenancies, order: Sequence[int]) -> Ints:
         stays = zip(first[is_own], last[is_own], strict=True)
         overlaps = np.logical_or.reduce([(first <= end) & (last >= start) for start, end in stays])
         near = owner[overlaps & is_placed]
-        low[tenancy] = _hole(low[near], high[near], sizes[tenancy])
+        low[tenancy] = _smallest_hole(low[near], high[near], sizes[tenancy])
         high[tenancy] = low[tenancy] + sizes[tenancy]
         is_placed |= is_own
     return low
 
 
-def _hole(low: Ints, high: Ints, size: int) -> int:
+def _smallest_hole(low: Ints, high: Ints, size: int) -> int:
     """Find the start of the lowest of the smallest holes that suffice between ranges, or the end of the last."""
     if not len(low):
         return 0
@@ -332,14 +332,14 @@ class _Free:
         while self._by_age and offset is None:
             since, start = heappop(self._by_age)
             if self._pieces.get(start, (0, None))[1] == since:
-                offset = self._taken_around(start, size)
+                offset = self._take_around(start, size)
                 if offset is None:
                     passed.append((since, start))
         for piece in passed:
             heappush(self._by_age, piece)
         return offset
 
-    def _taken_around(self, low: int, size: int) -> int | None:
+    def _take_around(self, low: int, size: int) -> int | None:
         """Grow a piece by the neighbour that has been free for longer until it suffices, and cut off the rest."""
         high, since = self._pieces[low]
         is_left, grown = False, [low]

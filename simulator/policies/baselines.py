@@ -182,7 +182,7 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     CapacityError
         If the rest does not fit the budget.
     """
-    phases, saved = ["", *(op.phase for op in problem.graph.ops)], _saved(problem)
+    phases, saved = ["", *(op.phase for op in problem.graph.ops)], _saved_intervals(problem)
     turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
     away = [*saved, *(idle for tensor in problem.visitors for idle in _at_ends(problem, tensor))]
     after = {idle.tensor: idle.after for idle in away if idle.after != NEVER}
@@ -190,11 +190,11 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
     for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
         moves += [Move(turn, Writer.sync, tensor) for turn in turns if turn > op][:1]
-    moves += [Move(op, come, tensor) for tensor, op in _comes(problem, away, min(turns, default=0), options)]
+    moves += [Move(op, come, tensor) for tensor, op in _copies_in(problem, away, min(turns, default=0), options)]
     return write(problem, "offload_saved", moves, (f"{counted(len(saved), 'tensor')} saved for backward and moved",))
 
 
-def _saved(problem: Problem) -> list[IdleInterval]:
+def _saved_intervals(problem: Problem) -> list[IdleInterval]:
     """List the idle intervals, from last forward to first backward use, of what is saved for backward."""
     ops, clock, compute_tier, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[IdleInterval]()
     lifetimes = problem.lifetimes
@@ -211,7 +211,7 @@ def _saved(problem: Problem) -> list[IdleInterval]:
     return saved
 
 
-def _comes(problem: Problem, away: list[IdleInterval], backward: int, options: OffloadSaved) -> list[tuple[int, int]]:
+def _copies_in(problem: Problem, away: list[IdleInterval], first: int, options: OffloadSaved) -> list[tuple[int, int]]:
     """Choose before which op each tensor comes in: in order of use, one after another, as soon as there is room."""
     sizes, fences, ops = problem.sizes, problem.fences, len(problem.graph.ops)
     ahead = ops if options.ahead is None else options.ahead
@@ -219,7 +219,7 @@ def _comes(problem: Problem, away: list[IdleInterval], backward: int, options: O
     for tensor, after, use, _ in away:
         live.add(after + 1, use - 1, -sizes[tensor])
         if use < ops and (after != NEVER or problem.comes_in(tensor)):
-            earliest = 0 if after == NEVER else max(backward, after + 1, use - ahead)
+            earliest = 0 if after == NEVER else max(first, after + 1, use - ahead)
             queue.append((use, tensor, max(earliest, fences[use])))
     comes, op = [], 0
     for use, tensor, earliest in sorted(queue):

@@ -86,31 +86,31 @@ def plan(problem: Problem, options: Options) -> Plan:
     _check_apart(dynamic)
     is_divided = bool(dynamic.free) or _left_bytes(dynamic) < dynamic.most_awaited_bytes
     if options.cache is not None or options.prefetch != "none" or not is_divided:
-        return _compiled(dynamic, options)
+        return _best_divided(dynamic, options)
     best = Best[Plan](problem)
-    for make in (_compiled, _undivided):
+    for make in (_best_divided, _decide_at_run_time):
         with best.trying():
             plan = make(dynamic, options)
             best.offer(plan, plan)
     return best.chosen()
 
 
-def _compiled(dynamic: DynamicReaders, options: Options) -> Plan:
+def _best_divided(dynamic: DynamicReaders, options: Options) -> Plan:
     """Find the fastest plan with a static part."""
     orders = reactive.ON_DEMAND if options.evict == "best" else (options.evict,)
-    divided = cache(partial(_divided, dynamic, options))
-    rows = (_divisions(dynamic, options), orders)
-    return tune(dynamic.problem, rows, lambda resident, order: _make(options, order, *divided(resident)))
+    divided = cache(partial(_divide, dynamic, options))
+    rows = (_resident_sets(dynamic, options), orders)
+    return tune(dynamic.problem, rows, lambda resident, order: _with_cache(options, order, *divided(resident)))
 
 
-def _undivided(dynamic: DynamicReaders, options: Options) -> Plan:
+def _decide_at_run_time(dynamic: DynamicReaders, options: Options) -> Plan:
     """Make a runtime that decides about everything while it runs."""
     made = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
     note = "nothing is compiled: room that is not divided is worth more here"
     return replace(made, policy="hybrid", notes=(note, *made.notes))
 
 
-def _divisions(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int], ...]:
+def _resident_sets(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int], ...]:
     """List sets of candidates that may live in the compute tier: all if they fit, else the likeliest for several rooms.
 
     Some are the likeliest that have room beside a cache of what comes and goes, and beside a static part of which
@@ -121,13 +121,13 @@ def _divisions(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int
     settled = dynamic.settled(dynamic.free)
     if not settled.candidates and _left_bytes(settled) >= 0:
         return (dynamic.free,)
-    cache_bytes = _in_passing(dynamic, options) if options.cache is None else options.cache
+    cache_bytes = _in_passing_bytes(dynamic, options) if options.cache is None else options.cache
     demand_bytes = WorkingSets(dynamic).demand_bytes - dynamic.most_awaited_bytes
     rooms = (_left_bytes(dynamic), dynamic.problem.budget_bytes - demand_bytes, cache_bytes)
     return tuple(dict.fromkeys(dynamic.hottest(room - cache_bytes, dynamic.free) for room in rooms))
 
 
-def _divided(dynamic: DynamicReaders, options: Options, resident: frozenset[int]) -> tuple[DynamicReaders, Plan, int]:
+def _divide(dynamic: DynamicReaders, options: Options, resident: frozenset[int]) -> tuple[DynamicReaders, Plan, int]:
     """Compile the static part with some candidates in the compute tier; return the other reads, the plan, their cache.
 
     Raises
@@ -190,7 +190,7 @@ def _left_bytes(dynamic: DynamicReaders) -> int:
     return int(min(problem.budget_bytes - (int(live.max()) - away), away))
 
 
-def _make(options: Options, order: str, dynamic: DynamicReaders, planned: Plan, cache_bytes: int) -> Plan:
+def _with_cache(options: Options, order: str, dynamic: DynamicReaders, planned: Plan, cache_bytes: int) -> Plan:
     """Put a cache beside the static part if some candidates live away."""
     if not dynamic.candidates:
         return planned
@@ -199,7 +199,7 @@ def _make(options: Options, order: str, dynamic: DynamicReaders, planned: Plan, 
     note = f"a cache of {human(cache_bytes, 'B')}, evicts {order}, fetches {options.prefetch}{guess} ahead"
     parts, ends = _parts(dynamic, static_part)
     homes = {t: problem.homes[t] for t in dynamic.candidates}
-    hottest = dynamic.hottest(cache_bytes - _in_passing(dynamic, options), dynamic.candidates)
+    hottest = dynamic.hottest(cache_bytes - _in_passing_bytes(dynamic, options), dynamic.candidates)
     stay = hottest if order == "hot" else frozenset[int]()
 
     def steps(view: View) -> Iterator[Code]:
@@ -268,7 +268,7 @@ def _parts(dynamic: DynamicReaders, steps: Actions) -> tuple[tuple[Actions, ...]
     return tuple(parts), [*ends, -1]
 
 
-def _in_passing(dynamic: DynamicReaders, options: Options) -> int:
+def _in_passing_bytes(dynamic: DynamicReaders, options: Options) -> int:
     """Return the room for what passes through the cache [B]: revealed reads that wait, and what is fetched ahead."""
     awaited, sizes = dynamic.most_awaited_bytes, dynamic.problem.sizes
     if options.prefetch == "next_layer_all":

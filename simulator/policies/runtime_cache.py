@@ -180,7 +180,7 @@ class RuntimeCache:
             if tier == self.tier:
                 self.hold(tensor)
             elif tier != NOWHERE:
-                self._lie(tensor, tier)
+                self._count_below(tensor, tier)
 
     def take(self) -> list[Code]:
         """Hand over the codes issued so far."""
@@ -236,7 +236,7 @@ class RuntimeCache:
             self.codes.append((SYNC, tensor, 0, 0))
         if not self.is_clean[tensor]:
             if self.below[tensor] == NOWHERE:
-                self._lie(tensor, self._room_below(tensor))
+                self._count_below(tensor, self._room_below(tensor))
             self._copy(tensor, self.tier, self.below[tensor])
             self.is_clean[tensor] = True
         self.leave(tensor)
@@ -263,10 +263,10 @@ class RuntimeCache:
         """Move the copy of a tensor below to its home."""
         home = self.homes[tensor]
         if self.below[tensor] != home:
-            self._clear(tensor, home)
+            self._make_room_below(tensor, home)
             self._move(tensor, home)
 
-    def _lie(self, tensor: int, tier: int) -> None:
+    def _count_below(self, tensor: int, tier: int) -> None:
         """Count a valid copy in a tier below."""
         self.below[tensor], self.is_clean[tensor] = tier, True
         self._gone[tensor] = None
@@ -276,14 +276,14 @@ class RuntimeCache:
         """Move a copy from one tier below to another."""
         self._copy(tensor, self.below[tensor], target)
         self.drop(tensor)
-        self._lie(tensor, target)
+        self._count_below(tensor, target)
 
     def _copy(self, tensor: int, source: int, target: int) -> None:
         """Copy over all links of the path between two tiers."""
         path = (source, target) if self._is_direct else self.problem.path(source, target)
         for start, end in pairwise(path):
             if end != target:
-                self._clear(tensor, end)
+                self._make_room_below(tensor, end)
             self.codes.append((COPY, tensor, start, end))
             if self._synchronous:
                 self.codes.append((SYNC, tensor, 0, 0))
@@ -298,7 +298,7 @@ class RuntimeCache:
             return tier
         raise self._too_small(tensor, tiers[0])
 
-    def _clear(self, tensor: int, tier: int) -> None:
+    def _make_room_below(self, tensor: int, tier: int) -> None:
         """Make room for a tensor in a tier below, or report that there is none."""
         if not self._demote_for(tensor, tier):
             raise self._too_small(tensor, tier)
@@ -309,11 +309,11 @@ class RuntimeCache:
             lying = (
                 t for t in [*self._gone] if self.below[t] == tier and self.problem.homes[t] == FREE and t != tensor
             )
-            if not any(self._gives_way(t, tier) for t in lying):
+            if not any(self._give_way(t, tier) for t in lying):
                 return False
         return True
 
-    def _gives_way(self, tensor: int, tier: int) -> bool:
+    def _give_way(self, tensor: int, tier: int) -> bool:
         """Drop a copy of what the compute tier has, or demote it to the next tier; return whether that freed room."""
         if tensor in self.resident:
             if self.homes[tensor] == NOWHERE:

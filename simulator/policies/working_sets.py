@@ -69,7 +69,7 @@ class DynamicReaders:
         problem, tier = self.problem, self.problem.compute_tier
         left = {away: room for away, room in problem.left_away.items() if (away, tier) in problem.links}
         full = next(iter(left or problem.neighbours), NOWHERE)
-        homes = dict.fromkeys(chosen, tier) | assigned(problem, self.likeliest(self.free - {*chosen}), left, full)
+        homes = dict.fromkeys(chosen, tier) | assign_homes(problem, self.likeliest(self.free - {*chosen}), left, full)
         settled = (homes.get(t, home) for t, home in enumerate(problem.homes))
         return DynamicReaders(replace(problem, homes=tuple(settled)))
 
@@ -130,7 +130,7 @@ class DynamicReaders:
             raise ScopeError(f"policy {policy!r}", must, f"nothing written by {graph.ops[mute].name!r}", do)
 
 
-def assigned(problem: Problem, order: Iterable[int], left: dict[int, int | float], full: int) -> dict[int, int]:
+def assign_homes(problem: Problem, order: Iterable[int], left: dict[int, int | float], full: int) -> dict[int, int]:
     """Assign tensors in some order to the first tier that has room.
 
     Parameters
@@ -138,7 +138,7 @@ def assigned(problem: Problem, order: Iterable[int], left: dict[int, int | float
     problem, order
         Whose tensors, and in which order.
     left
-        Tier -> what it has left [B], the best first; what is assigned is taken off.
+        Tier -> what it has left [B], the best first; what is assign_homes is taken off.
     full
         The tier for what has room in none.
     """
@@ -196,14 +196,14 @@ class WorkingSets:
     @cached_property
     def nothing_moves(self) -> bool:
         """Whether everything fits into the compute tier and may live there."""
-        return self._fit(frozenset())
+        return self._fits_without(frozenset())
 
     @property
     def only_dynamic_moves(self) -> bool:
         """Whether everything but dynamic reads fits there, beside the candidates that are read at once."""
-        return bool(self.dynamic.readers) and self._fit(self.dynamic.candidates)
+        return bool(self.dynamic.readers) and self._fits_without(self.dynamic.candidates)
 
-    def _fit(self, away: frozenset[int]) -> bool:
+    def _fits_without(self, away: frozenset[int]) -> bool:
         """Return whether everything but some tensors fits into the compute tier and may live there."""
         problem, awaited = self.problem, self.dynamic.awaited_bytes if away else 0
         live = live_bytes(problem.graph) - sum(problem.sizes[t] for t in away) + awaited
@@ -220,7 +220,7 @@ class WorkingSets:
         share = dict.fromkeys(dynamic.candidates, 0.0) | dynamic.shares
         free = (t for t in persistent if problem.homes[t] == FREE)
         order = sorted(free, key=lambda t: (-share.get(t, 2.0), first_use[t] == NEVER, first_use[t], t))
-        return assigned(problem, order, left, (NOWHERE, *problem.neighbours)[-1])
+        return assign_homes(problem, order, left, (NOWHERE, *problem.neighbours)[-1])
 
     @cached_property
     def hottest(self) -> frozenset[int]:

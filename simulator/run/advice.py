@@ -51,10 +51,10 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
     for lacking in report.rooms or ({report.tier: _usable_bytes(case, report)},):
         if room := _enough_room(case, decide, lacking, choice.allocator, tell):
             is_least = room == lacking and who == row
-            lever = bounds.raised(case.hardware, case.loaded.scenario.budget_bytes, room)
+            lever = bounds.raise_advice(case.hardware, case.loaded.scenario.budget_bytes, room)
             levers.append(lever if is_least else f"{lever}, with which {who} runs")
             rooms.append(room)
-    staged = bounds.staged(case.hardware, report.tier)
+    staged = bounds.staging_text(case.hardware, report.tier)
     return replace(report, levers=(*levers, *report.levers), rooms=tuple(rooms), staged=staged)
 
 

@@ -26,7 +26,7 @@ _made: dict[bytes, Callable[[Any], Any]] = {}
 def clustered(
     address: str, make: Make, tasks: Sequence[tuple[int, Any]], _: int
 ) -> Generator[tuple[int, Any], None, None]:
-    """Do tasks on a Dask cluster; like `simulator.processes.worked`.
+    """Do tasks on a Dask cluster; like `simulator.processes.spawned`.
 
     A worker builds once what all tasks share, and does one task at a time. What was on a worker that dies is done by
     another one.

@@ -20,7 +20,7 @@ from simulator.catalog.text import scalar
 from simulator.errors import insist
 from simulator.graph import Job
 from simulator.metrics.figures import Of
-from simulator.processes import worked
+from simulator.processes import spawned
 from simulator.report.grids import grid_view, needs
 from simulator.report.uncertain import Summed, summed
 from simulator.report.views import Varied
@@ -241,7 +241,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     head = [*(one.name for one in axes), "policy", *columns, *_SAID]
     needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
     workers = workers or os.cpu_count() or 1
-    pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else worked
+    pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else spawned
     with ExitStack() as using:
         kept = using.enter_context(closing(KeptRows(folder))) if measured.key else None
         append = using.enter_context(appended(file, head)) if file else None

@@ -20,7 +20,7 @@ from simulator import builders, catalog
 from simulator.catalog import Axis, BudgetError, Loaded
 from simulator.errors import CapacityError, ConfigError, HosimError, PlanError
 from simulator.metrics import figure_of
-from simulator.processes import Make, worked
+from simulator.processes import Make, spawned
 from simulator.report import files
 from simulator.report.card import Card, machine_card, model_card
 from simulator.report.expectations import Verdict
@@ -45,7 +45,7 @@ Task = tuple[int, Point]
 Progress = Callable[[str, int, int], None]
 """Called now and then with what is at work, how much of it is done, and how much there is in all."""
 Does = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
-"""Does tasks in some processes, as `simulator.processes.worked` does."""
+"""Does tasks in some processes, as `simulator.processes.spawned` does."""
 
 
 def silent(label: str, done: int, total: int) -> None:
@@ -166,7 +166,7 @@ def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None 
 
 
 def streamed(
-    studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None = None, does: Does = worked
+    studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None = None, does: Does = spawned
 ) -> Iterator[Rows]:
     """Measure all points of some studies, and give the rows of each as soon as all before it are there.
 

@@ -8,7 +8,7 @@ import pytest
 from bounding import bound
 from stories import graph, machine
 
-from simulator.bounds import Bound, infeasible, raised
+from simulator.bounds import Bound, infeasible, raise_advice
 from simulator.cost import durations_ns
 from simulator.graph import Graph
 from simulator.hardware import Hardware
@@ -294,16 +294,16 @@ def test_without_a_tier_below_everything_needed_must_fit():
 
 
 def test_room_is_told_to_the_byte():
-    assert raised(machine(), 89, {"hbm": 90}) == "raise the budget in hbm by 1 B to 90 B"
+    assert raise_advice(machine(), 89, {"hbm": 90}) == "raise the budget in hbm by 1 B to 90 B"
     hbm, ddr = (machine().tiers[name].model_copy(update={"capacity_bytes": 7000, "reserved_bytes": 500})
                 for name in ("hbm", "ddr"))  # fmt: skip
     tight = machine().model_copy(update={"tiers": {"hbm": hbm, "ddr": ddr}})
     hbm_by_1, ddr_by_2 = (f"raise the capacity of {what} B)" for what in (
         "hbm by 1 B to 7.00 kB (7,001", "ddr by 2 B to 7.00 kB (7,002",
     ))  # fmt: skip
-    assert raised(tight, None, {"hbm": 6501, "ddr": 6502}) == f"{hbm_by_1} and {ddr_by_2}"
+    assert raise_advice(tight, None, {"hbm": 6501, "ddr": 6502}) == f"{hbm_by_1} and {ddr_by_2}"
     both = f"{hbm_by_1} and raise the budget in hbm by 1 B to 6.50 kB (6,501 B)"
-    assert raised(tight, 6500, {"hbm": 6501}) == both
+    assert raise_advice(tight, 6500, {"hbm": 6501}) == both
 
 
 def again(g: Graph, homes: dict[str, int], budget: float) -> Bound:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tasks
 
-from simulator.processes import forked, worked
+from simulator.processes import forked, spawned
 
 _BEGIN = """
 import os, sys, time
@@ -122,20 +122,22 @@ def test_where_no_process_can_be_started_tasks_are_done_here(monkeypatch):
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refused)
-    found = list(worked(tasks.whereabouts, list(enumerate("abc")), 2))
+    found = list(spawned(tasks.whereabouts, list(enumerate("abc")), 2))
     assert found == [(number, os.getpid()) for number in range(3)]
 
 
 def test_a_task_whose_process_dies_is_done_once_more(tmp_path):
-    assert sorted(worked(tasks.Once(tmp_path / "died"), list(enumerate(range(6))), 2)) == [(n, n * n) for n in range(6)]
-    assert sorted(worked(tasks.fragile, list(enumerate(range(6))), 2)) == [(n, n * n) for n in range(6) if n != 3]
+    assert sorted(spawned(tasks.Once(tmp_path / "died"), list(enumerate(range(6))), 2)) == [
+        (n, n * n) for n in range(6)
+    ]
+    assert sorted(spawned(tasks.fragile, list(enumerate(range(6))), 2)) == [(n, n * n) for n in range(6) if n != 3]
 
 
 def test_where_every_process_dies_nothing_is_done_again(tmp_path, monkeypatch):
     """A script that has no guard starts itself over and over: its tasks end with the processes that begin them."""
     started, start = [], BaseProcess.start
     monkeypatch.setattr(BaseProcess, "start", lambda process: [started.append(process), start(process)])
-    assert list(worked(tasks.fragile, [(0, 3), (1, 3), (2, 3)], 2)) == []
+    assert list(spawned(tasks.fragile, [(0, 3), (1, 3), (2, 3)], 2)) == []
     assert len(started) == 3
 
 
@@ -146,7 +148,7 @@ def _semaphores():
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="finds semaphores in /proc")
 def test_workers_need_no_semaphore_and_end_when_no_more_is_asked():
     before = _semaphores()
-    outcomes = worked(tasks.whereabouts, list(enumerate("abcdef")), 2)
+    outcomes = spawned(tasks.whereabouts, list(enumerate("abcdef")), 2)
     _, pid = next(outcomes)
     assert pid != os.getpid()
     assert _semaphores() == before
@@ -160,7 +162,7 @@ _LEFT = {
 calls = [lambda tell: tasks.endless()(0), lambda tell: time.sleep(1000)]
 list(forked(calls, print))
 """,
-    "a worker": "from simulator.processes import worked; next(worked(tasks.endless, [(0, 'x')], 1))",
+    "a worker": "from simulator.processes import spawned; next(spawned(tasks.endless, [(0, 'x')], 1))",
 }
 
 

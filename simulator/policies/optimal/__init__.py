@@ -149,7 +149,7 @@ def _check_scope(problem: Problem) -> None:
     if find_spec("ortools") is None:
         do = 'pip install "hosim[solve]"'
         raise ScopeError("policy 'optimal'", "its solver is installed", "no ortools", do)
-    strange = next(_strange(problem), "")
+    strange = next(_out_of_scope(problem), "")
     if strange:
         must = (
             f"a graph has at most {MOST_OPS} ops and no collective, the host takes no time, and all that moves goes to "
@@ -158,7 +158,7 @@ def _check_scope(problem: Problem) -> None:
         raise ScopeError("policy 'optimal'", must, strange, "change that, or plan with 'static'")
 
 
-def _strange(problem: Problem) -> Iterator[str]:
+def _out_of_scope(problem: Problem) -> Iterator[str]:
     """Yield what is outside of the program's scope, in words."""
     graph, hardware, size_bytes = problem.graph, problem.hardware, sum(problem.sizes)
     if len(graph.ops) > MOST_OPS:
@@ -176,10 +176,10 @@ def _strange(problem: Problem) -> Iterator[str]:
         if size_bytes > problem.capacities[away]:
             yield f"{size_bytes:,} B of tensors and {problem.capacities[away]:,} B of {problem.tiers[away]}"
         for hop in ((problem.compute_tier, away), (away, problem.compute_tier)):
-            yield from _slowed(problem, hop)
+            yield from _slowdowns(problem, hop)
 
 
-def _slowed(problem: Problem, hop: tuple[int, int]) -> Iterator[str]:
+def _slowdowns(problem: Problem, hop: tuple[int, int]) -> Iterator[str]:
     """Yield what may slow down copies over a hop, in words."""
     hardware, ends = problem.hardware, f"from {problem.tiers[hop[0]]} to {problem.tiers[hop[1]]}"
     if hop not in problem.links:

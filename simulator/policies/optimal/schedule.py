@@ -173,9 +173,9 @@ class ScheduleModel:
         self._taken_bytes = [op.workspace_bytes for op in self._problem.graph.ops]
         self._freed_bytes = list(self._taken_bytes)
         for tensor in range(len(problem.sizes)):
-            self._hold(tensor)
-        self._order()
-        self._fit()
+            self._add_tensor(tensor)
+        self._add_orders()
+        self._add_budget()
         self.model.minimize(self.end)
 
     def _copy_ns(self, tensor: int, *, back: bool = False) -> int:
@@ -191,7 +191,7 @@ class ScheduleModel:
         """Return the end of an op; for -1, the start of the step."""
         return self._zero if op < 0 else self.starts[op] + self._durations[op]
 
-    def _hold(self, tensor: int) -> None:
+    def _add_tensor(self, tensor: int) -> None:
         """Add what a tensor takes and gives up if it stays; if it may move its idle intervals, over borders, too."""
         p, size, exists = self._problem, self._problem.sizes[tensor], tensor in self._problem.lifetimes.inputs
         uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
@@ -210,17 +210,17 @@ class ScheduleModel:
         for after, before in pairwise((*begins, *uses, self._ops)):
             ends = before == self._ops
             if after < self.lead or (ends and about.persistent):
-                self._spend(tensor, after, before, lives_away)
+                self._add_idle(tensor, after, before, lives_away)
             elif not size or before == after + 1:
                 continue
             elif tensor in p.graph.outputs if ends else p.lifetimes.is_read(tensor, before):
-                self._spend(tensor, after, before, self.model.new_bool_var(""))
+                self._add_idle(tensor, after, before, self.model.new_bool_var(""))
             elif not ends:
                 self._dead.append((after, tensor))
                 self._freed_bytes[after] += size
                 self._taken_bytes[before] += size
 
-    def _spend(self, tensor: int, after: int, before: int, away: BoolVarT) -> None:
+    def _add_idle(self, tensor: int, after: int, before: int, away: BoolVarT) -> None:
         """Add an idle interval: what frees its room, and the copy in behind that, the fence, and before its reader."""
         p, model, left, back = self._problem, self.model, self._ended(after), None
         writes, lives_away = p.lifetimes.writes[tensor], self.homes.get(tensor, self._always)
@@ -250,7 +250,7 @@ class ScheduleModel:
                 self.model.add(self.end >= out.end).only_enforce_if(made)
         return self.outs[tensor, version]
 
-    def _order(self) -> None:
+    def _add_orders(self) -> None:
         """Let ops follow one another, and the copies of each link as well."""
         for op, start in enumerate((*self.starts, self.end)):
             self.model.add(start >= self._ended(op - 1))
@@ -258,7 +258,7 @@ class ScheduleModel:
         for copies in (self.outs.values(), [idle.back for idle in self.idle if idle.back is not None]):
             self.model.add_no_overlap([interval(copy.start, copy.takes_ns, copy.made, "") for copy in copies])
 
-    def _fit(self) -> None:
+    def _add_budget(self) -> None:
         """Keep the compute tier within the budget at every moment."""
         changes: list[tuple[LinearExpr, int, BoolVarT]] = [(self._zero, self._start_bytes, self._always)]
         for op, start in enumerate(self.starts):
@@ -273,18 +273,18 @@ class ScheduleModel:
         budget = int(min(self._problem.budget_bytes, sum(map(abs, sizes))))
         self.model.add_reservoir_constraint_with_active(moments, sizes, made, 0, budget)
         for op in (op for op, took_ns in enumerate(self._durations) if not took_ns):
-            self._fit_instant(op, budget)
+            self._add_budget_at(op, budget)
 
-    def _fit_instant(self, op: int, budget_bytes: int) -> None:
+    def _add_budget_at(self, op: int, budget_bytes: int) -> None:
         """Keep the budget while an op of 0 ns runs, which a reservoir does not see."""
         held_bytes = self._start_bytes + sum(self._taken_bytes[: op + 1]) - sum(self._freed_bytes[:op])
         absent: list[LinearExpr] = []
         for idle in (idle for idle in self.idle if idle.after < op < idle.before):
             later = () if idle.back is None else (idle.back.start >= self.starts[op],)
-            absent.append(self._sizes[idle.tensor] * self._when(idle.left <= self.starts[op], *later, given=idle.away))
+            absent.append(self._sizes[idle.tensor] * self._holds(idle.left <= self.starts[op], *later, given=idle.away))
         self.model.add(sum(absent, start=self._zero) >= held_bytes - budget_bytes)
 
-    def _when(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
+    def _holds(self, *facts: BoundedLinearExpression | bool, given: BoolVarT) -> BoolVarT:
         """Make a variable that implies these facts and another variable."""
         holds = self.model.new_bool_var("")
         self.model.add_implication(holds, given)
@@ -300,8 +300,8 @@ class ScheduleModel:
             for idle in self.idle:
                 if idle.back is not None and idle.after < op < idle.before:
                     start = idle.back.start
-                    ways = [self._when(start <= moment, given=given) for moment, given in ready]
-                    self.model.add_bool_or(*ways, self._when(start >= self.starts[op], given=idle.away), ~idle.away)
+                    ways = [self._holds(start <= moment, given=given) for moment, given in ready]
+                    self.model.add_bool_or(*ways, self._holds(start >= self.starts[op], given=idle.away), ~idle.away)
 
     def solve(self, time_limit_s: float) -> SolverResult:
         """Look for the shortest step, for so many seconds at most."""

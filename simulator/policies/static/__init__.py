@@ -290,23 +290,23 @@ def compiled(problem: Problem, options: Options) -> Compiled:
     """Compile a plan, with recompute if allowed and faster, and keep what led to it."""
     with no_garbage_search():
         try:
-            best: Compiled | CapacityError = _passes(problem, options)
+            best: Compiled | CapacityError = _compile_once(problem, options)
         except CapacityError as error:
             best = error
         if options.recompute and (isinstance(best, CapacityError) or best.augmented.intervals):
-            best = _mixed(problem, options, best)
+            best = _compile_mixes(problem, options, best)
     if isinstance(best, CapacityError):
         raise best
     return best
 
 
-def _passes(problem: Problem, options: Options) -> Compiled:
+def _compile_once(problem: Problem, options: Options) -> Compiled:
     validator = Validator(problem, options)
     augmented = validator.run()
     return Compiled(augmented, augmented.plan, validator.best.step_ns)
 
 
-def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:
+def _compile_mixes(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:
     """Compile the rewritten problems that promise most, and return the fastest plan."""
     best = pure
     best_ns = math.inf if isinstance(pure, CapacityError) else pure.step_ns
@@ -318,7 +318,7 @@ def _mixed(problem: Problem, options: Options, pure: Compiled | CapacityError) -
         if rewritten.problem.bound_ns * GOOD_ENOUGH >= best_ns:
             continue
         try:
-            mixed = _passes(rewritten.problem, options)
+            mixed = _compile_once(rewritten.problem, options)
         except CapacityError:
             continue
         if mixed.step_ns < best_ns:

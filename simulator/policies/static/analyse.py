@@ -163,13 +163,13 @@ def analyse(problem: Problem, asked: frozenset[int] = frozenset()) -> Analysis:
     live, lifetimes = live_bytes(problem.graph), problem.lifetimes
     forced: list[PricedIdle] = []
     leaving = moving_homes(problem)
-    candidates, unused = [*_inner(problem, leaving)], []
+    candidates, unused = [*_between_uses(problem, leaving)], []
     for tensor, uses in enumerate(lifetimes.uses):
         if tensor not in lifetimes.inputs or problem.pinned(tensor):
             continue
         free = problem.homes[tensor] == FREE
         if uses:
-            (candidates if free else forced).append(_around(problem, tensor))
+            (candidates if free else forced).append(_over_step_boundary(problem, tensor))
             continue
         live -= problem.sizes[tensor]
         if free:
@@ -201,7 +201,7 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     return frozenset(leaving)
 
 
-def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[PricedIdle]:
+def _between_uses(problem: Problem, moving_homes: frozenset[int]) -> Iterator[PricedIdle]:
     """Yield idle intervals between two uses in a step, and then those of outputs that wait for the end of the step."""
     graph, lifetimes, ops = problem.graph, problem.lifetimes, len(problem.graph.ops)
     waiting = (t for t in graph.outputs if not graph.tensors[t].persistent and lifetimes.last_use[t] < ops - 1)
@@ -218,7 +218,7 @@ def _inner(problem: Problem, moving_homes: frozenset[int]) -> Iterator[PricedIdl
         yield priced(problem, idle, goes_out=before == ops or (is_read and not clean), returns=is_read)
 
 
-def _around(problem: Problem, tensor: int) -> PricedIdle:
+def _over_step_boundary(problem: Problem, tensor: int) -> PricedIdle:
     """Price the interval over the step boundary of a tensor that exists from the start."""
     lifetimes, stays = problem.lifetimes, problem.graph.tensors[tensor].persistent
     first, last = lifetimes.first_use[tensor], lifetimes.last_use[tensor] if stays else len(problem.graph.ops) - 1

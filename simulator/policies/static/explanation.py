@@ -125,12 +125,12 @@ def ledger(augmented: Augmented, trace: Trace, slots: int = SLOTS) -> list[Slot]
     slots
         How many slots.
     """
-    problem, (busy, length_ns) = augmented.problem, _replayed(augmented, trace)
+    problem, (busy, length_ns) = augmented.problem, _replayed_copies(augmented, trace)
     width_ns = -(-max(length_ns, problem.clock[-1], 1) // slots)
     borders = np.arange(slots + 1) * width_ns
     borders[[0, -1]] = -(2**62), 2**62
     occupied: dict[tuple[int, int], NDArray[np.int64]] = {}
-    for row, copies in enumerate((_wanted(augmented), busy)):
+    for row, copies in enumerate((_just_in_time_copies(augmented), busy)):
         for hop, start, end in copies:
             occupied.setdefault(hop, np.zeros((2, slots), np.int64))[row] += np.diff(borders.clip(start, end))
     counted = []
@@ -142,7 +142,7 @@ def ledger(augmented: Augmented, trace: Trace, slots: int = SLOTS) -> list[Slot]
     return counted
 
 
-def _wanted(augmented: Augmented) -> Iterator[HopCopy]:
+def _just_in_time_copies(augmented: Augmented) -> Iterator[HopCopy]:
     """Yield just-in-time copies: out right after the last use, and in so that they end at the next."""
     problem, starts, durations = augmented.problem, augmented.problem.clock, augmented.problem.durations_ns
     for cache_op in augmented.cache_ops:
@@ -157,7 +157,7 @@ def _wanted(augmented: Augmented) -> Iterator[HopCopy]:
             yield hop, begin, moment
 
 
-def _replayed(augmented: Augmented, trace: Trace) -> tuple[list[HopCopy], int]:
+def _replayed_copies(augmented: Augmented, trace: Trace) -> tuple[list[HopCopy], int]:
     """Return the copies of the last step, and its length [ns]."""
     spans, actions = trace.spans.whole(), augmented.plan.fixed or ()
     last = spans["issue"] >= len(actions) * (augmented.plan.repeats - 1)
@@ -237,10 +237,10 @@ def explained(problem: Problem, options: Options) -> Explanation:
     slots: tuple[Slot, ...] = ()
     if replay.trace is not None:
         slots = tuple(ledger(augmented, replay.trace))
-    return Explanation(augmented, result.plan, tuple(_choices(result, again_ns)), replay, slots)
+    return Explanation(augmented, result.plan, tuple(_idle_decisions(result, again_ns)), replay, slots)
 
 
-def _choices(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
+def _idle_decisions(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
     """Give the decision about every idle interval with its reason: first those that homes force, then by score.
 
     Each is priced and scored in the tier that it goes to; what is kept, in the first that has room for it. What
@@ -262,7 +262,7 @@ def _choices(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator
         choices.append(IdleDecision(interval, decision, scored(interval, asked, alone.queue_ns), why, made_ns))
     yield from sorted(choices, key=lambda choice: turn((choice.interval, choice.score)))
     if result.rewritten is not None:
-        yield from _remade(result.rewritten, below)
+        yield from _remake_decisions(result.rewritten, below)
 
 
 def _why_moved(problem: Problem, idle: PricedIdle, score: Score) -> str:
@@ -281,7 +281,7 @@ def _why_kept(selection: Selection, live: Profile, idle: PricedIdle, score: Scor
     return f"others, of a better score or alike, made the room while it idles{asked}"
 
 
-def _remade(rewritten: Rewritten, below: PlannedRoom) -> Iterator[IdleDecision]:
+def _remake_decisions(rewritten: Rewritten, below: PlannedRoom) -> Iterator[IdleDecision]:
     """Give the decision to recompute each tensor, in the order in which they are recomputed."""
     problem, op_of = rewritten.problem, rewritten.op_of
     lifetimes = problem.lifetimes

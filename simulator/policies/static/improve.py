@@ -118,7 +118,7 @@ class Improver:
         state, intervals = trial.state, trial.augmented.selection.intervals
         for node in trial.augmented.cache_ops:
             place = intervals[node.trip], node.role
-            for point in _points(node):
+            for point in _other_points(node):
                 yield state._replace(points={**state.points, place: point})
         forced, asked = {*self._analysis.forced}, self._analysis.asked
         movable = [idle for idle in intervals if idle not in forced and idle.tensor not in asked]
@@ -133,7 +133,7 @@ class Improver:
     def _try(self, state: State) -> Trial | None:
         """Replay a state, unless it cannot fit or was tried before."""
         intervals = tuple(sorted(state.intervals, key=in_order))
-        augmented = _placed(insert(replace(self._base, intervals=intervals)), state.points)
+        augmented = _move_to(insert(replace(self._base, intervals=intervals)), state.points)
         key = tuple((node.tensor, node.role, node.source, node.target, node.position) for node in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(augmented)
@@ -143,7 +143,7 @@ class Improver:
         return self._seen[key]
 
 
-def _placed(augmented: Augmented, points: Mapping[Place, int]) -> Augmented:
+def _move_to(augmented: Augmented, points: Mapping[Place, int]) -> Augmented:
     """Move cache operators to the points of a state, as far as windows and chains allow."""
     changed, intervals = {}, augmented.selection.intervals
     for idle, spent, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):
@@ -160,7 +160,7 @@ def _placed(augmented: Augmented, points: Mapping[Place, int]) -> Augmented:
     return augmented.moved(changed)
 
 
-def _points(node: CacheOp) -> list[int]:
+def _other_points(node: CacheOp) -> list[int]:
     """List the other points of the window, the nearest first; a detach does not move."""
     window = () if node.role is Role.DETACH else range(node.first, node.last + 1)
     return sorted((p for p in window if p != node.position), key=lambda p: abs(p - node.position))

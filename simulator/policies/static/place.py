@@ -198,9 +198,9 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
         Whether copies in come as early as there is room, instead of just in time.
     """
     problem, selection = augmented.problem, augmented.selection
-    starts, gates, below = problem.clock, _gates(problem), held(problem, augmented.intervals)
+    starts, gates, below = problem.clock, _earliest_starts(problem), held(problem, augmented.intervals)
     placed: dict[CacheOp, CacheOp] = {}
-    for cache_op, begin_ns in _served(problem, augmented):
+    for cache_op, begin_ns in _stores_in_turn(problem, augmented):
         wanted = min(max(cache_op.first, bisect_right(gates, begin_ns) - 1), cache_op.position)
         point = below.earliest(cache_op, wanted, cache_op.position)
         below.move(cache_op, point)
@@ -209,7 +209,7 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
     last_points, free_until = Counter[int](), dict[int, list[int]]()
     prefetches = (cache_op for cache_op in augmented.cache_ops if cache_op.role is PREFETCH)
     for cache_op in sorted(prefetches, key=lambda cache_op: (cache_op.before, cache_op.tensor), reverse=not eager):
-        hop = _hop(problem, cache_op)
+        hop = _compute_hop(problem, cache_op)
         queue = problem.queues[hop]
         # Until when each channel is free, laid out backwards; negative, so that the heap finds the latest.
         channels = free_until.setdefault(queue, [-FOREVER] * problem.links[hop].servers)
@@ -229,7 +229,7 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
     return augmented.moved(placed)
 
 
-def _gates(problem: Problem) -> tuple[int, ...]:
+def _earliest_starts(problem: Problem) -> tuple[int, ...]:
     """For each program point, return the earliest start of a copy that is issued there [ns]."""
     starts = problem.clock
     if problem.switches.copies_wait_for == "start":
@@ -237,29 +237,29 @@ def _gates(problem: Problem) -> tuple[int, ...]:
     return (0, *map(add, starts, problem.durations_ns))
 
 
-def _hop(problem: Problem, cache_op: CacheOp) -> tuple[int, int]:
+def _compute_hop(problem: Problem, cache_op: CacheOp) -> tuple[int, int]:
     """Return the hop from or to the compute tier that a copy takes."""
     path = problem.path(cache_op.source, cache_op.target)
     return (path[-2], path[-1]) if cache_op.role is PREFETCH else (path[0], path[1])
 
 
-def _served(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, int]]:
+def _stores_in_turn(problem: Problem, augmented: Augmented) -> Iterator[tuple[CacheOp, int]]:
     """Yield the stores in the order in which each channel serves them, and when each begins [ns]."""
     by_channel: dict[int, list[CacheOp]] = {}
     for store in augmented.cache_ops:
         if store.role is STORE:
-            by_channel.setdefault(problem.queues[_hop(problem, store)], []).append(store)
+            by_channel.setdefault(problem.queues[_compute_hop(problem, store)], []).append(store)
     ends = [*map(add, problem.clock, problem.durations_ns)]
     for stores in by_channel.values():
         written = {store: ends[store.after] if store.after >= 0 else problem.clock[store.first] for store in stores}
         arrivals = sorted(stores, key=lambda store: (store.first, store.last, store.tensor), reverse=True)
         ready: list[tuple[int, int, int, CacheOp]] = []
-        servers = [0] * problem.links[_hop(problem, stores[0])].servers
+        servers = [0] * problem.links[_compute_hop(problem, stores[0])].servers
         while arrivals or ready:
             while arrivals and (not ready or written[arrivals[-1]] <= servers[0]):
                 store = arrivals.pop()
                 heappush(ready, (store.position, store.tensor, store.trip, store))
             store = heappop(ready)[-1]
             begin_ns = max(servers[0], written[store])
-            heapreplace(servers, begin_ns + problem.copy_ns(store.tensor, *_hop(problem, store)))
+            heapreplace(servers, begin_ns + problem.copy_ns(store.tensor, *_compute_hop(problem, store)))
             yield store, begin_ns
