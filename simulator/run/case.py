@@ -61,17 +61,17 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        """What every policy has to solve for rank 0."""
+        """The problem that every policy has to solve for rank 0."""
         return self.tasks[self.job.graph_of[0]].problem
 
     @property
     def graph(self) -> Graph:
-        """What rank 0 runs."""
+        """The graph that rank 0 runs."""
         return self.problem.graph
 
     @property
     def hardware(self) -> Hardware:
-        """Where, with all changes."""
+        """The machine, with all changes."""
         return self.problem.hardware
 
     @property
@@ -92,21 +92,19 @@ class Case:
         return max(task.limits(**kind).peak_bytes(step_ns) for task in self.tasks)
 
     def unfit(self, row: str | None = None) -> Shortfall | None:
-        """What no plan of a row can fit, if there is such a thing; else, none that runs each op once in a step."""
+        """Return why no plan of a row fits, if so; without a row, no plan that runs each op once in a step."""
         may_repeat = row is not None and self.may_repeat(row)
-        found = (task.unfit(may_repeat=may_repeat) for task in self.tasks)
-        return max(filter(None, found), key=lambda short: short.short_bytes, default=None)
+        reports = (task.unfit(may_repeat=may_repeat) for task in self.tasks)
+        return max(filter(None, reports), key=lambda report: report.short_bytes, default=None)
 
     def may_repeat(self, row: str) -> bool:
-        """Whether the row's plan may run an op again: unless it is a policy that never does."""
+        """Return whether the row's plan may run an op again: unless it is a policy that never does."""
         choice = self.choice(row)
-        if choice.policy not in POLICIES:
-            return True
-        entry = POLICIES[choice.policy]
-        return entry.may_repeat(entry.read_options(choice.options))
+        entry = POLICIES.get(choice.policy)
+        return entry is None or entry.may_repeat(entry.read_options(choice.options))
 
     def of(self, row: str) -> Case:
-        """The same on the machine that a row sets for itself; rows that set the same share it, and its bounds."""
+        """Return the case on the machine that a row sets; rows that set the same share it, and its bounds."""
         choice = self.choice(row)
         if not choice.set_:
             return self
@@ -117,12 +115,12 @@ class Case:
         return self.changed[change]
 
     def choice(self, row: str) -> PolicyChoice:
-        """The row of the scenario with this name, or else the policy with its default options."""
-        known = {choice.row: choice for choice in self.loaded.scenario.policies}
-        return known.get(row, PolicyChoice(policy=row))
+        """Return the row of the scenario with this name, or else the policy with its default options."""
+        by_row = {choice.row: choice for choice in self.loaded.scenario.policies}
+        return by_row.get(row, PolicyChoice(policy=row))
 
     def rows(self, policies: Policies | None = None) -> dict[str, Policy]:
-        """Say which rows to run, each with the function that decides.
+        """Return the rows to run by name, each with the function that decides.
 
         Parameters
         ----------
@@ -135,12 +133,12 @@ class Case:
             If a policy or an option is not known.
         """
         if policies is None or isinstance(policies, Mapping):
-            own = {choice.row: self._policy(choice) for choice in self.loaded.scenario.policies}
-            return {**own, **_functions(policies or {})}
+            by_row = {choice.row: self._policy(choice) for choice in self.loaded.scenario.policies}
+            return {**by_row, **_functions(policies or {})}
         return {choice.row: self._policy(choice) for choice in named(self.loaded.scenario, policies)}
 
     def static_options(self, row: str) -> static.Options | None:
-        """Options of a row whose policy is `static`; None for other rows.
+        """Return the options of a row whose policy is `static`; None for other rows.
 
         Parameters
         ----------
@@ -151,7 +149,8 @@ class Case:
         return static.Options.model_validate(choice.options) if choice.policy == "static" else None
 
     def _policy(self, choice: PolicyChoice) -> Policy:
-        rows = [one.row for one in self.loaded.scenario.policies]
+        """Return what decides for a row: its policy with its options, or the file of its plan."""
+        rows = [other.row for other in self.loaded.scenario.policies]
         place = str(rows.index(choice.row)) if choice.row in rows else choice.row
         where = partial(self.loaded.place, "policies", place)
         if choice.is_file:
@@ -170,8 +169,8 @@ class Case:
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
         """Read the plan of a graph, known by its file; ``*`` is the graph's name."""
-        number = next(number for number, graph in enumerate(self.job.graphs) if graph is problem.graph)
-        file = path.replace("*", list(folder_names(self.job.labels).values())[number])
+        index = next(index for index, graph in enumerate(self.job.graphs) if graph is problem.graph)
+        file = path.replace("*", list(folder_names(self.job.labels).values())[index])
         return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), file=name)
 
 
@@ -192,14 +191,14 @@ def named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice]:
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
         must, do = "policies is a list of at least one name, or functions by name", "name a row, or leave policies out"
         raise ConfigError("policies", must, repr(policies), do)
-    chosen, own = list[PolicyChoice](), scenario.policies
+    chosen, rows = list[PolicyChoice](), scenario.policies
     for name in names:
-        found = [row for row in own if row.row == name] or [row for row in own if row.policy == name]
-        if not found and name not in POLICIES:
-            known = tuple(dict.fromkeys([*(row.row for row in own), *POLICIES]))
+        matches = [row for row in rows if row.row == name] or [row for row in rows if row.policy == name]
+        if not matches and name not in POLICIES:
+            choices = tuple(dict.fromkeys([*(row.row for row in rows), *POLICIES]))
             must = "a policy is a row of the scenario or one that hosim has"
-            raise ConfigError("policies", must, repr(name), nearest(name, known))
-        chosen += found or [PolicyChoice(policy=name)]
+            raise ConfigError("policies", must, repr(name), nearest(name, choices))
+        chosen += matches or [PolicyChoice(policy=name)]
     return chosen
 
 
@@ -223,17 +222,17 @@ def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
 
 
 def _check_expectations(loaded: Loaded) -> None:
-    if not loaded.scenario.expect:
-        return
-    question = loaded.scenario.question
+    """Check that each expectation of a scenario is about columns that its rows have."""
+    question, expected = loaded.scenario.question, loaded.scenario.expect
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
-    known = (*metrics.columns(loaded.hardware), *asked)
-    for number, one in enumerate(loaded.scenario.expect):
-        for column in one.columns:
-            if column not in known:
-                where = loaded.place("expect", str(number), "column")
-                must = "an expectation names a column of the summary"
-                raise ConfigError(where, must, repr(column), nearest(column, known))
+    columns = (*metrics.columns(loaded.hardware), *asked) if expected else ()
+    for position, column in ((i, column) for i, expectation in enumerate(expected) for column in expectation.columns):
+        if column not in columns:
+            where, must = (
+                loaded.place("expect", str(position), "column"),
+                "an expectation names a column of the summary",
+            )
+            raise ConfigError(where, must, repr(column), nearest(column, columns))
 
 
 def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, with_bounds: bool = True) -> Case:
@@ -260,48 +259,37 @@ def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False,
         job = build_job(loaded.workload, loaded.workload_dir, reader)
     _check_expectations(loaded)
     referee.check_job(job, loaded.hardware)
-    homes = home_ids(loaded, job.graphs)
-    job = replace(job, graphs=tuple(with_lasting_outputs(loaded, *one) for one in zip(job.graphs, homes, strict=True)))
-    room = shares(job, loaded.hardware, homes) if job.ranks > 1 else [None]
+    homes, hardware, scenario = home_ids(loaded, job.graphs), loaded.hardware, loaded.scenario
+    lasting = (with_lasting_outputs(loaded, graph, home) for graph, home in zip(job.graphs, homes, strict=True))
+    job = replace(job, graphs=tuple(lasting))
+    room = shares(job, hardware, homes) if job.ranks > 1 else [None]
     draws = RunDraws.of(loaded, job)
-    trials, times = Trials(draws), _times(loaded, job)
-    team = _team(loaded, job, times, draws)
-    shared = sharers(job.ranks, loaded.hardware)
-    groups = turns(job, loaded.hardware, shared)
-    usable, scenario = loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, loaded.scenario
+    trials, shared = Trials(draws), sharers(job.ranks, hardware)
+    first_ranks = [job.graph_of.index(i) if graph.meets else None for i, graph in enumerate(job.graphs)]
+    times = [durations_ns(graph, hardware, rank) for graph, rank in zip(job.graphs, first_ranks, strict=True)]
+    measured = [draws.measured_ns(graph, times[i], job.ranks_of(i)) for i, graph in enumerate(job.graphs)]
+    streams = tuple(bounds.streams_of(graph, scenario.switches.collectives) for graph in job.graphs)
+    certain = replace(job, graphs=tuple(graph.certain for graph in job.graphs))
+    team, groups = bounds.Team(certain, hardware, tuple(measured), streams), turns(job, hardware, shared)
+    usable = hardware.tiers[hardware.compute_tier].usable_bytes
     tasks = []
-    for number, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
+    for i, (graph, home) in enumerate(zip(job.graphs, homes, strict=True)):
         problem = Problem(
             graph,
-            loaded.hardware,
+            hardware,
             home,
             usable if scenario.budget_bytes is None else scenario.budget_bytes,
-            list(times[number]),
+            times[i],
             trials,
             switches=scenario.switches,
             sharers=shared,
-            room_bytes=room[number],
+            room_bytes=room[i],
             ranks=job.ranks if shared else 1,
             turns=groups,
             popularity=popularity(graph, draws.origin, scenario.seed) if graph.dynamic_reads else {},
         )
-        tasks.append(Task(problem, number, team, draws))
+        tasks.append(Task(problem, i, team, draws))
     return Case(loaded, job, tuple(tasks), trials, is_changed, with_bounds)
-
-
-def _times(loaded: Loaded, job: Job) -> list[list[int]]:
-    """For each graph, the times of its ops as they are planned with [ns]."""
-    first = [job.graph_of.index(number) if graph.meets else None for number, graph in enumerate(job.graphs)]
-    return [durations_ns(graph, loaded.hardware, rank) for graph, rank in zip(job.graphs, first, strict=True)]
-
-
-def _team(loaded: Loaded, job: Job, times: Sequence[Sequence[int]], draws: RunDraws) -> bounds.Team:
-    """All ranks with the times of their ops, and the streams on which they run, without what dynamic reads choose."""
-    streams = tuple(bounds.streams_of(graph, loaded.scenario.switches.collectives) for graph in job.graphs)
-    every = enumerate(zip(job.graphs, times, strict=True))
-    measured = tuple(draws.measured_ns(graph, found, job.ranks_of(number)) for number, (graph, found) in every)
-    certain = replace(job, graphs=tuple(graph.certain for graph in job.graphs))
-    return bounds.Team(certain, loaded.hardware, measured, streams)
 
 
 def execute(
@@ -310,23 +298,24 @@ def execute(
     progress: Callable[[int, int], None] | None = None,
     allocator: AllocatorKind = "ideal",
 ) -> Trace:
-    """Replay the plans of a case, one for each graph, on all ranks.
+    """Replay the plans of a case, one for each graph, on all ranks, unless a search has just done that.
 
-    What a search has replayed already is known.
+    Parameters
+    ----------
+    case, plans
+        What runs, and what was decided for each graph.
+    progress
+        Called now and then.
+    allocator
+        How places of the compute tier get addresses.
     """
-    if case.job.ranks == 1 and allocator == "ideal":
-        known = case.trials.known(case.problem, plans[0])
-        if known is not None:
-            return known
+    if case.job.ranks == 1 and allocator == "ideal" and (tried := case.trials.known(case.problem, plans[0])):
+        return tried
     programs: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
-        alike, is_drawn = dict[tuple[int, int], engine.Program](), task.graph.dynamic_reads
-        for number, rank in enumerate(task.ranks):
-            start, draws = plan.starts_ns[number % len(plan.starts_ns)], task.draws(rank) if is_drawn else None
-            if (start, id(draws)) not in alike:
-                about = (task.graph, plan, task.problem.durations_ns, start, draws, allocator)
-                alike[start, id(draws)] = engine.Program(*about)
-            programs[rank] = alike[start, id(draws)]
+        draws = [task.draws(rank) for rank in task.ranks]
+        of_ranks = engine.programs_of(task.graph, plan, task.problem.durations_ns, draws, allocator)
+        programs.update(zip(task.ranks, of_ranks, strict=True))
     return engine.run(
         [programs[rank] for rank in range(case.job.ranks)],
         case.hardware,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from simulator import metrics, referee
 from simulator.errors import CapacityError, ConfigError, InvariantError, ScopeError
@@ -35,7 +35,7 @@ def rows_of(
     advice: bool = True,
     aside: bool = False,
 ) -> list[Result]:
-    """Run rows, and say how much slower each is than the fastest one, and than compute alone.
+    """Run rows, and note how much slower each is than the fastest one, and than compute alone.
 
     Parameters
     ----------
@@ -67,28 +67,24 @@ def _rows_aside(
         if not on_machine.unfit(label) and on_machine.with_bounds:
             on_machine.bound(may_repeat=on_machine.may_repeat(label), in_turn=False)
 
-    def sent(label: str, decide: Policy, tell: Progress) -> dict[str, Any]:
+    def sent_back(label: str, decide: Policy, tell: Progress) -> dict[str, Any]:
         row = row_of(case, label, decide, tell, advice=advice)
         if each is not None:
             each(row)
-        plans = tuple(map(_decided_before, row.plans))
+        plans = tuple(plan if plan.fixed is not None else replace(plan, actions=_elsewhere) for plan in row.plans)
         return {name: getattr(row, name) for name in _SENT} | {"plans": plans}
 
-    with closing(forked([partial(sent, *row) for row in rows.items()], progress)) as ended:
-        found = dict(ended)
-    return [Result.of(case.of(label), label, **found[number]) for number, label in enumerate(rows)]
+    with closing(forked([partial(sent_back, *row) for row in rows.items()], progress)) as ended:
+        attributes = dict(ended)
+    return [Result.of(case.of(label), label, **attributes[position]) for position, label in enumerate(rows)]
 
 
 _SENT = ("summary", "trace", "shortfall", "remarks", "tries")
 """Attributes of a row that a fork sends back as they are."""
 
 
-def _decided_before(plan: Plan) -> Plan:
-    """The plan without the function that decided while it ran, which no other process can call."""
-    return plan if plan.fixed is not None else replace(plan, actions=_over)
-
-
-def _over(view: View) -> Iterator[Code]:
+def _elsewhere(view: View) -> Iterator[Code]:
+    """Refuse to decide: no other process can call the function that decided while a plan ran."""
     raise InvariantError("a reactive plan", "a plan decides in the process that runs it", "another", "run it again")
 
 
@@ -135,7 +131,7 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
         If the policy does not know how to plan this.
     """
     plans, errors = [], []
-    case.trials.begin(lambda number: progress(f"{label}, plan {number:,} is tried", 0, 0))
+    case.trials.begin(lambda tries: progress(f"{label}, plan {tries:,} is tried", 0, 0))
     for task in case.tasks:
         try:
             plan = decide(task.problem)
@@ -151,31 +147,20 @@ def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list
     return plans
 
 
-class Checked(NamedTuple):
-    """A replay in which the referee found nothing wrong.
-
-    Attributes
-    ----------
-    trace, findings
-        What happened, and what the referee noticed.
-    ran
-        What the row of one rank is counted from; None of several ranks.
-    """
-
-    trace: Trace
-    findings: referee.Findings
-    ran: metrics.Ran | None
-
-
 def checked(
     case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None
-) -> Checked:
+) -> tuple[Trace, referee.Findings, metrics.Ran | None]:
     """Replay the plans of a case between the two checks of the referee.
 
     Parameters
     ----------
     case, label, plans, progress
         As for `replayed`.
+
+    Returns
+    -------
+    tuple
+        What happened, what the referee noticed that is no breach, and what the row of one rank is counted from.
 
     Raises
     ------
@@ -184,16 +169,16 @@ def checked(
     """
     allocator, job = case.choice(label).allocator, case.job
     by_rank = [
-        referee.Drawn(plans[number], case.tasks[number].draws(rank), allocator, case.tasks[number].pinned)
-        for rank, number in enumerate(job.graph_of)
+        referee.Drawn(plans[i], case.tasks[i].draws(rank), allocator, case.tasks[i].pinned)
+        for rank, i in enumerate(job.graph_of)
     ]
     for task, plan in zip(case.tasks, plans, strict=True):
         referee.check_plan(task.graph, case.hardware, plan, task.pinned, by_rank[task.ranks[0]].draws)
-    referee.check_order(job, [one.plan for one in by_rank])
+    referee.check_order(job, [of_rank.plan for of_rank in by_rank])
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
     trace = execute(case, plans, progress, allocator)
     findings = referee.check_trace(job, case.hardware, by_rank, trace, budget, switches)
-    return Checked(trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None)
+    return trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None
 
 
 def replayed(
@@ -233,7 +218,10 @@ def replayed(
     elif bound is not None and trace.status == "ok":
         summary["least_peak_bytes"] = case.least_peak_bytes(summary["step_ns"], **kind)
         summary |= _against_laps(case.tasks[0], plans[0], summary) if len(case.tasks) == 1 else {}
-        _check_bound(label, summary)
+        if summary["gap_fraction"] is not None and summary["gap_fraction"] < 0:
+            step, limit = (f"{summary[name]:,} ns" for name in ("step_ns", "bound_ns"))
+            found = f"a step of {step}, bounded by {limit} ({summary['bound_kind']})"
+            raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
     summary |= {"notes": "; ".join(notes(case, plans)), "remarks": "; ".join(findings.remarks)}
     named = tuple(plan if plan.file else replace(plan, policy=label) for plan in plans)
     about = {"remarks": findings.remarks, "tries": case.trials.begun}
@@ -241,7 +229,7 @@ def replayed(
 
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:
-    """Whether all ranks keep the program, of which the bounds hold."""
+    """Return whether all ranks keep the program, of which the bounds hold."""
     tier = case.hardware.compute_tier_id
     for task, plan in zip(case.tasks, plans, strict=True):
         issued = ran.issued if ran else None
@@ -263,24 +251,16 @@ def _against_laps(task: Task, plan: Plan, summary: Mapping[str, Any]) -> dict[st
     return {"bound_ns": least.ns, "bound_kind": least.kind + OF_FIXED, "gap_fraction": gap}
 
 
-def _check_bound(label: str, summary: Mapping[str, Any]) -> None:
-    """Hold a row against the law of its bound: no plan makes a shorter step."""
-    if summary["gap_fraction"] is not None and summary["gap_fraction"] < 0:
-        step, bound = (f"{summary[name]:,} ns" for name in ("step_ns", "bound_ns"))
-        found = f"a step of {step}, bounded by {bound} ({summary['bound_kind']})"
-        raise InvariantError(label, "no step is shorter than its bound", found, "report this: it is a bug of hosim")
-
-
 def notes(case: Case, plans: Sequence[Plan]) -> list[str]:
-    """What the plans of a row say of themselves, each note once, with whose it is where not all of them say so.
+    """List the notes of the plans of a row, each once, with whose it is where not all plans have it.
 
     Parameters
     ----------
     case, plans
         The graphs, and the plan of each.
     """
-    who: dict[str, list[str]] = {}
+    by_note: dict[str, list[str]] = {}
     for task, plan in zip(case.tasks, plans, strict=True):
         for note in plan.notes:
-            who.setdefault(note, []).append(task.label)
-    return [note if len(said) == len(plans) else f"{'; '.join(said)}: {note}" for note, said in who.items()]
+            by_note.setdefault(note, []).append(task.label)
+    return [note if len(who) == len(plans) else f"{'; '.join(who)}: {note}" for note, who in by_note.items()]
