@@ -168,7 +168,7 @@ def test_a_plan_is_told_as_its_row_decides_it(tmp_path):
     assert "ranks begin in 4 turns, up to 9.00 us late, once: 8.00 us a step in place of 12.0 us" in told
     alone = plan(path, "as if alone")
     assert "transfers over in take 2.00x as long as alone under as if alone" in alone.text()
-    assert alone.explanations[0].problem.sharers == {}
+    assert alone.explanations[0].augmented.problem.sharers == {}
 
 
 def test_replicas_are_ranks_that_never_meet(tmp_path):
