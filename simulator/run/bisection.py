@@ -1,4 +1,4 @@
-"""Bisection over the values of a field: finds the last one with which a row, or a bound, does what is asked."""
+"""Bisection over the values of a field: finds the last value with which a row, or a bound, meets what is asked."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from simulator.units import nearest
 
 Given = Mapping[str, Any]
 _KEPT = 4
-"""Workloads that are kept built: rows are tried with the same values first."""
+"""Cases that are kept built: rows are tried with the same values first."""
 _BESIDE = (0.5, 0.8, 1.25, 2.0)
-"""Times an answer: what is tried to see whether what holds there holds with more, too, and not with less."""
+"""Multiples of an answer that are tried, to see whether what holds there holds with more, too, and not with less."""
 _MOST_TRIED = 64
-"""Where rows turn back and forth, the search ends with so many values."""
+"""Most values that are tried: more only where a row turns back and forth."""
 _FINE = 1.5
-"""Where nothing does what was asked, neighbours that are no further apart are not halved: a doubling is, once."""
+"""Ratio of neighbours that are not halved where no value meets what is asked: a doubling is, once."""
 _ONCE = {"may_repeat": False, "in_turn": False}
 """The bound of plans that run each op once in a step."""
 _OF_BOUND = {"step_ns", "stall_ns", "recompute_ns", "tokens_per_s"}
-"""Figures that a bound may tell."""
+"""Figures that a bound may have."""
 
 
 class Search:
@@ -46,9 +46,9 @@ class Search:
     Parameters
     ----------
     loaded, question, policies
-        The scenario, what is searched, and its rows, as in `simulator.run`.
+        The scenario, the question, and its rows, as in `simulator.run`.
     given
-        What was asked in place of the scenario's words: messages about it name the option, not the document.
+        Fields that were asked in place of the scenario's: messages about them name the option, not the document.
     is_bounded
         Whether bounds are searched, too.
 
@@ -70,11 +70,12 @@ class Search:
         with told_at(self._where("such_that")):
             texts = question.such_that if isinstance(question, Frontier) else ()
             self._asked = [condition(text, loaded.hardware) for text in texts]
-        of_bounds, asked = metrics.columns(loaded.hardware, ("bound",)), (one.columns for one in self._asked)
-        self._cells = Cells(with_bounds=not self.grows or any(name in of_bounds for names in asked for name in names))
-        self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._beside)
+        columns = {column for asked in self._asked for column in asked.columns}
+        is_of_bounds = not columns.isdisjoint(metrics.columns(loaded.hardware, ("bound",)))
+        self._cells = Cells(with_bounds=is_of_bounds or not self.grows)
+        self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._compared)
         case = self.built(self.first)
-        self._has_ratio = question.over != FASTEST or any(one.over == OTHER for one in self._asked)
+        self._has_ratio = question.over != FASTEST or any(asked.over == OTHER for asked in self._asked)
         if self.grows and self._has_ratio:
             self._other(None)  # refuses before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
@@ -89,15 +90,14 @@ class Search:
 
     def _check_over(self, loaded: Loaded) -> None:
         """Refuse to compare steps with a row that does not exist."""
-        over, known = self.question.over, [*(row.row for row in loaded.scenario.policies), COMPUTE, *POLICIES]
-        known += [FASTEST] if self.grows else []
+        over, rows = self.question.over, [row.row for row in loaded.scenario.policies]
+        names = tuple(dict.fromkeys([*rows, COMPUTE, *POLICIES, *[FASTEST] * self.grows]))
         must = "steps are held against those of a row, or against compute"
-        do = nearest(over, tuple(dict.fromkeys(known)))
-        insist(over in known, self._where("over"), must, repr(over), do)
+        insist(over in names, self._where("over"), must, repr(over), nearest(over, names))
 
     @cached_property
     def first(self) -> int | float:
-        """The first value to try: the documents' own, if the search grows from there."""
+        """First value to try: the documents' own, if the search grows from there."""
         values = self.question.values
         if not self.grows:
             return values[-1]
@@ -105,35 +105,35 @@ class Search:
         return start if values[0] <= start <= values[-1] else self.near(start)
 
     def near(self, value: float) -> int | float:
-        """The first value that may be tried and is not less; the last one if there is none."""
+        """Return the first value that may be tried and is not less; the last one if there is none."""
         values = self.question.values
         return values[min(bisect_left(values, value), len(values) - 1)]
 
     def near_bound(self, who: str) -> Rows:
-        """Try a row from the least value on with which its bound meets what is asked, until its own least is known.
+        """Try a row from the least value on with which its bound meets what is asked, until its own least is found.
 
         A good plan needs little more than the bound says, so most searches end after two tries. If the row does not
         meet it there, the largest value is tried next: where that does not help, nothing does.
         """
         values, study, tried = self.question.values, self.study(who, ()), dict[int, Row]()
 
-        def holds(at: int) -> bool:
-            if at not in tried:
-                (tried[at],) = study.placed((values[at],), study.rows((values[at],)))
-            return _met(tried[at], math.inf)
+        def holds(index: int) -> bool:
+            if index not in tried:
+                (tried[index],) = study.placed((values[index],), study.rows((values[index],)))
+            return _met(tried[index], math.inf)
+
+        def holds_in_bound(value: int | float) -> bool:
+            return _met(self.bounded(BOUNDS[0], self.base, (value,))[0], math.inf)
 
         last = len(values) - 1
-        in_bound = partial(self.bounded, BOUNDS[0], self.base)
-        at = bisect_left(
-            values, True, bisect_left(values, self.first), last, key=lambda value: _met(in_bound((value,))[0], math.inf)
-        )
-        if holds(at) or holds(last):
-            step, is_held = (-1, True) if holds(at) else (4, False)  # what does not do takes longest to try
-            while 0 <= at + step <= last and holds(at + step) == is_held:
-                at, step = at + step, 2 * step
-            low, high = sorted((at, max(-1, min(at + step, last))))
+        index = bisect_left(values, True, bisect_left(values, self.first), last, key=holds_in_bound)
+        if holds(index) or holds(last):
+            step, is_held = (-1, True) if holds(index) else (4, False)  # what fails takes longest to try
+            while 0 <= index + step <= last and holds(index + step) == is_held:
+                index, step = index + step, 2 * step
+            low, high = sorted((index, max(-1, min(index + step, last))))
             bisect_left(range(len(values)), True, low + 1, high, key=holds)
-        return [tried[at] for at in sorted(tried)]
+        return [tried[index] for index in sorted(tried)]
 
     def study(self, who: str, points: Sequence[Point], **between: Any) -> Study:
         """Make a study of a row: at some points, and at what is tried between them, as `Study` has it."""
@@ -147,11 +147,11 @@ class Search:
         return self.study(who, first, candidates=values, differ=self.differ, more=more)
 
     def _built(self, value: int | float | None) -> Case:
-        """All that rows share with a value; None: with the documents as they are."""
+        """Build what rows share with a value; None: with the documents as they are."""
         return self._cells.case(self._documents if value is None else catalog.at(self.base, {self.axis: value}))
 
-    def _beside(self, value: int | float | None) -> Row:
-        """The row that others are compared with."""
+    def _compared(self, value: int | float | None) -> Row:
+        """Run the row that others are compared with."""
         case, over = self.built(value), self.question.over
         if over == COMPUTE:
             return {"step_ns": case.compute_ns}
@@ -164,40 +164,37 @@ class Search:
         return min((row for row in ran if row["status"] == "ok"), key=lambda row: row["step_ns"])
 
     def differ(self, fewer: Rows, more: Rows) -> bool:
-        """Whether an answer lies between two values."""
+        """Tell whether an answer lies between two values."""
         return any(_met(fewer[0], limit) != _met(more[0], limit) for limit in self.question.limits)
 
-    def more(self, known: Mapping[Point, Rows]) -> list[Point]:
-        """Double or halve until the answer is bracketed; then try what is beside it, where easier values should do."""
-        values, held = self.question.values, {at: _met(rows[0], math.inf) for (at,), rows in known.items()}
-        if len(held) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in known.values()):
+    def more(self, measured: Mapping[Point, Rows]) -> list[Point]:
+        """Double or halve until the answer is bracketed; then try values beside it, where easier ones should hold."""
+        values, held = self.question.values, {value: _met(rows[0], math.inf) for (value,), rows in measured.items()}
+        if len(held) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in measured.values()):
             return []
         if len({*held.values()}) == 1:
             rises = next(iter(held.values())) == (self.question.sign > 0)
             edge, end = (max(held), values[-1]) if rises else (min(held), values[0])
             if edge != end:
                 return [(self.near(2 * edge if rises else edge / 2),)]
-            return [] if any(held.values()) else self._between(known)
-        answer = max((at for at, holds in held.items() if holds), key=lambda at: self.question.sign * at)
-        beside = dict.fromkeys(self.near(times * answer) for times in _BESIDE)
-        return [(at,) for at in beside if at not in held]
-
-    def _between(self, known: Mapping[Point, Rows]) -> list[Point]:
-        """The middle of each two neighbours that ran, once: a figure may rise and fall again between them."""
-        ran = sorted(at for (at,), rows in known.items() if rows[0]["status"] == "ok")
-        middles = (self.near(math.sqrt(low * high)) for low, high in pairwise(ran) if high > _FINE * low)
-        return [(at,) for at in dict.fromkeys(middles) if (at,) not in known]
+            ran = sorted(value for (value,), rows in measured.items() if rows[0]["status"] == "ok")
+            middles = (math.sqrt(low * high) for low, high in pairwise(ran) if high > _FINE * low)
+            wanted = [] if any(held.values()) else list(middles)  # a figure may rise and fall again between neighbours
+        else:
+            answer = max((value for value in held if held[value]), key=lambda value: self.question.sign * value)
+            wanted = [times * answer for times in _BESIDE]
+        return [(value,) for value in dict.fromkeys(map(self.near, wanted)) if value not in held]
 
     def tried(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
-        """Run a row with a value, and tell whether it does what is asked, how slow it is, and what it fails for."""
+        """Run a row with a value, and add whether it meets what is asked, its slowdown, and what it fails for."""
         return [self._held(self._run(label, decide, point[0]), point[0])]
 
     def bounded(self, name: str, _: Loaded, point: Point) -> Rows:
         """Find with a value what no plan can beat: none that runs each op once, or none at all."""
         case, kind = self.built(point[0]), self.bounds.get(name, _ONCE)
-        short = [found for task in case.tasks if (found := task.unfit(may_repeat=kind["may_repeat"]))]
-        if short:
-            return [{"policy": name, "status": "infeasible", **_lacking(max(short, key=lambda one: one.short_bytes))}]
+        shortfalls = filter(None, (task.unfit(may_repeat=kind["may_repeat"]) for task in case.tasks))
+        if short := max(shortfalls, key=lambda shortfall: shortfall.short_bytes, default=None):
+            return [{"policy": name, "status": "infeasible", **_lacking(short)}]
         if not self.grows and self.question.limits == (math.inf,):
             return [{"policy": name, "status": "ok", "slowdown": None}]
         step_ns = case.bound(**kind).ns
@@ -206,7 +203,7 @@ class Search:
         if not (kind["may_repeat"] or case.problem.switches.hbm_contention):
             row["stall_ns"] = max(0, step_ns - case.compute_ns)  # all else of a step, which may be longer, is compute
             row["recompute_ns"] = 0
-        unknown = [one.why for one in self._asked if not {*one.columns} <= _OF_BOUND & {*row}]
+        unknown = [asked.why for asked in self._asked if not {*asked.columns} <= _OF_BOUND & {*row}]
         if unknown:
             return [{"policy": name, "status": "refused", "notes": f"no bound is known that tells of {unknown[0]}"}]
         return [self._held(row, point[0])]
@@ -230,33 +227,33 @@ class Search:
         return ran.summary if ran.is_ok else ran.summary | {"limit": ran.status}
 
     def answer(self, rows: Rows, within: float) -> Row:
-        """Sum up the search for one row, and steps of some length."""
+        """Sum up the search for one row, with a limit on its step."""
         question, label = self.question, rows[0]["policy"]
         rows = sorted(rows, key=lambda row: question.sign * row[question.field])  # the hardest to meet is the last
-        last = max((at for at, row in enumerate(rows) if _met(row, within)), default=-1)
+        last = max((index for index, row in enumerate(rows) if _met(row, within)), default=-1)
         ran = {**rows[last], question.column: rows[last][question.field]} if last >= 0 else {"status": "infeasible"}
-        found = {"policy": label, question.column: None, **ran, "within": within}
+        answer = {"policy": label, question.column: None, **ran, "within": within}
         if refused := [row for row in rows if row["status"] == "refused"]:
-            return found | {"status": "refused", "notes": refused[0]["notes"]}
+            return answer | {"status": "refused", "notes": refused[0]["notes"]}
         holes = [row[question.field] for row in rows[: last + 1] if not _met(row, within)]
-        found |= {"tried": len(rows), "holes": holes}
+        answer |= {"tried": len(rows), "holes": holes}
         if last + 1 == len(rows):
-            return found
+            return answer
         limit = rows[last + 1]
         lacks = {key: value for key, value in limit.items() if key.startswith("limit")}
         if not lacks:
             is_failed = limit["status"] == "failed"
             lacks = {"limit": "failed", "limit_at": limit["notes"]} if is_failed else {"limit": "step"}
-        return found | {"next": limit[question.field], "next_slowdown": limit.get("slowdown"), **lacks}
+        return answer | {"next": limit[question.field], "next_slowdown": limit.get("slowdown"), **lacks}
 
 
 def _lacking(short: Shortfall) -> Row:
-    """Columns that say what lacks room."""
+    """Return the columns that say what lacks room."""
     sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
     return {"limit": short.tier, "limit_at": short.at, **sizes}
 
 
 def _met(row: Row, within: float) -> bool:
-    """Whether a row fits, meets what is asked of it, and its step is short enough."""
+    """Tell whether a row fits, meets the conditions, and has a step that is short enough."""
     is_met = row["status"] == "ok" and not row.get("is_unmet")
     return is_met and (within == math.inf or (row["slowdown"] or math.inf) <= within)

@@ -1,4 +1,4 @@
-"""A Dask cluster that does the tasks of a sweep, in place of processes of this one: the same functions, told apart."""
+"""A Dask cluster that does the tasks of a sweep, in place of processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from threading import Lock
 from typing import Any
 
 import simulator
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.processes import Make
 from simulator.run.kept import code_key
 
 _WAIT_S = 10
-"""So long one waits for a scheduler to answer: one that is there answers within a second."""
+"""Time to wait for a scheduler to answer [s]: one that is there answers within a second."""
 _lock = Lock()
 _made: dict[bytes, Callable[[Any], Any]] = {}
 
@@ -68,7 +68,7 @@ def clustered(
         _check(client, where)
         shared = client.submit(bytes, pickle.dumps(make), pure=False)  # made again if the worker that has it dies
         futures = client.map(_done, [shared] * len(tasks), [task for _, task in tasks], pure=False)
-        numbers = {future.key: number for future, (number, _) in zip(futures, tasks, strict=True)}
+        indices = {future.key: index for future, (index, _) in zip(futures, tasks, strict=True)}
         ended = distributed.as_completed(futures, loop=client.loop)
         del futures  # so that what came of a task is let go once it is yielded
         for future in ended:
@@ -79,13 +79,13 @@ def clustered(
             except (CancelledError, CommClosedError):
                 do = "start it and sweep again: what is kept is not measured again"
                 raise ConfigError(where, "a Dask scheduler answers to the end", "that it went away", do) from None
-            yield numbers[future.key], rows
+            yield indices[future.key], rows
 
 
-def _about() -> dict[str, str]:
-    """What both ends have to agree in for the same rows."""
-    own = {"hosim": f"{simulator.__version__} of {code_key()[:12]}", "Python": platform.python_version()}
-    return own | {name: version(name) for name in ("distributed", "numpy")}
+def _versions() -> dict[str, str]:
+    """Return the versions in which both ends have to agree for the same rows."""
+    versions = {"hosim": f"{simulator.__version__} of {code_key()[:12]}", "Python": platform.python_version()}
+    return versions | {name: version(name) for name in ("distributed", "numpy")}
 
 
 def _check(client: Any, where: str) -> None:
@@ -95,19 +95,18 @@ def _check(client: Any, where: str) -> None:
         client.wait_for_workers(1, timeout=_WAIT_S)
     except TimeoutError:
         raise ConfigError(where, "a cluster has workers", "none in time", "start `dask worker`") from None
-    own = _about()
     try:
-        others = client.run(_about)
+        by_worker = client.run(_versions)
     except Exception as error:  # whatever another hosim, or none, makes of it
         raise ConfigError(where, rule, str(error), do) from None
-    for worker, about in others.items():
-        for what, said in about.items():
-            if said != own[what]:
-                raise ConfigError(where, rule, f"{what} {said} at {worker}, and {own[what]} here", do)
+    expected = _versions()
+    for worker, versions in by_worker.items():
+        for name, other in versions.items():
+            insist(other == expected[name], where, rule, f"{name} {other} at {worker}, and {expected[name]} here", do)
 
 
 def _done(shared: bytes, task: Any) -> Any:
-    """At a worker: do a task, one at a time."""
+    """Do a task at a worker, one at a time."""
     with _lock:
         if shared not in _made:
             _made.clear()

@@ -38,9 +38,9 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
     Parameters
     ----------
     sample
-        What is drawn, how, and how often.
+        Figures, method and number of draws.
     where
-        Where it is asked for.
+        Place that asks for it, for errors.
 
     Returns
     -------
@@ -61,12 +61,13 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
             shares = stats.qmc.Sobol(wide, seed=np.random.default_rng(sample.seed)).random(size)
     else:
         shares = np.random.default_rng(sample.seed).random((size, wide))
-    for number, (key, one) in enumerate(sample.of.items()):
-        unit, loc, scale = _stated(one, f"{where}, of, {key}")
-        law = getattr(stats, one.distribution)(*(() if one.shape is None else (one.shape,)), loc=loc, scale=scale)
-        found = law.ppf(shares[:, number]).tolist()
-        columns.append(found if unit is None else list(map(round, found)))
-        axes.append(Axis(key, (key,), f"{where}, of, {key}", unit))
+    for column, (key, stated) in zip(shares.T, sample.of.items(), strict=True):
+        place = f"{where}, of, {key}"
+        unit, loc, scale = _scaled(stated, place)
+        shape = () if stated.shape is None else (stated.shape,)
+        values = getattr(stats, stated.distribution)(*shape, loc=loc, scale=scale).ppf(column).tolist()
+        columns.append(values if unit is None else list(map(round, values)))
+        axes.append(Axis(key, (key,), place, unit))
     return (*axes, Axis(DRAW, (), where)), list(zip(*columns, range(size), strict=True))
 
 
@@ -74,24 +75,24 @@ DRAW = "draw"
 """Column: the number of a draw."""
 
 
-def _stated(one: Distribution, where: str) -> tuple[str | None, float, float]:
-    """Unit, `loc` and `scale` of a distribution, in whole units."""
-    unit = unit_of(one.scale)
+def _scaled(stated: Distribution, where: str) -> tuple[str | None, float, float]:
+    """Return unit, `loc` and `scale` of a distribution, in whole units."""
+    unit, ends = unit_of(stated.scale), (stated.loc, stated.scale)
     with told_at(where):
-        loc, scale = (value if value == 0 or unit is None else parse(value, unit) for value in (one.loc, one.scale))
+        loc, scale = (value if value == 0 or unit is None else parse(value, unit) for value in ends)
     is_number = all(isinstance(value, int | float) and math.isfinite(value) for value in (loc, scale))
     rule, do = "loc and scale are numbers, of one unit, and scale is above 0", "write such as loc: 1 us, scale: 2 us"
-    insist(is_number and float(scale) > 0, where, rule, f"{one.loc!r} and {one.scale!r}", do)
+    insist(is_number and float(scale) > 0, where, rule, f"{stated.loc!r} and {stated.scale!r}", do)
     return unit, float(loc), float(scale)
 
 
 def scipy_stats(where: str) -> Any:
-    """The module ``scipy.stats``, which only those need that draw, or count draws.
+    """Import ``scipy.stats``, which only those need that draw, or count draws.
 
     Raises
     ------
     ConfigError
-        If it is not installed; `where` is what asks for it.
+        If it is not installed; an error points at `where`.
     """
     try:
         from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
@@ -117,19 +118,19 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     case
         As it was planned for; of one rank.
     level, draw, seed
-        Coefficient of variation, number of the draw, and what draws begin with.
+        Coefficient of variation, number of the draw, and seed of the draws.
     """
     rule, do = "jitter is of one rank", "run one rank's slice of the workload"
     insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks} ranks", do)
-    found = _with_other_times(case, level, draw, seed)
+    stretched = _with_other_times(case, level, draw, seed)
     for row in case.loaded.scenario.policies:
         case.of(row.row)  # makes the machine that a row sets for itself
-    found.changed.update({change: _with_other_times(own, level, draw, seed) for change, own in case.changed.items()})
-    return found
+    stretched.changed.update({key: _with_other_times(other, level, draw, seed) for key, other in case.changed.items()})
+    return stretched
 
 
 def _with_other_times(case: Case, level: float, draw: int, seed: int) -> Case:
-    """The case on one machine, with times of ops and links multiplied."""
+    """Multiply the times of ops and links of a case on one machine."""
     graph, hardware, (task,) = case.graph, case.hardware, case.tasks
     normal = np.random.default_rng((seed, draw)).standard_normal(len(graph.ops) + len(hardware.links))
     sigma = math.sqrt(math.log1p(level**2))
@@ -164,7 +165,7 @@ class Once:
     Attributes
     ----------
     loaded, policies
-        What is planned for, and the rows, as in `simulator.run`.
+        The documents that are planned for, and the rows, as in `simulator.run`.
     headroom
         Share of the budget that the plan of the first row leaves free.
     """
@@ -178,7 +179,7 @@ class Once:
 
     @cached_property
     def case(self) -> Case:
-        """What is planned for.
+        """Case that is planned for.
 
         Raises
         ------
@@ -192,16 +193,16 @@ class Once:
 
     @cached_property
     def plans(self) -> dict[str, Plan | CapacityError]:
-        """The plan of each row, or why there is none."""
+        """Plan of each row, or why there is none."""
         plans, headroom = dict[str, Plan | CapacityError](), self.headroom
         for label, decide in self.case.rows(self.policies).items():
-            own, levers = self.case.of(label), tuple[str, ...]()
-            if headroom and own.problem.budget_bytes != math.inf:
+            case, levers = self.case.of(label), tuple[str, ...]()
+            if headroom and case.problem.budget_bytes != math.inf:
                 less = Axis("headroom", ("scenario.budget",), "headroom", "B")
-                own = prepare(catalog.at(own.loaded, {less: int(own.problem.budget_bytes * (1 - headroom))}))
+                case = prepare(catalog.at(case.loaded, {less: int(case.problem.budget_bytes * (1 - headroom))}))
                 levers = (f"leave less headroom than {100 * headroom:g} %",)
             try:
-                plans[label] = decide(own.problem)
+                plans[label] = decide(case.problem)
             except CapacityError as error:
                 plans[label] = CapacityError(replace(error.report, levers=levers)) if levers else error
             headroom = 0.0
@@ -209,13 +210,13 @@ class Once:
 
     def rows(self, case: Case) -> Rows:
         """Replay the plans in a case; a row whose plan cannot be carried over has failed."""
-        found = []
+        rows = []
         for label, decide in case.rows(self.policies).items():
             try:
-                found.append(row_of(case, label, partial(self._carried, label, decide), silent, advice=False).summary)
+                rows.append(row_of(case, label, partial(self._carried, label, decide), silent, advice=False).summary)
             except PlanError as error:
-                found.append({"policy": label, "status": "failed", "notes": str(error)})
-        return found
+                rows.append({"policy": label, "status": "failed", "notes": str(error)})
+        return rows
 
     def _carried(self, label: str, decide: Policy, problem: Problem) -> Plan:
         """Return the plan of a row; a runtime decides anew, for where it runs."""

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,7 +36,7 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import exact, parse, unit_of
 
 MOST_CELLS = 10_000
-"""More cells run only if they are asked for: these take an hour on two cores at half a second each."""
+"""Most cells that run unless more are asked for: these take an hour on two cores at half a second each."""
 MOST_VALUES = 1_000_000
 """Most values of a range, which takes memory before cells are counted: some 100 MB."""
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
@@ -44,9 +44,11 @@ _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
 COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table")
 """Kinds of figures that need no bound."""
 _KEPT = 4
-"""How many workloads a process keeps built."""
+"""Workloads that a process keeps built: a large one takes hundreds of MB."""
 _WRITE = "write it as 'links.*.bandwidth=16..200 GB/s:8', or list values: 'batch=1,2,4'"
 
+Grid = tuple[tuple[Axis, ...], list[Varied], list[Point]]
+"""Axes of a study, how each is shown, and the points."""
 Values = str | Sequence[Any]
 """Values of an axis: a list, or a text such as ``16..200 GB/s:8``, ``1..256:9 log`` or ``32 GB, 64 GB``."""
 
@@ -64,7 +66,7 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
         and times are rounded to whole bytes, bytes a second and nanoseconds, and counts to whole numbers: those that
         round alike, as in ``1..10:10 log``, count once.
     kind
-        What it is an axis of: ``grid``, where values differ, or ``list``.
+        ``grid``, where values differ, or ``list``.
 
     Returns
     -------
@@ -78,93 +80,89 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     """
     where = f"{kind}, {key}"
     listed = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
-    if isinstance(asked, str) and (found := _RANGE.fullmatch(asked.strip())):
-        listed = _spaced(found, where, asked)
+    if isinstance(asked, str) and (match := _RANGE.fullmatch(asked.strip())):
+        listed = _spaced(match, where, asked)
     insist(listed and "" not in listed, where, "an axis has values", repr(asked), _WRITE)
-    units = {unit_of(one) for one in listed}
+    units = {unit_of(value) for value in listed}
     unit = units.pop() if len(units) == 1 and "inf" not in listed else None
-    values = [parse(one, unit) if unit else _plain(one) for one in listed]
+    values = [parse(value, unit) if unit else _plain(value) for value in listed]
     rule, do = "values of an axis differ", "leave one of them out"
     insist(kind == "list" or len(set(values)) == len(values), where, rule, repr(asked), do)
     return Axis(key, (key,), where, unit), values
 
 
-def _plain(one: Any) -> Any:
-    """A value as a document states it; ``inf`` stays a text."""
-    return scalar(one) if isinstance(one, str) and unit_of(one) is None else one
+def _plain(value: Any) -> Any:
+    """Return a value as a document states it; ``inf`` stays a text."""
+    return scalar(value) if isinstance(value, str) and unit_of(value) is None else value
 
 
-def _spaced(found: re.Match[str], where: str, asked: str) -> list[Any]:
-    """The values of a range, as a document states them."""
-    first, last, count = found["first"], found["last"], int(found["count"])
+def _spaced(match: re.Match[str], where: str, asked: str) -> list[Any]:
+    """Return the values of a range, as a document states them."""
+    first, last, count = match["first"], match["last"], int(match["count"])
     if unit_of(first) is None and (name := _UNITS.fullmatch(last)) is not None:
         first = f"{first} {name[1]}".strip()  # 16..200 GB/s
     unit = unit_of(first)
     with told_at(where):
-        ends = [parse(one, unit) if unit else scalar(one) for one in (first, last)]
-    numbers = [one for one in ends if isinstance(one, int | float) and math.isfinite(one)]
+        ends = [parse(end, unit) if unit else scalar(end) for end in (first, last)]
+    numbers = [end for end in ends if isinstance(end, int | float) and math.isfinite(end)]
     rule = "a range goes from a number up to a larger one, in 2 values or more"
     insist(len(numbers) == 2 and count > 1 and numbers[0] < numbers[-1], where, rule, repr(asked), _WRITE)
     rule = f"a range has at most {MOST_VALUES:,} values"
     insist(count <= MOST_VALUES, where, rule, f"{count:,}", "ask for fewer")  # before a list takes memory
     low, high = numbers
-    insist(low > 0 or not found["log"], where, "even ratios begin above 0", repr(asked), "raise the first value")
-    is_whole = unit is not None or all(isinstance(one, int) for one in ends)
+    insist(low > 0 or not match["log"], where, "even ratios begin above 0", repr(asked), "raise the first value")
+    is_whole = unit is not None or all(isinstance(end, int) for end in ends)
     rule, between = "a range has no more values than whole numbers lie between its ends", math.floor(high - low + 1)
     insist(not is_whole or count <= between, where, rule, f"{count:,} of {between:,}", "ask for fewer, or list them")
-    shares = [number / (count - 1) for number in range(count)]
-    spaced = [low * (high / low) ** share if found["log"] else low + (high - low) * share for share in shares]
+    shares = [index / (count - 1) for index in range(count)]
+    spaced = [low * (high / low) ** share if match["log"] else low + (high - low) * share for share in shares]
     if not is_whole:
         return spaced
     whole = list(dict.fromkeys(map(round, spaced)))
-    return whole if unit is None else [exact(one, unit) for one in whole]
+    return whole if unit is None else [exact(value, unit) for value in whole]
 
 
+@dataclass(eq=False)
 class Cells:
     """Measures cells; a process builds once what several cells share.
 
-    Parameters
+    Attributes
     ----------
     policies
         As in `simulator.run`.
     with_bounds
         Whether rows are held against their bounds, which takes longer.
     jitter, seed
-        How much the times of ops and links vary from draw to draw, which the last value of a point numbers, and what
-        draws begin with; see `simulator.run.conditions.jittered`.
+        Spread of the times of ops and links from draw to draw, which the last value of a point numbers, and the seed of
+        the draws; see `simulator.run.conditions.jittered`.
     once
-        Has plans that are replayed unchanged in each cell; None: plans are made anew.
+        Plans that are replayed unchanged in each cell; None: plans are made anew.
     """
 
-    def __init__(
-        self,
-        policies: Policies | None = None,
-        with_bounds: bool = True,
-        jitter: float = 0,
-        seed: int = 0,
-        once: Once | None = None,
-    ) -> None:
-        self._policies, self._with_bounds = policies, with_bounds
-        self._jitter, self._seed, self._once = jitter, seed, once
-        self._built: dict[str, Job] = {}
-        self._case: Case | None = None
+    policies: Policies | None = None
+    with_bounds: bool = True
+    jitter: float = 0
+    seed: int = 0
+    once: Once | None = None
+    _built: dict[str, Job] = field(default_factory=dict, init=False, repr=False)
+    _case: Case | None = field(default=None, init=False, repr=False)
 
     def __call__(self, loaded: Loaded, point: Point) -> Rows:
         """Run the rows of a cell."""
         case, tokens = self.case(loaded), loaded.workload.tokens
-        if self._jitter:
-            case = jittered(case, self._jitter, point[-1], self._seed)
-        if self._once is not None:
-            rows = self._once.rows(case)
+        if self.jitter:
+            case = jittered(case, self.jitter, point[-1], self.seed)
+        if self.once is not None:
+            rows = self.once.rows(case)
         else:
-            rows = [row.summary for row in rows_of(case, self._policies, advice=False)]
+            rows = [result.summary for result in rows_of(case, self.policies, advice=False)]
         return [row | {"ranks": case.job.ranks, "tokens": tokens} for row in rows]
 
     def case(self, loaded: Loaded) -> Case:
         """Build the case of a cell, with a job that was built before if the cell has the same workload."""
         if self._case is None or self._case.loaded is not loaded:  # else only the draw is another one
             key = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"
-            self._case = prepare(loaded, self._built.pop(key, None), with_bounds=self._with_bounds)
+            self._case = prepare(loaded, self._built.pop(key, None), with_bounds=self.with_bounds)
             self._built[key] = self._case.job  # what was used last is the last to go
             if len(self._built) > _KEPT:
                 del self._built[next(iter(self._built))]
@@ -226,42 +224,51 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         If a document is wrong, a path names no field, a value is none of an axis, there are too many cells, or `out`
         or `cluster` cannot be used.
     """
-    named_study, loaded = catalog.studied(scenario, set)
-    study = _of_grid(named_study, grid, loaded.scenario)
-    where = f"study {study.name}" if named_study is not None else loaded.place("grid")
-    axes, shown, points = _varied(study, where, at_most)
-    _check_apart(axes, loaded, where)
+    study, loaded, (axes, shown, points) = _read(scenario, grid, set, at_most)
     base, rows_asked = loaded.asking_nothing(), policies or study.policies or None
     measured = _measured(base, study, rows_asked, axes, points, with_bounds=bounds)
     if cache is False or isinstance(rows_asked, Mapping):
         measured = replace(measured, key=None)
     folder = Path(cache) if isinstance(cache, str | Path) else usual_folder()
-    file = _file(Path(out)) if out is not None else None
+    file = Path(out) if out is not None else None
+    if file is not None and file.suffix not in SUFFIXES:
+        file = file.with_name(f"{file.name}.points.csv")
     columns = metrics.columns(base.hardware) if bounds else metrics.columns(base.hardware, COUNTED)
-    head = [*(one.name for one in axes), "policy", *columns, *_SAID]
+    head = [*(axis.name for axis in axes), "policy", *columns, "tokens", "short_at", "notes", "remarks"]
     needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
     workers = workers or os.cpu_count() or 1
     pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else spawned
     with ExitStack() as using:
         kept = using.enter_context(closing(KeptRows(folder))) if measured.key else None
         append = using.enter_context(appended(file, head)) if file else None
-        for own in streamed([measured], workers, pace, kept, does):
+        for new in streamed([measured], workers, pace, kept, does):
             if append is not None:
-                append(own)
-            rows += own if append is None else [{key: row[key] for key in needed if key in row} for row in own]
+                append(new)
+            rows += [{key: row[key] for key in needed if key in row} for row in new] if append else new
     story = base.scenario
     cells, more = _summed(rows, shown)
     view = grid_view(rows, shown, base.hardware, study.title or story.title or story.name, story.budget_bytes, cells)
-    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, _again(study, rows_asked))
+    again = study.model_copy(update={"scenario": "scenario.yaml", "set_": {}, "policies": names_in(rows_asked)})
+    texts = {"study.yaml": catalog.dump(again)}
+    return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, texts)
 
 
-def _of_grid(study: StudyDocument | None, grid: Mapping[str, Values] | None, scenario: Scenario) -> StudyDocument:
-    """Return the study, or the one that a grid makes of a scenario."""
-    if study is not None and grid is None:
-        return study
-    crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
-    plain = StudyDocument.model_construct(name=scenario.name, scenario=scenario.name)
-    return (study or plain).model_copy(update={"grid": crossed, "list_": {}, "sample": None})
+def _read(
+    asked: str | Path | Scenario | StudyDocument,
+    grid: Mapping[str, Values] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    at_most: int = MOST_VALUES,
+) -> tuple[StudyDocument, Loaded, Grid]:
+    """Read a study, or make one of a scenario and a grid, with its points."""
+    study, loaded = catalog.studied(asked, changes)
+    where = loaded.place("grid") if study is None else f"study {study.name}"
+    if study is None or grid is not None:
+        crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
+        plain = StudyDocument.model_construct(name=loaded.scenario.name, scenario=loaded.scenario.name)
+        study = (study or plain).model_copy(update={"grid": crossed, "list_": {}, "sample": None})
+    varied = _varied(study, where, at_most)
+    _check_apart(varied[0], loaded, where)
+    return study, loaded, varied
 
 
 def _measured(
@@ -273,7 +280,7 @@ def _measured(
     *,
     with_bounds: bool,
 ) -> Study:
-    """The study as it is measured, each point with a key of all that its rows hang on."""
+    """Make the study that is measured, each point with a key of all that its rows depend on."""
     jitter, seed = (study.sample.jitter, study.sample.seed) if study.sample and study.sample.jitter else (0, 0)
     rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
     insist(not (with_bounds and jitter), base.place("bounds"), rule, f"jitter of {jitter:g}", do)
@@ -281,14 +288,14 @@ def _measured(
     if names := names_in(policies):
         named(base.scenario, names)
     about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
-    about.append([(one.fields, one.unit) for one in axes])
+    about.append([(axis.fields, axis.unit) for axis in axes])
     key = partial(key_of, key_of(about).hex())
     return Study(base, Cells(policies, with_bounds, jitter, seed, once), axes, points, probes=_probes(points), key=key)
 
 
 def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str, Any]]:
-    """Sum up draws, if there are any; and say in the summary what varies, and what draws tell."""
-    fixed, more = [one.name for one in axes if not one.is_drawn], {"grid": {one.name: one.values for one in axes}}
+    """Sum up draws, if there are any; and list for the summary what varies, and what draws tell."""
+    fixed, more = [axis.name for axis in axes if not axis.is_drawn], {"grid": {axis.name: axis.values for axis in axes}}
     if len(fixed) == len(axes):
         return [], more
     cells = summed(rows, fixed)
@@ -296,67 +303,51 @@ def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str,
     return cells, {**more, "quantiles": [line for cell in cells for line in cell.quantiles], "beats": beats}
 
 
-def _again(study: StudyDocument, policies: Policies | None) -> dict[str, str]:
-    """The study beside the documents of a folder of results, which runs the same again."""
-    changes = {"scenario": "scenario.yaml", "set_": {}, "policies": names_in(policies)}
-    return {"study.yaml": catalog.dump(study.model_copy(update=changes))}
-
-
-_SAID = ("tokens", "short_at", "notes", "remarks")
-"""Columns of the file behind the figures."""
-
-
-def _file(out: Path) -> Path:
-    """Where rows are appended as they come."""
-    return out if out.suffix in SUFFIXES else out.with_name(f"{out.name}.points.csv")
-
-
-def _varied(study: StudyDocument, where: str, at_most: int) -> tuple[tuple[Axis, ...], list[Varied], list[Point]]:
-    """What varies, how it is shown, and the points: all cells of the grid, with each entry of the list and draw."""
-    crossed, beside, sample = study.grid, study.list_, study.sample
-    do = "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
-    insist(crossed or beside or sample, where, "a sweep varies something", "nothing", do)
-    own = [axis(key, one) for key, one in crossed.items()]
-    listed = [axis(key, one, "list") for key, one in beside.items()]
+def _varied(study: StudyDocument, where: str, at_most: int) -> Grid:
+    """Return the axes and the points of a study: all cells of the grid, with each entry of the list and each draw."""
+    sample, do = study.sample, "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
+    insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
+    crossed = [axis(key, values) for key, values in study.grid.items()]
+    listed = [axis(key, values, "list") for key, values in study.list_.items()]
     lengths = {len(values) for _, values in listed} or {1}
     rule, do = "each field of a list has as many values", "list as many values everywhere"
     insist(len(lengths) == 1, f"{where}, list", rule, " and ".join(map(str, sorted(lengths))), do)
-    cells = math.prod([*(len(values) for _, values in own), *lengths, sample.size if sample else 1])
+    cells = math.prod([*(len(values) for _, values in crossed), *lengths, sample.size if sample else 1])
     rule = f"at most {at_most:,} cells are run unless more are asked for"
     insist(cells <= at_most, where, rule, f"{cells:,}", f"ask for fewer, or say --at-most {cells}")
-    axes, draws = drawn(sample, f"{where}, sample") if sample is not None else ((), [()])
+    of_draws, draws = drawn(sample, f"{where}, sample") if sample is not None else ((), [()])
     together = list(zip(*(values for _, values in listed), strict=True)) or [()]
-    cross = product(product(*(values for _, values in own)), together, draws)
+    cross = product(product(*(values for _, values in crossed)), together, draws)
     points = list(dict.fromkeys((*cell, *entry, *draw) for cell, entry, draw in cross))
-    every = (*(one for one, _ in (*own, *listed)), *axes)
+    axes = (*(fixed for fixed, _ in (*crossed, *listed)), *of_draws)
     columns = [list(dict.fromkeys(column)) for column in zip(*points, strict=True)]
-    shown = [Varied(one.name, one.unit, column, one in axes) for one, column in zip(every, columns, strict=True)]
-    return every, shown, points
+    shown = [Varied(each.name, each.unit, column, each in of_draws) for each, column in zip(axes, columns, strict=True)]
+    return axes, shown, points
 
 
 def _check_apart(axes: Sequence[Axis], loaded: Loaded, where: str) -> None:
     """Refuse two axes that vary one field: of two values for it the second would win, unseen."""
     varied: dict[tuple[str, ...], str] = {}
-    for one in axes:
-        with told_at(one.where):
-            paths = [path for field in one.fields for path, _ in loaded.fields(field)]
+    for axis in axes:
+        with told_at(axis.where):
+            paths = [path for key in axis.fields for path, _ in loaded.fields(key)]
         for path in paths:
             other = next((name for before, name in varied.items() if before[: len(path)] == path[: len(before)]), None)
-            both = f"{'.'.join(path[path[0] == 'hardware' :])} on {other} and on {one.name}"
+            both = f"{'.'.join(path[path[0] == 'hardware' :])} on {other} and on {axis.name}"
             insist(other is None, where, "each field varies on one axis", both, "leave one of them out")
-        varied |= dict.fromkeys(paths, one.name)
+        varied |= dict.fromkeys(paths, axis.name)
 
 
 def _probes(points: Sequence[Point]) -> list[Point]:
     """Choose points with the least and the largest number on each axis, and with each value that is no number."""
-    found: dict[Point, None] = {}
-    for number in range(len(points[0])):
-        first = {point[number]: point for point in reversed(points)}
+    probes: dict[Point, None] = {}
+    for index in range(len(points[0])):
+        first = {point[index]: point for point in reversed(points)}
         numbers = [value for value in first if isinstance(value, int | float)]
         ends = [min(numbers), max(numbers)] if numbers else []
         others = [value for value in first if not isinstance(value, int | float)]
-        found |= {first[value]: None for value in (*ends, *others)}
-    return list(found)
+        probes |= {first[value]: None for value in (*ends, *others)}
+    return list(probes)
 
 
 def points_in(path: Path) -> int:
@@ -372,9 +363,6 @@ def points_in(path: Path) -> int:
     ConfigError
         As `sweep` does.
     """
-    named_study, loaded = catalog.studied(path)
-    study = _of_grid(named_study, None, loaded.scenario)
-    axes, _, points = _varied(study, f"study {study.name}", MOST_VALUES)
-    _check_apart(axes, loaded, f"study {study.name}")
+    _, loaded, (axes, _, points) = _read(path)
     Study(loaded.asking_nothing(), Cells(), axes, points, probes=_probes(points)).check()
     return len(points)

@@ -2,7 +2,7 @@
 
 *Kept* rows lie in one SQLite file, by content: a study that is repeated, goes on or grows runs only what is new. Many
 processes may read and write the file at a time, and a killed process leaves it whole. A row's key stands for all that
-the row hangs on: the documents as they were run, the cell, and hosim's own code.
+the row depends on: the documents as they were run, the cell, and hosim's own code.
 
 The file of *points* holds complete lines alone, in the order of points.
 """
@@ -28,7 +28,7 @@ from simulator.metrics import figure_of
 
 _FILE, _FORM = "rows.sqlite", 1
 _WAIT_S = 30
-"""How long to wait for another process that writes."""
+"""Time to wait for another process that writes [s]: a write takes milliseconds."""
 
 
 def usual_folder() -> Path:
@@ -38,10 +38,10 @@ def usual_folder() -> Path:
 
 def code_key() -> str:
     """Return a digest of all modules of hosim, which changes with any of them."""
-    found, root = sha256(), Path(__file__).parents[1]
+    digest, root = sha256(), Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root)} {sha256(path.read_bytes()).hexdigest()}".encode())
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(root)} {sha256(path.read_bytes()).hexdigest()}".encode())
+    return digest.hexdigest()
 
 
 def key_of(*parts: Any) -> bytes:
@@ -50,12 +50,12 @@ def key_of(*parts: Any) -> bytes:
 
 
 class KeptRows:
-    """The rows of a folder.
+    """Rows that are kept in a folder.
 
     Parameters
     ----------
     folder
-        Where they are; made if it is not there.
+        The folder, which is made if it is not there.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class KeptRows:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
-        with self._told():
+        with self._refusing():
             folder.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
             (form,) = self._base.execute("PRAGMA user_version").fetchone()
@@ -78,23 +78,24 @@ class KeptRows:
 
     def get(self, key: bytes) -> list[dict[str, Any]] | None:
         """Return the rows of a key; None if there are none."""
-        with self._told():
-            found = self._base.execute("SELECT rows FROM rows WHERE key = ?", (key,)).fetchone()
-            return orjson.loads(found[0]) if found else None
+        with self._refusing():
+            record = self._base.execute("SELECT rows FROM rows WHERE key = ?", (key,)).fetchone()
+            return orjson.loads(record[0]) if record else None
 
     def put(self, key: bytes, rows: list[dict[str, Any]]) -> None:
         """Keep rows for good, before this returns."""
-        with self._told():
+        with self._refusing():
             self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
-        if (said := f"what was measured so far, in {self._path},") not in complete:
-            complete.append(said)
+        if (phrase := f"what was measured so far, in {self._path},") not in complete:
+            complete.append(phrase)
 
     def close(self) -> None:
         """Leave the folder to others."""
         self._base.close()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _refusing(self) -> Iterator[None]:
+        """Turn errors of the file into those of hosim."""
         try:
             yield
         except (sqlite3.OperationalError, OSError) as error:
@@ -110,14 +111,14 @@ _REMOVE = f"remove that file, {_ELSE}"
 
 PARQUET = ".parquet"
 SUFFIXES = (".csv", PARQUET)
-"""How the name of such a file ends."""
+"""Ends of the name of such a file."""
 _TYPES = {"ns": "int64", "B": "int64", "share": "float64", "times": "float64", "per s": "float64", "text": "string"}
 """Unit of a figure -> type in a Parquet file; the others are numbers of any kind."""
 
 
 @contextmanager
 def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
-    """Give what appends rows to a file, which one process at a time writes.
+    """Give a function that appends rows to a file, which one process at a time writes.
 
     Parameters
     ----------
@@ -125,20 +126,18 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
         The file; an earlier one is replaced once there are rows. One that ends in ``.parquet`` is made in the end:
         until then the rows stand in ``<path>.csv``.
     columns
-        What rows have, in order; what a row lacks is an empty cell.
+        Columns of the rows, in order; what a row lacks is an empty cell.
 
     Raises
     ------
     ConfigError
         If the file cannot be written, another process writes it, or pyarrow is not installed.
     """
-    rows = path.with_name(path.name + ".csv") if path.suffix == PARQUET else path
-    said, do = (
-        f"all rows so far, in {rows},",
-        "make room, or name another file; what the cache has is not measured again",
-    )
+    rows = path
     if path.suffix == PARQUET:
+        rows = path.with_name(path.name + ".csv")
         _arrow(path)
+    phrase = f"all rows so far, in {rows},"
     is_begun = is_mine = False
 
     def append(more: Iterable[Mapping[str, Any]]) -> None:
@@ -146,7 +145,7 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
         if not is_begun:
             os.ftruncate(file, 0)
             _append(file, columns, [dict(zip(columns, columns, strict=True))])
-            complete.append(said)
+            complete.append(phrase)
             is_begun = True
         _append(file, columns, more)
 
@@ -165,17 +164,18 @@ def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[
             _to_parquet(rows, path, columns)
             rows.unlink()
         if is_begun:
-            complete.remove(said)
+            complete.remove(phrase)
     except BlockingIOError:
         insist(False, str(rows), "one process at a time writes a study", "another one that does", "wait for it")
     except OSError as error:
+        do = "make room, or name another file; what the cache has is not measured again"
         raise ConfigError(str(rows), "rows can be written", system_message(error), do) from None
 
 
 def _append(file: int, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows by one call of the system; if the disk is full, cut off again what of them was written.
+    """Append rows by one call of the system; if the disk is full, cut off again what was written of them.
 
-    So whatever ends the process, the file holds the rows of all points up to some one, each whole.
+    So whatever ends the process, the file holds the rows of all points up to one of them, each whole.
     """
     text, end = io.StringIO(newline=""), os.lseek(file, 0, os.SEEK_END)
     csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
@@ -190,6 +190,7 @@ def _append(file: int, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]
 
 
 def _arrow(path: Path) -> Any:
+    """Import pyarrow, or refuse to write Parquet."""
     try:
         from pyarrow import csv as arrow_csv  # noqa: PLC0415 - an extra
         from pyarrow import parquet  # noqa: PLC0415

@@ -1,8 +1,8 @@
 """Inverse questions: `hosim frontier`, with its presets `hosim largest` and `hosim least`, and `hosim crossover`.
 
-*Frontier*: how far a field of the documents can go before a row violates a condition, and before every plan must.
-*Largest* and *least*: how far it can go before a row no longer fits, or slows down too much. *Crossover*: where two
-rows swap. All of them bisect between two values whose rows differ.
+*Frontier*: the last value of a field of the documents before a row violates a condition, and before every plan must.
+*Largest* and *least*: the last value before a row no longer fits, or slows down too much. *Crossover*: the value at
+which two rows swap. All of them bisect between two values whose rows differ.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from simulator import catalog, metrics
@@ -21,6 +22,7 @@ from simulator.lifetime import live_bytes
 from simulator.metrics import figure_of
 from simulator.report.answers import PRICES, crossover_view, frontier_view, pareto_view
 from simulator.report.expectations import named
+from simulator.report.rows import grouped
 from simulator.run.bisection import Search
 from simulator.run.case import Policies
 from simulator.run.studies import limits_at
@@ -30,12 +32,12 @@ from simulator.scenario.question import COMPUTE
 from simulator.units import exact
 
 _ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
-"""Rooms from the least that any plan needs to what all needs at once, rooms to try between two of them, and how much
-longer a step is in the one that calls for that: a hundredth of the way tells where a front bends."""
+"""Rooms from the least that any plan needs to what all needs at once; rooms to try between two of them, and the ratio
+of their steps that calls for that: a hundredth of the way tells where a front bends."""
 _SCANNED = 9
-"""Values that are scanned for a crossover."""
+"""Values that are scanned for a crossover: each doubles, or nearly so, the one before."""
 _NEAR = 8
-"""A crossover is looked for so many times above and below what the documents say."""
+"""Factor above and below what the documents say within which a crossover is searched: three doublings."""
 
 
 def frontier(
@@ -48,7 +50,7 @@ def frontier(
     workers: int = 1,
     **asked: str | int | Sequence[str] | None,
 ) -> Sweep:
-    """Search how far a field can go before each row violates a condition, and before every plan must.
+    """Search the last value of a field before each row violates a condition, and before every plan must.
 
     The search starts at the documents' value and doubles or halves it until the answer is bracketed, then bisects. This
     assumes that what holds with a value holds with every easier one. A few values beside the answer test that; where it
@@ -103,18 +105,18 @@ def frontier(
     question = catalog.question(loaded, kind, asked)
     search, hardware = Search(loaded, question, policies, asked), loaded.hardware
     tried = sweep([search.edge(who) for who in search.rows], progress=progress)
-    own = {label: [row for row in tried if row["policy"] == label] for label in search.rows}
-    found = [search.answer(own[label], limit) for label in search.rows for limit in question.limits]
-    at_most = search.built(question.values[-1]) if question.sign < 0 else None
-    is_lacking = any(row[question.column] is None for row in found)
-    capped = without_effect(at_most.hardware, None, [question.path]) if at_most is not None and is_lacking else []
+    by_row = grouped(tried, itemgetter("policy"))
+    answers = [search.answer(rows, limit) for rows in by_row.values() for limit in question.limits]
+    capped = list[str]()
+    if question.sign < 0 and any(row[question.column] is None for row in answers):
+        capped += without_effect(search.built(question.values[-1]).hardware, None, [question.path])
     budget = loaded.scenario.budget_bytes
     if budget is not None and search.base.scenario.budget_bytes is None and not question.field.startswith("peak."):
-        capped = [*capped, f"All this is without the budget of the scenario, {exact(budget, 'B')}."]
-    title = loaded.scenario.title or loaded.scenario.name
-    view = frontier_view(found, tried if search.grows else [], question, hardware.compute_tier, capped, title)
-    also = _limiting(search, {row["policy"]: row for row in found}, workers, progress)
-    return Sweep(question.key, [loaded], found, view, {"points": tried} if search.grows else {}, also=also)
+        capped.append(f"All this is without the budget of the scenario, {exact(budget, 'B')}.")
+    points, title = tried if search.grows else [], loaded.scenario.title or loaded.scenario.name
+    view = frontier_view(answers, points, question, hardware.compute_tier, capped, title)
+    also = _limiting(search, {row["policy"]: row for row in answers}, workers, progress)
+    return Sweep(question.key, [loaded], answers, view, {"points": points} if search.grows else {}, also=also)
 
 
 def largest(scenario: Named, **asked: Any) -> Sweep:
@@ -190,25 +192,25 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     low = max(task.limits(may_repeat=True).peak_bytes(1 << 62) for task in case.tasks)
     high = max(int(live_bytes(task.graph).max()) for task in case.tasks)
     steps = _BETWEEN * (rooms - 1)
-    usable = dict.fromkeys(low + (high - low) * number // steps for number in range(steps + 1))
-    fine = [case.hardware.tiers[tier].capacity_for(one) for one in usable]
-    first = [(one,) for one in dict.fromkeys([*fine[::_BETWEEN], fine[-1]])]
+    usable = dict.fromkeys(low + (high - low) * index // steps for index in range(steps + 1))
+    fine = [case.hardware.tiers[tier].capacity_for(usable_bytes) for usable_bytes in usable]
+    first = [(capacity,) for capacity in dict.fromkeys([*fine[::_BETWEEN], fine[-1]])]
     studies = [search.study(who, first, candidates=fine, differ=_bends) for who in search.rows]
     tried = sweep(studies, progress=progress)
-    own = {who: [row for row in tried if row["policy"] == who] for who in search.rows}
-    found = [row for rows in own.values() for row in undominated(rows, column)]
+    fronts = {who: undominated(rows, column) for who, rows in grouped(tried, itemgetter("policy")).items()}
+    front = [row for rows in fronts.values() for row in rows]
     slowest = {price: int(price * case.compute_ns) for price in PRICES}
     floors = {
         who: {price: case.least_peak_bytes(ns, **kind) for price, ns in slowest.items()}
         for who, kind in search.bounds.items()
     }
-    view = pareto_view(found, floors, column, tier, loaded.scenario.title or loaded.scenario.name)
-    least = {who: row for who in own for row in found[::-1] if row["policy"] == who}
-    return Sweep("frontier", [loaded], found, view, {"points": tried}, also=_limiting(search, least, workers, progress))
+    view = pareto_view(front, floors, column, tier, loaded.scenario.title or loaded.scenario.name)
+    least = {who: rows[0] for who, rows in fronts.items() if rows}
+    return Sweep("frontier", [loaded], front, view, {"points": tried}, also=_limiting(search, least, workers, progress))
 
 
 def _bends(less: Rows, more: Rows) -> bool:
-    """Whether the step changes enough between two capacities to try one in between."""
+    """Tell whether the step changes enough between two capacities to try one in between."""
     steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in (*less, *more)]
     return max(steps) > _STEEP * min(steps)
 
@@ -218,24 +220,24 @@ def _limiting(
 ) -> Callable[[], list[Sweep]]:
     """Return a function that finds what limits each row, on the machine of its answer."""
 
-    def found() -> list[Sweep]:
+    def limits() -> list[Sweep]:
         question, field = search.question, search.question.field
         title = f"What limits each row with its {question.direction} {field}"
-        at = {who: row[field] for who, row in answers.items() if who in search.named and row["status"] == "ok"}
-        places = [(catalog.at(search.base, {search.axis: value}), [who]) for who, value in at.items()]
+        ran = {who: row[field] for who, row in answers.items() if who in search.named and row["status"] == "ok"}
+        places = [(catalog.at(search.base, {search.axis: value}), [who]) for who, value in ran.items()]
         return [limits_at(search.base, places, workers, progress, title)] if places else []
 
-    return found
+    return limits
 
 
 def undominated(rows: Rows, column: str) -> Rows:
     """Return the Pareto front of a column and the step, of the rows that ran."""
-    found = Rows()
+    front = Rows()
     ran = (row for row in rows if row["status"] == "ok" and row.get(column) is not None)
     for row in sorted(ran, key=lambda row: (row[column], row["step_ns"])):
-        if not found or row["step_ns"] < found[-1]["step_ns"]:
-            found.append(row)
-    return found
+        if not front or row["step_ns"] < front[-1]["step_ns"]:
+            front.append(row)
+    return front
 
 
 def crossover(
@@ -279,7 +281,7 @@ def crossover(
     values, start = question.values, search.first
     low = values[0] if question.at_least is not None else max(values[0], start / _NEAR)
     high = values[-1] if question.at_most is not None else min(values[-1], start * _NEAR)
-    scanned = (search.near(low * (high / low) ** (number / (_SCANNED - 1))) for number in range(_SCANNED))
+    scanned = (search.near(low * (high / low) ** (index / (_SCANNED - 1))) for index in range(_SCANNED))
 
     def both(loaded: Loaded, point: Point) -> Rows:
         return [row for decide in search.rows.values() for row in decide(loaded, point)]
@@ -287,22 +289,20 @@ def crossover(
     points = [(value,) for value in sorted({*scanned})]
     study = Study(search.base, both, (search.axis,), points, values, lambda a, b: _faster(a) != _faster(b))
     tried = sweep([study], progress=progress)
-    pairs = list(zip(tried[::2], tried[1::2], strict=True))
-    found = []
-    for faster, own in groupby(pairs, key=_faster):
-        ends = [*own]
-        steps = {
-            f"{at}_{row['policy']}_ns": row.get("step_ns")
-            for at, pair in (("from", ends[0]), ("to", ends[-1]))
-            for row in pair
-        }
-        found.append({"faster": faster, "from": ends[0][0][question.field], "to": ends[-1][0][question.field], **steps})
-    view = crossover_view(found, tried, names, question, loaded.scenario.title or loaded.scenario.name)
-    return Sweep("crossover", [loaded], found, view, {"points": tried})
+    ranges = []
+    for faster, group in groupby(zip(tried[::2], tried[1::2], strict=True), key=_faster):
+        pairs = [*group]
+        first, last = pairs[0], pairs[-1]
+        ends = {"faster": faster, "from": first[0][question.field], "to": last[0][question.field]}
+        for end, pair in (("from", first), ("to", last)):
+            ends |= {f"{end}_{row['policy']}_ns": row.get("step_ns") for row in pair}
+        ranges.append(ends)
+    view = crossover_view(ranges, tried, names, question, loaded.scenario.title or loaded.scenario.name)
+    return Sweep("crossover", [loaded], ranges, view, {"points": tried})
 
 
 def _faster(pair: Sequence[Row]) -> str:
-    """Which of two rows has the shorter step."""
+    """Name the one of two rows that has the shorter step."""
     steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in pair]
     if steps[0] == steps[1]:
         return "tie" if steps[0] < math.inf else "neither"

@@ -1,4 +1,4 @@
-"""Answers while sliders are moved: one row of a scenario at other bandwidths, capacities and sequences."""
+"""Sliders in a notebook: one row of a scenario at other bandwidths, capacities and sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = {
     "capacity": (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2, 3, 4),
     "sequence": (0.125, 0.25, 0.5, 1, 2, 4),
 }
-"""Slider -> how many times what the documents say its values are."""
+"""Slider -> its values, as multiples of what the documents say: as far as the next machines, or models, go."""
 
 
 class WhatIf:
@@ -38,10 +38,10 @@ class WhatIf:
     Attributes
     ----------
     usual
-        The values in the documents by slider: how many times the bandwidth of each link of the machine, the capacity of
+        The values in the documents by slider: a multiple of the bandwidth of each link of the machine, the capacity of
         its compute tier [B] (the budget, if there is one), and the sequence, if the workload has one [tokens].
     result
-        What came of the last question.
+        The last answer.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class WhatIf:
         rooms = (room,) if budget is None else (room, "scenario.budget")
         fields = {"bandwidth": ("links.*.bandwidth",), "capacity": rooms, "sequence": ("workload.sequence",)}
         units = {"bandwidth": "x", "capacity": "B"}
-        self._axes = {name: Axis(name, own, f"interact, {name}", units.get(name)) for name, own in fields.items()}
+        self._axes = {name: Axis(name, paths, f"interact, {name}", units.get(name)) for name, paths in fields.items()}
         capacity = loaded.hardware.tiers[tier].capacity_bytes if budget is None else budget
         self.usual: dict[str, Any] = {"bandwidth": 1, "capacity": capacity}
         if loaded.workload.model is not None:
@@ -98,7 +98,7 @@ def interact(
     policy: str = "static",
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
 ) -> Widget:
-    """Show sliders over bandwidth, capacity and sequence, and below them what comes of a scenario with their values.
+    """Show sliders over bandwidth, capacity and sequence, and below them the result of a scenario with their values.
 
     Parameters
     ----------
@@ -130,9 +130,9 @@ def interact(
     for slider in sliders.values():
         slider.observe(answer, "value")
     answer()
-    found = ipywidgets.VBox([*sliders.values(), shown])
-    found.ask = ask
-    return found
+    box = ipywidgets.VBox([*sliders.values(), shown])
+    box.ask = ask
+    return box
 
 
 def _slider(ask: WhatIf, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Studies that are ready made: `hosim scaling`, `hosim limits` and `hosim robust`.
 
-*Scaling*: the same step at each point of a curve, from a few ranks to many or over a field. *Limits*: on which figures
-of the machine a step hangs, and how much.
+*Scaling*: the same step at each point of a curve, from a few ranks to many or over a field. *Limits*: which figures of
+the machine a step depends on, and how much.
 
 *Robust*: a plan made for the nominal machine runs on others, beside a policy that decides as it runs. The *tested*
 policy plans once, for the machine and the workload as their documents say, and its steps are replayed unchanged under
@@ -13,7 +13,7 @@ or no longer fits is an outcome, counted as slower than anything that runs. Cond
 ``slower links``
     Every link has its bandwidth times ``1 - level``, and its latency over it.
 ``inspection``
-    What a runtime pays to look at the state before each compute, which is measured nowhere: the level is that time.
+    The time in which a runtime looks at the state before each compute, which is measured nowhere: the level.
 ``longer sequence``
     The workload's model is built again with its sequence times ``1 + level``, rounded; a fixed plan is replayed on the
     same ops and tensors, a runtime decides anew.
@@ -108,8 +108,8 @@ def scaling(
     study = points_of(loaded)
     labels = list(prepare(study.at(study.points[0])).rows(policies))
     study = replace(study, measure=Cells(policies))
-    found = sweep([study], workers, progress)  # a point that fails does so for all rows
-    rows = [{**row, "policy": label} for label in labels for row in found if row.get("policy", label) == label]
+    measured = sweep([study], workers, progress)  # a point that fails does so for all rows
+    rows = [{**row, "policy": label} for label in labels for row in measured if row.get("policy", label) == label]
     first: dict[str, float] = {}
     for row in rows:
         each = row.get("tokens_per_s") and row["tokens_per_s"] / row["ranks"]
@@ -128,7 +128,7 @@ def limits(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> Sweep:
-    """Run a scenario with 10 % more of each figure of its machine, one at a time, and say what that does to the steps.
+    """Run a scenario with 10 % more of each figure of its machine, one at a time, and compare the steps.
 
     Parameters
     ----------
@@ -165,12 +165,12 @@ def limits_at(
     progress: Progress | None,
     title: str,
 ) -> Sweep:
-    """Say on which figures of a machine the steps of rows hang.
+    """Find the figures of a machine on which the steps of rows depend.
 
     Parameters
     ----------
     loaded
-        The documents, which say where figures come from.
+        The documents with the origins of the figures.
     places
         Machines, and the rows that run there; no row runs on two.
     workers, progress
@@ -178,41 +178,38 @@ def limits_at(
     title
         What was tried.
     """
-    studies = list[Study]()
-    values = [amounts(place.hardware) for place, _ in places]
-    for number, (place, policies) in enumerate(places):
-        measure, about = Cells(policies, with_bounds=False), {"place": number, "figure": None}
-        studies.append(Study(place, measure, about=about, is_strict=True))
-        for path in values[number]:
-            axis = Axis(path, (path,), "limits", "x")
-            studies.append(Study(place, measure, (axis,), [(MORE,)], about=about | {"figure": path}, probes=()))
-    found, rows = sweep(studies, workers, progress), list[dict[str, Any]]()
-    nominal = {row["policy"]: row for row in found if row["figure"] is None}
+    studies, tried = list[Study](), dict[str, None]()
+    for place, policies in places:
+        measure, values = Cells(policies, with_bounds=False), amounts(place.hardware)
+        studies.append(Study(place, measure, about={"figure": None}, is_strict=True))
+        for path, value in values.items():
+            axis, about = Axis(path, (path,), "limits", "x"), {"figure": path, "value": value}
+            studies.append(Study(place, measure, (axis,), [(MORE,)], about=about, probes=()))
+        tried |= dict.fromkeys(values)
+    measured, rows = sweep(studies, workers, progress), list[dict[str, Any]]()
+    nominal = {row["policy"]: row for row in measured if row["figure"] is None}
     usual = {policy: row["step_ns"] for policy, row in nominal.items() if row["status"] == "ok"}
-    for row in found:
+    for row in measured:
         before_ns = usual.get(row.get("policy"))
         if before_ns and row["status"] == "ok" and row["step_ns"] != before_ns:
-            path, share = row["figure"], (row["step_ns"] / before_ns - 1) / (MORE - 1)
-            about = {"policy": row["policy"], "figure": path, "value": values[row["place"]][path]}
-            origin = {"origin": loaded.hardware.origin_of(path), "elasticity": share}
-            rows.append(about | {"step_ns": row["step_ns"]} | origin)
+            about = {key: row[key] for key in ("policy", "figure", "value", "step_ns")}
+            share = (row["step_ns"] / before_ns - 1) / (MORE - 1)
+            rows.append(about | {"origin": loaded.hardware.origin_of(row["figure"]), "elasticity": share})
     rows.sort(key=lambda row: ([*usual].index(row["policy"]), -abs(row["elasticity"])))
-    tried, hanging = list(dict.fromkeys(path for own in values for path in own)), {row["figure"] for row in rows}
-    idle, (machine, _) = [path for path in tried if path not in hanging], places[0]
+    depended, machine = {row["figure"] for row in rows}, places[0][0]
+    idle = [path for path in tried if path not in depended]
     capped = without_effect(machine.hardware, machine.scenario.budget_bytes, idle) if usual else []
-    statuses = {policy: row["status"] for policy, row in nominal.items()}
     unfit = [
         f"{policy} is {row['status']}: {row.get('notes') or 'it lacks room at ' + str(row.get('short_at'))}."
         for policy, row in nominal.items()
         if row["status"] != "ok"
     ]
     view = limits_view(rows, usual, len(tried), [*unfit, *capped], title)
-    return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": tried})
+    statuses = {policy: row["status"] for policy, row in nominal.items()}
+    return Sweep("limits", [loaded], rows, view, more={"statuses": statuses, "steps_ns": usual, "tried": [*tried]})
 
 
 JITTER, LINKS = "jitter", "slower links"
-
-
 LEVELS = {
     JITTER: (0.01, 0.02, 0.05, 0.1, 0.2),
     LINKS: (0.1, 0.2, 0.3, 0.5),
@@ -257,7 +254,7 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     inspect
         Times of a look at the state [ns], in the same way.
     draws, seed
-        How many draws of jitter there are at each level, and what they begin with.
+        Number of draws of jitter at each level, and their seed.
     headroom
         Share of the budget that the tested plan leaves free, as a reserve; the run may use all of it.
     workers
@@ -295,13 +292,13 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     points = sweep(studies, workers, progress)
     steps = {row["policy"]: row.get("step_ns") for row in points if row["perturbation"] == NOMINAL}
     for row in points:
-        own, step_ns = steps[row["policy"]], row.setdefault("step_ns", None)
-        row["slowdown"] = step_ns / own if own and step_ns is not None else None
+        nominal_ns, step_ns = steps[row["policy"]], row.setdefault("step_ns", None)
+        row["slowdown"] = step_ns / nominal_ns if nominal_ns and step_ns is not None else None
         row["why"] = row.get("notes") or row.get("short_at") or ""
     columns = ("policy", "perturbation", "level", "draw", "status", "step_ns", "slowdown", "why")
     tidy = [{column: row[column] for column in columns} for row in points]
-    rows, more = quantiles(tidy), {"seed": seed}
-    return Sweep("robust", [loaded], rows, robust_view(rows, (tested, other)), {"points": tidy}, more)
+    rows = quantiles(tidy)
+    return Sweep("robust", [loaded], rows, robust_view(rows, (tested, other)), {"points": tidy}, {"seed": seed})
 
 
 MOST_DRAWS = 10_000
@@ -330,7 +327,7 @@ def _studies(once: Once, asked: Mapping[str, Sequence[float] | None], draws: int
 
 
 def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
-    """Return what a perturbation changes in the documents; jitter changes nothing there."""
+    """Return the fields that a perturbation changes, with their values; jitter changes none."""
     where = f"levels of {name}"
     if name == LINKS:
         speed, latency = (Axis(f"{name}, {key}", (f"links.*.{key}",), where, "x") for key in ("bandwidth", "latency"))

@@ -1,7 +1,7 @@
 """A sweep: set documents to many points, measure each in some process, and collect one tidy table.
 
-A study says what varies and what is measured. Its points are given beforehand (a grid, a list, draws), or searched: of
-candidates on one axis those are tried next that lie between two whose rows differ, until none is left between them.
+A study says what varies and what is measured. Its points are given beforehand (a grid, a list, draws), or searched: the
+next points are the candidates on one axis between two whose rows differ, until none is left between them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Rows = list[Row]
 Point = tuple[Any, ...]
 """A value for each axis of a study."""
 Task = tuple[int, Point]
-"""Which study, and a point of it."""
+"""The index of a study, and a point of it."""
 Progress = Callable[[str, int, int], None]
-"""Called now and then with what is at work, how much of it is done, and how much there is in all."""
+"""Called now and then with a label of the work, how much of it is done, and how much there is in all."""
 Does = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
 """Does tasks in some processes, as `simulator.processes.spawned` does."""
 
@@ -54,29 +54,29 @@ def silent(label: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """What varies, and what is measured.
+    """The points of some axes, and how each is measured.
 
     Attributes
     ----------
     loaded
         The base: a scenario, its machine and its workload.
     measure
-        Rows of the documents at a point; it is sent between processes.
+        Returns the rows of the documents at a point; it is sent between processes.
     axes, points
-        What varies, and the points that are measured (first).
+        Axes that vary, and the points that are measured (first).
     candidates, differ
-        Of one axis, ascending: what may be tried between two values that were; and whether their rows differ so that it
-        is. None: no more points than those given.
+        Values of one axis, ascending, that may be tried between two others; and what tells whether the rows of these
+        two differ so that one is. None: no more points than those given.
     about
         Columns that all rows have, in front of those of the axes.
     is_strict
-        Whether what a point raises because of a document or a plan is raised; else it is a row, ``failed``.
+        Whether an error of a document or a plan at a point is raised; else it is a row, ``failed``.
     probes
         Points at which documents are checked before any is measured; default: all that are given.
     key
-        What the rows of a point are kept under; None: they are not kept.
+        Returns the key under which the rows of a point are kept; None: they are not kept.
     more
-        Points that are wanted further, where no candidate lies between any two whose rows differ.
+        Returns further points, where no candidate lies between any two whose rows differ.
     """
 
     loaded: Loaded
@@ -116,21 +116,21 @@ class Study:
             return [{"status": "infeasible" if isinstance(error, BudgetError) else "failed", "notes": str(error)}]
 
     def placed(self, point: Point, rows: Rows) -> Rows:
-        """Put what the study is about, and the values of a point, in front of the rows of the point."""
+        """Put the columns of the study, and the values of a point, in front of the rows of the point."""
         where = {**self.about, **{axis.name: value for axis, value in zip(self.axes, point, strict=True)}}
         return [{**where, **row} for row in rows]
 
-    def wanted(self, known: Mapping[Point, Rows]) -> list[Point]:
+    def wanted(self, measured: Mapping[Point, Rows]) -> list[Point]:
         """Return the points to measure next: those given first, then a candidate between any two whose rows differ."""
-        missing = [point for point in dict.fromkeys(self.points) if point not in known]
+        missing = [point for point in dict.fromkeys(self.points) if point not in measured]
         if missing or self.differ is None:
             return missing
-        turning = (pair for pair in pairwise(sorted(known)) if self.differ(known[pair[0]], known[pair[1]]))
-        inside = (
-            (bisect_right(self.candidates, low), bisect_left(self.candidates, high)) for (low,), (high,) in turning
-        )
-        wanted = [(self.candidates[(first + last) // 2],) for first, last in inside if first < last]
-        return wanted or (self.more(known) if self.more else [])
+        wanted = list[Point]()
+        for low, high in pairwise(sorted(measured)):
+            first, last = bisect_right(self.candidates, *low), bisect_left(self.candidates, *high)
+            if first < last and self.differ(measured[low], measured[high]):
+                wanted.append((self.candidates[(first + last) // 2],))
+        return wanted or (self.more(measured) if self.more else [])
 
 
 class Pace:
@@ -141,14 +141,14 @@ class Pace:
         self._new = self._done = self._total = 0
 
     def more(self, tasks: int, new: int) -> None:
-        """Note that so many more points are wanted, and that so many of them are new."""
+        """Note the number of further points, and of those among them that are new."""
         self._total = self._done + tasks
         self._done += tasks - new
         if self._is_told:  # -1 stands for a line of its own
             self._progress(f"{tasks:,} points, {tasks - new:,} of them kept from before", 0, -1)
 
     def tell(self) -> None:
-        """Tell that one more point was measured."""
+        """Tell that another point was measured."""
         now_s, since_s = monotonic(), self._since_s
         each_s = (now_s - since_s) / max(self._new, 1)
         self._since_s = since_s if self._new else now_s  # before the first, processes start and build what is shared
@@ -168,20 +168,20 @@ def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None 
 def streamed(
     studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None = None, does: Does = spawned
 ) -> Iterator[Rows]:
-    """Measure all points of some studies, and give the rows of each as soon as all before it are there.
+    """Measure all points of some studies, and yield the rows of each as soon as all before it are there.
 
     Parameters
     ----------
     studies
-        What varies and what is measured; all their points are checked before any is measured.
+        The studies; all their points are checked before any is measured.
     workers
-        How many processes, which start afresh; the result does not depend on it.
+        Number of processes, which start afresh; the result does not depend on it.
     pace
-        Tells how fast it goes.
+        Tells the speed.
     kept
-        Rows that were measured before; what is new is kept there at once.
+        Rows that were measured before; new ones are kept there at once. Needed by studies with a `key`.
     does
-        What does the tasks: processes here, or a cluster.
+        Does the tasks: in processes here, or on a cluster.
 
     Yields
     ------
@@ -197,30 +197,18 @@ def streamed(
     """
     for study in studies:
         study.check()
-    measuring = _Measuring(studies, workers, pace, kept, does)
-    if any(study.differ for study in studies):
-        yield from _searched(studies, measuring)
-        return
-    tasks = list(dict.fromkeys((n, point) for n, study in enumerate(studies) for point in study.points))
-    new, ended = measuring.missing(tasks), dict[Task, Rows]()
-    with closing(measuring.measured(list(new))) as outcomes:
-        for number, point in tasks:
-            while (number, point) in new and (number, point) not in ended:
-                ended |= [next(outcomes)]
-            rows = ended.pop((number, point), None) or measuring.kept(number, point) or []
-            yield studies[number].placed(point, rows)
-
-
-def _searched(studies: Sequence[Study], measuring: _Measuring) -> Iterator[Rows]:
-    """Measure what studies want next until none wants more, and then give the rows of all points in their order."""
-    known: list[dict[Point, Rows]] = [{} for _ in studies]
-    while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(known[n])]:
-        measuring.missing(tasks)
-        for (number, point), rows in measuring.measured(tasks):
-            known[number][point] = rows
-    for study, found in zip(studies, known, strict=True):
-        for point in sorted(found) if study.differ else study.points:
-            yield study.placed(point, found[point])
+    measuring, is_searched = _Measuring(studies, workers, pace, kept, does), any(study.differ for study in studies)
+    measured: list[dict[Point, Rows]] = [{} for _ in studies]
+    while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(measured[n])]:
+        with closing(measuring.in_order(tasks)) as outcomes:
+            for (n, point), rows in outcomes:
+                measured[n][point] = rows if is_searched else []  # memory does not grow with rows that were given out
+                if not is_searched:
+                    yield studies[n].placed(point, rows)
+    if is_searched:
+        for study, by_point in zip(studies, measured, strict=True):
+            points = sorted(by_point) if study.differ else study.points
+            yield from (study.placed(point, by_point[point]) for point in points)
 
 
 class _Measuring:
@@ -229,23 +217,23 @@ class _Measuring:
     def __init__(self, studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None, does: Does) -> None:
         self._studies, self._workers, self._pace, self._kept, self._does = studies, workers, pace, kept, does
 
-    def _key(self, number: int, point: Point) -> bytes | None:
-        key = self._studies[number].key
-        return key(point) if key is not None and self._kept is not None else None
-
-    def kept(self, number: int, point: Point) -> Rows | None:
+    def _kept_rows(self, task: Task) -> Rows | None:
         """Return the rows of a point that was measured before; None if it was not."""
-        key = self._key(number, point)
-        return None if self._kept is None or key is None else self._kept.get(key)
+        key = self._studies[task[0]].key
+        return None if self._kept is None or key is None else self._kept.get(key(task[1]))
 
-    def missing(self, tasks: Sequence[Task]) -> dict[Task, None]:
-        """Return the points that were not measured before, in their order."""
-        new = dict.fromkeys(task for task in tasks if self.kept(*task) is None)
+    def in_order(self, tasks: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
+        """Yield the rows of points in their order, and measure those that were not measured before."""
+        new, ended = dict.fromkeys(task for task in tasks if self._kept_rows(task) is None), dict[Task, Rows]()
         self._pace.more(len(tasks), len(new))
-        return new
+        with closing(self._measured(list(new))) as outcomes:
+            for task in tasks:
+                while task in new and task not in ended:
+                    ended |= [next(outcomes)]
+                yield task, ended.pop(task) if task in new else self._kept_rows(task) or []
 
-    def measured(self, new: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
-        """Measure points, and give the rows of each once it ends. A point that kills its process twice has failed.
+    def _measured(self, new: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
+        """Measure points, and yield the rows of each once it ends. A point that kills its process twice has failed.
 
         Raises
         ------
@@ -255,12 +243,13 @@ class _Measuring:
         processes = self._workers if min(self._workers, len(new)) > 1 else 0
         with closing(self._does(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
             lost = dict(enumerate(new))
-            for at, rows in outcomes:
-                if self._kept is not None and (key := self._key(*new[at])):
-                    self._kept.put(key, rows)
+            for index, rows in outcomes:
+                study, point = lost.pop(index)
+                if self._kept is not None and (key := self._studies[study].key) is not None:
+                    self._kept.put(key(point), rows)
                 self._pace.tell()
-                yield lost.pop(at), rows
-        if lost and (len(lost) == len(new) or any(self._studies[number].is_strict for number, _ in lost.values())):
+                yield (study, point), rows
+        if lost and (len(lost) == len(new) or any(self._studies[study].is_strict for study, _ in lost.values())):
             must = "a process lives until it has measured its points"
             do = "see whether memory is short, and use fewer; a script calls it under if __name__ == '__main__':"
             raise HosimError("workers", must, f"{len(lost)} that died", do)
@@ -276,7 +265,7 @@ def _measure(studies: Sequence[Study]) -> Callable[[Task], Rows]:
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What came of a sweep.
+    """Result of a sweep.
 
     Attributes
     ----------
@@ -285,11 +274,11 @@ class Sweep:
     loaded
         The scenarios, each with its machine and its workload.
     rows
-        What there is to say, a row each.
+        The rows of its table.
     view
-        How they are shown.
+        Table, sentences and pictures of the rows.
     tables
-        By name, what the rows sum up: ``points``, all that was measured.
+        Tables that the rows sum up, by name: ``points``, all that was measured.
     more
         Further entries of ``summary.json``.
     points
@@ -297,7 +286,7 @@ class Sweep:
     texts
         Further documents of the folder, by file name.
     also
-        Finds, when it is written, what else stands on the page and in the summary, such as what limits.
+        Makes further sweeps for the page and the summary when it is written, such as what limits.
     """
 
     name: str
@@ -312,12 +301,12 @@ class Sweep:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """All that was measured, tidy; times [ns] and sizes [B] are whole numbers even where a row has none."""
+        """Table of all that was measured; times [ns] and sizes [B] are whole numbers even where a row has none."""
         return frame(self.tables.get("points", self.rows))
 
     @property
     def sentences(self) -> list[str]:
-        """What a person would say."""
+        """Sentences for people."""
         return list(self.view.sentences)
 
     @property
@@ -334,9 +323,10 @@ class Sweep:
 
     @property
     def card(self) -> dict[str, Card]:
-        """The model and the machine of the one scenario, before anything varies; nothing of several scenarios."""
-        one = self.loaded[0] if len(self.loaded) == 1 else None
-        return {"model": model_card(one.workload, None), "machine": machine_card(one.hardware)} if one else {}
+        """Model and machine of a single scenario, before anything varies; nothing of several scenarios."""
+        if len(self.loaded) > 1:
+            return {}
+        return {"model": model_card(self.loaded[0].workload, None), "machine": machine_card(self.loaded[0].hardware)}
 
     def _repr_html_(self) -> str:
         return self.view._repr_html_()
@@ -365,13 +355,13 @@ class Sweep:
         out
             The folder; filled beside its place and renamed. An earlier run's is replaced.
         command
-            What gives the same again, for the page.
+            The command that gives the same again, for the page.
         """
         with files.replaced(Path(out)) as folder:
             drawn = self._drawn(folder) if self.view.panels or self.view.maps else None
-            origins = {one.scenario.name: provenance(one) for one in self.loaded}
+            origins = {loaded.scenario.name: provenance(loaded) for loaded in self.loaded}
             also = self.also()
-            parts = [(one.view, None) for one in also]
+            parts = [(other.view, None) for other in also]
             page = self.view.page(drawn, parts=parts, card=self.card, origins=origins, command=command)
             (folder / "report.html").write_text(page, encoding="utf-8")
             for name, table in self.tables.items():
@@ -382,9 +372,9 @@ class Sweep:
             if len(self.loaded) == 1:
                 files.write_texts(folder, {**self.loaded[0].documents(), **self.texts})
             origin = next(iter(origins.values())) if len(origins) == 1 else origins
-            told = [asdict(verdict) for verdict in self.expectations]
-            more: dict[str, Any] = {one.name: {**one.more, "rows": one.rows} for one in also}
-            more |= {**self.more, "sentences": self.sentences, "expectations": told, "provenance": origin}
+            verdicts = [asdict(verdict) for verdict in self.expectations]
+            more: dict[str, Any] = {other.name: {**other.more, "rows": other.rows} for other in also}
+            more |= {**self.more, "sentences": self.sentences, "expectations": verdicts, "provenance": origin}
             files.write_summary(folder, self.rows, more)
 
 
@@ -393,6 +383,5 @@ def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
 
     table = pd.DataFrame(list(rows))
-    known = [column for column in map(str, table) if figure_of(column).unit in ("ns", "B")]
-    asked = [column for column in map(str, table) if column.startswith("largest_")]
-    return table.astype(dict.fromkeys((*known, *asked), "Int64"))
+    whole = [name for name in map(str, table) if figure_of(name).unit in ("ns", "B") or name.startswith("largest_")]
+    return table.astype(dict.fromkeys(whole, "Int64"))

@@ -1,4 +1,4 @@
-"""How a run ends: with which bandwidth, and with which capacity, its fastest row would be free."""
+"""The end of a run: the bandwidth, and the capacity, with which its fastest row would be free."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from simulator.run.sweep import Progress, Sweep
 from simulator.scenario import Frontier
 
 _FREE = "stall + recompute <= 0.1 %"
-"""Of a step. To run ops again is no way to be free: a row that may do so stalls with hardly any bandwidth no more."""
+"""Condition on a step. To run ops again is not free: a row that may do so hardly stalls with any bandwidth."""
 _QUICK = 25_000
 """Ops that are computed until a row has its plan: of a row with no more, a search takes a few seconds."""
 _SEARCHED = {*POLICIES} - {"optimal"}
-"""Policies that are asked again without being told: a solver takes its time, however few plans it tries."""
+"""Policies that are searched unasked: a solver takes its time, however few plans it tries."""
 _PAGE = 80_000
-"""Ops that are computed for what stands beside a run on its page, where nobody asks for it: a few seconds, too."""
+"""Ops that are computed for further parts of a page, unasked: a few seconds, too."""
 _ROOMS = 8
-"""A front takes about as long as the row does so many times: where there is room, there is little to plan."""
+"""Time of a front as a multiple of that of its row: where there is room, there is little to plan."""
 
 
 def what_would_free(
@@ -52,8 +52,8 @@ def what_would_free(
         As for `simulator.run.run_case`.
     is_asked
         Whether the amounts are searched; None: if the row is not free already, and that takes no longer than the rows
-        did, or a few seconds. Else what is said is how to ask. The same run always says the same: what counts is how
-        many plans were tried, and not the time that took.
+        did, or a few seconds. Else the sentence says how to ask. The same run always says the same: the number of plans
+        that were tried decides, not the time.
 
     Returns
     -------
@@ -73,48 +73,53 @@ def what_would_free(
     machine = case.loaded.hardware
     wires = " + ".join(f"{kind}.*.bandwidth" for kind in ("links", "buses") if getattr(machine, kind))
     fields = {"bandwidth": wires, "capacity": f"peak.{machine.compute_tier}"}
-    searches = [partial(_searched, case, label, policies, *one) for one in fields.items() if one[1]]
-    with closing(forked(searches, progress)) as told:
-        return [sentence for _, sentence in sorted(told)]
+    searches = [partial(_freeing, case, label, policies, kind, field) for kind, field in fields.items() if field]
+    with closing(forked(searches, progress)) as sentences:
+        return [sentence for _, sentence in sorted(sentences)]
 
 
-def _searched(case: Case, row: str, policies: Policies | None, what: str, field: str, tell: Progress) -> str:
-    """Say with which amount of something a row is free."""
+def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: str, tell: Progress) -> str:
+    """Search the bandwidth, or the capacity, with which a row is free, and say it."""
     asked = {"field": field, "such_that": (_FREE,), "resolution": 2}
     question = catalog.question(case.loaded, Frontier, asked)
     search = Search(case.loaded, question, policies, asked, is_bounded=False)
-    tell(f"{row}, which {what} would make it free", 0, 0)
-    has_budget = what == "capacity" and case.loaded.scenario.budget_bytes is not None
-    return free_sentence(search.answer(search.near_bound(row), math.inf), question, what, has_budget=has_budget)
+    tell(f"{row}, which {kind} would make it free", 0, 0)
+    has_budget = kind == "capacity" and case.loaded.scenario.budget_bytes is not None
+    return free_sentence(search.answer(search.near_bound(row), math.inf), question, kind, has_budget=has_budget)
 
 
 def _work(row: Result) -> int:
-    """Ops that are computed until a row has run, and its plans were tried."""
+    """Count the ops that are computed until a row has run, and its plans were tried."""
     graph = row.case.graph
     return len(graph.ops) * graph.steps * row.case.job.ranks * (row.tries + 1)
 
 
 def beside(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> list[Sweep]:
-    """Find what stands beside these sentences on a page: peaks against steps of the fastest row, and what limits it.
+    """Make the further parts of a page: peaks against steps of the fastest row, and what limits it.
 
     Parameters
     ----------
     rows, progress
-        As for `what_would_free`; of a row that is a function, or of no row, nothing is found.
+        As for `what_would_free`; a row that is a function has none.
     is_asked
-        Whether both are found however long it takes; else the page says how to ask for what would take long.
+        Whether both are made however long it takes; else the page says how to ask for what would take long.
     """
     fastest = next(iter(by_step(rows)), None)
     if fastest is None or fastest.policy not in (POLICIES if is_asked else _SEARCHED):
         return []
     loaded, row = fastest.case.loaded, fastest.label
-    own, titles = loaded.asking_nothing(), (f"What a lower peak costs {row}", f"What limits {row}")
-    is_short = [is_asked or times * _work(fastest) <= _PAGE for times in (_ROOMS, len(amounts(own.hardware)))]
-    found = [pareto(loaded, policies=[row], progress=progress)] if is_short[0] else []
-    found = [replace(one, view=one.view._replace(title=titles[0])) for one in found]
-    found += [limits_at(own, [(own, [row])], 1, progress, titles[1])] if is_short[1] else []
-    if lacking := [f"w{title[1:]}" for title, is_there in zip(titles, is_short, strict=True) if not is_there]:
+    parts, lacking, base = list[Sweep](), list[str](), loaded.asking_nothing()
+    front = partial(pareto, loaded, policies=[row], progress=progress)
+    limits = partial(limits_at, base, [(base, [row])], 1, progress, "")
+    makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.hardware)), limits)}
+    for title, (times, make) in makes.items():
+        if is_asked or times * _work(fastest) <= _PAGE:
+            part = make()
+            parts.append(replace(part, view=part.view._replace(title=f"What {title} {row}")))
+        else:
+            lacking.append(f"what {title} {row}")
+    if lacking:
         again = f"run the same again with --policy {shlex.quote(row)} --what-if"
         view = SweepView("What else can be asked", [], [f"To see {' and '.join(lacking)}, {again}."])
-        found.append(Sweep("asked", [loaded], [], view))
-    return found
+        parts.append(Sweep("asked", [loaded], [], view))
+    return parts
