@@ -141,6 +141,12 @@ def short(name: object) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[-100:]) or "op"
 
 
+def unique(name: str, taken: Counter[str]) -> str:
+    """Return a name that is not taken yet, numbered from its second use on."""
+    taken[name] += 1
+    return name if taken[name] == 1 else f"{name}#{taken[name]}"
+
+
 @dataclass(eq=False, slots=True)
 class Storage:
     """Memory of the device from its first to its last use.

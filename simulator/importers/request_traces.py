@@ -1,4 +1,4 @@
-"""Traces of requests: who came when, with how many tokens, as services publish it; for `hosim serve`.
+"""Traces of requests as services publish them, with arrivals and numbers of tokens; for `hosim serve`.
 
 ========  ============================================================================================================
 Mooncake  JSON lines: ``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}``; an id names a
@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,11 @@ _MOST_TOKENS, _MOST_MS, _MOST_BYTES, _SEED = 10_000_000, 10**12, 800_000_000, 0
 """Most bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million."""
 _EMPTY = "requests without a prompt or an output token"
 Records = Iterable[tuple[int, dict[str, Any]]]
-"""Numbers of lines, or positions from 1, and what stands there."""
+"""Numbers of lines, or positions from 1, and the objects there."""
 Reader = Callable[[dict[str, Any]], tuple[Request | None, int]]
-"""Makes a request of a record, if there is one in it, and counts what comes after it in a conversation."""
+"""Function that makes a request of a record, if it has one, and counts later turns of its conversation."""
 _NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16
-# Types of a workload that are for requests, too.
+# Types of another workload that hold for requests, too.
 _INFERENCE = ("compute", "weights", "experts", "kv_cache")
 
 
@@ -63,7 +64,7 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     source
         A trace of Mooncake (JSON lines), Azure, BurstGPT or Vidur (CSV); conversations of ShareGPT, or lengths (JSON).
     model
-        The workload whose model serves them: a name in the catalogue, or a path, such as that of what `hosim import hf`
+        The workload whose model serves them: a name in the catalogue, or a path, such as one that `hosim import hf`
         wrote.
     count
         How many requests are taken, the first ones by arrival; default: as many as a run serves.
@@ -87,13 +88,13 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         insist(value is None or 0 < value < _MOST_MS, f"--{name}", "it is above 0, and no huge number", repr(value))
     most, block, derived, dropped = min(count or MOST, MOST), _BLOCK, list[str](), Counter[str]()
     if (start := _start(path)) in (b"{", b"["):
-        found = jsonl.objects(path) if start == b"{" else _listed(path)
-        known = list(islice(found, 1))
-        records, is_timed = chain(known, found), any("timestamp" in record for _, record in known)
-        is_said = any({"conversations", "messages"} & record.keys() for _, record in known)
-        undated = partial(_first_turns, characters=characters)
+        listed = () if start == b"{" else objects(records_of(path, _MOST_BYTES), shown(path), "requests are objects")
+        records = iter(jsonl.objects(path) if start == b"{" else enumerate(listed, 1))
+        head = list(islice(records, 1))
+        keys = {key for _, record in head for key in record}
+        undated, is_timed = partial(_first_turns, characters=characters), "timestamp" in keys
         read = partial(_of_blocks, size=hash_block, numbers=tables_csv.Numbers()) if is_timed else undated
-        come = Arriving.first(_answered(path, records, read, dropped), most)
+        come = Arriving.first(_answered(path, chain(head, records), read, dropped), most)
         must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
         insist(come.requests, shown(path), must, "none", "choose another file")
         if is_timed:
@@ -102,15 +103,15 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         else:
             gaps = np.random.default_rng(_SEED).standard_exponential(len(come.requests)) * _NS_PER_S / rate
             times = np.cumsum(gaps) - gaps[0]
-            dated = [one._replace(arrival_ns=round(at)) for one, at in zip(come.requests, times, strict=True)]
-            come = come._replace(requests=dated)
+            dated = zip(come.requests, times, strict=True)
+            come = come._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
             derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
-            if is_said:
+            if {"conversations", "messages"} & keys:
                 derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
     else:
         come = read_requests(path, most)
         dropped[_EMPTY] += come.unanswered
-    requests = [one._replace(arrival_ns=round(one.arrival_ns * slower)) for one in come.requests]
+    requests = [request._replace(arrival_ns=round(request.arrival_ns * slower)) for request in come.requests]
     if slower != 1:
         derived.append(f"Times between arrivals are {slower:g} times as long as in the file (--slower).")
     if come.late:
@@ -124,40 +125,38 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
 
 
 def _start(path: Path) -> bytes:
-    """The first character that is no blank."""
+    """Return the first character that is not blank."""
     with inputs.opened(path) as file:
         head = inputs.unmarked(file.read(1 << 16), path).lstrip()
     insist(head, shown(path), "a trace of requests has some", "an empty file", "choose another file")
     return head[:1]
 
 
-def _listed(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a list in JSON, and their numbers."""
-    return enumerate(objects(records_of(path, _MOST_BYTES), shown(path), "requests are objects"), 1)
-
-
 def _kept(requests: list[Request]) -> dict[str, str]:
-    prompts, outputs = sum(one.prompt for one in requests), sum(one.output for one in requests)
-    number, seconds = len(requests), requests[-1].arrival_ns / _NS_PER_S
-    mean = f"{prompts / number:,.0f} of a prompt and {outputs / number:,.0f} of an answer, on average"
-    return {"requests": f"{number:,} within {seconds:,.0f} s", "tokens": mean}
+    count, seconds = len(requests), requests[-1].arrival_ns / _NS_PER_S
+    prompt, output = (sum(map(attrgetter(side), requests)) / count for side in ("prompt", "output"))
+    mean = f"{prompt:,.0f} of a prompt and {output:,.0f} of an answer, on average"
+    return {"requests": f"{count:,} within {seconds:,.0f} s", "tokens": mean}
 
 
 def _served(path: Path, name: str, block: int) -> Workload:
-    """The workload: the model of another one, and the requests beside it."""
+    """Make the workload: the model of another one, and the requests beside it."""
     base = catalog.read_workload(name)
-    model, stem = base.model, named(path.name.partition(".")[0])
     must, do = "requests are served by a model", "name a workload with a model, such as llama31_8b_chat"
-    insist(model, f"--model {name}", must, "a graph", do)
-    requests = Requests(file=".csv", block=block)
+    insist(base.model, f"--model {name}", must, "a graph", do)
     origins = {
         table: {key: why for key, why in getattr(base, table).items() if key.partition(".")[0] in ("model", "dtypes")}
         for table in ("sources", "assumed")
     }
     types = {key: getattr(base.dtypes, key) for key in _INFERENCE if key in base.dtypes.model_fields_set}
-    title = f"The requests of {path.name}, served by the model of {base.name}"
-    about: dict[str, Any] = {"dtypes": Dtypes(**types)} if types else {}
-    return Workload(name=stem, title=title, model=model, phase="requests", requests=requests, **about, **origins)
+    about: dict[str, Any] = {
+        "name": named(path.name.partition(".")[0]),
+        "title": f"The requests of {path.name}, served by the model of {base.name}",
+        "requests": Requests(file=".csv", block=block),
+    }
+    return Workload(
+        model=base.model, phase="requests", **about, **({"dtypes": Dtypes(**types)} if types else {}), **origins
+    )
 
 
 _LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))
@@ -165,13 +164,13 @@ _KEYS = {"timestamp", "hash_ids", "conversations", "messages"}.union(*_LENGTHS)
 
 
 def _answered(path: Path, records: Records, read: Reader, dropped: Counter[str]) -> Iterator[Request]:
-    """Read records; what has no prompt or no answer is left out."""
-    for number, record in records:
+    """Read records, and leave out those without a prompt or an answer."""
+    for position, record in records:
         try:
             request, later = read(record)
         except FieldError as error:
-            where = ", ".join((f"{shown(path)}:{number}", *error.path))
-            raise ConfigError(where, error.must, error.found, error.do or "correct it") from None
+            where = ", ".join((f"{shown(path)}:{position}", *error.path))
+            raise ConfigError(where, error.must, error.found, error.do) from None
         dropped.update(f"key {key!r}" for key in record.keys() - _KEYS)
         if request is None:
             dropped["conversations without question and answer"] += 1
@@ -184,8 +183,8 @@ def _answered(path: Path, records: Records, read: Reader, dropped: Counter[str])
 
 def _number(record: dict[str, Any], key: str, most: int) -> Any:
     value: Any = record.get(key)
-    holds = type(value) in (int, float) and 0 <= value <= most
-    require(holds, f"{key} is a number from 0 to {most:,}", repr(value) if key in record else "none", key)
+    is_number = type(value) in (int, float) and 0 <= value <= most
+    require(is_number, f"{key} is a number from 0 to {most:,}", repr(value) if key in record else "none", key)
     return value
 
 
@@ -196,7 +195,7 @@ def _tokens(record: dict[str, Any], key: str) -> int:
 
 
 class _Blocks(Sequence[tuple[int, int]]):
-    """All blocks of a prompt but the last, as `Request.above` has them, in 8 B each: a trace lists millions."""
+    """All blocks of a prompt but the last, as in `Request.above`, in 8 B each: a trace lists millions."""
 
     def __init__(self, ids: array[int], size: int) -> None:
         self._ids, self._size = ids, size
@@ -204,8 +203,8 @@ class _Blocks(Sequence[tuple[int, int]]):
     def __len__(self) -> int:
         return len(self._ids)
 
-    def __getitem__(self, at: Any) -> Any:
-        return self._ids[at], (at + 1) * self._size
+    def __getitem__(self, position: Any) -> Any:
+        return self._ids[position], (position + 1) * self._size
 
 
 def _of_blocks(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -> tuple[Request | None, int]:
@@ -214,32 +213,33 @@ def _of_blocks(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -
     The ids take the place of numbers of prefixes and become the names in the table that is written. A name there stands
     for a block and all before it, just as an id does, so the tree is built only when the table is read.
     """
-    at_ns = round(_number(record, "timestamp", _MOST_MS) * _NS_PER_MS)
+    arrival_ns = round(_number(record, "timestamp", _MOST_MS) * _NS_PER_MS)
     prompt, output = _tokens(record, "input_length"), _tokens(record, "output_length")
     ids = record.get("hash_ids", [])
-    is_list = type(ids) is list and all(type(one) in (int, str) for one in ids)
+    is_list = type(ids) is list and all(type(block_id) in (int, str) for block_id in ids)
     require(is_list, "hash_ids is a list of numbers, or of names", repr(ids)[:60], "hash_ids")
     must, found = f"hash_ids names each block of {size:,} tokens", f"{len(ids):,} names for {prompt:,} tokens"
     require(len(ids) in (0, -(-prompt // size)), must, found, "hash_ids", do="say what an id stands for: --hash-block")
     if not ids:
-        return Request(at_ns, prompt, output), 0
-    blocks = array("q", [one if whole(one) == one else ~numbers[one] for one in ids])
-    return Request(at_ns, prompt, output, blocks.pop(), prompt, _Blocks(blocks, size)), 0
+        return Request(arrival_ns, prompt, output), 0
+    blocks = array("q", [block_id if whole(block_id) == block_id else ~numbers[block_id] for block_id in ids])
+    return Request(arrival_ns, prompt, output, blocks.pop(), prompt, _Blocks(blocks, size)), 0
 
 
 _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
 
 
 def _first_turns(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
-    """A request of the stated lengths, or of the first question of a conversation; and how many turns come later."""
-    if keys := next((keys for keys in _LENGTHS if not record.keys().isdisjoint(keys)), ()):
-        return Request(0, _tokens(record, keys[0]), _tokens(record, keys[1])), 0
+    """Return a request of the stated lengths, or of a conversation's first question; and the number of later turns."""
+    for keys in _LENGTHS:
+        if not record.keys().isdisjoint(keys):
+            return Request(0, _tokens(record, keys[0]), _tokens(record, keys[1])), 0
     turns = record.get("conversations", record.get("messages"))
     turns = [turn for turn in turns if type(turn) is dict] if type(turns) is list else []
-    said = [(turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))) for turn in turns]
-    first = next((number for number, (who, _) in enumerate(said) if who not in _ASKS), 0)
-    texts = [text for _, text in said[: first + 1] if type(text) is str and text]
-    if not first or len(texts) <= first or said[first][0] not in _ANSWERS:
+    spoken = [(turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))) for turn in turns]
+    first = next((index for index, (speaker, _) in enumerate(spoken) if speaker not in _ASKS), 0)
+    texts = [text for _, text in spoken[: first + 1] if type(text) is str and text]
+    if not first or len(texts) <= first or spoken[first][0] not in _ANSWERS:
         return None, 0
     prompt, output = (max(1, round(len(text) / characters)) for text in ("".join(texts[:-1]), texts[-1]))
-    return Request(0, prompt, output), len(said) - first - 1
+    return Request(0, prompt, output), len(spoken) - first - 1

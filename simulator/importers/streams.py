@@ -1,14 +1,14 @@
-"""What ran on the streams of a device, replayed on streams of a graph.
+"""The streams of a device in a recording, replayed on streams of a graph.
 
-A kernel starts once the one before it on its stream has ended, what its stream was told to wait for has ended, and the
-host has launched it. The first two are streams of the graph, and tensors of no bytes from what ended to what waited.
-The host is a stream, too: an op ``host`` for each launch, as long as the host took since the launch before, or since
-what it synchronised with had ended. From a launch to its start passes the same time everywhere: the median of those
-launches that found their stream idle.
+A kernel starts once its predecessor on its stream has ended, all that its stream was told to wait for has ended, and
+the host has launched it. The first two are streams of the graph, and tensors of no bytes from the op that ended to the
+op that waited. The host is a stream, too: an op ``host`` for each launch, as long as the host took since the launch
+before, or since the end of what it synchronised with. The time from a launch to its start is the same everywhere: the
+median of those launches that found their stream idle.
 
-What is left between when a kernel could start and when it did is part of its duration if the device was at work until
+The time left between when a kernel could start and when it did is part of its duration if the device was at work until
 then and it is short; an op ``idle`` of its stream if it is long, since the recording does not tell what it waited for;
-and else left out. So a replay is not the recording by construction: how far it is off says how well this explains it.
+and else left out. So a replay is not the recording by construction: how far it is off tells how well this explains it.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from simulator.graph_builder import MOST_STREAMS
 from simulator.importers.recordings import Event, Recording, Storage
 from simulator.units import human
 
-# The longest time that a device takes from what a kernel waited for to its start: starts take a few microseconds. What
-# follows an event of another stream so soon, followed it.
+# The longest time from the end of what a kernel waited for to its start: starts take a few microseconds. A kernel that
+# follows an event of another stream so soon waited for it.
 _SHORT_NS = 10_000
 _HOST = "the host"  # no device calls a stream so
 
 
 @dataclass(slots=True, eq=False)
 class Activity:
-    """What ran on a device.
+    """A span of a device's stream.
 
     Attributes
     ----------
     op
-        What it is, or is a part of.
+        The op that ran, or a part of it.
     start_ns, end_ns, stream
-        When and where.
+        Time and place.
     launched_ns
-        When the host had launched it; None if the recording does not tell.
+        When the host had launched it; None if unknown.
     free_ns
-        When what was before it on the stream had ended.
+        When its predecessor on the stream had ended.
     took_ns, idle_ns
-        For how long it holds the stream, and how long this stands idle before.
+        How long it holds the stream, and how long the stream is idle before.
     after
-        What it waited for, on other streams.
+        Activities of other streams that it waited for.
     """
 
     op: Event
@@ -61,10 +61,10 @@ class Activity:
 
 
 Wait = tuple[int, str, str, int]
-"""When the host told a stream to wait, which one and for which one (empty if the recording does not tell), and when the
-host had marked how far the other one should be [ns]."""
+"""A call that makes a stream wait: its time [ns], that stream, the stream that it waits for (both empty if unknown),
+and the time of the call that marked how far the other one should be [ns]."""
 Calls = tuple[Sequence[tuple[int, int]], Sequence[Wait]]
-"""Begin and end of the host's calls that may have waited for the device [ns]; what streams were told to wait for."""
+"""Begin and end of the host's calls that may have waited for the device [ns]; waits of streams for each other."""
 
 
 def lay(
@@ -79,26 +79,28 @@ def lay(
     Parameters
     ----------
     step
-        Takes the ops, the length of the step, and what is told of them.
+        Takes the ops, the length of the step, and sentences about them.
     ran
         At least one.
     ops
         In program order; those of which nothing ran take no time. All others that ran come in the order of launches.
     calls
-        What else the host asked of the device.
+        Other calls of the host.
     then
-        What ran first in the next step.
+        The first activity of the next step.
     """
-    (syncs, waits), in_time = calls, sorted(ran, key=lambda one: (one.start_ns, one.end_ns))
-    first_ns, last_ns = in_time[0].start_ns, max(one.end_ns for one in in_time)
+    (syncs, waits), in_time = calls, sorted(ran, key=lambda part: (part.start_ns, part.end_ns))
+    first_ns, last_ns = in_time[0].start_ns, max(part.end_ns for part in in_time)
     streams, overlap_ns = _by_stream(in_time, first_ns)
     parts = [part for on_stream in streams.values() for part in on_stream]
     latency_ns = _usual_latency(parts, first_ns)
     for part in parts:  # what was launched before the step is there when it begins
         part.launched_ns = None if part.launched_ns is None else max(part.launched_ns, first_ns - latency_ns)
     parts.sort(key=lambda part: part.start_ns if part.launched_ns is None else part.launched_ns)
-    told, seen = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
-    end = Activity(Event("end"), last_ns, last_ns, next(iter(streams)), after=[mine[-1] for mine in streams.values()])
+    noted, seen = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
+    end = Activity(
+        Event("end"), last_ns, last_ns, next(iter(streams)), after=[on_stream[-1] for on_stream in streams.values()]
+    )
     if then:
         end.start_ns, ready_ns = max(last_ns, then.start_ns), last_ns
         if then.launched_ns is not None:
@@ -109,27 +111,27 @@ def lay(
     program = _with_launches([*parts, end], syncs, first_ns, latency_ns)
     _write(step, program, ops)
     if len(streams) > 1:
-        text = f"Of waits between streams {told:,} are as recorded, {seen:,} as times tell: for what had just ended."
+        text = f"Of waits between streams {noted:,} are as recorded, {seen:,} as times tell: for what had just ended."
         step.derived.append(text)
-    if host := [one for one in program if one.stream == _HOST]:
-        took, synced = human(sum(one.took_ns for one in host), "ns"), sum(bool(one.after) for one in host)
+    if host := [part for part in program if part.stream == _HOST]:
+        took, synced = human(sum(part.took_ns for part in host), "ns"), sum(bool(part.after) for part in host)
         text = f"The host works for {took} from launch to launch; it waits for the device {synced:,} times."
         step.derived.append(text)
     if overlap_ns:
         step.derived.append(f"{human(overlap_ns, 'ns')} of what overlaps on one stream are cut: it runs one at a time.")
-    if idle_ns := sum(one.idle_ns for one in program):
+    if idle_ns := sum(part.idle_ns for part in program):
         step.derived.append(f"Streams wait {human(idle_ns, 'ns')} for what is not recorded, which ops 'idle' take.")
 
 
 def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, list[Activity]], int]:
-    """What ran on each stream, the busiest first: parts of one op that follow each other are one.
+    """Return the activities of each stream, the busiest first, with successive parts of one op joined.
 
-    What begins before the one before it has ended counts from there on; for how long in all is returned, too [ns].
+    What begins before its predecessor has ended counts from there on; for how long in all is returned, too [ns].
     """
     streams, seen, overlap_ns = defaultdict[str, list[Activity]](list), set[int](), 0
     for part in in_time:
-        mine = streams[part.stream]
-        before = mine[-1] if mine else None
+        on_stream = streams[part.stream]
+        before = on_stream[-1] if on_stream else None
         part.free_ns = before.end_ns if before else first_ns
         overlap_ns += max(0, min(part.end_ns, part.free_ns) - part.start_ns) if before else 0
         part.took_ns = max(0, part.end_ns - max(part.start_ns, part.free_ns))
@@ -143,20 +145,21 @@ def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, li
         if id(part.op) in seen:
             part.op = Event(part.op.name)
         seen.add(id(part.op))
-        mine.append(part)
-    return dict(sorted(streams.items(), key=lambda one: -sum(part.took_ns for part in one[1]))), overlap_ns
+        on_stream.append(part)
+    busiest = sorted(streams, key=lambda name: -sum(part.took_ns for part in streams[name]))
+    return {name: streams[name] for name in busiest}, overlap_ns
 
 
 def _usual_latency(parts: Iterable[Activity], first_ns: int) -> int:
-    """The time from a launch to its start on an idle stream; where none found one idle, the shortest of all [ns]."""
-    launched = [(part, part.launched_ns) for part in parts if part.launched_ns is not None]
-    on_idle = [part.start_ns - at_ns for part, at_ns in launched if first_ns < part.free_ns <= at_ns]
-    return median_low(on_idle) if on_idle else max(0, min((part.start_ns - at for part, at in launched), default=0))
+    """Return the median time from a launch to its start on an idle stream; if none was idle, the shortest [ns]."""
+    launched = [(part, part.start_ns - part.launched_ns) for part in parts if part.launched_ns is not None]
+    on_idle = [after_ns for part, after_ns in launched if first_ns < part.free_ns <= part.start_ns - after_ns]
+    return median_low(on_idle) if on_idle else max(0, min((after_ns for _, after_ns in launched), default=0))
 
 
 def _find_waits(streams: Mapping[str, Sequence[Activity]], waits: Iterable[Wait]) -> int:
-    """Note what was told to wait for what, as recorded; return how many such waits there are."""
-    found, launches = 0, {name: [part.launched_ns or 0 for part in parts] for name, parts in streams.items()}
+    """Note which activity was told to wait for which, as recorded; return the number of such waits."""
+    count, launches = 0, {name: [part.launched_ns or 0 for part in parts] for name, parts in streams.items()}
     for called_ns, stream, source, marked_ns in waits:
         if stream in streams and source in streams and stream != source:
             waiting, awaited = bisect_left(launches[stream], called_ns), bisect_right(launches[source], marked_ns) - 1
@@ -164,14 +167,14 @@ def _find_waits(streams: Mapping[str, Sequence[Activity]], waits: Iterable[Wait]
                 waiter, ended = streams[stream][waiting], streams[source][awaited]
                 if ended.end_ns <= waiter.start_ns:
                     waiter.after.append(ended)
-                    found += 1
-    return found
+                    count += 1
+    return count
 
 
 def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int) -> int:
-    """Explain why parts, in the order of launches, did not start sooner; return how many waits were seen in times.
+    """Explain why parts, in the order of launches, did not start sooner; return the number of waits seen in times.
 
-    Where the recording does not tell for what a stream was told to wait, it is what had just ended on another one.
+    Where the recording does not tell what a stream was told to wait for, it is what had just ended on another one.
     """
     called = sorted(called_ns for called_ns, *_ in waits)
     ended = sorted(parts, key=lambda part: part.end_ns)
@@ -184,8 +187,8 @@ def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int
         launched_before[part.stream] = launched_ns
         if late_ns > _SHORT_NS and bisect_right(called, launched_ns) > bisect_right(called, since_ns):
             just_ended = ended[bisect_left(ends, part.start_ns - _SHORT_NS) : bisect_right(ends, part.start_ns)]
-            others = (one for one in reversed(just_ended) if one.stream != part.stream)
-            source = next((one for one in others if (one.launched_ns or 0) < launched_ns), None)
+            others = (other for other in reversed(just_ended) if other.stream != part.stream)
+            source = next((other for other in others if (other.launched_ns or 0) < launched_ns), None)
             if source is not None:
                 part.after.append(source)
                 late_ns, free_ns, seen = part.start_ns - source.end_ns, source.end_ns, seen + 1
@@ -199,7 +202,7 @@ def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int
 def _with_launches(
     parts: Iterable[Activity], syncs: Iterable[tuple[int, int]], first_ns: int, latency_ns: int
 ) -> list[Activity]:
-    """Put before what was launched what the host did until then, once what it synchronised with had ended."""
+    """Put the host's work before each launch, once the parts that it synchronised with have ended."""
     left, since_ns = sorted(syncs, reverse=True), first_ns - latency_ns
     newest, program = dict[str, Activity](), list[Activity]()
     for part in parts:
@@ -207,8 +210,8 @@ def _with_launches(
             awaited = list[Activity]()
             while left and left[-1][0] < part.launched_ns:
                 begin_ns, end_ns = left.pop()
-                awaited += [one for one in newest.values() if begin_ns < one.end_ns <= end_ns]
-            since_ns = max(since_ns, *(one.end_ns - latency_ns for one in awaited), 0)
+                awaited += [other for other in newest.values() if begin_ns < other.end_ns <= end_ns]
+            since_ns = max(since_ns, *(other.end_ns - latency_ns for other in awaited), 0)
             took_ns = max(0, part.launched_ns - since_ns)
             host = Event("host", more={"repeatable": False})
             part.after.append(Activity(host, since_ns, part.launched_ns, _HOST, took_ns=took_ns, after=awaited))
@@ -220,38 +223,38 @@ def _with_launches(
 
 
 def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Event]) -> None:
-    """Write what ran in program order, the last where all streams meet; of it `ops` come in their own order."""
-    busy = Counter[str]()
-    for one in program:
-        busy[one.stream] += one.took_ns + one.idle_ns
-    numbers = {name: min(number, MOST_STREAMS - 1) for number, (name, _) in enumerate(busy.most_common())}
-    program[-1].stream = next(iter(numbers))
+    """Write the ops of a program, with the last one where all streams meet; `ops` come in their own order."""
+    busy_ns = Counter[str]()
+    for part in program:
+        busy_ns[part.stream] += part.took_ns + part.idle_ns
+    streams = {name: min(rank, MOST_STREAMS - 1) for rank, (name, _) in enumerate(busy_ns.most_common())}
+    program[-1].stream = next(iter(streams))
     before, loose, waits = {id(op): list[Event]() for op in ops}, list[Event](), list[tuple[Event, Event]]()
-    for one in program:
-        begins, stream = one.op, numbers[one.stream]
-        one.op.more |= {"duration_ns": one.took_ns, "stream": stream}
-        if one.idle_ns:
-            begins = Event("idle", more={"duration_ns": one.idle_ns, "stream": stream, "repeatable": False})
+    for part in program:
+        begins, stream = part.op, streams[part.stream]
+        part.op.more |= {"duration_ns": part.took_ns, "stream": stream}
+        if part.idle_ns:
+            begins = Event("idle", more={"duration_ns": part.idle_ns, "stream": stream, "repeatable": False})
             loose.append(begins)
-        waits += [(source.op, begins) for source in one.after if numbers[source.stream] != stream]
-        if id(one.op) in before:
-            before[id(one.op)], loose = loose, []
+        waits += [(source.op, begins) for source in part.after if streams[source.stream] != stream]
+        if id(part.op) in before:
+            before[id(part.op)], loose = loose, []
         else:
-            loose.append(one.op)
+            loose.append(part.op)
     recording.ops = [event for op in ops for event in (*before[id(op)], op)] + loose
-    made, device = dict[Storage, int](), next(number for name, number in numbers.items() if name != _HOST)
+    made, device = dict[Storage, int](), next(stream for name, stream in streams.items() if name != _HOST)
     for op in recording.ops:  # what launched nothing takes no time, on the stream where what it reads was made
         if "stream" not in op.more:
-            op.more |= {"duration_ns": 0, "stream": next((made[one] for one in op.reads if one in made), device)}
+            op.more |= {"duration_ns": 0, "stream": next((made[read] for read in op.reads if read in made), device)}
         made |= dict.fromkeys(op.writes, op.more["stream"])
-    if len(numbers) == 1:
+    if len(streams) == 1:
         recording.ops.pop()
     else:  # each step begins on all streams once the one before has ended
         began = recording.storage(0, persistent=True)
         recording.ops[-1].writes[began] = None
         for event in {event.more["stream"]: event for event in recording.ops[::-1]}.values():
             event.reads[began] = None
-    position = {id(event): number for number, event in enumerate(recording.ops)}
+    position = {id(event): index for index, event in enumerate(recording.ops)}
     signals = dict[int, Storage]()
     for source, waiter in waits:  # an order of two streams is a tensor of no bytes
         if position[id(source)] < position.get(id(waiter), -1):

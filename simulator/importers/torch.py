@@ -22,7 +22,7 @@ from simulator.errors import ConfigError, insist
 from simulator.graph import Graph
 from simulator.graph_builder import GraphBuilder
 from simulator.importers.imported import Imported, named
-from simulator.importers.recordings import Storage, graph_of
+from simulator.importers.recordings import Storage, graph_of, unique
 from simulator.lifetime import live_bytes
 from simulator.report.card import amount
 from simulator.units import human
@@ -61,20 +61,20 @@ def capture(
     ----------
     step
         A module, whose step is made here; or a function that runs a step of its own, with loss and optimizer in it.
-        What it uses besides its inputs was made in `fake`.
+        All that it uses besides its inputs was made in `fake`.
     *inputs
-        What it is called with: tensors, of which only shape and type matter, or other values.
+        Its arguments: tensors, of which only shape and type matter, or other values.
     optimizer
-        Of a module: an optimizer over its parameters, or a function that makes one of them, such as
-        ``torch.optim.AdamW``; default: gradients are what the step puts out.
+        For a module: an optimizer over its parameters, or a function that makes one of them, such as
+        ``torch.optim.AdamW``; default: the step ends with gradients.
     loss
-        Of a module: makes the loss of what the module returns; default: that is the loss, or has one as ``.loss``.
+        For a module: makes the loss of what the module returns; default: that is the loss, or has one as ``.loss``.
     name
         Of the workload; default: that of the module's class, or of the function.
     free_early
-        Whether what PyTorch keeps longer than to its last use, or to the end of the step, goes after its last use.
+        Whether storages that PyTorch keeps longer than to their last use are freed after it.
     **named_inputs
-        What it is called with by name, such as ``labels``.
+        Its arguments by name, such as ``labels``.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def capture(
             watched.compiled = compiled
             step(*args, **kwargs)
             with recorder.OpRecorder(watched, (args, kwargs)) as record:
-                _returned = step(*args, **kwargs)  # is there when the step ends
+                _returned = step(*args, **kwargs)  # alive until the step ends
     return _imported(name or kind, record, free_early)
 
 
@@ -114,57 +114,57 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     Parameters
     ----------
     source
-        Where the function is, as ``package.module:function``.
+        The function, as ``package.module:function``.
     name
         Of the workload; default: that of the module's class, or of the step.
     free_early
-        Whether what PyTorch keeps longer than to its last use, or to the end of the step, goes after its last use.
+        Whether storages that PyTorch keeps longer than to their last use are freed after it.
 
     Raises
     ------
     ConfigError
-        If there is no such function, or as of `hosim.torch.capture`.
+        If there is no such function, or as for `hosim.torch.capture`.
     """
     module, _, function = source.partition(":")
     where, must = f"import torch {source}", "a step is named as package.module:function"
     do = f"write such as {Path(source).stem}:FUNCTION" if source.endswith(".py") else "write such as mine:step"
     insist(all(map(str.isidentifier, [*module.split("."), function])), where, must, repr(source), do)
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
     try:
-        with redirect_stdout(sys.stderr):  # what the code prints is not what the command says
+        with redirect_stdout(sys.stderr):  # which the code may print to, unlike the command's output
             with _part("torch_fakes").refused(where), fake():
                 made = _function(where, module, function)()
             return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
 
 
 def _function(where: str, module: str, function: str) -> Any:
-    """What the user names, as it is there."""
+    """Find the function that the user names."""
     try:
-        found = import_module(module)
+        content = import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # what the user's code imports
+            raise  # an import of the user's code
         do = "run this in the folder that holds it, and name it without .py: mine:step"
         raise ConfigError(where, "the module is found", str(error), do) from None
     absent = f"module {module!r} has no attribute {function!r}"
-    insist(hasattr(found, function), where, "the module has such a function", absent, "correct its name")
-    return getattr(found, function)
+    insist(hasattr(content, function), where, "the module has such a function", absent, "correct its name")
+    return getattr(content, function)
 
 
-def _captured(where: str, made: Any, **usual: Any) -> Imported:
-    """Capture what a function has returned."""
+def _captured(where: str, made: Any, **defaults: Any) -> Imported:
+    """Capture the model, inputs and options that a function has returned."""
     parts = list(made) if isinstance(made, tuple) else [made]
     options = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     must, do = "the function returns a module or a step, and its inputs", "end it with such as `return model, tokens`"
     insist(parts and callable(parts[0]), where, must, type(made).__name__, do)
-    return capture(*parts, **{**usual, **options})
+    return capture(*parts, **{**defaults, **options})
 
 
 def _part(module: str) -> Any:
-    """A module that needs torch."""
+    """Import a module that needs torch."""
     try:
         return import_module(f"simulator.importers.{module}")
     except ImportError as error:
@@ -173,34 +173,34 @@ def _part(module: str) -> Any:
 
 
 def _imported(name: str, record: Any, free_early: bool) -> Imported:
-    """The graph of what was recorded, and what is told of it."""
+    """Make the graph of what was recorded, and report on it."""
     insist(record.calls, f"capture of {name}", "a step runs some op", "none", "call the module in it")
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
-    graph = _graph(name, record, held_bytes)
-    kept = {"parameters": amount(record.watch.parameters())} if record.watch.parameters() else {}
+    graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
+    kept = {"parameters": amount(parameters)} if parameters else {}
     kept |= {
         "peak of what is live in PyTorch": human(int(live_bytes(graph).max()), "B"),
         "ops with a source line": f"{record.lines:,} of {len(graph.ops):,}",
     }
-    stays = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B")
-    held = human(max(held_bytes), "B")
-    derived = [
-        "Of two steps the second was recorded, on fake tensors of the CPU; what asks for CUDA gets these.",
-        "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions, and attention between all pairs.",
+    stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
+    lifetimes = [
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
         f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
     ]
-    if free_early:
-        derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
-    if record.watch.compiled:
-        derived.append("What torch.compile was given is captured as eager: ops that it would fuse stand apart.")
-    if record.handled:
-        told = " and ".join(f"{key} {size:,}" for key, size in record.handled.items())
-        derived.append(f"A step is of {told}: the shape of input_ids, or else of the first input.")
-    if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
-        derived.append(f"Of the softmax of attention {apart:,} are ops, where PyTorch has no kernel on the CPU.")
-    if record.again:
-        derived.append(f"Of the ops of backward, {record.again:,} run forward again (activation checkpointing).")
+    early = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
+    batch = " and ".join(f"{key} {size:,}" for key, size in record.handled.items())
+    apart = sum("/_safe_softmax" in op.name for op in graph.ops)
+    derived = [
+        "Of two steps the second was recorded, on fake tensors of the CPU; what asks for CUDA gets these.",
+        "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions, and attention between all pairs.",
+        *(early if free_early else lifetimes),
+        *["What torch.compile was given is captured as eager: ops that it would fuse stand apart."]
+        * record.watch.compiled,
+        *[f"A step is of {batch}: the shape of input_ids, or else of the first input."] * bool(batch),
+        *[f"Of the softmax of attention {apart:,} are ops, where PyTorch has no kernel on the CPU."] * bool(apart),
+        *[f"Of the ops of backward, {record.again:,} run forward again (activation checkpointing)."]
+        * bool(record.again),
+    ]
     workload = Workload(
         name=named(name),
         title=f"A training step of {name}, captured from PyTorch",
@@ -213,8 +213,8 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
 
 
 def _held_bytes(record: Any) -> list[int]:
-    """For each op, what PyTorch holds of storages behind their last use [B]."""
-    last = {storage: number for number, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
+    """Return for each op the size of storages that PyTorch holds behind their last use [B]."""
+    last = {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
     change = [0] * (len(record.calls) + 1)
     for storage, use in last.items():
         died = record.died.get(storage, 0)
@@ -225,13 +225,12 @@ def _held_bytes(record: Any) -> list[int]:
 
 
 def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
+    """Make the graph, in which each storage has a name of its own."""
     storages, taken = dict[Storage, None](), Counter[str]()
-    for call, room in zip(record.calls, held_bytes, strict=True):
-        call.more["workspace_bytes"] = room
+    for call, size_bytes in zip(record.calls, held_bytes, strict=True):
+        call.more["workspace_bytes"] = size_bytes
         storages |= call.reads | call.writes
     for storage in storages:
-        taken[storage.name] += 1
         storage.stays = storage.is_written and storage not in record.died
-        if (number := taken[storage.name]) > 1:
-            storage.name = f"{storage.name}#{number}"
+        storage.name = unique(storage.name, taken)
     return graph_of(GraphBuilder(name, f"capture of {name}"), storages, record.calls, {})

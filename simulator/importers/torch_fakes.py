@@ -1,8 +1,8 @@
 """Fake tensors of PyTorch in place of real ones, and a CPU on which code that is written for an accelerator runs.
 
-What asks for CUDA gets the CPU. Where PyTorch does something else on a CPU, it does what it does on CUDA: attention
-drops out inside its kernel, and autocast runs in fp32 what it runs so on CUDA (documentation of PyTorch, *Automatic
-Mixed Precision*, "CUDA Ops that can autocast to float32").
+Code that asks for CUDA gets the CPU, where PyTorch then does what it does on CUDA: attention drops out inside its
+kernel, and autocast runs the same functions in fp32 (documentation of PyTorch, *Automatic Mixed Precision*, "CUDA Ops
+that can autocast to float32").
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from simulator.errors import ConfigError, insist
 from simulator.importers.torch_watch import is_of_scaler, line_of_error
 
 _CUDA = re.compile(r"cuda(:\d+)?")
-_FEW = 1024
+_FEW = 1024  # the rates that models ask for when they are made are one for each layer
 # Functions that autocast runs in fp32 on CUDA.
 _IN_FP32 = """
     __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
@@ -47,17 +47,17 @@ _FP32_FUNCTIONS = frozenset(_IN_FP32.split())
 
 
 def _on_cpu(value: Any) -> Any:
-    """The CPU where a value names CUDA."""
+    """Return the CPU in place of a value that names CUDA."""
     is_cuda = isinstance(value, str | torch.device) and _CUDA.fullmatch(str(value))
     return "cpu" if is_cuda else value
 
 
-def _is_known(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has values, and few of them."""
+def _is_small_constant(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has values, and few of them."""
     return not isinstance(tensor, FakeTensor) and tensor.numel() <= _FEW and not tensor.requires_grad
 
 
-def _long(tensor: torch.Tensor) -> torch.Tensor:
+def _in_fp32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
@@ -66,30 +66,45 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
         args, kwargs = tuple(map(_on_cpu, args)), {key: _on_cpu(value) for key, value in (kwargs or {}).items()}
         if func is torch.Tensor.cuda:
             return args[0]
-        held = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
-        is_known = bool(held) and all(map(_is_known, held))  # rates that a model asks for when it is made
-        if func is torch.linspace or is_known:
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        is_constant = bool(tensors) and all(map(_is_small_constant, tensors))  # rates asked for by a model's __init__
+        if func is torch.linspace or is_constant:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if func is functional.scaled_dot_product_attention:
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
         if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map_only(torch.Tensor, _long, (args, kwargs))
+            args, kwargs = tree_map_only(torch.Tensor, _in_fp32, (args, kwargs))
         return func(*args, **kwargs)
 
 
+@cache
+def mode() -> FakeTensorMode:
+    """Return the one mode of a process, so that fake tensors of different calls go together."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 @contextmanager
-def accelerated() -> Iterator[None]:
-    """Let what asks for an accelerator run on the CPU, uncompiled, and as it would run there."""
-    make = torch.autocast.__init__
+def entered() -> Iterator[None]:
+    """Make all new tensors fake, and run on the CPU, uncompiled, code for an accelerator, as it would run there."""
+    swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
+
+    def swap_unheld(tensor: Any, other: Any) -> None:
+        """Swap as ``module.to(dtype)`` does, which refuses a tensor that the mode's memo refers to."""
+        mode().fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(tensor, other)
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *more: Any, **options: Any) -> None:
         """Cast on the CPU as on the device that is asked for, to the type that is usual there."""
-        dtype = dtype or torch.get_autocast_dtype(device_type)
-        make(self, _on_cpu(device_type), dtype, *more, **options)
+        make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
 
     with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)  # it prints what is raised, too
+        stack.enter_context(warnings.catch_warnings())  # about PyTorch's own look into fake tensors
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         stack.enter_context(patch.object(torch.autocast, "__init__", autocast))
         # which draws until all values are in bounds
         stack.enter_context(patch.object(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
@@ -98,44 +113,17 @@ def accelerated() -> Iterator[None]:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_Accelerated())
-        yield
-
-
-@cache
-def mode() -> FakeTensorMode:
-    """The one mode of a process, so that fake tensors of different calls go together."""
-    return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-@contextmanager
-def entered() -> Iterator[None]:
-    """Let all tensors that are made be fake ones."""
-    swap = torch.utils.swap_tensors
-
-    def swap_unheld(one: Any, other: Any) -> None:
-        """Swap as ``module.to(dtype)`` does, which refuses a tensor that the mode's memo refers to."""
-        mode().fake_tensor_converter.meta_converter.tensor_memo.clear()
-        swap(one, other)
-
-    log = logging.getLogger(FakeTensorMode.__module__)  # it prints what is raised, too
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
-        stack.callback(log.setLevel, log.level)
-        log.setLevel(logging.CRITICAL)
-        stack.enter_context(warnings.catch_warnings())  # which tell of PyTorch's own look into fake tensors
-        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
-        stack.enter_context(accelerated())
         stack.enter_context(mode())
         yield
 
 
 def faked(values: Any) -> Any:
-    """The same nested containers with a fake tensor in place of each tensor."""
+    """Return the same nested containers with a fake tensor in place of each tensor."""
     return tree_map_only(torch.Tensor, _fake, values)
 
 
 def _fake(tensor: Any) -> Any:
-    """A fake tensor like this one, on the CPU."""
+    """Make a fake tensor like this one, on the CPU."""
     if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode():
         return tensor
     if tensor.device.type == "cpu":
@@ -145,7 +133,7 @@ def _fake(tensor: Any) -> Any:
 
 
 def copied(module: Any, optimizer: Any) -> tuple[Any, Any]:
-    """The module with fake tensors, a copy unless it has no others; and an optimizer over its parameters, or None."""
+    """Return a module with fake tensors, copied if it has others, and an optimizer over its parameters, or None."""
     held, is_made = [*module.parameters(), *module.buffers()], isinstance(optimizer, torch.optim.Optimizer)
     if is_made:
         held += [leaf for leaf in tree_leaves(list(optimizer.state.values())) if isinstance(leaf, torch.Tensor)]
@@ -156,7 +144,7 @@ def copied(module: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 def step_of(module: Any, optimizer: Any, loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
-    """The usual step: gradients are freed first, and what the module returns before backward."""
+    """Return the usual step: it frees gradients first, and what the module returns before backward."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
         module.zero_grad(set_to_none=True)
@@ -179,12 +167,12 @@ _NO_SCALER = "make the GradScaler with enabled=False: it asks whether gradients 
 
 @contextmanager
 def refused(name: str) -> Iterator[None]:
-    """Say where a user's code cannot run under fake tensors.
+    """Turn an error of the user's code, which cannot run under fake tensors, into one with file and line.
 
     Raises
     ------
     ConfigError
-        With file and line, for whatever the code raises.
+        For whatever the code raises.
     """
     try:
         yield

@@ -1,9 +1,8 @@
-"""Writes down what a step of PyTorch does: each ATen op as it runs below autograd and autocast, and its storages.
+"""Records a step of PyTorch: each ATen op as it runs below autograd and autocast, and its storages.
 
-Views share the storage of what they look at, so that they fold into it. A storage that is there before the step and is
-used in it persists. What a storage is for follows from where it comes from: a module's parameter or buffer, a
-parameter's gradient, an optimizer's state, an input; all else is an activation, or, where the optimizer makes it, a
-workspace.
+Views share a storage, so that they fold into it. A storage that exists before the step and is used in it persists. The
+kind of a storage follows from its origin: a module's parameter or buffer, a parameter's gradient, an optimizer's state,
+an input; all others are activations, or, if the optimizer makes them, workspaces.
 """
 
 from __future__ import annotations
@@ -24,59 +23,47 @@ from simulator.errors import insist
 from simulator.graph import LARGEST_RUN
 from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
-from simulator.importers.recordings import Event, Storage
+from simulator.importers.recordings import Event, Storage, unique
 from simulator.importers.torch_watch import ModuleWatch, Site, line_of
 
 _aten = torch.ops.aten
 # Data type -> key of a machine's peaks.
 _DTYPES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float64: "fp64",
-    torch.int8: "int8",
-    torch.float8_e4m3fn: "fp8",
-    torch.float8_e5m2: "fp8",
-}
-
-# What only takes room.
-_ROOM = frozenset(
-    (
-        _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
-        _aten.new_empty_strided,
-    )
-)  # fmt: skip
-# What leaves nothing of the old values where it writes.
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int8: "int8",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+}  # fmt: skip
+# Ops that only take room.
+_ROOM = {
+    _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
+    _aten.new_empty_strided,
+}  # fmt: skip
+# Ops that leave nothing of the old values where they write.
 _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.uniform_, _aten.bernoulli_))
-# What reads of its first argument no more than it makes.
+# Ops that read no more of their first argument than they make.
 _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
-# Within so many nodes that were made before, the op of a node is looked for.
+# The op of a node of backward is one of the last so many before it.
 _NEAR = 4
 
 
 def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
-    """FLOPs of a matmul of groups of rows, or of columns, which are all rows, or columns, together."""
+    """Count the FLOPs of a matmul of groups of rows, or of columns, which are all rows, or columns, together."""
     return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
 
 
 # Op -> PyTorch's counter of its FLOPs; attention on the CPU has the arguments of that on a GPU.
-_COUNTED = {
-    **flop_registry,
-    _aten._grouped_mm: _grouped_flops,
-    _aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[_aten._scaled_dot_product_flash_attention],
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        _aten._scaled_dot_product_flash_attention_backward
-    ],
-}
+_COUNTED = {**flop_registry, _aten._grouped_mm: _grouped_flops}
+_FLASH = "_scaled_dot_product_flash_attention"
+for _back in ("", "_backward"):
+    _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]
 
 
 def owner_of(storage: Storage) -> str:
-    """Name of the parameter that a storage is of: itself, or what its gradient or state belongs to."""
+    """Return the name of the parameter that a storage belongs to, as its value, gradient or state."""
     return storage.name if storage.kind == "weight" else storage.name.rpartition(".")[0] or storage.name
 
 
 class DispatchedOp(NamedTuple):
-    """What PyTorch ran: a function, its arguments, what it made; which tensors were given, changed, and are new."""
+    """A call of PyTorch: its function, arguments and result; the tensors that it was given, changed, and made."""
 
     func: Any
     args: Any
@@ -94,23 +81,23 @@ class DispatchedOp(NamedTuple):
 
 @cache
 def _written(func: Any) -> tuple[tuple[int, str], ...]:
-    """Position and name of what an op writes of its arguments."""
-    found = enumerate(func._schema.arguments)
-    return tuple((i, a.name) for i, a in found if a.alias_info is not None and a.alias_info.is_write)
+    """Return position and name of the arguments that an op writes."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
 
 
 def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors in nested containers."""
+    """Iterate over the tensors in nested containers."""
     return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
 def handled(args: Any, kwargs: Any) -> dict[str, int]:
-    """Sequences of a step, and tokens of each where they are whole numbers: the shape of ``input_ids``, or the first.
+    """Return sequences of a step, and tokens of each for whole numbers: the shape of ``input_ids``, or of the first.
 
     Parameters
     ----------
     args, kwargs
-        What the step is called with.
+        The arguments of the step.
     """
     first = next(tensors([kwargs.get("input_ids"), args, kwargs]), None)
     if first is None or first.dim() < 2 or not first.numel():
@@ -120,7 +107,7 @@ def handled(args: Any, kwargs: Any) -> dict[str, int]:
 
 
 def _touched(tensor: torch.Tensor) -> int:
-    """Bytes of its storage that a tensor shows; what it repeats counts once [B]."""
+    """Return the bytes of its storage that a tensor shows, each once [B]."""
     shown: int = tensor.numel() * tensor.element_size()
     return min(shown, int(tensor.untyped_storage().nbytes()))
 
@@ -131,18 +118,18 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     Parameters
     ----------
     watch
-        What runs.
+        Follows modules and optimizers.
     inputs
-        What the user hands to the step.
+        The user's arguments of the step.
 
     Attributes
     ----------
     calls
         The ops in the order in which they ran.
     died
-        Storage -> how many ops had run when PyTorch freed it; those that are left were there when the step ended.
+        Storage -> how many ops had run when PyTorch freed it; those without an entry existed when the step ended.
     folded
-        What is no op of the graph -> how often.
+        Reason why a call is no op of the graph -> how often.
     handled
         Sequences that the step handles, and tokens of each, as far as its inputs tell.
     lines, again
@@ -160,138 +147,134 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._first: dict[str, Site] = {}
         self._taken: Counter[str] = Counter()
         self._last = "optimizer"
-        for number, tensor in enumerate(tensors(inputs)):
-            self._known(tensor, f"input{number}", "input", persistent=True)
+        for position, tensor in enumerate(tensors(inputs)):
+            self._storage(tensor, f"input{position}", "input", persistent=True)
         for name, kind, tensor in watch.owned():
-            self._known(tensor, name, kind, persistent=True)
+            self._storage(tensor, name, kind, persistent=True)
 
-    def _known(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
-        """The storage of a tensor, entered if it is new."""
-        held = tensor.untyped_storage()
-        if id(held) not in self._by_id:
-            storage = Storage(int(held.nbytes()), kind or "activation", persistent, name=name)
-            gone = partial(self._gone, id(held), storage)
-            self._by_id[id(held)] = storage, weakref.ref(held, gone)
-        return self._by_id[id(held)][0]
+    def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
+        """Return the storage of a tensor, entered if it is new."""
+        memory = tensor.untyped_storage()
+        if id(memory) not in self._by_id:
+            storage = Storage(int(memory.nbytes()), kind or "activation", persistent, name=name)
+            self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._gone, id(memory), storage))
+        return self._by_id[id(memory)][0]
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        self._by_id.clear()  # what is there now stays
+        self._by_id.clear()  # storages that exist now stay
 
     def _gone(self, key: int, storage: Storage, _: object) -> None:
         self.died[storage] = len(self.calls)
         self._by_id.pop(key, None)
 
-    def _unique(self, name: str) -> str:
-        self._taken[name] += 1
-        return name if self._taken[name] == 1 else f"{name}#{self._taken[name]}"
-
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
-        there = dict.fromkeys(map(self._given, given))
+        arguments = dict.fromkeys(map(self._given, given))
         made = func(*args, **kwargs)
         outs = list(tensors(made))
-        new = [tensor for tensor in outs if self._known(tensor) not in there]
+        new = [tensor for tensor in outs if self._storage(tensor) not in arguments]
         changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _written(func)]))
         if outs or changed:
-            self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(there))
+            self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
         return made
 
     def _given(self, tensor: torch.Tensor) -> Storage:
-        """The storage of an argument; what no op of the step has made was there before."""
+        """Return the storage of an argument; one that no op of the step has made existed before."""
         is_known = id(tensor.untyped_storage()) in self._by_id
-        return self._known(tensor) if is_known else self._known(tensor, "constant", "input", persistent=True)
+        return self._storage(tensor) if is_known else self._storage(tensor, "constant", "input", persistent=True)
 
-    def _record(self, ran: DispatchedOp, there: list[Storage]) -> None:
-        """Enter what ran as an op, on storages that were there before, unless it is none."""
+    def _record(self, ran: DispatchedOp, arguments: list[Storage]) -> None:
+        """Enter a call as an op, unless it folds; `arguments` are storages that existed before it."""
         node = torch._C._current_autograd_node()
         is_update, is_backward = self.watch.is_update(sys._getframe(2)), node is not None
-        site = self._site(node, there, is_update=is_update)
+        site = self._site(node, arguments, is_update=is_update)
         if hasattr(node, "variable"):
             self._accumulated(node.variable, ran.changed or list(tensors(ran.made)))
         if reason := self._folds(ran):
             self.folded[reason] += 1
             return
-        changed, fresh = (dict.fromkeys(map(self._known, part)) for part in (ran.changed, ran.new))
+        changed, fresh = (dict.fromkeys(map(self._storage, part)) for part in (ran.changed, ran.new))
         is_whole = ran.packet in _FILLS and all(_touched(t) == t.untyped_storage().nbytes() for t in ran.changed)
         blind = {s for s in changed if is_whole or not (s.is_written or s.persistent)}
-        reads = [s for s in there if s not in blind and s.name and s.size_bytes]
+        reads = [s for s in arguments if s not in blind and s.name and s.size_bytes]
         writes = [s for s in (changed | fresh) if s.size_bytes]
         if not writes:
             return
         phase = "update" if is_update else "backward" if is_backward else "forward"
-        at = f"@{site.line}" if site.line else ""
+        line = f"@{site.line}" if site.line else ""
         is_again = is_backward and bool(self.watch.stack)
-        name = self._unique(f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{ran.packet.__name__}{at}")
-        for number, storage in enumerate(writes):
+        name = f"{site.path}/{_SHORT[phase]}{AGAIN if is_again else '/'}{ran.packet.__name__}{line}"
+        name = unique(name, self._taken)
+        for position, storage in enumerate(writes):
             storage.is_written = True
             if not storage.name:
-                storage.name = f"{name}.out{number or ''}"
+                storage.name = f"{name}.out{position or ''}"
                 storage.kind = "workspace" if phase == "update" else storage.kind
         self.lines += bool(site.line)
         self.again += is_again
-        sources = [tensor for tensor in ran.given if self._known(tensor) not in blind]
+        sources = [tensor for tensor in ran.given if self._storage(tensor) not in blind]
         used = dict.fromkeys(reads), dict.fromkeys(writes)
         self.calls.append(Event(name, *used, {"phase": phase, **_numbers(ran, sources)}))
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
 
     def _folds(self, ran: DispatchedOp) -> str:
-        """Why what ran is no op of the graph; empty if it is one."""
+        """Return the reason why a call is no op of the graph; empty if it is one."""
         if not ran.new and not ran.changed:
             return "views"
         if ran.packet in _ROOM:
             return "allocations"
-        counts = [tensor.dim() == 0 and self._known(tensor).kind == "optimizer_state" for tensor in ran.changed]
+        counts = [tensor.dim() == 0 and self._storage(tensor).kind == "optimizer_state" for tensor in ran.changed]
         return "counts of steps, which the host keeps" if counts and all(counts) else ""
 
     def _accumulated(self, parameter: torch.Tensor, grads: Iterable[torch.Tensor]) -> None:
-        """Enter what becomes the gradient of a parameter."""
-        for storage in map(self._known, grads):
+        """Name the storages that become the gradient of a parameter."""
+        for storage in map(self._storage, grads):
             if storage.kind == "activation":
-                storage.kind, storage.name = "gradient", f"{self._known(parameter).name}.grad"
+                storage.kind, storage.name = "gradient", f"{self._storage(parameter).name}.grad"
 
-    def _site(self, node: Any, there: list[Storage], *, is_update: bool) -> Site:
-        """Where the op that runs now, in a node of backward or in none, comes from."""
+    def _site(self, node: Any, arguments: list[Storage], *, is_update: bool) -> Site:
+        """Return the origin of the op that runs now, in a node of backward or in none."""
         if is_update:
-            owned = [storage for storage in there if storage.persistent or storage.kind == "gradient"]
+            owned = [storage for storage in arguments if storage.persistent or storage.kind == "gradient"]
             self._last = owner_of(owned[0]) if owned else self._last
             return Site(self._last, line_of(sys._getframe(2)))
         if hasattr(node, "variable"):
-            return Site(self._known(node.variable).name, "")
+            return Site(self._storage(node.variable).name, "")
         if node is None or self.watch.stack:
             site = Site(self.watch.stack[-1] if self.watch.stack else "step", line_of(sys._getframe(2)))
             first = self._first.setdefault(site.path, site)
             site = site if site.line else first
         else:
-            number = node._sequence_nr()
-            near = (self._sites.get(number - back) for back in range(_NEAR))  # some nodes are made after their op
+            sequence = node._sequence_nr()
+            near = (self._sites.get(sequence - back) for back in range(_NEAR))  # some nodes are made after their op
             site = next(filter(None, near), Site(node.name(), ""))
         self._sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)  # of the node that was made for this op
         return site
 
 
 def _numbers(ran: DispatchedOp, sources: list[torch.Tensor]) -> OpFields:
-    """FLOPs, traffic, class and data type of an op that reads these tensors."""
-    counted, targets = _COUNTED.get(ran.packet), [*ran.changed, *ran.new]
+    """Return traffic, FLOPs, class and data type of an op that reads these tensors."""
+    flops, name, targets = _COUNTED.get(ran.packet), ran.packet.__name__, [*ran.changed, *ran.new]
     write_bytes = sum(map(_touched, targets))
     read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]
     if ran.packet in _PICKS:
         read_bytes[0] = min(read_bytes[0], write_bytes)
     dtype = next((_DTYPES[t.dtype] for t in (*sources, *targets) if t.dtype in _DTYPES), "fp32")
-    if counted and dtype == "fp32":
-        backend = torch.backends.cudnn if "conv" in ran.packet.__name__ else torch.backends.cuda.matmul
+    if flops and dtype == "fp32":
+        backend = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
         dtype = "tf32" if backend.allow_tf32 else dtype
     return {
         "read_bytes": sum(read_bytes),
         "write_bytes": write_bytes,
-        "flops": int(counted(*ran.args, **ran.kwargs, out_val=ran.made)) if counted else 0,
-        "op_class": "vector" if not counted else "attention" if "attention" in ran.packet.__name__ else "matmul",
+        "flops": int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0,
+        "op_class": "vector" if not flops else "attention" if "attention" in name else "matmul",
         "dtype": dtype,
         "repeatable": torch.Tag.nondeterministic_seeded not in ran.func.tags,
     }
 
 
-# Phase -> what names of ops call it.
+# Phase -> its short form in names of ops.
 _SHORT = {"forward": "fwd", "backward": "bwd", "update": "update"}
