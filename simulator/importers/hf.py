@@ -1,6 +1,6 @@
 """Hugging Face's ``config.json``: a decoder's dimensions become a workload, with the key that each figure comes from.
 
-`hf_families` has the meaning of each key, and its default. Each key of the file is used, changes nothing that is
+``hf_families.toml`` has the meaning of each key, and its default. Each key of the file is used, changes nothing that is
 counted, or is reported as dropped.
 """
 
@@ -16,8 +16,7 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_families import ALSO, FAMILIES, TOWERS, VERSION, is_irrelevant
-from simulator.importers.hf_model import Config, model_of
+from simulator.importers.hf_model import ALSO, FAMILIES, TOWERS, VERSION, Config, is_irrelevant, model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown

@@ -62,6 +62,10 @@ class TimelineSpan(NamedTuple):
         return whole(self.args.get("correlation"))
 
 
+Spans = list[TimelineSpan]
+"""Spans in order of their start."""
+
+
 class Timeline:
     """A Kineto trace, with its events sorted out.
 
@@ -95,7 +99,7 @@ class Timeline:
         events: Any = content.get("traceEvents") if isinstance(content, dict) else content
         must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
         insist(isinstance(events, list), where, must, type(events).__name__, do)
-        self.path, self.device, self.ops, self.marks = path, *(list[TimelineSpan]() for _ in range(3))
+        self.path, self.device, self.ops, self.marks = path, *(Spans() for _ in range(3))
         self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
         self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()
         self._stream_waits = dict[int, dict[str, Any]]()  # by correlation
@@ -194,19 +198,14 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
     ops, following = list(map(event_of, spans)), timeline.ran(later[:1], [Event("")])
     lay(recording, timeline.ran(spans, ops), (), timeline.calls, next(following, None))
     tell_spans(spans, recording)
-    begins = sorted((timeline.launch_ns(span), index) for index, span in enumerate(spans))
-    ends = begins if timeline.device else sorted((span.end_ns, index) for index, span in enumerate(spans))
-    changes = [change for change in timeline.memory if window_ns[0] <= change[0] < window_ns[1]]
-    _remember(changes, recording, (begins, ends), ops)
+    _remember(timeline, spans, ops, window_ns, recording)
     recording.dropped.update(timeline.others)
     recording.dropped["operators of the host"] += len(timeline.ops)
-    del timeline, spans, later, following, begins, ends, ops  # which take as much memory as the file
+    del timeline, spans, later, following, ops  # which take as much memory as the file
     return recording.imported(Path(source), "A step")
 
 
-def _one_step(
-    timeline: Timeline, recording: Recording, step: int | None
-) -> tuple[list[TimelineSpan], tuple[int, int], list[TimelineSpan]]:
+def _one_step(timeline: Timeline, recording: Recording, step: int | None) -> tuple[Spans, range, Spans]:
     """Return the spans of one step, the time in which the host launched them [ns], and the spans of later steps."""
     where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(STEP)]
     spans = timeline.device or _outermost(timeline.ops)
@@ -217,12 +216,12 @@ def _one_step(
     chosen = chosen_step([mark.name for mark in marks], step, where, recording)
     if chosen is None:
         recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
-        return spans, (0, _NEVER_NS), []
-    begin_ns, end_ns = [*(mark.start_ns for mark in marks), _NEVER_NS][chosen : chosen + 2]
-    of_step = [span for span in spans if begin_ns <= timeline.launch_ns(span) < end_ns]
+        return spans, range(_NEVER_NS), []
+    window_ns = range(*[*(mark.start_ns for mark in marks), _NEVER_NS][chosen : chosen + 2])
+    of_step = [span for span in spans if timeline.launch_ns(span) in window_ns]
     insist(of_step, where, "something runs in the step", f"nothing in {marks[chosen].name}", "choose another --step")
     recording.dropped["what ran in other steps"] += len(spans) - len(of_step)
-    return of_step, (begin_ns, end_ns), [span for span in spans if timeline.launch_ns(span) >= end_ns]
+    return of_step, window_ns, [span for span in spans if timeline.launch_ns(span) >= window_ns.stop]
 
 
 def chosen_step(marks: Sequence[str], step: int | None, where: str, recording: Recording) -> int | None:
@@ -261,9 +260,9 @@ def tell_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
     recording.kept["kernels, copies, fills"] = f"{len(spans):,} on {streams}{copies}"
 
 
-def _outermost(spans: Iterable[TimelineSpan]) -> list[TimelineSpan]:
+def _outermost(spans: Spans) -> Spans:
     """Return the spans that no span of the same thread contains."""
-    ends_ns, outermost = defaultdict[tuple[str, str], int](int), list[TimelineSpan]()
+    ends_ns, outermost = defaultdict[tuple[str, str], int](int), Spans()
     for span in spans:
         if span.start_ns >= ends_ns[span.thread]:
             outermost.append(span)
@@ -277,19 +276,13 @@ def event_of(span: TimelineSpan) -> Event:
     return Event(short(span.name), is_collective="nccl" in span.name.lower() and collective_kind(name) is not None)
 
 
-def _remember(
-    changes: Sequence[tuple[int, int, int, int]],
-    recording: Recording,
-    launches: tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]],
-    ops: Sequence[Event],
-) -> None:
-    """Give ops the storages that were allocated and freed between their launches, or while they ran on the host.
-
-    `launches` has begins and ends of launches (or of ops of the host), each with the index of the op, in order of time.
-    """
-    begins, ends = launches
+def _remember(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: range, recording: Recording) -> None:
+    """Give ops the storages that were allocated and freed between their launches, or while they ran on the host."""
+    changes = [change for change in timeline.memory if change[0] in window_ns]
     if not changes:
         return
+    begins = sorted((timeline.launch_ns(span), index) for index, span in enumerate(spans))
+    ends = begins if timeline.device else sorted((span.end_ns, index) for index, span in enumerate(spans))
     recording.derived.append("An allocation is written by the next op launched, and read by the last before its end.")
     of_stream = defaultdict[int, list[tuple[int, int]]](list)
     for begin in begins:
@@ -354,6 +347,7 @@ def read_memory_timeline(source: str | Path) -> Imported:
     begins_ns = sorted(allocates.union(instants_ns[:1], instants_ns[-1:]))
     for begin_ns, end_ns in zip(begins_ns, begins_ns[1:] + begins_ns[-1:], strict=True):
         recording.ops.append(Event("host", more={"duration_ns": end_ns - begin_ns, "repeatable": False}))
+    makers: list[Event | None] = [*recording.ops, None]  # position -1: before the recording
     live, held, changed = defaultdict[tuple[int, int], list[int]](list), 0, list[int]()
     for time_ns, action, change, category in zip(times_ns, *columns, strict=True):
         lives, held, op = live[abs(change), category], held + change, bisect_left(begins_ns, time_ns)
@@ -369,11 +363,10 @@ def read_memory_timeline(source: str | Path) -> Imported:
         elif op <= max(0, made := lives.pop()):
             recording.dropped["what lived for no time"] += 1
         else:
-            first = recording.ops[made] if made >= 0 else None
-            recording.hold(abs(change), _CATEGORIES[category], first, recording.ops[op - 1])
+            recording.hold(abs(change), _CATEGORIES[category], makers[made], recording.ops[op - 1])
     for (size, category), lives in live.items():
         for made in lives:
-            recording.hold(size, _CATEGORIES[category], recording.ops[made] if made >= 0 else None, None)
+            recording.hold(size, _CATEGORIES[category], makers[made], None)
     del times_ns, columns, instants_ns, allocates, begins_ns, live
     recording.derived.append("The timeline has no ops: from one allocation to the next is one, which the host takes.")
     recording.derived.append("It has no ids: an end is that of the latest of its size and category.")

@@ -84,26 +84,21 @@ def _sizes(shapes: object, argument: int) -> list[int]:
 
 
 _LAST, _FIRST, _INNER, _KEYS = slice(-1, None), slice(1), slice(1, None), slice(-2, -1)
-# Op -> its class, and its FLOPs: so many times the elements of an argument (-1: of the result) and these sizes of
+# Ops -> their class, and their FLOPs: so many times the elements of an argument (-1: of the result) and these sizes of
 # another one; of attention without a mask. Backward of a convolution is two such products, and of attention five, where
 # forward has two.
 _FLOPS: dict[str, tuple[str, int, int, int, slice]] = {
-    **dict.fromkeys(("mm", "bmm", "matmul", "_scaled_mm", "_int_mm"), ("matmul", 2, 0, 1, _LAST)),
-    **dict.fromkeys(("addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "_addmm_activation"),
-                    ("matmul", 2, 1, 2, _LAST)),
-    **dict.fromkeys(("linear", "mkldnn_linear", "_mkl_linear"), ("matmul", 2, 0, 1, _FIRST)),
-    **dict.fromkeys(
-        ("convolution", "_convolution", "conv1d", "conv2d", "conv3d", "cudnn_convolution", "mkldnn_convolution",
-         "miopen_convolution", "cudnn_convolution_relu", "_slow_conv2d_forward", "thnn_conv2d"),
-        ("matmul", 2, -1, 1, _INNER),
-    ),
+    "mm bmm matmul _scaled_mm _int_mm": ("matmul", 2, 0, 1, _LAST),
+    "addmm addmm_ baddbmm baddbmm_ addbmm _addmm_activation": ("matmul", 2, 1, 2, _LAST),
+    "linear mkldnn_linear _mkl_linear": ("matmul", 2, 0, 1, _FIRST),
+    "convolution _convolution conv1d conv2d conv3d cudnn_convolution mkldnn_convolution miopen_convolution "
+    "cudnn_convolution_relu _slow_conv2d_forward thnn_conv2d": ("matmul", 2, -1, 1, _INNER),
     "convolution_backward": ("matmul", 4, 0, 2, _INNER),
-    **{
-        f"_scaled_dot_product_{kind}_attention{back}": ("attention", times, first, first + 1, _KEYS)
-        for kind in ("flash", "efficient", "cudnn", "fused")
-        for back, times, first in (("", 4, 0), ("_backward", 10, 1))
-    },
-}  # fmt: skip
+}
+_FLOPS = {name: figures for names, figures in _FLOPS.items() for name in names.split()}
+for _kind in ("flash", "efficient", "cudnn", "fused"):
+    _FLOPS[f"_scaled_dot_product_{_kind}_attention"] = "attention", 4, 0, 1, _KEYS
+    _FLOPS[f"_scaled_dot_product_{_kind}_attention_backward"] = "attention", 10, 1, 2, _KEYS
 
 
 def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, int]:
@@ -205,13 +200,11 @@ class Tree:
     owner
         Id of a node -> id of the op that it is, or is a part of.
     phase
-        Id of a node -> its phase.
+        Id of a node -> its phase; ``forward`` where none is known and there is a backward.
     gathers
         Ids of nodes that add to gradients.
     devices
         Those that count: all but the CPU, or the CPU if there is no other.
-    trains
-        Whether there is a backward.
     """
 
     def __init__(self, nodes: Sequence[OperatorNode]) -> None:
@@ -226,7 +219,8 @@ class Tree:
                 self.gathers.add(node.id)
             if node.parent in self.owner or node.id in working:
                 self.owner[node.id] = self.owner.get(node.parent, node.id)
-        self.trains = "backward" in self.phase.values()
+        if "backward" in self.phase.values():
+            self.phase = {node: phase or "forward" for node, phase in self.phase.items()}
 
     def _working(self) -> set[int]:
         """Return the ids of nodes that work: none below does, or they write what none below writes."""

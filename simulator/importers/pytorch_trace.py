@@ -93,8 +93,7 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
         if owner != node.id:
             memory.fold(node, None if owner is None else ops.get(owner))
             continue
-        op = Event(short(node.name), is_collective=node.is_collective)
-        op.more["phase"] = tree.phase[node.id] or ("forward" if tree.trains else "")
+        op = Event(short(node.name), more={"phase": tree.phase[node.id]}, is_collective=node.is_collective)
         memory.use(node, op)
         if node.is_collective:
             _meet(node, op, recording, 0 if timed else world)

@@ -16,8 +16,7 @@ from mutations import broken, changed
 import simulator as hosim
 from simulator.builders import build_job
 from simulator.errors import ConfigError
-from simulator.importers.hf_families import ALSO, FAMILIES, IRRELEVANT
-from simulator.importers.hf_model import runs
+from simulator.importers.hf_model import ALSO, FAMILIES, IRRELEVANT, runs
 from simulator.importers.imported import Imported
 from simulator.workload import DecoderModel, Experts, Gqa, Mla, Workload
 
