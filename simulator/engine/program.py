@@ -120,7 +120,7 @@ def classes(programs: Sequence[Program]) -> tuple[int, ...]:
 
 
 def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
-    """Say why ranks with the same program may not stand for one another; empty if they may.
+    """Return why ranks with the same program may not stand for one another; empty if they may.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
 
 
 def drawn_apart(programs: Sequence[Program]) -> str:
-    """Say which ranks would run the same if their dynamic reads did not choose for themselves; empty if none."""
+    """Return which ranks would run the same if their dynamic reads did not choose for themselves; empty if none."""
     first: dict[tuple[int, int, int], int] = {}
     for rank, program in enumerate(programs):
         other = first.setdefault((id(program.graph), id(program.plan), program.starts_ns), rank)

@@ -221,7 +221,7 @@ class Rank:
             places.hold((tensor,), home)
 
     def blocked(self) -> tuple[list[str], list[str]]:
-        """Tell what this rank lacks, and which ranks it waits for, if it is not done."""
+        """Explain what this rank lacks, and which ranks it waits for, if it is not done."""
         sentences = Explainer(self._program.graph, self._places, self.streams, self._links).sentences(self.host)
         lacked, peers = ([f"rank {self._rank}: {sentence}" for sentence in part] for part in sentences)
         return (lacked, peers) if self._machine.has_ranks else sentences

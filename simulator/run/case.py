@@ -226,13 +226,12 @@ def _check_expectations(loaded: Loaded) -> None:
     question, expected = loaded.scenario.question, loaded.scenario.expect
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
     columns = (*metrics.columns(loaded.hardware), *asked) if expected else ()
-    for position, column in ((i, column) for i, expectation in enumerate(expected) for column in expectation.columns):
-        if column not in columns:
-            where, must = (
-                loaded.place("expect", str(position), "column"),
-                "an expectation names a column of the summary",
-            )
-            raise ConfigError(where, must, repr(column), nearest(column, columns))
+    for position, expectation in enumerate(expected):
+        for column in expectation.columns:
+            if column not in columns:
+                where = loaded.place("expect", str(position), "column")
+                must = "an expectation names a column of the summary"
+                raise ConfigError(where, must, repr(column), nearest(column, columns))
 
 
 def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, with_bounds: bool = True) -> Case:

@@ -49,50 +49,34 @@ def shown(title: str, rows: Sequence[Row], sentences: Sequence[str]) -> SweepVie
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Return hints: which figures that were set change nothing, which costs and homes are missing, why rates are.
+    """Return what people should know of a run: figures without effect, costs and homes that are missing, no rates.
 
     Parameters
     ----------
     case, rows
         What ran, and its rows.
     """
-    scenario = case.loaded.scenario
-    idle_figures = without_effect(case.hardware, scenario.budget_bytes, scenario.set_)
+    scenario, hardware, work, graphs = case.loaded.scenario, case.hardware, case.loaded.workload, case.job.graphs
+    idle_figures = without_effect(hardware, scenario.budget_bytes, scenario.set_)
     for row in rows:
         idle_of_row = without_effect(row.hardware, scenario.budget_bytes, case.choice(row.label).set_)
         idle_figures += [f"{row.label}: {hint}" for hint in idle_of_row]
-    return [*dict.fromkeys(idle_figures), *_free_runtimes(case, rows), *_experts(case), *_rates(case, rows)]
-
-
-def _rates(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Explain why the table of a graph file has no rates."""
-    work, is_given = case.loaded.workload, case.loaded.is_job_given
-    ran = any(row.summary["status"] == "ok" for row in rows)
-    if work.graph is None or is_given or not ran or any(graph.arithmetic for graph in case.job.graphs):
-        return []
-    more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
-    return [f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}."]
-
-
-def _free_runtimes(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Name the runtimes that pay for no decision, as the machine states no costs of a host."""
+    sentences, homes, compute_tier = [*dict.fromkeys(idle_figures)], scenario.homes, hardware.compute_tier
     runtimes = [row.label for row in rows if any(plan.fixed is None for plan in row.plans)]
-    if not runtimes or "host" in case.hardware.model_fields_set:
-        return []
-    decisions = f"decisions of {listed(runtimes)} are free"
-    return [f"{case.hardware.name} states no costs of a host, so that {decisions}: add the key host."]
-
-
-def _experts(case: Case) -> list[str]:
-    """Warn where weights have another home and experts were forgotten."""
-    homes, compute_tier = case.loaded.scenario.homes, case.hardware.compute_tier
-    if homes.get(TensorKind.WEIGHT, compute_tier) == compute_tier:
-        return []
-    named = {t for pattern in homes for graph in case.job.graphs for t in graph.matching(pattern)}
-    experts = [(t, tensor) for t, tensor in enumerate(case.job.graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
-    left_bytes = sum(tensor.size_bytes for t, tensor in experts if t not in named)
-    forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}: give expert a home as well"
-    return [f"homes names weight and not expert, so that {forgotten}."] if left_bytes else []
+    if runtimes and "host" not in hardware.model_fields_set:
+        free = f"decisions of {listed(runtimes)} are free"
+        sentences.append(f"{hardware.name} states no costs of a host, so that {free}: add the key host.")
+    if homes.get(TensorKind.WEIGHT, compute_tier) != compute_tier:
+        named = {t for pattern in homes for graph in graphs for t in graph.matching(pattern)}
+        experts = [t for t, tensor in enumerate(graphs[0].tensors) if tensor.kind is TensorKind.EXPERT]
+        if left_bytes := sum(graphs[0].tensors[t].size_bytes for t in experts if t not in named):
+            forgotten = f"{human(left_bytes, 'B')} of experts live in {compute_tier}: give expert a home as well"
+            sentences.append(f"homes names weight and not expert, so that {forgotten}.")
+    ran = any(row.is_ok for row in rows)
+    if work.graph is not None and ran and not (case.loaded.is_job_given or any(graph.arithmetic for graph in graphs)):
+        more = "" if work.tokens else "; for tokens/s say what a step handles: workload.batch and workload.sequence"
+        sentences.append(f"No op of the graph has FLOPs, so neither TFLOP/s nor MFU can be told{more}.")
+    return sentences
 
 
 @dataclass(frozen=True, eq=False)
