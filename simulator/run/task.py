@@ -265,7 +265,7 @@ class Task:
 
     @cached_property
     def unfit(self) -> Callable[..., Shortfall | None]:
-        """Shortfall of all plans, if none fits: of those that run an op once in a step, or (``may_repeat=True``) of all."""
+        """Shortfall of plans that run each op once in a step, or (``may_repeat=True``) of all, if none fits."""
         problem, graph = self.problem, self.team.job.graphs[self.number]
         about = graph, problem.hardware, problem.known_homes, problem.budget_bytes
         return cache(partial(bounds.infeasible, *about))
