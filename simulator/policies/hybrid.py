@@ -1,14 +1,14 @@
 """`hybrid`: a static part that is compiled, and a cache for what is known only while the step runs.
 
-All that is known before is planned by `static`, in the budget less the room of a cache; its steps cost the host what
-those of a fixed plan do. Of what is read dynamically and has a free home, the likeliest live in the compute tier as far
-as there is room; if all do, and no other may move, there is nothing left to decide. Of other dynamic reads the runtime
-decides: it syncs what reveals them, copies in what is chosen and not in the cache, and lets others leave. It may fetch
-for the ops whose dynamic reads are revealed next, all candidates or a guess. Copies stay in the cache from one step to
-the next; when the run ends they leave.
+`static` plans all that is known before the run, in the budget less the room of a cache; this part costs the host what a
+fixed plan does. Of the candidates of dynamic reads with a free home, the likeliest live in the compute tier as far as
+there is room; if all do, and no other may move, nothing is left to decide. The runtime decides about the others: it
+syncs what reveals them, copies in what is chosen and not in the cache, and lets others leave. It may fetch ahead for
+the ops whose dynamic reads are revealed next: all candidates, or a guess. Copies stay in the cache from one step to the
+next, and leave when the run ends.
 
-Where a cache beside the static part could cost more than compiling saves, or has no room, a runtime that decides of
-everything on demand is tried as well: it has what is awaited only while that is awaited.
+Where a cache beside the static part could cost more than compiling saves, or has no room, a runtime that decides about
+everything on demand is tried as well: it holds awaited reads only while they are awaited.
 """
 
 from __future__ import annotations

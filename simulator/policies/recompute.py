@@ -5,20 +5,19 @@ It goes through the step in issue order. Where the next op finds no room, it giv
     ``score = size * idle time ** weight / time of the ops to run again``
 
 until there is; of the plans by several weights the fastest is taken. Room is bought where a byte costs least compute.
-What is used again sooner than it can be made again goes last; what is far from what it would be made of goes late.
-Where an op reads what was given up, the ops that make it run again, from what is there; what else they make on the way
-is kept as long as it is needed again and has room, so that in backward each layer is made again once. Under a tight
+Tensors that are used again sooner than they can be made again go last; those that take long to make again go late.
+Where an op reads what was given up, the ops that make it run again from what is there; what else they make on the way
+is kept while it is needed again and has room, so that in backward each layer is made again once. Under a tight
 budget this leaves checkpoints at growing distances: of `n` equal layers about the square root of ``2 n`` stay, and the
 others are made again once, as in checkpointing by hand (Chen et al., arXiv 1604.06174; the rule is that of dynamic
 tensor rematerialisation, Kirisame et al., arXiv 2006.09616, with known next uses instead of guesses). Under a tighter
 one layers are made again more than once.
 
-What is made again in passing more than once, though its own uses are over, may be worth keeping: then a second pass
-lets it live until it has helped for the last time, and the faster of the two plans is taken.
+A tensor that is made again in passing more than once, after its own uses, may be worth keeping: then a second pass lets
+it live until it has helped for the last time, and the faster of the two plans is taken.
 
-A tensor gets in line with the score that its maker alone gives it, and the true one is found when it comes first: a
-score only falls when what the tensor is made of is given up. So each choice costs a few steps of a heap and the ops of
-one chain.
+A tensor is queued with the score of its maker alone; its true score is computed when it comes first, as a score only
+falls when what the tensor is made of is given up. So each choice costs a few steps of a heap and the ops of one chain.
 
 An op may run again before op ``k`` if it makes there what it made the first time, and nothing else:
 
@@ -111,11 +110,11 @@ class Walker:
         Parameters
         ----------
         limit_bytes
-            What shall be live in the compute tier at most [B].
+            The limit of live bytes in the compute tier [B].
         weight
             How much idle time counts.
         keeps
-            Whether what helps to make others again lives on.
+            Whether tensors that help to make others again live on.
         """
         key = max(limit_bytes, self._least_bytes), weight, keeps
         if key not in self._walks:
@@ -151,7 +150,7 @@ class RecomputePass:
     weight
         How much idle time counts.
     limit_bytes
-        What it tries to keep to [B].
+        The limit that it tries to keep to [B].
     kept
         Tensors that live longer than their last use: by tensor, the ops before which they help to make others again.
 

@@ -28,7 +28,7 @@ class Eviction:
     problem
         What runs.
     stay
-        What never leaves.
+        Tensors that never leave.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class RuntimeCache:
     homes
         The tensors that it decides about -> tier at time 0, or `NOWHERE`.
     room_bytes
-        What they may take of the compute tier [B].
+        Room that they may take of the compute tier [B].
     eviction
         Which of them leaves first.
     is_direct
@@ -140,19 +140,19 @@ class RuntimeCache:
     Attributes
     ----------
     codes
-        What is issued and not yet handed on.
+        Codes that are issued and not yet handed on.
     resident
-        What is in the compute tier, in the order in which it came.
+        Tensors in the compute tier, in the order in which they came.
     below, is_clean
         By tensor: the tier of its copy below, or `NOWHERE`; whether that is valid.
     room
         By tier: what is left [B].
     awaited
-        By op with dynamic reads: what it is known to read, from when that is revealed until it runs.
+        Op with dynamic reads -> what it reads, from when that is revealed until it runs.
     unused
-        What came before an op needed it, and has not been used since.
+        Tensors that were fetched ahead, and not used since.
     needed_until
-        By tensor: the last op since the run began that is in view and uses it.
+        By tensor: the last op in view that uses it, counted since the run began.
     """
 
     def __init__(

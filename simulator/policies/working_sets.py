@@ -161,9 +161,9 @@ class WorkingSets:
     Attributes
     ----------
     ops
-        With what they read for certain, if dynamic reads are handled apart.
+        The ops; without their dynamic reads if these are handled apart.
     reads, uses
-        By op: tensors that are read, or used, less what is there for good; quick to look into, and in order.
+        By op: tensors that it reads, or uses, without those that are there for good.
     pinned
         Tensors that never leave.
     homes

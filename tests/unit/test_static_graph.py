@@ -20,7 +20,7 @@ from simulator.policies.static.analyse import TERMS, analyse, scored
 from simulator.policies.static.cache_ops import Role
 from simulator.policies.static.explanation import Decision, explained, ledger
 from simulator.policies.static.place import insert
-from simulator.policies.static.room import assign
+from simulator.policies.static.room import assign_tiers
 from simulator.policies.static.select import select
 from simulator.report import decisions
 
@@ -164,7 +164,7 @@ def two_tiers(ddr):
 
 def test_what_does_not_fit_in_ddr_goes_on_to_the_ssd():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("30 B"))
-    intervals = assign(p, analyse(p).candidates[:4])
+    intervals = assign_tiers(p, analyse(p).candidates[:4])
     assert sorted(idle.away for idle in intervals) == [1, 1, 1, 2]
     longest = max(intervals, key=lambda idle: idle.lead_ns)
     assert longest.away == 2
@@ -211,7 +211,7 @@ def test_decisions_name_the_tier_and_the_prices_of_the_way_that_is_taken(tmp_pat
 
 def test_all_stays_in_ddr_where_it_fits():
     p = problem(train(8, duration=60), budget=49, hardware=two_tiers("1 kB"))
-    assert {idle.away for idle in assign(p, analyse(p).candidates)} == {1}
+    assert {idle.away for idle in assign_tiers(p, analyse(p).candidates)} == {1}
 
 
 def staged(ddr, read="0.5 GB/s"):
@@ -237,14 +237,14 @@ def test_a_tier_behind_the_link_of_another_takes_no_load_from_it():
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("1 kB"))
     assert p.links[2, 0].via == ("read", "h2d")
-    assert {idle.away for idle in assign(p, analyse(p).candidates)} == {1}
+    assert {idle.away for idle in assign_tiers(p, analyse(p).candidates)} == {1}
 
 
 def test_what_is_too_much_for_a_tier_is_spread_over_the_step():
     """DDR has room for two of three, beside the chunks; the link is busy all the time, and the SSD half of it."""
     g, homes = streamed()
     p = problem(g, budget=30, homes=homes, hardware=staged("84 B"))
-    intervals = assign(p, analyse(p).candidates)
+    intervals = assign_tiers(p, analyse(p).candidates)
     further = sorted(idle.before for idle in intervals if idle.away == 2)
     assert len(further) == 4
     assert all(2 <= after - before <= 5 for before, after in pairwise(further))

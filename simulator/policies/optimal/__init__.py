@@ -16,8 +16,8 @@ The search starts from the plan of `static`: its step is the horizon, and no lon
 All numbers are whole, so that a proof is a proof: *proved* means that no plan of this kind has a shorter step, and that
 the replay of this one takes just as long, to the nanosecond.
 
-*Several steps*: the program looks at the window of one step (see `window`), so that what it finds no step can beat, the
-last one of two steps or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay
+*Several steps*: the program models the window of one step (see `window`); no step beats its minimum, be it the last one
+of two or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay
 reaches its minimum is proved; where late copies make every step longer than that, the plan is the best that was
 found, and says how far it may be from the best there is.
 """

@@ -38,15 +38,15 @@ EFFORT = 40_000
 """Ops of all candidates together, beyond the first: a large graph gets few candidates, and planning stays linear."""
 
 FEW = 8
-"""Where the effort is spent with fewer candidates than that, those that promise most on large graphs come first."""
+"""A graph whose effort is spent with fewer candidates than this begins with those that promise most on large ones."""
 
 PLACEMENTS = (False, True)
-"""Copies in just in time, or as early as there is room. Early is faster where links are the limit; late leaves room to
-what needs a hole of its own (fixed offsets: 44 %) and to what only the run chooses (`hybrid`: 6 %), so that it wins a
-tie. A large graph with few candidates begins with early."""
+"""Whether copies in come as early as there is room, or just in time. Early is faster where links are the limit; late
+leaves room to tensors that need a hole of their own (fixed offsets: 44 %) and to dynamic reads (`hybrid`: 6 %), so that
+it wins a tie. A large graph with few candidates begins with early."""
 
 TRIES = 6
-"""Candidates that are replayed at most: beyond these none was ever the fastest of a shipped scenario."""
+"""Most candidates that are replayed: beyond these none was ever the fastest of a shipped scenario."""
 
 SMALL = 128
 """Most ops of a graph on which single changes are tried: each costs a replay."""

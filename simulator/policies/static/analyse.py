@@ -1,8 +1,8 @@
 """First pass: find which tensors idle, when and for how long, and what it costs and gains to spend that time away.
 
-Why one idle interval is spent away rather than another is a score whose terms are named, and kept for the reader. A
-term is the binary logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth
-rank by *room times time gained, per time of link taken*. What cannot hide its copies comes last.
+A score with named terms decides which idle interval is spent away, and is kept for the reader. A term is the binary
+logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth rank by *room times
+time gained, per time of link taken*. Intervals that cannot hide their copies come last.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PricedIdle(NamedTuple):
     lead_ns, trail_ns
         Idle time before the next use, and, if the interval wraps, after the last one [ns].
     out_ns, in_ns
-        Times of the copies out (0 if what is away is valid still, or if the next use only writes) and in (0 if there
+        Times of the copies out (0 if the copy away is still valid, or if the next use only writes) and in (0 if there
         is none) [ns].
     away
         Tier that it goes to.
@@ -136,13 +136,13 @@ class Analysis:
     def ranking(self) -> list[tuple[PricedIdle, Score]]:
         """The candidates with their scores: those that were asked for first, then by score.
 
-        All that one op needs must be there at once, so that of its copies in with like scores each stands behind
-        others: where these are blocks of a few caches, some of each leave rather than all of a few. Those whose scores
-        are alike (`SHADES`) are spread over the step, of which tensors follow the course.
+        All that an op needs must be there at once, so that its copies in with like scores queue up: of blocks of a few
+        caches some of each leave, rather than all of a few. Candidates with alike scores (`SHADES`) are spread over the
+        step, as tensor ids follow its course.
         """
         queues_ns: dict[tuple[int, int, int], int] = {}
         alike: dict[tuple[bool, int], list[tuple[PricedIdle, Score]]] = {}
-        for idle, alone in sorted(((idle, scored(idle, self.asked)) for idle in self.candidates), key=turn):
+        for idle, alone in sorted(((idle, scored(idle, self.asked)) for idle in self.candidates), key=ranking_key):
             queue = idle.before, idle.away, round(alone.total * SHADES)
             queue_ns = queues_ns.get(queue, 0)
             queues_ns[queue] = queue_ns + idle.in_ns
@@ -273,9 +273,9 @@ class Score(NamedTuple):
     terms
         What each of `TERMS` adds.
     queue_ns
-        What was counted as coming in for the same op before [ns].
+        Time of the copies in for the same op that were counted before it [ns].
     is_asked
-        Whether it was asked that the tensor leaves, whatever the score.
+        Whether the tensor was asked to leave, whatever the score.
     """
 
     total: float
@@ -292,9 +292,9 @@ def scored(idle: PricedIdle, asked: frozenset[int] = frozenset(), queue_ns: int 
     idle
         The interval.
     asked
-        Tensors that it was asked for to leave.
+        Tensors that were asked to leave.
     queue_ns
-        What copies take that come in for the same op before this one [ns].
+        Time of the copies that come in for the same op before this one [ns].
     """
     taken_ns, exposed_ns = idle.out_ns + idle.in_ns, idle.exposed_ns
     gained_ns = max(0, idle.lead_ns + idle.trail_ns - taken_ns - queue_ns)
@@ -307,7 +307,7 @@ def scored(idle: PricedIdle, asked: frozenset[int] = frozenset(), queue_ns: int 
     return Score(sum(terms), terms, queue_ns, idle.tensor in asked)
 
 
-def turn(pair: tuple[PricedIdle, Score]) -> tuple[bool, float, int, int]:
+def ranking_key(pair: tuple[PricedIdle, Score]) -> tuple[bool, float, int, int]:
     """Return the sort key of an idle interval with its score: those that were asked for first, then the best score."""
     idle, score = pair
     return not score.is_asked, -score.total, idle.tensor, idle.after

@@ -25,11 +25,11 @@ from simulator.policies import recompute
 from simulator.policies.problem import Problem, Replay
 from simulator.policies.profile import Profile
 from simulator.policies.static import Compiled, Options, compiled
-from simulator.policies.static.analyse import PricedIdle, Score, priced, scored, turn
+from simulator.policies.static.analyse import PricedIdle, Score, priced, ranking_key, scored
 from simulator.policies.static.cache_ops import Role
 from simulator.policies.static.mix import Rewritten
 from simulator.policies.static.place import Augmented
-from simulator.policies.static.room import PlannedRoom, held
+from simulator.policies.static.room import PlannedRoom, planned_room
 from simulator.policies.static.select import Selection, exceeds
 from simulator.trace import Trace, pick, tuples
 
@@ -61,9 +61,8 @@ class IdleDecision:
     reason
         Why, as a phrase.
     remake_ns
-        What making the tensor again takes, or would take if all else that is live then were there [ns]; None if it
-        cannot be, or may not. If that was decided, what the op reads may have been made again as well, which is told
-        there.
+        Time to make the tensor again if all else that is live then is there [ns]; None if that is impossible, or not
+        allowed. Where it was decided, what the op reads may be made again as well, by a decision of its own.
     """
 
     interval: PricedIdle
@@ -241,14 +240,14 @@ def explained(problem: Problem, options: Options) -> Explanation:
 
 
 def _idle_decisions(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
-    """Give the decision about every idle interval with its reason: first those that homes force, then by score.
+    """Yield the decision about every idle interval with its reason: first those that homes force, then by score.
 
     Each is priced and scored in the tier that it goes to; what is kept, in the first that has room for it. What
     is made again comes last.
     """
     problem, selection, spent = result.augmented.problem, result.augmented.selection, result.augmented.intervals
     analysis, asked = selection.analysis, selection.analysis.asked
-    in_tier, below = dict(zip(selection.intervals, spent, strict=True)), held(problem, spent)
+    in_tier, below = dict(zip(selection.intervals, spent, strict=True)), planned_room(problem, spent)
     for idle in (in_tier[forced] for forced in analysis.forced):
         yield IdleDecision(idle, Decision.MOVE, scored(idle, asked), "its home is in another tier")
     live, choices = Profile(selection.live_bytes), []
@@ -260,7 +259,7 @@ def _idle_decisions(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> I
             interval = idle.spent_in(problem, below.nearest(idle))
             decision, why = Decision.KEEP, _why_kept(selection, live, idle, alone)
         choices.append(IdleDecision(interval, decision, scored(interval, asked, alone.queue_ns), why, made_ns))
-    yield from sorted(choices, key=lambda choice: turn((choice.interval, choice.score)))
+    yield from sorted(choices, key=lambda choice: ranking_key((choice.interval, choice.score)))
     if result.rewritten is not None:
         yield from _remake_decisions(result.rewritten, below)
 
@@ -282,7 +281,7 @@ def _why_kept(selection: Selection, live: Profile, idle: PricedIdle, score: Scor
 
 
 def _remake_decisions(rewritten: Rewritten, below: PlannedRoom) -> Iterator[IdleDecision]:
-    """Give the decision to recompute each tensor, in the order in which they are recomputed."""
+    """Yield the decision to recompute each tensor, in the order in which they are recomputed."""
     problem, op_of = rewritten.problem, rewritten.op_of
     lifetimes = problem.lifetimes
     first = {op: run for run, op in reversed([*enumerate(op_of)])}

@@ -17,7 +17,7 @@ from simulator.policies.problem import Replay
 from simulator.policies.static.analyse import PricedIdle
 from simulator.policies.static.cache_ops import CacheOp, Role
 from simulator.policies.static.place import Augmented, insert
-from simulator.policies.static.select import in_order
+from simulator.policies.static.select import by_op_and_tensor
 
 REPLAYS = 250
 """Most replays of a search: about a second of planning."""
@@ -27,19 +27,8 @@ Place = tuple[PricedIdle, Role]
 """A cache operator by its idle interval and role, whatever else is chosen."""
 
 
-class State(NamedTuple):
-    """Idle intervals that are spent away, and where their cache operators are.
-
-    Attributes
-    ----------
-    intervals
-        What leaves.
-    points
-        Program points of cache operators that are not at their default.
-    """
-
-    intervals: frozenset[PricedIdle]
-    points: Mapping[Place, int]
+State = tuple[frozenset[PricedIdle], Mapping[Place, int]]
+"""Idle intervals that are spent away, and the program points of cache operators that are not at their default."""
 
 
 class Trial(NamedTuple):
@@ -50,7 +39,7 @@ class Trial(NamedTuple):
     cost
         Length of the step, and the sum of the starts of its ops [ns].
     state, augmented
-        The state, and what came of it.
+        The state, and the graph that it leads to.
     """
 
     cost: tuple[int, int]
@@ -76,7 +65,7 @@ class Improver:
         self._random = Random(0)
         intervals = base.selection.intervals
         points = {(intervals[node.trip], node.role): node.position for node in base.cache_ops}
-        self._start = State(frozenset(intervals), points)
+        self._start = frozenset(intervals), points
 
     def run(self) -> None:
         """Search for better plans."""
@@ -115,25 +104,26 @@ class Improver:
 
     def _neighbours(self, trial: Trial) -> Iterator[State]:
         """Yield the states that one change leads to."""
-        state, intervals = trial.state, trial.augmented.selection.intervals
+        (chosen, points), intervals = trial.state, trial.augmented.selection.intervals
         for node in trial.augmented.cache_ops:
             place = intervals[node.trip], node.role
             for point in _other_points(node):
-                yield state._replace(points={**state.points, place: point})
+                yield chosen, {**points, place: point}
         forced, asked = {*self._analysis.forced}, self._analysis.asked
         movable = [idle for idle in intervals if idle not in forced and idle.tensor not in asked]
-        others = [idle for idle in self._analysis.candidates if idle not in state.intervals]
+        others = [idle for idle in self._analysis.candidates if idle not in chosen]
         for idle in movable:
-            yield state._replace(intervals=state.intervals - {idle})
+            yield chosen - {idle}, points
             for other in others:
-                yield state._replace(intervals=state.intervals - {idle} | {other})
+                yield chosen - {idle} | {other}, points
         for other in others:
-            yield state._replace(intervals=state.intervals | {other})
+            yield chosen | {other}, points
 
     def _try(self, state: State) -> Trial | None:
         """Replay a state, unless it cannot fit or was tried before."""
-        intervals = tuple(sorted(state.intervals, key=in_order))
-        augmented = _move_to(insert(replace(self._base, intervals=intervals)), state.points)
+        chosen, points = state
+        selection = replace(self._base, intervals=tuple(sorted(chosen, key=by_op_and_tensor)))
+        augmented = _move_to(insert(selection), points)
         key = tuple((node.tensor, node.role, node.source, node.target, node.position) for node in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(augmented)

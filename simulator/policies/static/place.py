@@ -32,7 +32,7 @@ from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import PricedIdle
 from simulator.policies.static.cache_ops import DETACH, PREFETCH, STORE, CacheOp, Role, issue_order
-from simulator.policies.static.room import assign, held
+from simulator.policies.static.room import assign_tiers, planned_room
 from simulator.policies.static.select import Selection
 from simulator.policies.writer import Move, Writer, write
 
@@ -61,7 +61,7 @@ class Augmented:
     selection
         What leaves.
     homes
-        Tensor -> tier for tensors whose home the planner chose away from the compute tier.
+        Tensor -> tier, where the planner chose a home away from the compute tier.
     intervals
         The interval of each trip.
     cache_ops
@@ -148,9 +148,9 @@ def insert(selection: Selection) -> Augmented:
         What leaves.
     """
     analysis, problem = selection.analysis, selection.analysis.problem
-    intervals = assign(problem, selection.intervals)
+    intervals = assign_tiers(problem, selection.intervals)
     homes = {idle.tensor: idle.away for idle in intervals if idle.wraps and problem.homes[idle.tensor] == FREE}
-    below = held(problem, intervals)
+    below = planned_room(problem, intervals)
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
     homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if t in problem.lifetimes.inputs)
     stored = {tensor: NOWHERE for tensor, home in homed if home not in (FREE, problem.compute_tier)}
@@ -198,7 +198,7 @@ def place(augmented: Augmented, *, eager: bool) -> Augmented:
         Whether copies in come as early as there is room, instead of just in time.
     """
     problem, selection = augmented.problem, augmented.selection
-    starts, gates, below = problem.clock, _earliest_starts(problem), held(problem, augmented.intervals)
+    starts, gates, below = problem.clock, _earliest_starts(problem), planned_room(problem, augmented.intervals)
     placed: dict[CacheOp, CacheOp] = {}
     for cache_op, begin_ns in _stores_in_turn(problem, augmented):
         wanted = min(max(cache_op.first, bisect_right(gates, begin_ns) - 1), cache_op.position)

@@ -3,11 +3,11 @@
 Only a tier that could not hold all tensors at once is *scarce*, and counted. A tensor takes room there from its store
 to its last copy back, or always if the tier is its home; in a tier that its copies only pass, at their points alone.
 
-A tensor that has no home of its own may go to any tier that links reach. It goes to the one with the fastest round
-trip. What is then too much for a tier goes on to the next: that one is to it what the first is to the compute tier, so
-that the same score chooses, with the prices of the longer way. A step lasts as long as its busiest link at least, and
-idle times count in that time. Of those with about the same score every other one goes,
-or every fourth, evenly over the step: neither way then waits while the other has all to do.
+A tensor without a home of its own may go to any tier that links reach: first to the one with the fastest round trip.
+What overflows a tier goes on to the next, which is to it what the first is to the compute tier: the same score chooses,
+with the prices of the longer way. Idle times are stretched to the time of the busiest link, which no step beats. Of
+intervals with about the same score every other one goes on, or every fourth, evenly over the step, so that neither way
+waits while the other has all to do.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def runs(problem: Problem, intervals: Sequence[PricedIdle]) -> list[Run]:
     return [tuple(run) for run in by_version.values()]
 
 
-def chooses(problem: Problem, tensor: int) -> bool:
+def is_tier_free(problem: Problem, tensor: int) -> bool:
     """Return whether the planner may choose the tier in which a tensor is away."""
     return problem.homes[tensor] == FREE or tensor not in problem.lifetimes.inputs
 
@@ -85,7 +85,7 @@ class PlannedRoom:
 
     def nearest(self, idle: PricedIdle) -> int:
         """Find the first tier with room for an idle interval; if none has, the last that it may go to."""
-        tiers = self._problem.neighbours if chooses(self._problem, idle.tensor) else (idle.away,)
+        tiers = self._problem.neighbours if is_tier_free(self._problem, idle.tensor) else (idle.away,)
         return next((t for t in tiers if not self.is_short(t, (idle,), idle.size_bytes)), tiers[-1])
 
     def settle(self, size_bytes: int) -> int:
@@ -154,7 +154,7 @@ class PlannedRoom:
             self._profiles[cache_op.source].add(point + 1, cache_op.before, -cache_op.size_bytes)
 
 
-def held(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
+def planned_room(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
     """Count intervals in the tiers where they are spent; copies that only pass through a tier do not count.
 
     Parameters
@@ -162,7 +162,7 @@ def held(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
     problem
         What is planned for.
     intervals
-        What leaves, and where to.
+        What leaves, and its tiers.
     """
     room = PlannedRoom(problem)
     for run in runs(problem, intervals) if room.is_scarce else ():
@@ -174,7 +174,7 @@ DIGITS = 1
 """Digits to which scores agree that count as the same: a tenth of a power of two, 7 % of room times time."""
 
 
-def assign(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdle, ...]:
+def assign_tiers(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdle, ...]:
     """Choose the tier of each idle interval; return the intervals with their tiers and the times of their copies.
 
     Parameters
@@ -197,7 +197,7 @@ def assign(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdl
 
     lasts_ns = _busy_ns(intervals)
     for tier, further in pairwise(problem.neighbours):
-        gone, movable = [], [run for run in tiers if tiers[run] == tier and chooses(problem, run[0].tensor)]
+        gone, movable = [], [run for run in tiers if tiers[run] == tier and is_tier_free(problem, run[0].tensor)]
         for run in _ranked(problem, movable, further, lasts_ns) if room.is_short(tier) else ():
             if room.is_short(tier, run):
                 move(run, further)

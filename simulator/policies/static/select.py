@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator.policies.profile import Profile
-from simulator.policies.static.analyse import Analysis, PricedIdle, scored, turn
-from simulator.policies.static.room import PlannedRoom, chooses
+from simulator.policies.static.analyse import Analysis, PricedIdle, ranking_key, scored
+from simulator.policies.static.room import PlannedRoom, is_tier_free
 from simulator.units import counted, human
 
 
@@ -27,11 +27,11 @@ class Selection:
     intervals
         The chosen idle intervals, by op and tensor.
     live_bytes
-        By op: what is live in the compute tier then, if each copy in comes right before its use [B].
+        By op: bytes that are then live in the compute tier, if each copy in comes right before its use [B].
     limit_bytes
-        What live bytes had to fit [B].
+        The limit of live bytes [B].
     given_back
-        Idle intervals that were taken, and turned out needless once others were.
+        Idle intervals that were taken, and proved needless once others were.
     """
 
     analysis: Analysis
@@ -58,8 +58,8 @@ class Selection:
 def select(analysis: Analysis, limit_bytes: int | float) -> Selection:
     """Take idle intervals in order until live bytes fit the limit everywhere; then give back those that are needless.
 
-    What is asked for and hides its copies is taken in any case; another interval only if it helps somewhere. One
-    sort, and a few range operations per interval. What is detached and never stored lives away, so that all of its
+    What is asked for and hides its copies is taken in any case, another interval only if it helps somewhere: one sort,
+    and a few range operations per interval. A tensor that is detached and never stored lives away, so that all of its
     intervals that help are taken with the first, and the one over the step boundary in any case.
 
     Parameters
@@ -67,7 +67,7 @@ def select(analysis: Analysis, limit_bytes: int | float) -> Selection:
     analysis
         Of the problem.
     limit_bytes
-        What live bytes shall not exceed [B].
+        The limit of live bytes [B].
     """
     taker = _Taker(analysis, limit_bytes)
     taker.run()
@@ -82,7 +82,7 @@ def select(analysis: Analysis, limit_bytes: int | float) -> Selection:
         given_back.append(idle)
         if idle.tensor in away:
             away[idle.tensor] -= 1
-    chosen.sort(key=in_order)
+    chosen.sort(key=by_op_and_tensor)
     return Selection(analysis, tuple(chosen), live.values(), limit_bytes, frozenset(given_back))
 
 
@@ -129,18 +129,18 @@ class _Taker:
             yield from (idle for idle, _ in order)
             return
         tiers = problem.neighbours
-        heap = [(turn(pair), 0, pair[0], pair[1].queue_ns) for pair in order]
+        heap = [(ranking_key(pair), 0, pair[0], pair[1].queue_ns) for pair in order]
         while heap:
             _, nth, idle, queue_ns = heappop(heap)
             fits = not self._room.is_short(tiers[nth], (idle,), idle.size_bytes)
-            if fits or nth + 1 == len(tiers) or not chooses(problem, idle.tensor):
+            if fits or nth + 1 == len(tiers) or not is_tier_free(problem, idle.tensor):
                 yield idle
             else:
                 further = idle.spent_in(problem, tiers[nth + 1])
-                heappush(heap, (turn((further, scored(further, asked, queue_ns))), nth + 1, idle, queue_ns))
+                heappush(heap, (ranking_key((further, scored(further, asked, queue_ns))), nth + 1, idle, queue_ns))
 
 
-def in_order(idle: PricedIdle) -> tuple[int, int, int]:
+def by_op_and_tensor(idle: PricedIdle) -> tuple[int, int, int]:
     """Return the sort key of chosen idle intervals: by op and tensor."""
     return idle.after, idle.tensor, idle.before
 
