@@ -16,7 +16,7 @@ from strategies import Case, cases, with_host
 from simulator.cost import durations_ns
 from simulator.cost.service import transfer_ns
 from simulator.hardware import ReactiveHost
-from simulator.metrics import Frames, summarise
+from simulator.metrics import Frames, Ran, counted, summarise
 from simulator.plan import COMPUTE, DETACH, FREE
 from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
@@ -138,6 +138,14 @@ def test_the_summary_adds_up(case: Case, chosen: Switches):
         assert row["compute_ns"] + row["recompute_ns"] + row["stall_ns"] + row["drain_ns"] == row["step_ns"]
         assert row["warmup_ns"] + row["step_ns"] <= row["makespan_ns"]
         assert row["hidden_fraction"] is None or 0 <= row["hidden_fraction"] <= 1
+
+
+@given(any_cases, switches)
+def test_a_row_needs_no_rows_but_those_kept_of_the_last_step(case: Case, chosen: Switches):
+    trace = run(case, switches=chosen)
+    ran = Ran.of(case.graph, case.hardware, trace)
+    event(f"left out: {len(ran.trace.spans) < len(trace.spans)}")
+    assert counted(case.graph, case.hardware, ran) == counted(case.graph, case.hardware, replace(ran, trace=trace))
 
 
 @given(cases())
