@@ -16,7 +16,7 @@ from simulator.errors import InvariantError
 from simulator.graph import Graph
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Code
 from simulator.referee.op_columns import ProgramColumns
-from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, firsts
+from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, distinct, firsts
 
 Stretches = tuple[Ints, Ints, Ints]
 """Key, start and end of each."""
@@ -114,7 +114,7 @@ class Facts:
         self.arrived_ns = self._arrivals_ns()
         times = self.issued_ns, self.start_ns, self.end_ns, self.arrived_ns
         moments = waits["start_ns"], waits["end_ns"], self.residencies["time_ns"], [0]
-        self.clock = np.unique(np.concatenate((*times, *moments)))
+        self.clock = distinct(np.concatenate((*times, *moments)))
         self.never, self.stride = len(self.clock), len(self.clock) + 2
         self.issued, self.start, self.end, self.arrived = (np.where(has_begun, self.at(ns), self.never) for ns in times)
         self.arrived[self.unmet] = self.at(self.arrived_ns[self.unmet])
@@ -125,7 +125,7 @@ class Facts:
         """Return the first compute of each stream that never began, where it is a collective."""
         if self.complete:
             return np.empty(0, np.int64)
-        unrun = np.setdiff1d(self.actions(COMPUTE), self.spans["issue"])
+        unrun = np.flatnonzero((self.kind == COMPUTE) & (self.row == NONE))
         heads = unrun[np.unique(self.b[unrun], return_index=True)[1]]
         return np.asarray(heads[self.program.meets[self.a[heads]]])
 
@@ -270,6 +270,11 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
         SYNC: f"sync {operand}",
     }
     return texts.get(kind, f"kind {kind}")
+
+
+def among(keys: Ints, ascending: Ints) -> Bools:
+    """Flag the keys, none below `NONE`, that are among some others, which ascend."""
+    return np.asarray(np.append(ascending, NONE - 1)[np.searchsorted(ascending, keys)] == keys)
 
 
 def covered(rows: Stretches, by: Stretches, stride: int, *, joined: bool = False) -> Bools:

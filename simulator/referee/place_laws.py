@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simulator.plan import COMPUTE, DETACH
-from simulator.referee.facts import Facts, covered
+from simulator.referee.facts import Facts, among, covered
 from simulator.trace import NONE, Bools, Ints, pick, turns
 
 
@@ -104,7 +104,7 @@ def _is_taken_at_start(facts: Facts, held: Held) -> Bools:
     start, arrived = facts.start[made.issue], facts.arrived[made.issue]
     early = np.flatnonzero(arrived < start)
     waiting = made.place[early], arrived[early], start[early]
-    begun = np.isin(held.place * stride + held.taken, made.place * stride + start)
+    begun = among(held.place * stride + held.taken, np.sort(made.place * stride + start))
     return begun | covered((held.place, held.taken, held.taken), waiting, stride, joined=True)
 
 

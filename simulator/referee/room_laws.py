@@ -17,7 +17,7 @@ from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
 from simulator.referee.facts import Facts, broken, covered, hold
 from simulator.referee.start_laws import NEVER_NS, RoomRequests
 from simulator.scenario import AllocatorKind
-from simulator.trace import CAUSES, NONE, Block, Ints, Trace, instances, lasts, pick, running, tuples
+from simulator.trace import CAUSES, NONE, Block, Ints, Trace, distinct, instances, lasts, pick, running, tuples
 
 
 class TierRoom:
@@ -100,7 +100,7 @@ class TierRoom:
     def _check_line(self, instance: int, changes: Ints, rows: Ints) -> None:
         times, used = changes
         rank, size, since, start, is_copy, issue = rows
-        points = np.unique(np.concatenate((times, since, start[start != NEVER_NS])))
+        points = distinct(np.concatenate((times, since, start[start != NEVER_NS])))
         begin, end = np.searchsorted(points, since), np.searchsorted(points, start)
         first = np.full(len(points), NONE)
         for row in np.lexsort((issue, rank, is_copy))[::-1].tolist():

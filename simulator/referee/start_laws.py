@@ -13,7 +13,7 @@ import numpy as np
 
 from simulator.cost.service import transfer_ns
 from simulator.plan import COMPUTE, COPY, DETACH, SYNC, Actions
-from simulator.referee.facts import Facts
+from simulator.referee.facts import Facts, among
 from simulator.referee.place_laws import Held
 from simulator.scenario import Switches
 from simulator.trace import ISSUED, NONE, Ints
@@ -261,7 +261,7 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
     """Return, by issue, the room that an action took at its start; if it never started, would take at the end [B]."""
     made, stride, workspace = facts.accesses.pick(facts.accesses.makes), facts.stride, facts.program.workspace
     came = facts.arrived[made.issue]
-    new = np.isin(made.place * stride + came, held.place * stride + held.taken)
+    new = among(made.place * stride + came, held.place * stride + held.taken)
     still = np.isin(made.place, held.place[held.freed == facts.never])
     size = facts.program.sizes[made.place // facts.program.tiers] * np.where(came == facts.never, ~still, new)
     taken = np.zeros(len(facts.kind), np.int64)
