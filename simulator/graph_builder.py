@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from itertools import filterfalse
+from itertools import chain, filterfalse
 from typing import Unpack
 
 from typing_extensions import TypedDict
@@ -348,7 +348,7 @@ class GraphBuilder:
         if (group.name, about.kind) in self._sound:
             return
         self._sound.add((group.name, about.kind))
-        meeting = [rank for ranks in group.members for rank in ranks]
+        meeting = [*chain(*group.members)]
         if about.kind in PAIRED:
             odd = next((ranks for ranks in group.members if len(ranks) != 2), None)
             if odd is not None:

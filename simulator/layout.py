@@ -8,7 +8,7 @@ dimension of a tensor to the axes that cut it (none, one or several, the first t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import chain
@@ -191,23 +191,19 @@ class Layout:
             must = "what a layout becomes is summed up"
             raise ConfigError("layout", must, f"partial along {', '.join(target.partial)}", "leave partial out")
         changes: list[LayoutChange] = []
-        layout, kind_before = self, ""
+        layout, done_before = self, ""
         while layout != target:
-            change = _next_change(layout, target)
-            grown = [len(b) - len(a) for a, b in zip(layout.tensor_map, change.layout.tensor_map, strict=True)]
-            kind = f"{change.kind} {grown}" if change.kind is CollectiveKind.ALL_TO_ALL else f"{change.kind}"
-            layout = change.layout
-            if changes and kind == kind_before:
-                axes = {*changes.pop().axes, *change.axes}
-                change = change._replace(axes=tuple(axis for axis in self.mesh.axis_names if axis in axes))
-            changes.append(change)
-            kind_before = kind
+            kind, axes, cuts, summed = _next_change(layout, target)
+            tensor_map = tuple(cuts.get(dimension, before) for dimension, before in enumerate(layout.tensor_map))
+            grown = [len(after) - len(before) for before, after in zip(layout.tensor_map, tensor_map, strict=True)]
+            layout = Layout(self.mesh, tensor_map, tuple(axis for axis in layout.partial if axis not in summed))
+            done = f"{kind} {grown}" if kind is CollectiveKind.ALL_TO_ALL else f"{kind}"
+            if changes and done == done_before:
+                together = {*changes.pop().axes, *axes}
+                axes = tuple(axis for axis in self.mesh.axis_names if axis in together)
+            changes.append(LayoutChange(kind, axes, layout))
+            done_before = done
         return changes
-
-    def changed(self, axes: Mapping[int, Axes], summed: Axes = ()) -> Layout:
-        """Return the layout with other axes on some dimensions, and summed up along some axes."""
-        tensor_map = tuple(axes.get(dimension, before) for dimension, before in enumerate(self.tensor_map))
-        return Layout(self.mesh, tensor_map, tuple(axis for axis in self.partial if axis not in summed))
 
 
 laid_out = lru_cache(Layout)
@@ -243,24 +239,28 @@ class Weight(NamedTuple):
     is_trained: bool = True
 
 
-def _next_change(layout: Layout, target: Layout) -> LayoutChange:
-    """Return the next step: what makes the tensor smaller, then what keeps its size, then what makes it larger."""
+def _next_change(layout: Layout, target: Layout) -> tuple[CollectiveKind | None, Axes, dict[int, Axes], Axes]:
+    """Find the next step: what makes the tensor smaller, then what keeps its size, then what makes it larger.
+
+    Returns
+    -------
+    tuple
+        The collective and its axes; the axes that cut some dimensions afterwards; and those that are summed up.
+    """
     held = layout.tensor_map
     for dimension, (axes, wanted) in enumerate(zip(held, target.tensor_map, strict=True)):
         if wanted[: len(axes)] != axes or len(wanted) == len(axes):
             continue  # this dimension cannot be cut further now
         axis, cut_more = wanted[len(axes)], {dimension: wanted[: len(axes) + 1]}
         if axis in layout.partial:
-            return LayoutChange(CollectiveKind.REDUCE_SCATTER, (axis,), layout.changed(cut_more, (axis,)))
+            return CollectiveKind.REDUCE_SCATTER, (axis,), cut_more, (axis,)
         if axis not in layout.cut:
-            return LayoutChange(None, (axis,), layout.changed(cut_more))
+            return None, (axis,), cut_more, ()
         source = next(d for d, axes in enumerate(held) if axis in axes)
         if held[source][-1] == axis:
-            moved = layout.changed({source: held[source][:-1]} | cut_more)
-            return LayoutChange(CollectiveKind.ALL_TO_ALL, (axis,), moved)
+            return CollectiveKind.ALL_TO_ALL, (axis,), {source: held[source][:-1]} | cut_more, ()
     summed = tuple(axis for axis in layout.partial if axis not in (*target.partial, *target.cut))
     if summed:
-        return LayoutChange(CollectiveKind.ALL_REDUCE, summed, layout.changed({}, summed))
+        return CollectiveKind.ALL_REDUCE, summed, {}, summed
     dimension = next(d for d, axes in enumerate(held) if axes != target.tensor_map[d][: len(axes)])
-    gathered = layout.changed({dimension: held[dimension][:-1]})
-    return LayoutChange(CollectiveKind.ALL_GATHER, held[dimension][-1:], gathered)
+    return CollectiveKind.ALL_GATHER, held[dimension][-1:], {dimension: held[dimension][:-1]}, ()

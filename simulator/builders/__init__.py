@@ -163,8 +163,10 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
         fewest["checkpoint"] = about.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
     for kind in model.decoder.kinds:
-        graphs = [_build(once, model.decoder.of_kind(kind, few)).graphs for few in (1, 2)]
-        sizes = [(max(len(g.ops) for g in each), max(len(g.tensors) for g in each)) for each in graphs]
+        sizes = list[tuple[int, int]]()
+        for few in (1, 2):
+            graphs = _build(once, model.decoder.of_kind(kind, few)).graphs
+            sizes.append((max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)))
         ops, tensors = (first + (layers - 1) * (both - first) for first, both in zip(*sizes, strict=True))
         check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
 

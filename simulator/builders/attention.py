@@ -100,17 +100,6 @@ class Query(NamedTuple):
     scores: tuple[int, int] = (0, 0)
 
 
-def project(t: Tape, x: str) -> list[str]:
-    """Make queries, keys and values of heads, with rotary embeddings; q and k normalised if the model says so."""
-    q, k, v = (t.linear(f"attn.{name}", x) for name in "qkv")
-    t.go_back_in_order(3)
-    if "attn.q_norm" in t.weights[t.block]:
-        q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
-    q, k = (t.vector(f"rope.{name}", [x], saves=False) for name, x in (("q", q), ("k", k)))
-    t.go_back_in_order(2)
-    return [q, k, v]
-
-
 def sink_logits(t: Tape) -> list[str]:
     """Return what an op reads for each head's score of attending to nothing, if the layer has such; few bytes."""
     return [t.held[t.weight("attn.sinks").name]] if "attn.sinks" in t.weights[t.block] else []
@@ -123,13 +112,22 @@ def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
 
 
 def attention_inputs(t: Tape, x: str) -> list[str]:
-    """Make what tokens attend with and to: queries and what is cached of them; what an indexer scores with."""
+    """Make what tokens attend with and to: queries and what is cached of them; what an indexer scores with.
+
+    Queries and keys have their rotary embeddings, and are normalised before if the model says so.
+    """
     part = t.attention
     if isinstance(part, Linear):
         return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
-    if isinstance(part, Gqa):
-        return project(t, x)
-    return [*latents(t, part, x), *(index_inputs(t, part, part.indexer, x) if part.indexer else [])]
+    if isinstance(part, Mla):
+        return [*_latents(t, part, x), *(_index_inputs(t, part, part.indexer, x) if part.indexer else [])]
+    q, k, v = t.linear("attn.q", x), t.linear("attn.k", x), t.linear("attn.v", x)
+    t.go_back_in_order(3)
+    if "attn.q_norm" in t.weights[t.block]:
+        q, k = t.norm("attn.q_norm", q), t.norm("attn.k_norm", k)
+    q, k = t.vector("rope.q", [q], saves=False), t.vector("rope.k", [k], saves=False)
+    t.go_back_in_order(2)
+    return [q, k, v]
 
 
 def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
@@ -239,7 +237,7 @@ def _chosen(t: Tape, about: Indexer, cache: Cache, query: Query, made: list[str]
     return out
 
 
-def index_inputs(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
+def _index_inputs(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
     """Make queries, weights of heads, and keys of an indexer, from inputs to which no gradient goes back."""
     x, latent = t.alias(x, "detached"), t.alias(t.name("attn.q_a_norm.out"), "detached")
     q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
@@ -249,7 +247,7 @@ def index_inputs(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, 
     return q, weights, k
 
 
-def latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
+def _latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
     """Make queries of all heads, and of each token the latent with the rotary part of the key; rope is in place."""
     if part.q_lora_rank:
         q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))

@@ -37,9 +37,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from simulator.builders.attention import attention_inputs, gated_output, index_inputs, latents, project, sink_logits
+from simulator.builders.attention import attention_inputs, gated_output, sink_logits
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
-from simulator.builders.weights import TENSOR
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Compress, Gqa, Indexer, Linear, Mla, Sparse
 
@@ -75,16 +74,17 @@ class Heads(NamedTuple):
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
     part, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
+    inputs = attention_inputs(t, x)
     if isinstance(part, Linear):
         pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(TokenSpan(0, sequence)))
-        return gated_output(t, _core(t, Heads(attention_inputs(t, x), [], part.key_and_value, pairs)), x)
+        return gated_output(t, _core(t, Heads(inputs, [], part.key_and_value, pairs)), x)
     most = min(sequence, (part.window or sequence) + part.sinks)
     pairs = most * (2 * sequence - most)
     if isinstance(part, Gqa):
-        heads = Heads(project(t, x), [], part.key_and_value, pairs)
+        heads = Heads(inputs, [], part.key_and_value, pairs)
         return _core(t, heads) if part.sparse is None else _views(t, part.sparse, heads, x)
-    q, latent = latents(t, part.of_one(t.mesh.size(TENSOR)), x)
-    index = tuple(t.to(score, t.cut()) for score in index_inputs(t, part, part.indexer, x)) if part.indexer else ()
+    q, latent, *scoring = inputs
+    index = tuple([t.to(score, t.cut()) for score in scoring])
     if part.sparse or (part.indexer and part.indexer.top < sequence):
         return _through_latents(t, part, q, latent, index, x)
     k, v = t.linear("attn.k_b", latent), t.linear("attn.v_b", latent)

@@ -100,13 +100,14 @@ def build_pools(laid: Laid, pools: Pools) -> Job:
     work, share = laid.workload, pools.prefill // pools.decode
     groups = numbered("kv.", share) if share > 1 else ["kv"]
     labels = [*(f"prefill for {group}" for group in groups), "decode"] if share > 1 else ["prefill", "decode"]
-    prompts, graphs = work.batch * work.sequence, list[Graph]()
+    graphs = list[Graph]()
     for slot, label in enumerate(labels):
-        met = dict(enumerate(groups)) if slot == share else {slot: groups[slot]}
-        t = Tape(laid, f"{work.name} {label}", work.batch * share if slot == share else prompts)
-        for sender, group in met.items():
-            t.graph.group(group, ((decode * share + sender, pools.prefill + decode) for decode in range(pools.decode)))
-        graphs.append(_serve(t, pools.new_tokens, groups) if slot == share else _send_cache(t, groups[slot]))
+        is_decode = slot == share
+        t = Tape(laid, f"{work.name} {label}", work.batch * share if is_decode else work.batch * work.sequence)
+        for sender in range(share) if is_decode else (slot,):
+            pairs = ((decode * share + sender, pools.prefill + decode) for decode in range(pools.decode))
+            t.graph.group(groups[sender], pairs)
+        graphs.append(_serve(t, pools.new_tokens, groups) if is_decode else _send_cache(t, groups[slot]))
     graph_of = tuple(rank % share for rank in range(pools.prefill)) + (share,) * pools.decode
     return Job(work.name, tuple(graphs), graph_of, tuple(labels))
 

@@ -170,7 +170,9 @@ class Sheet:
     def weight(self, name: str) -> Weight:
         """Return a weight of the current block, declared when it is first named; if trained, it wants a gradient."""
         weight = self.weights[self.block][name]
-        self.declare(weight.name, weight.size_bytes, weight.kind)
+        if weight.name not in self.held:
+            self.graph.tensor(weight.name, weight.size_bytes, weight.kind, persistent=True)
+            self.held[weight.name] = weight.name
         if weight.is_trained:
             self.wanting.add(self.held[weight.name])
         return weight

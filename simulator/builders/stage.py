@@ -97,16 +97,16 @@ def build(laid: Laid) -> Job:
     graphs = list[Graph]()
     for index, (start, stop) in enumerate(pairwise(ends)):
         stage = Stage(laid, index, names[start:stop])
-        t, order = stage.tape, stage.order
-        for turn, (t.phase, t.micro) in enumerate(order, 1):
-            if t.phase == "forward":
+        for phase, micro in stage.order:
+            stage.phase, stage.micro = phase, micro
+            if phase == "forward":
                 stage.forward()
             else:
                 stage.send_back()
-                stage.backward(is_last=turn == len(order))
+                stage.backward()
         stage.send_back()
-        _update(t)
-        graphs.append(t.graph.build(steps=workload.steps))
+        _update(stage)
+        graphs.append(stage.graph.build(steps=workload.steps))
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
     stage_of = tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks))
     return Job(workload.name, tuple(graphs), stage_of, labels)
@@ -272,7 +272,7 @@ def _momentum(t: Tape, module: str, weight: Weight, reads: list[str]) -> str:
     return whole
 
 
-class Stage:
+class Stage(Tape):
     """One stage of the pipeline.
 
     In 1F1B a stage receives what it runs forward next before it sends a gradient back, as the stage before it sends
@@ -287,13 +287,13 @@ class Stage:
     """
 
     def __init__(self, laid: Laid, index: int, layers: list[str]) -> None:
-        self.layers, stages, parallel = layers, laid.mesh.size(["pipeline"]), laid.workload.parallel
-        self.is_first, self.is_last = index == 0, index == stages - 1
-        names = ["embed"] * self.is_first + layers + ["head"] * self.is_last
-        laid_here = laid._replace(weights={block: laid.weights[block] for block in names})
-        self.tape = Tape(laid_here, laid.workload.name if stages == 1 else f"{laid.workload.name} stage {index}")
-        before = [*laid.weights][: [*laid.weights].index(names[0])]
-        self.tape.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
+        stages, parallel, names = laid.mesh.size(["pipeline"]), laid.workload.parallel, [*laid.weights]
+        self.is_first, self.is_last, self.names = index == 0, index == stages - 1, layers
+        blocks = ["embed"] * self.is_first + layers + ["head"] * self.is_last
+        laid_here = laid._replace(weights={block: laid.weights[block] for block in blocks})
+        super().__init__(laid_here, "" if stages == 1 else f"{laid.workload.name} stage {index}")
+        before = names[: names.index(blocks[0])]
+        self.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
         micros = starts("mb", parallel.micro_batches)
         order = turns(parallel.schedule, parallel.micro_batches, stages, index)
         self.order = [(phase, micros[micro]) for phase, micro in order]
@@ -302,57 +302,57 @@ class Stage:
 
     def forward(self) -> None:
         """Run the current micro-batch forward."""
-        t = self.tape
         if self.is_first:
-            _gather_before(t, "embed", [])
-            x = embed(t)
+            _gather_before(self, "embed", [])
+            x = embed(self)
         else:
-            x = self._receive(self.layers[0], "in", NEXT)
+            x = self._receive(self.names[0], "in", NEXT)
         self.send_back()
-        made = self.made[t.micro] = {"": x}
-        for block in self.layers:
-            _gather_before(t, block, [x])
-            made[block] = x = forward(t, block, x, partial(attend_whole, t))
+        made = self.made[self.micro] = {"": x}
+        for block in self.names:
+            _gather_before(self, block, [x])
+            made[block] = x = forward(self, block, x, partial(attend_whole, self))
         if self.is_last:
-            _gather_before(t, "head", [x])
-            loss(t, x)
+            _gather_before(self, "head", [x])
+            loss(self, x)
         else:
-            self._meet(CollectiveKind.SEND, x, NEXT)
+            self._pass(CollectiveKind.SEND, x, NEXT)
 
-    def backward(self, *, is_last: bool) -> None:
+    def backward(self) -> None:
         """Run the current micro-batch backward; the last one also adds up over ranks what others leave."""
-        t, made = self.tape, self.made.pop(self.tape.micro)
-        if not self.is_last and made[self.layers[-1]] in t.wanting:
-            t.add_gradients([made[self.layers[-1]]], [self._receive(self.layers[-1], "out.grad", PREVIOUS)])
-        for block in reversed(t.weights):
-            if block in made and t.goes_back(block):
-                _gather_before(t, block, [t.grads[made[block]]])
-            t.block = block
-            t.go_back()
-            if is_last or t.zero_stage > 1:
-                _add_up(t)
-        if made[""] in t.wanting and not self.is_first:
-            self.unsent = (t.micro, t.grads.pop(made[""]))
+        made, last = self.made.pop(self.micro), self.names[-1]
+        if not self.is_last and made[last] in self.wanting:
+            self.add_gradients([made[last]], [self._receive(last, "out.grad", PREVIOUS)])
+        for block in reversed(self.weights):
+            if block in made and self.goes_back(block):
+                _gather_before(self, block, [self.grads[made[block]]])
+            self.block = block
+            self.go_back()
+            if self.zero_stage > 1 or (self.phase, self.micro) == self.order[-1]:
+                _add_up(self)
+        if made[""] in self.wanting and not self.is_first:
+            self.unsent = (self.micro, self.grads.pop(made[""]))
 
     def send_back(self) -> None:
         """Send the gradient that was made last, if it is still here."""
         if self.unsent is not None:
-            t, phase, micro = self.tape, self.tape.phase, self.tape.micro
-            (t.micro, dy), self.unsent = self.unsent, None
-            t.phase, t.block = "backward", self.layers[0]
-            self._meet(CollectiveKind.SEND, dy, PREVIOUS)
-            t.phase, t.micro = phase, micro
+            phase, micro = self.phase, self.micro
+            (self.micro, dy), self.unsent = self.unsent, None
+            self.phase, self.block = "backward", self.names[0]
+            self._pass(CollectiveKind.SEND, dy, PREVIOUS)
+            self.phase, self.micro = phase, micro
 
     def _receive(self, block: str, name: str, group: str) -> str:
-        self.tape.block = block
-        x = self.tape.tensor(name, self.tape.model.hidden, self.tape.residual)
-        if self.tape.has_trained_before:
-            self.tape.wanting.add(x)
-        self._meet(CollectiveKind.RECV, x, group)
+        self.block = block
+        x = self.tensor(name, self.model.hidden, self.residual)
+        if self.has_trained_before:
+            self.wanting.add(x)
+        self._pass(CollectiveKind.RECV, x, group)
         return x
 
-    def _meet(self, kind: CollectiveKind, x: str, group: str) -> None:
-        t, is_sent = self.tape, kind is CollectiveKind.SEND
-        if group not in t.graph.groups:
-            t.graph.group(group, t.mesh.shifted("pipeline", 1 if group == NEXT else -1))
-        t.meet(str(kind), kind, group, t.spread[x].size_bytes, [x] * is_sent, [x] * (not is_sent))
+    def _pass(self, kind: CollectiveKind, x: str, group: str) -> None:
+        """Send a tensor to another stage, or receive it."""
+        if group not in self.graph.groups:
+            self.graph.group(group, self.mesh.shifted("pipeline", 1 if group == NEXT else -1))
+        reads, writes = ([x], []) if kind is CollectiveKind.SEND else ([], [x])
+        self.meet(str(kind), kind, group, self.spread[x].size_bytes, reads, writes)

@@ -129,15 +129,11 @@ class Tape(Sheet):
         spread = self.spread[x]
         turned_bytes = spread.elements * spread.layout.divisors[-1] // spread.width * width * self.element_bytes
 
-        def turn(y: str) -> None:
+        def turn(y: str) -> str:
             self.op(name, [y], [y], read_bytes=turned_bytes, write_bytes=turned_bytes)
+            return y
 
-        def back(dy: str) -> None:
-            turn(dy)
-            self.add_gradients([x], [dy])
-
-        turn(x)
-        self.record(x, back)
+        self.record(turn(x), lambda dy: self.add_gradients([x], [turn(dy)]))
 
     def linear(self, name: str, x: str, weight: Weight | None = None, *, heads: int = 0) -> str:
         """Multiply rows, or the first elements of them, by a weight; what comes out is cut, or a summand, as that is.
@@ -339,17 +335,12 @@ class Tape(Sheet):
         weights
             The weights; those that are frozen have no gradient.
         """
-        old, new = list[str](), list[str]()
-        for weight in weights:
-            if not weight.is_trained:
-                continue
-            if weight.name in self.graded:
-                old.append(self.graded[weight.name])
-            else:
+        trained = [weight for weight in weights if weight.is_trained]
+        old = [self.graded[weight.name] for weight in trained if weight.name in self.graded]
+        for weight in trained:
+            if weight.name not in self.graded:
                 micro = self.micro if self.zero_stage > 1 and weight.replicas else ""
-                self.graded[weight.name] = f"{micro}{weight.name}.grad"
-                gradient_bytes = weight.parameters * self.workload.dtypes.gradient_bytes
-                self.graph.tensor(self.graded[weight.name], gradient_bytes, "gradient")
+                name = self.graded[weight.name] = f"{micro}{weight.name}.grad"
+                self.graph.tensor(name, weight.parameters * self.workload.dtypes.gradient_bytes, "gradient")
                 self.summands[weight.name] = self.mesh.real(tokens)
-            new.append(self.graded[weight.name])
-        return old, new
+        return old, [self.graded[weight.name] for weight in trained]
