@@ -161,7 +161,7 @@ class Counter:
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
         self._seen: list[set[int]] = [set() for _ in streams]
         self._sole: set[int] = set()
-        self._issued = PlacesAsIssued(columns.home, len(places.tiers), columns.compute_tier)
+        self._issued = PlacesAsIssued(program.plan.home, len(places.tiers), columns.compute_tier)
         self._gate, self._taker = 0, 0
         self._last_taker = NEVER
         self._count: tuple[Callable[[int, int, int], Action], ...]

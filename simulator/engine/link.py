@@ -7,7 +7,6 @@ after another, so that one object for each channel serves as event, and as flow 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from heapq import heappop, heappush
@@ -72,44 +71,6 @@ class Channel(Recurring):
         return self.link.places.size_bytes[copy.tensor]
 
 
-class Shared:
-    """Service beside others: latency (and fill) first, then a flow whose rate depends on theirs.
-
-    Parameters
-    ----------
-    queue, link
-        Whose transfers these are.
-    path, network
-        What they go through, beside what.
-    """
-
-    def __init__(self, queue: LinkQueue, link: Link, path: Path, network: Network) -> None:
-        self._path, self._network = path, network
-        self._lead_ns = cache(partial(lead_ns, link=link))
-        self._cap = cache(partial(rate_cap, link=link))
-        self._work = cache(partial(work, bandwidth_bytes_per_s=path.unit))
-        for channel in queue.channels:
-            channel.callbacks = [self._join_late]
-
-    def begin(self, channel: Channel) -> None:
-        """Begin now; the channel's `end` is called when it is over."""
-        if lead := self._lead_ns(channel.size_bytes):
-            channel.link.clock.at(channel.start_ns + lead, channel)
-        else:
-            self._join(channel)
-
-    def _join_late(self, channel: Channel) -> None:
-        """Begin the flow once the latency is over; a transfer without any work left ends now."""
-        if self._work(channel.size_bytes):
-            self._join(channel)
-        else:
-            channel.end()
-
-    def _join(self, channel: Channel) -> None:
-        size = channel.size_bytes
-        self._network.join(self._path, self._cap(size), self._work(size), channel.transfer[0], channel.end)
-
-
 class LinkQueue:
     """Transfers of one rank on one link, started strictly in issue order; each takes the lowest free channel.
 
@@ -130,8 +91,6 @@ class LinkQueue:
         Ids of the tiers that it joins.
     queue, free, running
         Transfers that have not started; channels that are free, and in use.
-    begin
-        Begins a transfer beside others; None if nobody can slow it down.
     gate
         Stops it while it is open.
     watchers
@@ -145,13 +104,22 @@ class LinkQueue:
         self.queue: deque[Transfer] = deque()
         self.free, self.running = list(range(link.channels)), list[Channel]()
         self.channels = [Channel(self, i) for i in self.free]
-        self.begin: Callable[[Channel], None] | None = None
+        self._path: Path | None = None
         self.gate = Gate()
         self.considered = False
         self.watchers: Watchers = []
         self._spans = recorder.spans
         self._alone_ns = cache(partial(transfer_ns, link=link))
         self._rounds, self._at_issue = places.rounds, Recurring(self.clock, lambda _: self.look_again())
+
+    def share_bandwidth(self, link: Link, path: Path, network: Network) -> None:
+        """Let the bytes of a transfer flow beside others, through a path, once its latency (and fill) is over."""
+        self._path, self._network = path, network
+        self._lead_ns = cache(partial(lead_ns, link=link))
+        self._cap = cache(partial(rate_cap, link=link))
+        self._work = cache(partial(work, bandwidth_bytes_per_s=path.unit))
+        for channel in self.channels:
+            channel.callbacks = [self._join_late]
 
     def share(self, other: LinkQueue) -> None:
         """Share the queue and the channels of another link."""
@@ -216,12 +184,26 @@ class LinkQueue:
         self.running.append(channel)
         if self.watchers:
             self._rounds.wake(self.watchers)
-        if self.begin is None:
-            self.clock.at(self.clock.now + self._alone_ns(self.places.size_bytes[channel.transfer[1].tensor]), channel)
+        size = self.places.size_bytes[channel.transfer[1].tensor]
+        if self._path is None:
+            self.clock.at(channel.start_ns + self._alone_ns(size), channel)
+        elif lead := self._lead_ns(size):
+            self.clock.at(channel.start_ns + lead, channel)
         else:
-            self.begin(channel)
+            self._join(self._path, channel)
         if self.free:
             self.look_again()
+
+    def _join_late(self, channel: Channel) -> None:
+        """Begin the flow once the latency is over; a transfer without any work left ends now."""
+        if self._path is not None and self._work(channel.size_bytes):
+            self._join(self._path, channel)
+        else:
+            self.end(channel)
+
+    def _join(self, path: Path, channel: Channel) -> None:
+        size = channel.size_bytes
+        self._network.join(path, self._cap(size), self._work(size), channel.transfer[0], channel.end)
 
     def end(self, channel: Channel) -> None:
         """End a transfer: make its target valid, free its channel, and let the next one start."""

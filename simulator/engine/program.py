@@ -79,8 +79,8 @@ class Columns:
     duration_ns, workspace_bytes, is_collective
         Per op; a collective without members takes its time alone, as if the others always came in time. Of an op with
         dynamic reads the duration is set when it starts.
-    size_bytes, home
-        Per tensor.
+    size_bytes
+        Per tensor [B].
     written
         Tensors that some op writes.
     streams
@@ -94,7 +94,7 @@ class Columns:
     """
 
     def __init__(self, program: Program, compute_tier: int) -> None:
-        graph, plan, fixed = program.graph, program.plan, program.plan.fixed
+        graph, fixed = program.graph, program.plan.fixed
         if fixed is None:  # each group may have a stream of its own
             last_stream = max((op.stream for op in graph.ops), default=0) + len(graph.groups)
         else:
@@ -108,7 +108,6 @@ class Columns:
         self.is_collective = [op.kind is OpKind.COLLECTIVE for op in graph.ops]
         self.written = frozenset(chain.from_iterable(op.writes for op in graph.ops))
         self.size_bytes = [tensor.size_bytes for tensor in graph.tensors]
-        self.home = plan.home
         self.roles = Roles(graph)
         self.outputs = frozenset(t for t in graph.outputs if not graph.tensors[t].persistent)
 

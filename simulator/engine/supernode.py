@@ -10,7 +10,7 @@ from functools import cache, partial
 from simulator.engine.compaction import space_for
 from simulator.engine.event_loop import Clock, Rounds
 from simulator.engine.kernels import Communicator
-from simulator.engine.link import LinkQueue, Shared
+from simulator.engine.link import LinkQueue
 from simulator.engine.places import AddressedTier, Places, TierInstance
 from simulator.engine.program import Program
 from simulator.engine.sharing import Network, Path, Resource, Uses
@@ -134,7 +134,7 @@ class Machine:
         is_even = link.sharing == "fifo" and link.channels > 1 and unit == link.bandwidth_bytes_per_s
         shared = (*channels, *counts.items())
         path = Path(unit, shared, even=True) if is_even else self.path(unit, shared)
-        queue.begin = Shared(queue, link, path, self.network).begin
+        queue.share_bandwidth(link, path, self.network)
         return queue
 
     def _buses(self, capped: str, rank: int) -> Uses:
