@@ -40,6 +40,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from itertools import accumulate, pairwise
@@ -163,10 +164,9 @@ def read_routing(path: Path) -> Shares | Routing:
 
 
 def _share(text: str) -> float:
-    try:
+    value = math.nan
+    with suppress(ValueError):
         value = float(text)
-    except ValueError:
-        value = math.nan
     require(0 <= value < math.inf, "a share is a number from 0", repr(text))
     return value
 

@@ -25,7 +25,7 @@ from simulator.graph import Collective
 from simulator.importers.imported import Imported
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, plain, views
 from simulator.importers.recordings import ALONE, Event, Recording, Storage, collective_kind, short, unpacked, whole
-from simulator.importers.streams import Activity, lay
+from simulator.importers.streams import Activity, replay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 
@@ -258,7 +258,7 @@ class _Reader:
         if not self._timed:
             recording.derived.append("Without times a roofline gives them; float counts as bf16.")
         elif op_of:
-            self._lay(op_of)
+            self._replay(op_of)
         if recording.groups:
             text = "Collectives without a duration take the machine's time, and so the recorded step is not known."
             recording.derived.append(text)
@@ -267,7 +267,7 @@ class _Reader:
                 if "collective" in op.more:
                     op.more["duration_ns"] = None
 
-    def _lay(self, op_of: Mapping[int, Event]) -> None:
+    def _replay(self, op_of: Mapping[int, Event]) -> None:
         """Give ops the times of their nodes."""
         starts, ran = self._starts(), dict[int, Activity]()
         for node in sorted(self._nodes, key=lambda node: starts[node.id]):
@@ -277,7 +277,7 @@ class _Reader:
                 after = [ran[other] for other in node.after if other in ran and ran[other].end_ns <= 1000 * start]
                 times = 1000 * start, 1000 * (start + node.took)
                 ran[node.id] = Activity(op_of[node.id], *times, node.stream, launched, after=after)
-        lay(self._recording, ran.values(), self._recording.ops)
+        replay(self._recording, ran.values(), self._recording.ops)
 
     def _starts(self) -> dict[int, int]:
         """Return when each node began [us]: as recorded, or once those it depends on have ended."""
@@ -301,7 +301,7 @@ class _Reader:
             return self._ops[key]
         op, operator = Event(short(launcher.name)), node.operator
         self._memory.use(operator, op)
-        if node.type == _COLLECTIVE and not self._meet(node, op):
+        if node.type == _COLLECTIVE and not self._joins_collective(node, op):
             return None
         if not op.reads and not op.writes:  # its dependencies are tensors of no bytes
             op.reads.update((self._links[other], None) for other in node.after if other in self._links)
@@ -318,7 +318,7 @@ class _Reader:
         self._recording.ops.append(op)
         return op
 
-    def _meet(self, node: _Node, op: Event) -> bool:
+    def _joins_collective(self, node: _Node, op: Event) -> bool:
         """Make an op a collective, and return whether it has a recorded time or other ranks join it."""
         names = dict[object, str](enumerate(_COLLECTIVES.split()))
         kind = collective_kind(names.get(node.attrs.get("comm_type", -1), plain(op.name)))

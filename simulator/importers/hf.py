@@ -163,11 +163,10 @@ def _name(outer: dict[str, Any], path: Path) -> str:
 
 def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
     """Return the types of arithmetic and weights, and perhaps of the KV cache."""
-    stated = c.get("dtype", "torch_dtype")
-    compute = _DTYPES.get(stated.removeprefix("torch.")) if isinstance(stated, str) else None
+    name = c.get("dtype", "torch_dtype")
+    compute = _DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
     if compute is None:
-        absent = stated is None
-        lacks = "no type for arithmetic (torch_dtype)" if absent else f"{stated!r}, in which no arithmetic is done"
+        lacks = "no type for arithmetic (torch_dtype)" if name is None else f"{name!r}, in which no arithmetic is done"
         c.derived.append(f"bf16, as config.json names {lacks}.")
     dtypes, beside = {"compute": compute or "bf16"}, path.with_name("hf_quant_config.json")  # where ModelOpt writes it
     quantized = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
@@ -183,11 +182,8 @@ def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     if c.usual:
         defaults = ", ".join(f"{key} {value}" for key, value in c.usual.items())
         c.derived.insert(0, f"config.json lacks these, so they are what {VERSION} takes: {defaults}.")
-    sources = {
-        path: [{"from": text, "basis": basis}]
-        for path, (text, basis) in sorted(c.origins.items())
-        if _has(document, path.split("."))
-    }
+    stated = sorted(path for path in c.origins if _has(document, path.split(".")))
+    sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
     assumed = [key for key in document if key in _ASKED]
     return {"sources": sources, "assumed": dict.fromkeys(assumed, "chosen when it was imported; change it to yours")}

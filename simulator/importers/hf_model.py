@@ -84,23 +84,21 @@ class Config:
         """Return the value of the first of some keys that the file has, or else its family; None if neither has one."""
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
-            self._note(path, f"config.json, {key}", "quoted")
+            self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
             return self.data[key]
         for key in filter(self.family.defaults.__contains__, keys):
-            self._note(path, f"{VERSION}, {self.family.config}.{key} (config.json has no such key)", "quoted")
-            self.usual |= {key: self.family.defaults[key]} if path else {}
+            if path:
+                text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
+                self.origins[path], self.usual[key] = (text, "quoted"), self.family.defaults[key]
             return self.family.defaults[key]
         return None
-
-    def _note(self, path: str, text: str, basis: str) -> None:
-        if path:
-            self.origins[path] = (text, basis)
 
     def count(self, *keys: str, path: str = "", least: int = 1, derived: int | None = None) -> int:
         """Return a whole number; `derived` if no key states it."""
         value = self.get(*keys, path=path)
         if value is None and derived is not None:
-            self._note(path, f"config.json, which has no {keys[0]}: from other keys", "derived")
+            text = f"config.json, which has no {keys[0]}: from other keys"
+            self.origins |= {path: (text, "derived")} if path else {}
             return derived
         insist(value is not None, f"{self.where}, {keys[0]}", "a decoder has this key", "none", "add it")
         fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9

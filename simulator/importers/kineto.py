@@ -18,7 +18,7 @@ from simulator.errors import insist
 from simulator.graph import LARGEST
 from simulator.importers.imported import Imported
 from simulator.importers.recordings import Event, Recording, collective_kind, json_of, objects, records_of, short, whole
-from simulator.importers.streams import Activity, Calls, Wait, lay
+from simulator.importers.streams import Activity, Calls, Wait, replay
 from simulator.inputs import LONGEST_LINE_BYTES, shown
 from simulator.interrupts import no_garbage_search
 from simulator.units import counted, human
@@ -104,7 +104,7 @@ class Timeline:
         self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()
         self._stream_waits = dict[int, dict[str, Any]]()  # by correlation
         for event in objects(events, f"{where}: traceEvents", "an event is an object"):
-            self._sort(event)
+            self._add(event)
         must, do = "some of what ran on a device has times", "record it again"
         insist(self.device or not self.others[UNTIMED], where, must, f"{self.others[UNTIMED]:,} {UNTIMED}", do)
         devices = Counter(whole(span.args.get("device")) for span in self.device)
@@ -115,7 +115,7 @@ class Timeline:
             spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
         self.memory = sorted(self._memory[not self.device], key=itemgetter(0))
 
-    def _sort(self, event: dict[str, Any]) -> None:
+    def _add(self, event: dict[str, Any]) -> None:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
         args = event["args"] if isinstance(event.get("args"), dict) else {}
         start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur"))
@@ -150,7 +150,7 @@ class Timeline:
         """Return when the host launched a span; when it began, if that is unknown [ns]."""
         return self.launched.get(span.correlation, span).start_ns
 
-    def ran(self, spans: Sequence[TimelineSpan], ops: Iterable[Event]) -> Iterator[Activity]:
+    def activities(self, spans: Sequence[TimelineSpan], ops: Iterable[Event]) -> Iterator[Activity]:
         """Join each span with its op; it was launched when its call ended, or when it began, whichever is sooner."""
         for span, op in zip(spans, ops, strict=False):
             call = self.launched.get(span.correlation) if self.device else None
@@ -194,18 +194,18 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
         If the file is no Kineto trace, has no such step, or in it nothing ran on a device.
     """
     timeline, recording = Timeline(Path(source)), Recording()
-    spans, window_ns, later = _one_step(timeline, recording, step)
-    ops, following = list(map(event_of, spans)), timeline.ran(later[:1], [Event("")])
-    lay(recording, timeline.ran(spans, ops), (), timeline.calls, next(following, None))
-    tell_spans(spans, recording)
-    _remember(timeline, spans, ops, window_ns, recording)
+    spans, window_ns, later = _spans_of_step(timeline, recording, step)
+    ops, following = list(map(event_of, spans)), timeline.activities(later[:1], [Event("")])
+    replay(recording, timeline.activities(spans, ops), (), timeline.calls, next(following, None))
+    report_spans(spans, recording)
+    _add_memory(timeline, spans, ops, window_ns, recording)
     recording.dropped.update(timeline.others)
     recording.dropped["operators of the host"] += len(timeline.ops)
     del timeline, spans, later, following, ops  # which take as much memory as the file
     return recording.imported(Path(source), "A step")
 
 
-def _one_step(timeline: Timeline, recording: Recording, step: int | None) -> tuple[Spans, range, Spans]:
+def _spans_of_step(timeline: Timeline, recording: Recording, step: int | None) -> tuple[Spans, range, Spans]:
     """Return the spans of one step, the time in which the host launched them [ns], and the spans of later steps."""
     where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(STEP)]
     spans = timeline.device or _outermost(timeline.ops)
@@ -252,7 +252,7 @@ def chosen_step(marks: Sequence[str], step: int | None, where: str, recording: R
     return chosen
 
 
-def tell_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
+def report_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
     """Report how many spans ran, and how many bytes of them were copies."""
     copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
     copies = f", of which {len(copied):,} copies of {human(sum(copied), 'B')}" if copied else ""
@@ -276,7 +276,7 @@ def event_of(span: TimelineSpan) -> Event:
     return Event(short(span.name), is_collective="nccl" in span.name.lower() and collective_kind(name) is not None)
 
 
-def _remember(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: range, recording: Recording) -> None:
+def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: range, recording: Recording) -> None:
     """Give ops the storages that were allocated and freed between their launches, or while they ran on the host."""
     changes = [change for change in timeline.memory if change[0] in window_ns]
     if not changes:

@@ -272,7 +272,7 @@ class Memory:
         self._storages[view.storage] = storage = self._recording.storage(view.until_bytes, kind, persistent=persistent)
         return storage
 
-    def _see(self, node: OperatorNode) -> None:
+    def _enter_reads(self, node: OperatorNode) -> None:
         """Enter the storages that a node reads; those that no node made existed before."""
         types = node.types if isinstance(node.types, list) else []
         for argument, tensors in enumerate(node.reads):
@@ -288,7 +288,7 @@ class Memory:
         makes, stretches = MAKES.fullmatch(base), STRETCHES.fullmatch(base)
         read = self._tree.storages(*node.reads)
         if into is None:
-            self._see(node)
+            self._enter_reads(node)
         for view in self._tree.on_device(node.writes):
             storage = self._storages.get(view.storage)
             if stretches:
@@ -303,7 +303,7 @@ class Memory:
 
     def use(self, node: OperatorNode, op: Event) -> None:
         """Let an op read and write what its node does."""
-        self._see(node)
+        self._enter_reads(node)
         in_place, read, made = changed(node.schema), self._tree.storages(*node.reads), set[int]()
         for argument, tensors in enumerate(node.reads):
             for storage in (self._storages[view.storage] for view in self._tree.on_device(tensors)):

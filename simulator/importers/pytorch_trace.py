@@ -19,10 +19,10 @@ from simulator.document import MOST_RANKS
 from simulator.errors import insist
 from simulator.graph import LARGEST, Collective
 from simulator.importers.imported import Imported
-from simulator.importers.kineto import STEP, UNTIMED, Timeline, chosen_step, event_of, tell_spans
+from simulator.importers.kineto import STEP, UNTIMED, Timeline, chosen_step, event_of, report_spans
 from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, views
 from simulator.importers.recordings import Event, Recording, blocks, collective_kind, objects, records_of, short, whole
-from simulator.importers.streams import lay
+from simulator.importers.streams import replay
 from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 from simulator.units import counted
@@ -96,7 +96,7 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
         op = Event(short(node.name), more={"phase": tree.phase[node.id]}, is_collective=node.is_collective)
         memory.use(node, op)
         if node.is_collective:
-            _meet(node, op, recording, 0 if timed else world)
+            _add_collective(node, op, recording, 0 if timed else world)
         else:
             op.more["op_class"], op.more["flops"] = arithmetic(node.name, node.shapes_in, node.shapes_out)
             op.more["dtype"] = dtype_of(node.types, of_float)
@@ -109,7 +109,7 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
     return ops
 
 
-def _meet(node: OperatorNode, op: Event, recording: Recording, world: int) -> None:
+def _add_collective(node: OperatorNode, op: Event, recording: Recording, world: int) -> None:
     """Enter the group and the size of a collective; without others to meet it is an op of no arithmetic."""
     kind, size = collective_kind(node.collective), whole(node.more.get("pg_size"))
     op.name = short(node.collective)
@@ -154,7 +154,7 @@ def read_pytorch_trace(
     """
     path, recording = Path(source), Recording()
     nodes = nodes_of(path)
-    tree = Tree(_one_step(nodes, step, shown(path), recording))
+    tree = Tree(_nodes_of_step(nodes, step, shown(path), recording))
     ops = ops_of(tree, recording, of_float, timed=kineto is not None)
     recording.kept["nodes"] = f"{len(nodes):,}"
     recording.dropped["nodes folded into the op that they are a part of"] += len(tree.owner) - len(ops)
@@ -164,12 +164,12 @@ def read_pytorch_trace(
         recording.ops = list(ops.values())
         recording.derived.append(f"Without times a roofline gives them; float counts as {of_float} (--of-float).")
     else:
-        _take_times(tree, ops, Timeline(kineto), recording)
+        _add_recorded_times(tree, ops, Timeline(kineto), recording)
     recording.derived.append("What no node makes was there before: weights, optimizer state, gradients, inputs.")
     return recording.imported(path, "A step")
 
 
-def _one_step(nodes: list[OperatorNode], step: int | None, where: str, recording: Recording) -> list[OperatorNode]:
+def _nodes_of_step(nodes: list[OperatorNode], step: int | None, where: str, recording: Recording) -> list[OperatorNode]:
     """Return the nodes of one of the steps that the profiler marked; all nodes if it marked none, or a single one."""
     marks = [node for node in nodes if node.name.startswith(STEP)]
     if len(marks) < 2 and step is None:
@@ -181,7 +181,7 @@ def _one_step(nodes: list[OperatorNode], step: int | None, where: str, recording
     return of_step
 
 
-def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording: Recording) -> None:
+def _add_recorded_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording: Recording) -> None:
     """Give ops the times of the kernels that they launched; the host takes the idle time between."""
     where, launchers = shown(timeline.path), _launchers(tree, timeline, recording)
     spans, owners = timeline.device, [tree.owner.get(node) for node in _launched_by(timeline, launchers)]
@@ -195,9 +195,9 @@ def _take_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording
     step = slice(of_step[0], of_step[-1] + 1)
     spans, owning = spans[step], [ops.get(owner or 0) for owner in owners[step]]
     recording.dropped["kernels, copies and fills outside of the step"] += len(owners) - len(spans)
-    ran = timeline.ran(spans, (op or event_of(span) for op, span in zip(owning, spans, strict=True)))
-    lay(recording, ran, [*ops.values()], timeline.calls)
-    tell_spans(spans, recording)
+    ran = timeline.activities(spans, (op or event_of(span) for op, span in zip(owning, spans, strict=True)))
+    replay(recording, ran, [*ops.values()], timeline.calls)
+    report_spans(spans, recording)
     recording.dropped[UNTIMED] += timeline.others[UNTIMED]
     if left := owning.count(None):
         recording.derived.append(f"{counted(left, 'kernel')} of no op of the execution trace are ops without tensors.")

@@ -87,44 +87,44 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     for name, value in given.items():
         insist(value is None or 0 < value < _MOST_MS, f"--{name}", "it is above 0, and no huge number", repr(value))
     most, block, derived, dropped = min(count or MOST, MOST), _BLOCK, list[str](), Counter[str]()
-    if (start := _start(path)) in (b"{", b"["):
+    if (start := _first_character(path)) in (b"{", b"["):
         listed = () if start == b"{" else objects(records_of(path, _MOST_BYTES), shown(path), "requests are objects")
         records = iter(jsonl.objects(path) if start == b"{" else enumerate(listed, 1))
         head = list(islice(records, 1))
         keys = {key for _, record in head for key in record}
-        undated, is_timed = partial(_first_turns, characters=characters), "timestamp" in keys
-        read = partial(_of_blocks, size=hash_block, numbers=tables_csv.Numbers()) if is_timed else undated
-        come = Arriving.first(_answered(path, chain(head, records), read, dropped), most)
+        undated, is_timed = partial(_undated_request, characters=characters), "timestamp" in keys
+        read = partial(_dated_request, size=hash_block, numbers=tables_csv.Numbers()) if is_timed else undated
+        trace = Arriving.first(_requests(path, chain(head, records), read, dropped), most)
         must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
-        insist(come.requests, shown(path), must, "none", "choose another file")
+        insist(trace.requests, shown(path), must, "none", "choose another file")
         if is_timed:
             block = hash_block
             derived.append(f"An id of hash_ids, and a block of the KV cache, are {block:,} tokens (--hash-block).")
         else:
-            gaps = np.random.default_rng(_SEED).standard_exponential(len(come.requests)) * _NS_PER_S / rate
+            gaps = np.random.default_rng(_SEED).standard_exponential(len(trace.requests)) * _NS_PER_S / rate
             times = np.cumsum(gaps) - gaps[0]
-            dated = zip(come.requests, times, strict=True)
-            come = come._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
+            dated = zip(trace.requests, times, strict=True)
+            trace = trace._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
             derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
             if {"conversations", "messages"} & keys:
                 derived.append(f"A token of a conversation is {characters:g} characters (--characters).")
     else:
-        come = read_requests(path, most)
-        dropped[_EMPTY] += come.unanswered
-    requests = [request._replace(arrival_ns=round(request.arrival_ns * slower)) for request in come.requests]
+        trace = read_requests(path, most)
+        dropped[_EMPTY] += trace.unanswered
+    requests = [request._replace(arrival_ns=round(request.arrival_ns * slower)) for request in trace.requests]
     if slower != 1:
         derived.append(f"Times between arrivals are {slower:g} times as long as in the file (--slower).")
-    if come.late:
-        derived.append(f"{come.late:,} requests stood behind ones that came later; they are in the order of arrival.")
-    if come.further:
+    if trace.late:
+        derived.append(f"{trace.late:,} requests stood behind ones that came later; they are in the order of arrival.")
+    if trace.further:
         derived.append(f"The first {most:,} requests by arrival are taken (--count; a run serves at most {MOST:,}).")
-        dropped["further requests"] += come.further
+        dropped["further requests"] += trace.further
     derived.append(f"The model is that of {model} (--model); how many run together is what hosim serves by default.")
-    files: dict[str, bytes | Workload] = {".yaml": _served(path, model, block), ".csv": requests_csv(requests)}
-    return Imported(files, _kept(requests), tuple(derived), +dropped)
+    files: dict[str, bytes | Workload] = {".yaml": _workload(path, model, block), ".csv": requests_csv(requests)}
+    return Imported(files, _summary(requests), tuple(derived), +dropped)
 
 
-def _start(path: Path) -> bytes:
+def _first_character(path: Path) -> bytes:
     """Return the first character that is not blank."""
     with inputs.opened(path) as file:
         head = inputs.unmarked(file.read(1 << 16), path).lstrip()
@@ -132,14 +132,14 @@ def _start(path: Path) -> bytes:
     return head[:1]
 
 
-def _kept(requests: list[Request]) -> dict[str, str]:
+def _summary(requests: list[Request]) -> dict[str, str]:
     count, seconds = len(requests), requests[-1].arrival_ns / _NS_PER_S
     prompt, output = (sum(map(attrgetter(side), requests)) / count for side in ("prompt", "output"))
     mean = f"{prompt:,.0f} of a prompt and {output:,.0f} of an answer, on average"
     return {"requests": f"{count:,} within {seconds:,.0f} s", "tokens": mean}
 
 
-def _served(path: Path, name: str, block: int) -> Workload:
+def _workload(path: Path, name: str, block: int) -> Workload:
     """Make the workload: the model of another one, and the requests beside it."""
     base = catalog.read_workload(name)
     must, do = "requests are served by a model", "name a workload with a model, such as llama31_8b_chat"
@@ -163,7 +163,7 @@ _LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))
 _KEYS = {"timestamp", "hash_ids", "conversations", "messages"}.union(*_LENGTHS)
 
 
-def _answered(path: Path, records: Records, read: Reader, dropped: Counter[str]) -> Iterator[Request]:
+def _requests(path: Path, records: Records, read: Reader, dropped: Counter[str]) -> Iterator[Request]:
     """Read records, and leave out those without a prompt or an answer."""
     for position, record in records:
         try:
@@ -207,7 +207,7 @@ class _Blocks(Sequence[tuple[int, int]]):
         return self._ids[position], (position + 1) * self._size
 
 
-def _of_blocks(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -> tuple[Request | None, int]:
+def _dated_request(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -> tuple[Request | None, int]:
     """Read a request whose prompt names its blocks; `numbers` are for ids that are texts, huge or below 0.
 
     The ids take the place of numbers of prefixes and become the names in the table that is written. A name there stands
@@ -229,7 +229,7 @@ def _of_blocks(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -
 _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
 
 
-def _first_turns(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
+def _undated_request(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
     """Return a request of the stated lengths, or of a conversation's first question; and the number of later turns."""
     for keys in _LENGTHS:
         if not record.keys().isdisjoint(keys):

@@ -67,7 +67,7 @@ Calls = tuple[Sequence[tuple[int, int]], Sequence[Wait]]
 """Begin and end of the host's calls that may have waited for the device [ns]; waits of streams for each other."""
 
 
-def lay(
+def replay(
     step: Recording,
     ran: Iterable[Activity],
     ops: Sequence[Event] = (),

@@ -57,10 +57,6 @@ def _is_small_constant(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor) and tensor.numel() <= _FEW and not tensor.requires_grad
 
 
-def _in_fp32(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-
-
 class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tuple(map(_on_cpu, args)), {key: _on_cpu(value) for key, value in (kwargs or {}).items()}
@@ -75,7 +71,8 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
         if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
-            args, kwargs = tree_map_only(torch.Tensor, _in_fp32, (args, kwargs))
+            halves = (torch.bfloat16, torch.float16)
+            args, kwargs = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in halves else x, (args, kwargs))
         return func(*args, **kwargs)
 
 

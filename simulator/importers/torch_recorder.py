@@ -57,11 +57,6 @@ for _back in ("", "_backward"):
     _COUNTED[getattr(_aten, f"{_FLASH}_for_cpu{_back}")] = flop_registry[getattr(_aten, f"{_FLASH}{_back}")]
 
 
-def owner_of(storage: Storage) -> str:
-    """Return the name of the parameter that a storage belongs to, as its value, gradient or state."""
-    return storage.name if storage.kind == "weight" else storage.name.rpartition(".")[0] or storage.name
-
-
 class DispatchedOp(NamedTuple):
     """A call of PyTorch: its function, arguments and result; the tensors that it was given, changed, and made."""
 
@@ -80,7 +75,7 @@ class DispatchedOp(NamedTuple):
 
 
 @cache
-def _written(func: Any) -> tuple[tuple[int, str], ...]:
+def _writes(func: Any) -> tuple[tuple[int, str], ...]:
     """Return position and name of the arguments that an op writes."""
     arguments = enumerate(func._schema.arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
@@ -157,30 +152,30 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         memory = tensor.untyped_storage()
         if id(memory) not in self._by_id:
             storage = Storage(int(memory.nbytes()), kind or "activation", persistent, name=name)
-            self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._gone, id(memory), storage))
+            self._by_id[id(memory)] = storage, weakref.ref(memory, partial(self._note_death, id(memory), storage))
         return self._by_id[id(memory)][0]
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self._by_id.clear()  # storages that exist now stay
 
-    def _gone(self, key: int, storage: Storage, _: object) -> None:
+    def _note_death(self, key: int, storage: Storage, _: object) -> None:
         self.died[storage] = len(self.calls)
         self._by_id.pop(key, None)
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
-        arguments = dict.fromkeys(map(self._given, given))
+        arguments = dict.fromkeys(map(self._argument, given))
         made = func(*args, **kwargs)
         outs = list(tensors(made))
         new = [tensor for tensor in outs if self._storage(tensor) not in arguments]
-        changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _written(func)]))
+        changed = list(tensors([args[i] if i < len(args) else kwargs.get(name) for i, name in _writes(func)]))
         if outs or changed:
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
         return made
 
-    def _given(self, tensor: torch.Tensor) -> Storage:
+    def _argument(self, tensor: torch.Tensor) -> Storage:
         """Return the storage of an argument; one that no op of the step has made existed before."""
         is_known = id(tensor.untyped_storage()) in self._by_id
         return self._storage(tensor) if is_known else self._storage(tensor, "constant", "input", persistent=True)
@@ -191,8 +186,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         is_update, is_backward = self.watch.is_update(sys._getframe(2)), node is not None
         site = self._site(node, arguments, is_update=is_update)
         if hasattr(node, "variable"):
-            self._accumulated(node.variable, ran.changed or list(tensors(ran.made)))
-        if reason := self._folds(ran):
+            self._name_gradients(node.variable, ran.changed or list(tensors(ran.made)))
+        if reason := self._reason_to_fold(ran):
             self.folded[reason] += 1
             return
         changed, fresh = (dict.fromkeys(map(self._storage, part)) for part in (ran.changed, ran.new))
@@ -220,7 +215,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         must, do = f"a step has at most {LARGEST_RUN // 2:,} ops", "capture a smaller one"
         insist(len(self.calls) <= LARGEST_RUN // 2, site.line or name, must, "more", do)
 
-    def _folds(self, ran: DispatchedOp) -> str:
+    def _reason_to_fold(self, ran: DispatchedOp) -> str:
         """Return the reason why a call is no op of the graph; empty if it is one."""
         if not ran.new and not ran.changed:
             return "views"
@@ -229,7 +224,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         counts = [tensor.dim() == 0 and self._storage(tensor).kind == "optimizer_state" for tensor in ran.changed]
         return "counts of steps, which the host keeps" if counts and all(counts) else ""
 
-    def _accumulated(self, parameter: torch.Tensor, grads: Iterable[torch.Tensor]) -> None:
+    def _name_gradients(self, parameter: torch.Tensor, grads: Iterable[torch.Tensor]) -> None:
         """Name the storages that become the gradient of a parameter."""
         for storage in map(self._storage, grads):
             if storage.kind == "activation":
@@ -238,8 +233,10 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     def _site(self, node: Any, arguments: list[Storage], *, is_update: bool) -> Site:
         """Return the origin of the op that runs now, in a node of backward or in none."""
         if is_update:
-            owned = [storage for storage in arguments if storage.persistent or storage.kind == "gradient"]
-            self._last = owner_of(owned[0]) if owned else self._last
+            owned = next((storage for storage in arguments if storage.persistent or storage.kind == "gradient"), None)
+            if owned is not None:  # the parameter, or its gradient or state
+                owner = owned.name if owned.kind == "weight" else owned.name.rpartition(".")[0]
+                self._last = owner or owned.name
             return Site(self._last, line_of(sys._getframe(2)))
         if hasattr(node, "variable"):
             return Site(self._storage(node.variable).name, "")
