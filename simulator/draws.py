@@ -29,7 +29,6 @@ _TRIES = 3
 """Draws of a choice that the sample has made already, before it draws from the others alone."""
 
 Floats = NDArray[np.float64]
-Bits = NDArray[np.uint8]
 
 _SEEDS_APART = 1_000_003  # between what the draws of two ranks begin with
 
@@ -81,33 +80,27 @@ class Draws:
     ----------
     graph, hardware, seed
         Whose draws; where the ops run; what predictions are drawn with.
-    chosen_bits
-        Op -> for each step, which of its candidates are chosen, eight to a byte.
+    chosen_flags
+        Op -> by step and candidate, whether it is chosen.
     """
 
     graph: Graph
     hardware: Hardware
     seed: int
-    chosen_bits: Mapping[int, Bits]
+    chosen_flags: Mapping[int, Bools]
 
     @cached_property
     def _candidates(self) -> dict[int, Ints]:
         return {op: np.array(late.candidates, np.int64) for op, late in self.graph.dynamic_reads.items()}
 
-    def flags(self, op: int, first: int = 0, steps: int | None = None) -> Bools:
-        """Flag, for each of so many steps from the first one on, the candidates that an op chooses."""
-        last = None if steps is None else first + steps
-        bits = self.chosen_bits[op][first:last]
-        return np.unpackbits(bits, axis=1, count=len(self._candidates[op])).astype(bool)
-
     def chosen(self, op: int, step: int) -> tuple[int, ...]:
         """Return the tensors that an op chooses in a step, in the order of its candidates."""
-        return tuple(self._candidates[op][self.flags(op, step, 1)[0]].tolist())
+        return tuple(self._candidates[op][self.chosen_flags[op][step]].tolist())
 
     def chosen_bytes(self, op: int) -> Ints:
         """Return, for each step, the size of what an op chooses [B]."""
         sizes = np.array([self.graph.tensors[t].size_bytes for t in self._candidates[op].tolist()], np.int64)
-        return np.asarray(self.flags(op) @ sizes)
+        return np.asarray(self.chosen_flags[op] @ sizes)
 
     def durations_ns(self, op: int) -> list[int]:
         """Return, for each step, the time of an op with what it chooses then, alone [ns]."""
@@ -117,7 +110,7 @@ class Draws:
 
     def step_durations_ns(self, durations_ns: Sequence[int], step: int) -> list[int]:
         """Return the times of all ops with what they choose in a step [ns], from what they take as planned."""
-        changed = {op: self.durations_ns(op)[step] for op in self.chosen_bits}
+        changed = {op: self.durations_ns(op)[step] for op in self.chosen_flags}
         return [changed.get(op, planned_ns) for op, planned_ns in enumerate(durations_ns)]
 
     def predicted(self, op: int, step: int, accuracy: float) -> tuple[int, ...]:
@@ -130,7 +123,7 @@ class Draws:
         accuracy
             Of what is chosen, each is guessed right with this probability; for the others something else is guessed.
         """
-        chosen = self.flags(op, step, 1)[0]
+        chosen = self.chosen_flags[op][step]
         rng = np.random.default_rng((self.seed, _PREDICTIONS, op, step))
         right, others = np.flatnonzero(chosen), np.flatnonzero(~chosen)
         is_right = rng.random(len(right)) < accuracy
@@ -180,37 +173,35 @@ def drawn(
         If a file does not fit the graph.
     """
     if isinstance(origin, Routing) and not rehearsal:
-        return Draws(graph, hardware, seed, _recorded_bits(graph, origin))
+        return Draws(graph, hardware, seed, _recorded_flags(graph, origin))
     own_seed = seed + rank * _SEEDS_APART
     shares = _shares(graph, origin, seed)
     stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
     rng = np.random.default_rng((own_seed, _REHEARSAL if rehearsal else _CHOICES))
-    bits: dict[int, Bits] = {}
+    flags: dict[int, Bools] = {}
     alike: dict[tuple[int, int, int, int], dict[Late, list[int]]] = {}
     for late, ops in _choosers(graph).items():
         alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), {})[late] = ops
     for group in alike.values():
-        bits |= _draw_group(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
-    return Draws(graph, hardware, own_seed, dict(sorted(bits.items())))
+        flags |= _draw_group(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
+    return Draws(graph, hardware, own_seed, dict(sorted(flags.items())))
 
 
 def _draw_group(
     group: Mapping[Late, list[int]], shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
-) -> dict[int, Bits]:
+) -> dict[int, Bools]:
     """Draw all steps of choosers with as many candidates, samples, choices and ops each, side by side."""
     choosers, candidates = shares.shape
     late, first = next(iter(group.items()))
-    chosen_bits = np.empty((choosers, len(first), steps, -(-candidates // 8)), np.uint8)
+    flags = np.zeros((choosers, len(first), steps, candidates), bool)
     chooser = np.repeat(np.arange(choosers), late.samples)
     held = np.full((len(chooser), late.each), -1, np.int64)
     for step in range(steps):
         for turn in range(len(first)):
             held = np.where(rng.random(held.shape) < stickiness, held, -1)
             _draw_missing(held, shares, chooser, rng)
-            flags = np.zeros((choosers, candidates), bool)
-            flags[chooser[:, None], held] = True
-            chosen_bits[:, turn, step] = np.packbits(flags, axis=1)
-    return {op: chosen_bits[i, turn] for i, ops in enumerate(group.values()) for turn, op in enumerate(ops)}
+            flags[chooser[:, None], turn, step, held] = True
+    return {op: flags[i, turn] for i, ops in enumerate(group.values()) for turn, op in enumerate(ops)}
 
 
 def _draw_missing(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -> None:
@@ -295,26 +286,23 @@ def _shares_of_file(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[
     return by_layer
 
 
-def _recorded_bits(graph: Graph, origin: Routing) -> dict[int, Bits]:
+def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
     """Return what a file says was chosen, of each op in each step."""
-    bits = {}
+    flags = dict[int, Bools]()
     for op, late in graph.dynamic_reads.items():
         name, least, count = graph.ops[op].name, late.each, len(late.candidates)
-        most, flags = min(count, late.samples * least), np.zeros((graph.steps, count), bool)
+        most, flags[op] = min(count, late.samples * least), np.zeros((graph.steps, count), bool)
         for step in range(graph.steps):
             chosen = set(origin.by_step.get((step, name), ()))
             if not chosen <= set(range(count)) or not least <= len(chosen) <= most:
                 rule = f"{name!r} chooses {least} to {most} of candidates 0 to {count - 1} in step {step:,}"
                 found = ", ".join(map(str, sorted(chosen)[-5:])) or "nothing"
                 raise ConfigError(origin.source, rule, found, "take the file of this model and batch, or lower steps")
-            flags[step, list(chosen)] = True
-        bits[op] = np.packbits(flags, axis=1)
-    return bits
+            flags[op][step, list(chosen)] = True
+    return flags
 
 
 def _frequency_shares(graph: Graph, origin: Routing) -> dict[int, Floats]:
     """Return shares by how often candidates were chosen; one more each, so that none is impossible."""
-    counts = {op: len(late.candidates) for op, late in graph.dynamic_reads.items()}
-    chosen = {op: np.unpackbits(bits, axis=1, count=counts[op]) for op, bits in _recorded_bits(graph, origin).items()}
-    often = {op: flags.sum(axis=0) + 1.0 for op, flags in chosen.items()}
+    often = {op: flags.sum(axis=0) + 1.0 for op, flags in _recorded_flags(graph, origin).items()}
     return {op: np.asarray(times / times.sum()) for op, times in often.items()}

@@ -16,7 +16,7 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, View
 from simulator.trace import Trace
 
-__all__ = ["DDR", "HBM", "chosen_bits", "machine", "moe", "on_demand", "play"]
+__all__ = ["DDR", "HBM", "chosen_flags", "machine", "moe", "on_demand", "play"]
 
 
 def moe(
@@ -57,7 +57,7 @@ def moe(
     return b.build(steps=steps)
 
 
-def chosen_bits(graph: Graph, choices: Mapping[str, list[list[int]]]) -> dict[int, np.ndarray]:
+def chosen_flags(graph: Graph, choices: Mapping[str, list[list[int]]]) -> dict[int, np.ndarray]:
     """By op name and step, positions of the chosen candidates, as `Draws` holds them."""
     found = {}
     for op, what in enumerate(graph.ops):
@@ -65,7 +65,7 @@ def chosen_bits(graph: Graph, choices: Mapping[str, list[list[int]]]) -> dict[in
             flags = np.zeros((graph.steps, len(what.late.candidates)), bool)
             for step, chosen in enumerate(choices[what.name]):
                 flags[step, chosen] = True
-            found[op] = np.packbits(flags, axis=1)
+            found[op] = flags
     return found
 
 

@@ -108,7 +108,7 @@ class ProgramColumns:
         if draws is None:
             return self
         program, certain = copy(self), Uses.of(self.graph.certain)
-        late = {op: np.array(reads.candidates) for op in draws.chosen_bits if (reads := self.graph.ops[op].late)}
+        late = {op: np.array(reads.candidates) for op in draws.chosen_flags if (reads := self.graph.ops[op].late)}
         behind = len(self.graph.ops) + np.arange(len(late))
         op_ids = np.repeat(behind, [*map(len, late.values())])
         candidates = Uses(op_ids, np.concatenate([*late.values()]), np.ones_like(op_ids, bool), op_ids < 0)
@@ -130,7 +130,7 @@ class ProgramColumns:
         issue = [np.repeat(computes, count)]
         use = [np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)]
         for op, drawing, draws in self._late(ops):
-            step, position = np.nonzero(draws.flags(op)[: len(drawing)])
+            step, position = np.nonzero(draws.chosen_flags[op][: len(drawing)])
             issue.append(computes[drawing[step]])
             use.append(self._candidates_from[op] + position)
         return np.concatenate(issue), np.concatenate(use)

@@ -286,12 +286,12 @@ def test_each_rank_brings_what_it_draws_and_all_have_the_same_hot_experts(tmp_pa
     names = [tensor.name for tensor in task.graph.tensors]
     for rank in range(3):
         draws = task.draws(rank)
-        chosen = {names[t] for op in draws.chosen_bits for step in range(4) for t in draws.chosen(op, step)}
+        chosen = {names[t] for op in draws.chosen_flags for step in range(4) for t in draws.chosen(op, step)}
         assert copied(results, "on demand", rank) == chosen
     assert len({frozenset(copied(results, "on demand", rank)) for rank in range(3)}) > 1
     for op, shares in task.problem.popularity.items():
         hottest = shares.index(max(shares))
-        assert all(task.draws(rank).flags(op)[:, hottest].any() for rank in range(3))
+        assert all(task.draws(rank).chosen_flags[op][:, hottest].any() for rank in range(3))
 
 
 def test_ranks_that_read_their_choices_from_a_file_stand_for_one_another(tmp_path: Path) -> None:

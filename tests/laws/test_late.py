@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from late_cases import chosen_bits, machine, on_demand, plan_of, play
+from late_cases import chosen_flags, machine, on_demand, plan_of, play
 from late_strategies import graphs, machines, origins, seeds
 from replays import rows
 
@@ -67,7 +67,7 @@ def test_what_is_selected_is_paid_once(graph: Graph, origin: DrawsOrigin, seed: 
     cheap = hardware.model_copy(update={"host": hardware.host.model_copy(update={"reactive": free})})
     plan = plan_of(graph, on_demand(graph), hardware)
     ends = [max(s["end_ns"] for s in rows(play(graph, plan, machine, draws).spans)) for machine in (cheap, hardware)]
-    chosen = sum(len(draws.chosen(op, step)) for op in draws.chosen_bits for step in range(graph.steps))
+    chosen = sum(len(draws.chosen(op, step)) for op in draws.chosen_flags for step in range(graph.steps))
     assert 0 <= ends[1] - ends[0] <= price * chosen
 
 
@@ -77,12 +77,12 @@ def test_two_runs_that_differ_in_a_draw_issue_the_same_steps_until_its_reveal(
 ) -> None:
     """And at the same times: nothing of a draw shows before the host asks for it."""
     draws = drawn(graph, hardware, origin, seed)
-    op = data.draw(st.sampled_from(sorted(draws.chosen_bits)))
+    op = data.draw(st.sampled_from(sorted(draws.chosen_flags)))
     step = data.draw(st.integers(0, graph.steps - 1))
-    bits = draws.chosen_bits[op].copy()
-    bits[step] = np.packbits(~np.unpackbits(bits[step]).astype(bool))
-    bits[step] |= 128  # something is chosen
-    other = replace(draws, chosen_bits={**draws.chosen_bits, op: bits})
+    flags = draws.chosen_flags[op].copy()
+    flags[step] = ~flags[step]
+    flags[step, 0] = True  # something is chosen
+    other = replace(draws, chosen_flags={**draws.chosen_flags, op: flags})
     keep = data.draw(st.integers(0, 3))
     asked: list[tuple[int, int]] = []
     one, two = (
@@ -102,9 +102,9 @@ def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     everything = [list(range(len(op.late.candidates))) for op in graph.ops if op.late]
     one_step = replace(graph, steps=1)
     names = [op.name for op in graph.ops if op.late]
-    all_bits = chosen_bits(one_step, {name: [one] for name, one in zip(names, everything, strict=True)})
+    all_flags = chosen_flags(one_step, {name: [one] for name, one in zip(names, everything, strict=True)})
     full = plan_of(graph, on_demand(one_step), hardware)
-    record = recorded(full, play(one_step, full, hardware, Draws(one_step, hardware, 0, all_bits)))
+    record = recorded(full, play(one_step, full, hardware, Draws(one_step, hardware, 0, all_flags)))
     plan = replace(record, repeats=graph.steps)
     draws = drawn(graph, hardware, origin, seed)
     check_plan(graph, hardware, plan, draws=draws)
@@ -118,7 +118,7 @@ def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
         rows(t) for t in (anew.spans, anew.waits, anew.residencies)
     ]
     took = [(s["item"], s["end_ns"] - s["start_ns"]) for s in rows(trace.spans) if s["kind"] == COMPUTE]
-    for op in draws.chosen_bits:
+    for op in draws.chosen_flags:
         assert [ns for item, ns in took if item == op] == draws.durations_ns(op)
     assert trace.spans.whole()["end_ns"].max() >= graph.steps * mean_step(graph, hardware, plan.home).ns
     last = draws.durations_ns(len(graph.ops) - 1)
@@ -133,10 +133,10 @@ def test_draws_follow_from_graph_origin_and_seed(graph: Graph, origin: DrawsOrig
     """Each op reads the union of what its samples choose: between `each`, and `samples` times as many."""
     hardware = machine()
     one, two = (drawn(graph, hardware, origin, seed) for _ in range(2))
-    for op, bits in one.chosen_bits.items():
+    for op, flags in one.chosen_flags.items():
         late = graph.ops[op].late
         assert late is not None
-        assert np.array_equal(bits, two.chosen_bits[op])
+        assert np.array_equal(flags, two.chosen_flags[op])
         for step in range(graph.steps):
             chosen = one.chosen(op, step)
             assert late.each <= len(chosen) <= min(len(late.candidates), late.samples * late.each)

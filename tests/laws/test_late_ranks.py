@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from late_cases import chosen_bits, moe, on_demand, plan_of
+from late_cases import chosen_flags, moe, on_demand, plan_of
 from policy_problems import machine
 
 from simulator import engine
@@ -103,7 +103,7 @@ def test_ranks_that_draw_apart_are_held_against_their_own_draws(
     whole = trace.spans.whole()
     for rank, own in enumerate(draws):
         mine = (whole["rank"] == rank) & (whole["kind"] == 1)
-        chosen = [own.chosen(op, step) for step in range(graph.steps) for op in own.chosen_bits]
+        chosen = [own.chosen(op, step) for step in range(graph.steps) for op in own.chosen_flags]
         assert sorted(whole["item"][mine].tolist()) == sorted(t for found in chosen for t in found)
 
 
@@ -123,7 +123,7 @@ def test_ranks_that_draw_apart_are_not_folded() -> None:
 def test_the_referee_notices_that_a_rank_read_what_another_one_drew() -> None:
     graph, hardware = moe(1, 3), team()
     choices = [[[0], [1]], [[2], [2]], [[1], [0]]]
-    draws = [Draws(graph, hardware, 0, chosen_bits(graph, {"L0/experts": one})) for one in choices]
+    draws = [Draws(graph, hardware, 0, chosen_flags(graph, {"L0/experts": one})) for one in choices]
     programs = programs_of(graph, hardware, draws, 0)
     trace = judged(graph, hardware, programs)
     ran = [Drawn(programs[0].plan, draws[rank]) for rank in (0, 2, 1)]

@@ -132,7 +132,7 @@ def test_what_stays_in_hbm_is_read_late_all_the_same(
     assert trace.status == "ok"
     spans = trace.spans.whole()
     took = spans["end_ns"] - spans["start_ns"]
-    for op in () if contended else draws.chosen_bits:
+    for op in () if contended else draws.chosen_flags:
         assert took[(spans["kind"] == COMPUTE) & (spans["item"] == op)].tolist() == draws.durations_ns(op)
 
 
@@ -246,7 +246,7 @@ def test_a_perfect_guess_fetches_nothing_in_vain(graph: Graph, origin: DrawsOrig
     draws = drawn(graph, hardware, origin, seed)
     trace = run(p, plan, draws)
     spans = trace.spans.whole()
-    chosen = {t for op in draws.chosen_bits for step in range(graph.steps) for t in draws.chosen(op, step)}
+    chosen = {t for op in draws.chosen_flags for step in range(graph.steps) for t in draws.chosen(op, step)}
     copied = spans["item"][(spans["kind"] == 1) & (spans["track"] == list(hardware.links).index("h2d"))]
     assert set(copied.tolist()) <= chosen | set(range(len(graph.tensors))) - graph.candidates
     assert p.compute_tier == HBM

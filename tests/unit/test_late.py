@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from late_cases import DDR, HBM, chosen_bits, machine, moe, on_demand, plan_of, play
+from late_cases import DDR, HBM, chosen_flags, machine, moe, on_demand, plan_of, play
 from replays import rows
 
 from simulator.bounds import Limits, Precedence, Timing
@@ -27,7 +27,7 @@ GRAPH = moe(1, 3, steps=2)
 MACHINE = machine()
 ROUTE, SHARED, EXPERTS = range(3)
 CHOICES = {"L0/experts": [[1], [2]]}
-DRAWS = Draws(GRAPH, MACHINE, 0, chosen_bits(GRAPH, CHOICES))
+DRAWS = Draws(GRAPH, MACHINE, 0, chosen_flags(GRAPH, CHOICES))
 
 
 def test_a_late_read_waits_for_its_transfer_alone() -> None:
@@ -56,7 +56,7 @@ def test_what_is_read_for_certain_as_well_may_be_there_from_the_step_before() ->
     use = base.ops[EXPERTS].late.candidates[:1]  # type: ignore[union-attr]
     last = replace(base.ops[EXPERTS], name="use", reads=use, writes=(), late=None, duration_ns=3)
     graph = replace(base, ops=(*base.ops, last))
-    draws = Draws(graph, MACHINE, 0, chosen_bits(graph, {"L0/experts": [[0], [0]]}))
+    draws = Draws(graph, MACHINE, 0, chosen_flags(graph, {"L0/experts": [[0], [0]]}))
     plan = plan_of(graph, on_demand(graph, keep=3), MACHINE)
     step_ns = summarise(graph, MACHINE, play(graph, plan, MACHINE, draws))["step_ns"]
     certain = graph.certain
@@ -72,7 +72,7 @@ def test_what_never_moves_is_read_late_all_the_same() -> None:
     codes = Actions.from_columns(*zip(*steps, *((DETACH, t, HBM, 0) for t in made), strict=True))
     home = tuple(HBM if tensor.persistent else NOWHERE for tensor in graph.tensors)
     plan = Plan("stays", MACHINE.tier_names, home, codes, repeats=2)
-    draws = Draws(graph, MACHINE, 0, chosen_bits(graph, {"L0/experts": [[0, 1], [2]]}))
+    draws = Draws(graph, MACHINE, 0, chosen_flags(graph, {"L0/experts": [[0, 1], [2]]}))
     trace = play(graph, plan, MACHINE, draws)
     check_trace(graph, MACHINE, [Drawn(plan, draws)], trace)
     took = [s["end_ns"] - s["start_ns"] for s in rows(trace.spans) if s["item"] == EXPERTS]
@@ -87,7 +87,7 @@ def selecting(price_ns: int) -> Hardware:
 
 def timeline(hardware: Hardware, choices: dict[str, list[list[int]]], keep: int = 0) -> tuple[list[str], list[str]]:
     """What runs when, and what is waited for, as two texts a line."""
-    draws = Draws(GRAPH, hardware, 0, chosen_bits(GRAPH, choices))
+    draws = Draws(GRAPH, hardware, 0, chosen_flags(GRAPH, choices))
     trace = play(GRAPH, plan_of(GRAPH, on_demand(GRAPH, keep), hardware), hardware, draws)
     names = {COMPUTE: [op.name for op in GRAPH.ops], COPY: [tensor.name for tensor in GRAPH.tensors]}
     spans = [f"{s['start_ns']}-{s['end_ns']} {names[s['kind']][s['item']]}" for s in rows(trace.spans)]
@@ -182,7 +182,7 @@ def test_what_is_issued_before_its_reveal_starts_when_what_it_reads_is_there() -
         *((COMPUTE, op, 0, 0) for op in range(3)),
         *((DETACH, t, HBM, 0) for t in (*made, first, first + 1, first + 2)),
     ]
-    draws = Draws(graph, MACHINE, 0, chosen_bits(graph, {"L0/experts": [[1]]}))
+    draws = Draws(graph, MACHINE, 0, chosen_flags(graph, {"L0/experts": [[1]]}))
     trace = play(graph, plan_of(graph, runtime(*steps), MACHINE), MACHINE, draws)
     assert [(s["start_ns"], s["end_ns"]) for s in rows(trace.spans) if s["item"] == EXPERTS][-1] == (21, 22)
 
@@ -211,36 +211,36 @@ def test_draws_have_the_shares_that_they_say() -> None:
     """The most likely of 8, of which one is drawn 4,000 times, comes as often as its share; the others, too."""
     graph, origin = moe(1, 8, steps=4000), DrawsOrigin(distribution="zipf", skew=1.1)
     (shares,) = popularity(graph, origin, 5).values()
-    often = drawn(graph, MACHINE, origin, 5).flags(EXPERTS).mean(axis=0)
+    often = drawn(graph, MACHINE, origin, 5).chosen_flags[EXPERTS].mean(axis=0)
     assert often == pytest.approx(shares, abs=4 * 0.5 / 4000**0.5)
-    rehearsed = drawn(graph, MACHINE, origin, 5, rehearsal=True).flags(EXPERTS)
+    rehearsed = drawn(graph, MACHINE, origin, 5, rehearsal=True).chosen_flags[EXPERTS]
     assert rehearsed.mean(axis=0) == pytest.approx(shares, abs=4 * 0.5 / 4000**0.5)
-    assert not np.array_equal(rehearsed, drawn(graph, MACHINE, origin, 5).flags(EXPERTS))
+    assert not np.array_equal(rehearsed, drawn(graph, MACHINE, origin, 5).chosen_flags[EXPERTS])
 
 
 def test_ranks_draw_apart_from_the_same_shares() -> None:
     """They have one router, so that a policy's hot experts are hot on each of them."""
     graph, origin = moe(1, 8, steps=4000), DrawsOrigin(distribution="zipf", skew=1.1)
     (shares,) = popularity(graph, origin, 5).values()
-    flags = [drawn(graph, MACHINE, origin, 5, rank=rank).flags(EXPERTS) for rank in range(3)]
+    flags = [drawn(graph, MACHINE, origin, 5, rank=rank).chosen_flags[EXPERTS] for rank in range(3)]
     for one in flags:
         assert one.mean(axis=0) == pytest.approx(shares, abs=4 * 0.5 / 4000**0.5)
     assert not np.array_equal(flags[0], flags[1])
     assert not np.array_equal(flags[1], flags[2])
-    assert np.array_equal(flags[0], drawn(graph, MACHINE, origin, 5).flags(EXPERTS))
+    assert np.array_equal(flags[0], drawn(graph, MACHINE, origin, 5).chosen_flags[EXPERTS])
 
 
 def test_two_of_three_are_drawn_one_after_another() -> None:
     """With shares 1/2, 1/3, 1/6 the last is left out with 1/2 * 2/3 + 1/3 * 3/4 = 7/12."""
     graph = moe(1, 3, each=2, steps=6000)
     origin = Shares({0: {0: 3, 1: 2, 2: 1}}, "shares.csv")
-    left_out = 1 - drawn(graph, MACHINE, origin, 1).flags(EXPERTS).mean(axis=0)
+    left_out = 1 - drawn(graph, MACHINE, origin, 1).chosen_flags[EXPERTS].mean(axis=0)
     assert left_out[2] == pytest.approx(7 / 12, abs=4 * 0.5 / 6000**0.5)
 
 
 def test_a_choice_sticks() -> None:
     graph = moe(1, 100, steps=2000)
-    flags = drawn(graph, MACHINE, DrawsOrigin(stickiness=0.75), 3).flags(EXPERTS).argmax(axis=1)
+    flags = drawn(graph, MACHINE, DrawsOrigin(stickiness=0.75), 3).chosen_flags[EXPERTS].argmax(axis=1)
     assert np.mean(flags[1:] == flags[:-1]) == pytest.approx(0.75 + 0.25 / 100, abs=0.04)
 
 
@@ -325,7 +325,7 @@ def test_durations_are_those_of_what_is_chosen() -> None:
     tiers = {"hbm": {"capacity": "inf", "bandwidth": "1 GB/s"}}
     compute = {"peak": {"bf16": "1 TFLOP/s"}}
     slow = Hardware.model_validate({"name": "slow", "compute_tier": "hbm", "compute": compute, "tiers": tiers})
-    draws = Draws(GRAPH, slow, 0, chosen_bits(GRAPH, {"L0/experts": [[1, 2], [0]]}))
+    draws = Draws(GRAPH, slow, 0, chosen_flags(GRAPH, {"L0/experts": [[1, 2], [0]]}))
     assert draws.durations_ns(EXPERTS) == [23, 10]
     assert draws.step_durations_ns([5, 3, 99], 1) == [5, 3, 10]
 
