@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from simulator import inputs
-from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, freed, outside, own_change, recorded
+from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, record, sourced, unfixed, unsourced
 from simulator.catalog.settings import apply, factor, setting
 from simulator.catalog.shelf import (
     KINDS,
     Entry,
     dump,
+    errors_at,
     load,
     names,
     path_of,
@@ -32,7 +33,6 @@ from simulator.catalog.shelf import (
     read_workload,
     schema,
     to_error,
-    told_at,
 )
 from simulator.catalog.text import scalar
 from simulator.document import Document, faults
@@ -43,9 +43,9 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import exact, nearest, require, unit_of
 
 __all__ = [
-    "KINDS", "Axis", "BudgetError", "Loaded", "Named", "asked_at", "at", "dump", "factor", "freed", "left_open", "load",
-    "names", "path_of", "question", "read_hardware", "read_scenario", "read_workload", "resolve", "scenario_of",
-    "schema", "setting", "studied",
+    "KINDS", "Axis", "BudgetError", "Loaded", "Named", "at", "dump", "factor", "load", "names", "open_parameters",
+    "path_of", "place_asking", "question", "read_hardware", "read_scenario", "read_workload", "resolve", "scenario_of",
+    "schema", "setting", "studied", "unfixed",
 ]  # fmt: skip
 
 
@@ -77,25 +77,25 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     entries: dict[str, Entry[Any]] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
     story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
     base = entries["scenario"].path.parent if entries else Path()
-    every = outside(changes or {})
+    every = unsourced(changes or {})
     asked = {key: change for key, change in every.items() if not key.startswith(WORKLOAD)}
     read = entries.get("scenario")
     for kind in ("hardware", "workload"):
-        with told_at(read.tree.place(kind) if read else f"scenario {story.name!r}, {kind}"):
+        with errors_at(read.tree.place(kind) if read else f"scenario {story.name!r}, {kind}"):
             path = path_of(getattr(story, kind), kind, base)
         entries[kind] = load(path, kind)
     of_workload = {key.removeprefix(WORKLOAD): change for key, change in every.items() if key not in asked}
     machine, workload = entries["hardware"].document, apply(entries["workload"].document, of_workload)
     paths, digests = ({role: getattr(entry, key) for role, entry in entries.items()} for key in ("path", "sha256"))
     loaded = Loaded(story, machine, workload, base, paths["workload"].parent, paths, digests, entries=entries)
-    stated = {key: own_change(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
-    loaded = replace(loaded, scenario=recorded(story, asked), hardware=apply(machine, {**stated, **asked}))
+    stated = {key: sourced(loaded, key, value, "set", key) for key, value in story.set_.items() if key not in asked}
+    loaded = replace(loaded, scenario=record(story, asked), hardware=apply(machine, {**stated, **asked}))
     _check_tiers(loaded)
     check_budget(loaded, loaded.place("budget"))
     _add_files(loaded)
     if not changes:  # what was changed is no longer fitted, and nothing is expected of it
         _check_figures(loaded)
-        for parameter, axis, _ in left_open(loaded):  # that can be varied, before anything runs
+        for parameter, axis, _ in open_parameters(loaded):  # that can be varied, before anything runs
             for value in parameter.options or parameter.tried[:: len(parameter.tried) - 1]:
                 at(loaded, {axis: value})
     return loaded
@@ -181,7 +181,7 @@ def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys:
     pattern = "*".join(map(escape, str(path.relative_to(above)).split("*")))
     for file in sorted(above.glob(pattern)) or [path]:
         label = role if file == path else f"{role} {file.relative_to(above)}"
-        with told_at(loaded.place(*keys, of=document)):
+        with errors_at(loaded.place(*keys, of=document)):
             loaded.sha256[label] = inputs.digest(file)
         loaded.paths[label] = file
     loaded.paths[role] = path
@@ -214,7 +214,7 @@ def _check_figures(loaded: Loaded) -> None:
             raise ConfigError(where, rule, repr(expectation.figure), do)
 
 
-class LeftOpen(NamedTuple):
+class OpenParameter(NamedTuple):
     """A parameter that the claim of a scenario leaves open.
 
     Attributes
@@ -230,7 +230,7 @@ class LeftOpen(NamedTuple):
     taken: float | str
 
 
-def left_open(loaded: Loaded) -> Iterator[LeftOpen]:
+def open_parameters(loaded: Loaded) -> Iterator[OpenParameter]:
     """Iterate over the parameters that the claim of a scenario leaves open; none if it has no claim.
 
     Parameters
@@ -246,14 +246,14 @@ def left_open(loaded: Loaded) -> Iterator[LeftOpen]:
     for index, unstated in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
         where = loaded.place("claim", "unstated", str(index))
         axis = Axis(unstated.parameter, unstated.fields, where, unstated.unit, unstated.options)
-        yield LeftOpen(unstated, axis, _taken(loaded, unstated, axis))
+        yield OpenParameter(unstated, axis, _value_taken(loaded, unstated, axis))
 
 
-def _taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
+def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
     """Return the one value that the scenario takes for a parameter, or refuse it."""
     set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
     paths: dict[float | str, str] = {}
-    with told_at(axis.where):
+    with errors_at(axis.where):
         for (document, *keys), value in chain.from_iterable(map(loaded.fields, unstated.fields)):
             path = ".".join(keys)
             paths[1.0 if unstated.is_factor else unstated.read(value)] = path
@@ -288,12 +288,12 @@ def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> 
     ConfigError
         If nothing says what is searched, or how far.
     """
-    stated, where = getattr(loaded.scenario, kind.key, None), partial(asked_at, loaded, kind.key, given)
+    stated, where = getattr(loaded.scenario, kind.key, None), partial(place_asking, loaded, kind.key, given)
     new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
     asked = {**(stated.model_dump(exclude_unset=True) if stated else {}), **new}
     if issubclass(kind, Frontier):
-        with told_at(where("field")):
-            asked["start"] = _start(loaded, str(asked.get("field")))
+        with errors_at(where("field")):
+            asked["start"] = _documented_value(loaded, str(asked.get("field")))
         if asked.get("field") == "scenario.budget":  # no budget is larger than what can be used
             asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
     try:
@@ -302,7 +302,7 @@ def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> 
         raise to_error(faults(error, asked), kind.key, where) from None
 
 
-def _start(loaded: Loaded, field: str) -> Any:
+def _documented_value(loaded: Loaded, field: str) -> Any:
     """Return the value of a field in the documents: ``1x`` if its fields differ, a beginning if there is no limit."""
     tier, path = loaded.hardware.tiers[loaded.hardware.compute_tier], Frontier.path_of(field)
     if field == f"peak.{loaded.hardware.compute_tier}" and loaded.scenario.budget_bytes is not None:
@@ -319,7 +319,7 @@ def _start(loaded: Loaded, field: str) -> Any:
     return value if value != "inf" else "1 TB" if path.endswith("capacity") else "1 TB/s"
 
 
-def asked_at(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:
+def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:
     """Return the place that asks for a part of a question: an option, or a place in the scenario.
 
     Parameters

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from simulator.catalog.settings import FieldChange, apply, fields, multiplied
-from simulator.catalog.shelf import Entry, Keys, dump, told_at
+from simulator.catalog.shelf import Entry, Keys, dump, errors_at
 from simulator.catalog.text import scalar
 from simulator.document import Fit
 from simulator.errors import ConfigError, insist
@@ -117,15 +117,15 @@ class Loaded:
         if not choice.set_:
             return self
         row = str(self.scenario.policies.index(choice))
-        changes = {key: own_change(self, key, value, "policies", row, "set", key) for key, value in choice.set_.items()}
+        changes = {key: sourced(self, key, value, "policies", row, "set", key) for key, value in choice.set_.items()}
         unscaled = apply(self.unscaled or self.hardware, changes)
-        machine = apply(unscaled, outside(multiplied(unscaled, self.scale)))
+        machine = apply(unscaled, unsourced(multiplied(unscaled, self.scale)))
         scenario = self.scenario.model_copy(update={"set_": {**self.scenario.set_, **choice.set_}})
         changed = replace(self, scenario=scenario, hardware=machine, unscaled=unscaled)
         check_budget(changed, self.place("budget"))
         return changed
 
-    def asking_nothing(self) -> Loaded:
+    def without_questions(self) -> Loaded:
         """Return the same without expectations and questions."""
         return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "least": None, "expect": ()}))
 
@@ -170,7 +170,7 @@ def check_budget(loaded: Loaded, where: str) -> None:
         raise BudgetError(where, rule, human(budget_bytes, "B"), f"lower it, or set tiers.{tier}.capacity")
 
 
-def outside(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
+def unsourced(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
     """Make changes of values by dotted path, as text or typed, that are asked for from outside and need no origin."""
     return {
         key: FieldChange(scalar(value) if isinstance(value, str) else value, where or f"set, {key}", "assumed", OUTSIDE)
@@ -178,7 +178,7 @@ def outside(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChang
     }
 
 
-def recorded(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
+def record(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
     """Record changes of the machine among the ``set`` keys of a scenario; they are no longer cited or fitted."""
     if not changes:
         return scenario
@@ -191,7 +191,7 @@ def recorded(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario
     return scenario.model_copy(update=tables)
 
 
-def own_change(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
+def sourced(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
     """Make a change that the scenario, or a row of it, asks for, with the origin that the scenario gives."""
     table, entry = loaded.scenario.entry_of(key) or ("assumed", "set by the scenario")
     origin: Any = entry.model_dump() if isinstance(entry, Fit) else entry
@@ -277,14 +277,14 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
         for document, key in () if axis.is_factor else map(split, axis.fields):
             changes[document][key] = change
     unscaled = apply(loaded.unscaled or loaded.hardware, changes["hardware"])
-    scale, figures = dict(loaded.scale), outside(multiplied(unscaled, loaded.scale))
+    scale, figures = dict(loaded.scale), unsourced(multiplied(unscaled, loaded.scale))
     for axis, value in point.items():
         if axis.is_factor:
             factors = dict.fromkeys(axis.fields, value)
             scale |= factors
-            with told_at(axis.place(value)):
-                figures |= outside(multiplied(unscaled, factors), axis.place(value))
-    scenario = recorded(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
+            with errors_at(axis.place(value)):
+                figures |= unsourced(multiplied(unscaled, factors), axis.place(value))
+    scenario = record(apply(loaded.scenario, changes["scenario"]), {**changes["hardware"], **figures})
     hardware, workload = apply(unscaled, figures), apply(loaded.workload, changes["workload"])
     varied = replace(loaded, scenario=scenario, hardware=hardware, workload=workload, scale=scale, unscaled=unscaled)
     room = ("scenario.budget", f"tiers.{hardware.compute_tier}.capacity")
@@ -293,7 +293,7 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     return varied
 
 
-def freed(loaded: Loaded, question: Question) -> Loaded:
+def unfixed(loaded: Loaded, question: Question) -> Loaded:
     """Return the documents without what would fix a field: what rows set of it, and a budget below the capacity.
 
     Parameters

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from simulator.catalog.shelf import Keys, to_error, told_at
+from simulator.catalog.shelf import Keys, errors_at, to_error
 from simulator.catalog.text import compose, scalar
 from simulator.document import ABOUT_ITSELF, Document, faults
 from simulator.errors import insist
@@ -102,7 +102,7 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
     model, data = type(document), document.model_dump(mode="json", by_alias=True, exclude_unset=True)
     places: dict[Keys, str] = {}
     for key, change in changes.items():
-        with told_at(change.where):
+        with errors_at(change.where):
             paths = [path for path, _ in fields(document, key)]
         for path in paths:
             _put(data, path, change)

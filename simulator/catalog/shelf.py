@@ -230,7 +230,7 @@ def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: b
 
 
 @contextmanager
-def told_at(where: str) -> Iterator[None]:
+def errors_at(where: str) -> Iterator[None]:
     """Give errors that are raised inside this place; of a file, also name the file."""
     try:
         yield

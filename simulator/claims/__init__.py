@@ -138,14 +138,14 @@ def sentences(judged: Sequence[Judged], changed: str = "") -> list[str]:
             about.setdefault(figure, []).extend([claim] if word == "holds" else [])
     count = Counter(words.values())
     held = [about[figure] for figure, word in words.items() if word == "holds"]
-    kinds = [f"{len(group)} {kind}{_off(group)}" for kind, group in grouped(held, _stand_on).items()]
+    kinds = [f"{len(group)} {kind}{_largest_error(group)}" for kind, group in grouped(held, _fits_and_choices).items()]
     lines = [f"{counted(len(held), 'printed figure')} predicted and held{': ' if kinds else ''}{'; '.join(kinds)}."]
     if changed:
         lines = [f"{counted(len(held), 'printed figure')} held on machines with {changed}, which predicts nothing."]
-    if rest := _of_each(count, "holds"):
+    if rest := _count_by_verdict(count, "holds"):
         lines.append(f"Of {counted(len(words), 'printed figure')} {rest}.")
     if headlines := Counter[str](claim.verdict.word for claim in judged if claim.verdict.headline):
-        lines.append(f"Of {counted(headlines.total(), 'headline expectation')} {_of_each(headlines)}.")
+        lines.append(f"Of {counted(headlines.total(), 'headline expectation')} {_count_by_verdict(headlines)}.")
     for scenario, verdict, *_ in judged:
         if verdict.is_broken:
             lines.append(f"BROKEN: {scenario}: {verdict}")
@@ -154,12 +154,12 @@ def sentences(judged: Sequence[Judged], changed: str = "") -> list[str]:
     return lines
 
 
-def _of_each(count: Mapping[str, int], unsaid: str = "") -> str:
+def _count_by_verdict(count: Mapping[str, int], unsaid: str = "") -> str:
     """Say how many figures have each verdict."""
     return listed([f"{count[word]} {word}" for word in reversed(_WORST_FIRST) if count[word] and word != unsaid])
 
 
-def _stand_on(group: Sequence[Judged]) -> str:
+def _fits_and_choices(group: Sequence[Judged]) -> str:
     """Name the fits and choices that a figure stands on."""
     fitted = list(dict.fromkeys(fit.parameter for claim in group for fit in claim.fits))
     chosen = list(dict.fromkeys(name for claim in group for name in claim.chosen))
@@ -169,7 +169,7 @@ def _stand_on(group: Sequence[Judged]) -> str:
     return f"with {listed(texts) or 'nothing fitted or chosen'}"
 
 
-def _off(held: Sequence[Sequence[Judged]]) -> str:
+def _largest_error(held: Sequence[Sequence[Judged]]) -> str:
     """Say how far off the figures that hold are, which a wide tolerance does not tell."""
     errors = [abs(claim.verdict.error) for group in held for claim in group if claim.verdict.error is not None]
     return f", off by at most {percent(max(errors))}" if errors else ""

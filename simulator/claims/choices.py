@@ -68,13 +68,13 @@ def enumerate_choices(
     """
     rule = "a scenario whose claim lists choices is named"
     loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.choices)
-    ahead = [[_other(base, name) for name in _claim(base).predicts] for base in loaded]
+    ahead = [[_predicted(base, name) for name in _claim(base).predicts] for base in loaded]
     studies = [_study(base, *_choices(base)) for base in loaded]
     for study, refused in studies:
         _insist_each_can_be(study, refused)
     listed_by = {study.loaded.scenario.name: len(study.points) for study, _ in studies if _claim(study.loaded).screens}
     studies = [(screened(study, workers, progress), refused) for study, refused in studies]
-    points, unbuilt = _measured(studies, workers, progress)
+    points, unbuilt = _measure_settings(studies, workers, progress)
     selections = {base.scenario.name: _selection(base, points) for base in loaded if _claim(base).selects}
     for row in points:
         held_to = [selections[row["scenario"]]] if row["scenario"] in selections else selections.values()
@@ -84,9 +84,9 @@ def enumerate_choices(
         taken = [setting for setting, rows in _settings(study.loaded, points).items() if rows[0]["selected"]]
         for other in others:
             name = f"{other.scenario.name} with what {study.loaded.scenario.name} selects"
-            more, unlike = _measured([_study(other, study.axes, taken)], workers, progress)
+            more, unlike = _measure_settings([_study(other, study.axes, taken)], workers, progress)
             points += [row | {"scenario": name, "selected": True, "role": ""} for row in more]
-            sections += _spread(points, name, f"{name}: {other.scenario.title}")
+            sections += _value_sections(points, name, f"{name}: {other.scenario.title}")
             unbuilt += unlike
     rows = distributions(points)
     lines = _sentences(loaded, rows, points, listed_by)
@@ -107,7 +107,7 @@ def _claim(loaded: Loaded) -> Claim:
     return loaded.scenario.claim or Claim(sentence="", source="")
 
 
-def _other(loaded: Loaded, name: str) -> Loaded:
+def _predicted(loaded: Loaded, name: str) -> Loaded:
     """Read a scenario that is run with the settings that another one selects."""
     other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
     must = "what is predicted is another scenario, which prints numbers that ours are held against"
@@ -208,7 +208,7 @@ def judged_setting(loaded: Loaded, point: Point) -> Rows:
     return rows
 
 
-def _measured(studies: Sequence[Stated], workers: int, progress: Progress | None) -> tuple[Rows, list[str]]:
+def _measure_settings(studies: Sequence[Stated], workers: int, progress: Progress | None) -> tuple[Rows, list[str]]:
     """Measure settings: return rows about printed figures, and why other settings cannot be built."""
     rows = sweep([study for study, _ in studies], workers, progress)
     unbuilt = [str(error) for _, refused in studies for error in refused.values()]
@@ -243,10 +243,10 @@ def distributions(points: ShownRows) -> list[dict[str, Any]]:
         rows.append(
             {key: group[0][key] for key in ("scenario", "claim", "figure", "printed", "tolerance", "missed")}
             | {"role": group[0]["role"] or ALIKE * is_alike}
-            | {"settings": len(group), "held": _held(group), "ran": sum(map(_ran, group))}
-            | {"selected": len(selected), "held_selected": _held(selected)}
-            | _ends(group)
-            | {f"selected_{name}": value for name, value in _ends(selected).items()}
+            | {"settings": len(group), "held": _count_held(group), "ran": sum(map(_ran, group))}
+            | {"selected": len(selected), "held_selected": _count_held(selected)}
+            | _extremes(group)
+            | {f"selected_{name}": value for name, value in _extremes(selected).items()}
         )
     return rows
 
@@ -255,11 +255,11 @@ def _ran(row: ShownRow) -> bool:
     return row["holds"] or present(row["error"])
 
 
-def _held(rows: ShownRows) -> int:
+def _count_held(rows: ShownRows) -> int:
     return sum(row["holds"] for row in rows)
 
 
-def _ends(rows: ShownRows) -> dict[str, Any]:
+def _extremes(rows: ShownRows) -> dict[str, Any]:
     """Return the least, the median and the most, for people and as shares of what is printed; nothing if none ran."""
     ran = sorted((row for row in rows if present(row["error"])), key=lambda row: row["error"])
     ends = {"least": ran[0], "median": ran[len(ran) // 2], "most": ran[-1]} if ran else {}
@@ -275,7 +275,7 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
         Column("values", (", ".join(choice.options) for choice in choices), left=True),
     ]
     story = loaded.scenario
-    sections = [Section(f"{story.name}: {story.title}", chosen), *_spread(points, story.name)]
+    sections = [Section(f"{story.name}: {story.title}", chosen), *_value_sections(points, story.name)]
     if selected := [rows for rows in _settings(loaded, points).values() if rows[0]["selected"]]:
         settings, unlike = selected[:_SHOWN], {_outcome(rows) for rows in selected}
         columns = [_column(choice.choice, [rows[0] for rows in settings], left=True) for choice in choices]
@@ -287,7 +287,7 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
     return sections
 
 
-def _spread(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
+def _value_sections(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
     """Show the values of each figure of a scenario over all settings, and over those that are selected."""
     rows = distributions([row for row in points if row["scenario"] == scenario])
     columns = [
@@ -330,7 +330,7 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, lis
             share = f"{percent(selected / ran) if ran else ABSENT}{listed_too}"
             did = f"reproduce {names} together" if names else f"agree with what {who} selects"
             lines.append(f"{scenario}: {selected} of {counted(ran, 'setting')}{those} ({share}) {did}.")
-            lines += _chances([*_settings(bases[scenario], points).values()]) if names else []
+            lines += _chance_sentences([*_settings(bases[scenario], points).values()]) if names else []
         for row in group if selected else ():
             if row["role"] == ALIKE:
                 holds = "holds" if row["held"] else "does not hold"
@@ -344,7 +344,7 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, lis
     return lines
 
 
-def _chances(settings: Sequence[ShownRows]) -> list[str]:
+def _chance_sentences(settings: Sequence[ShownRows]) -> list[str]:
     """Say how many of the settings that differ, and that fit, are selected; and how many a placebo would select."""
     ran = [rows for rows in settings if all(map(_ran, rows))]
     unlike = {_outcome(rows): rows[0]["selected"] for rows in ran}

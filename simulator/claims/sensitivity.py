@@ -82,10 +82,10 @@ def sensitivity(
 def _studies(loaded: Loaded) -> list[Study]:
     """Vary each parameter: over all that is listed; or a few values, then between those where a figure turns."""
     studies = []
-    for unstated, axis, taken in catalog.left_open(loaded):
+    for unstated, axis, taken in catalog.open_parameters(loaded):
         spread = (unstated.tried[part * (len(unstated.tried) - 1) // _PARTS] for part in range(_PARTS + 1))
         about = {"parameter": unstated.parameter, "unit": unstated.unit or "", "taken": taken}
-        turned = None if unstated.options else _turned  # between two names there is nothing
+        turned = None if unstated.options else _turns  # between two names there is nothing
         points = [(value,) for value in unstated.options or (taken, *spread)]
         studies.append(Study(loaded, figures, (axis,), points, unstated.tried, turned, about, is_strict=True))
     if not studies or not compared_to_printed(loaded):
@@ -95,7 +95,7 @@ def _studies(loaded: Loaded) -> list[Study]:
     return studies
 
 
-def _turned(rows: Rows, others: Rows) -> bool:
+def _turns(rows: Rows, others: Rows) -> bool:
     """Tell whether some figure holds with one of two values and not with the other, or passes what is printed."""
 
     def turns(row: Row, other: Row) -> bool:
@@ -182,10 +182,10 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
         head = f"{row['claim']}: {row['verdict']}, {row['printed']} printed, {row['obtained']} obtained"
         columns = [
             Column("  what is not stated", (f"  {row['parameter']}" for row in group)),
-            Column("taken", (_value(row, row["taken"]) for row in group), left=False),
+            Column("taken", (_written_value(row, row["taken"]) for row in group), left=False),
             Column("tried", (_stretch(row, row["low"], row["high"]) for row in group), left=False),
             Column("error at the ends", errors),
-            Column("near for" if row["kind"] == "shown" else "holds for", map(_holds, group)),
+            Column("near for" if row["kind"] == "shown" else "holds for", map(_where_it_holds, group)),
         ]
         sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []
@@ -203,7 +203,7 @@ def _by_value(row: ShownRow) -> Any:
     return 0 if isinstance(row["value"], str) else row["value"]
 
 
-def _value(row: ShownRow, value: float | str) -> str:
+def _written_value(row: ShownRow, value: float | str) -> str:
     if isinstance(value, str):
         return value
     if row["unit"] not in ("", "x"):
@@ -214,10 +214,10 @@ def _value(row: ShownRow, value: float | str) -> str:
 def _stretch(row: ShownRow, low: float | str, high: float | str) -> str:
     if row["named"]:
         return ", ".join(row["named"][row["named"].index(low) : row["named"].index(high) + 1])
-    return " to ".join(dict.fromkeys(_value(row, end) for end in (low, high)))
+    return " to ".join(dict.fromkeys(_written_value(row, end) for end in (low, high)))
 
 
-def _holds(row: ShownRow) -> str:
+def _where_it_holds(row: ShownRow) -> str:
     if row["holds"] == [[row["low"], row["high"]]]:
         return "all"
     return listed([_stretch(row, *stretch) for stretch in row["holds"]]) or "nowhere"
@@ -254,7 +254,7 @@ def screened(study: Study, workers: int, progress: Progress | None) -> Study:
     settings = {point: study.at(point) for point in study.points}
     alike = {point: _without(setting, _WEIGHTS_ALONE) for point, setting in settings.items()}
     first = {key: point for point, key in alike.items()}
-    built = sweep([replace(study, measure=besides, points=[*first.values()], is_strict=True)], workers, progress)
+    built = sweep([replace(study, measure=count_besides, points=[*first.values()], is_strict=True)], workers, progress)
     by_key, weights, points = dict(zip(first, built, strict=True)), dict[str, int](), []
     for point, setting in settings.items():
         key, row = _without(setting, _NO_WEIGHTS), by_key[alike[point]]
@@ -271,7 +271,7 @@ def _without(loaded: Loaded, fields: dict[str, Any]) -> str:
     return repr(loaded.workload.model_dump(mode="json", exclude=fields))
 
 
-def besides(loaded: Loaded, _: Point) -> Rows:
+def count_besides(loaded: Loaded, _: Point) -> Rows:
     """Build what runs at a setting, and count what it holds besides weights.
 
     Returns

@@ -17,7 +17,7 @@ from simulator.run.questions import frontier
 from simulator.run.results import Result, Results
 from simulator.run.row import rows_of
 from simulator.run.sweep import Progress, silent
-from simulator.run.what_if import beside, what_would_free
+from simulator.run.what_if import page_parts, what_would_free
 from simulator.scenario import Scenario
 
 
@@ -148,7 +148,7 @@ def run_case(
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
     sentences = what_would_free(results, policies, progress, is_asked=what_if) if what_if is not False else []
-    also = partial(beside, results, progress, is_asked=bool(what_if)) if what_if is not False else tuple
+    also = partial(page_parts, results, progress, is_asked=bool(what_if)) if what_if is not False else tuple
     if question is None:
         return Results(case, results, None, sentences, also)
     largest = frontier(case.loaded, kind=type(question), policies=policies, progress=progress)

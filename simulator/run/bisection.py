@@ -11,7 +11,7 @@ from typing import Any
 
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
-from simulator.catalog.shelf import told_at
+from simulator.catalog.shelf import errors_at
 from simulator.errors import Shortfall, insist
 from simulator.policies import POLICIES
 from simulator.policies.decide import Policy
@@ -62,31 +62,31 @@ class Search:
         self, loaded: Loaded, question: Question, policies: Policies | None, given: Given, *, is_bounded: bool = True
     ) -> None:
         self.question, self._policies, self.grows = question, policies, isinstance(question, Frontier)
-        self._where = partial(catalog.asked_at, loaded, question.key, given)
+        self._where = partial(catalog.place_asking, loaded, question.key, given)
         self._check_over(loaded)
-        self._documents = loaded.asking_nothing()
-        self.base = catalog.freed(self._documents, question)
+        self._documents = loaded.without_questions()
+        self.base = catalog.unfixed(self._documents, question)
         self.axis = Axis(question.field, tuple(question.path.split(" + ")), self._where("field"), question.unit)
-        with told_at(self._where("such_that")):
+        with errors_at(self._where("such_that")):
             texts = question.such_that if isinstance(question, Frontier) else ()
             self._asked = [condition(text, loaded.hardware) for text in texts]
         columns = {column for asked in self._asked for column in asked.columns}
         is_of_bounds = not columns.isdisjoint(metrics.columns(loaded.hardware, ("bound",)))
         self._cells = Cells(with_bounds=is_of_bounds or not self.grows)
-        self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._compared)
+        self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._run_compared)
         case = self.built(self.first)
         self._has_ratio = question.over != FASTEST or any(asked.over == OTHER for asked in self._asked)
         if self.grows and self._has_ratio:
             self._other(None)  # refuses before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
-            label: partial(self.tried, label, decide) for label, decide in case.rows(policies).items()
+            label: partial(self.try_row, label, decide) for label, decide in case.rows(policies).items()
         }
         self.named = [label for label in self.rows if not isinstance(policies, Mapping) or label not in policies]
         plain = [label for label in self.rows if is_bounded and not case.choice(label).set_]  # on the same machine
         in_turn = any(case.choice(label).staggered for label in plain)
         kinds = sorted({case.may_repeat(label) for label in plain})
         self.bounds = {BOUNDS[kind]: {"may_repeat": kind, "in_turn": in_turn} for kind in kinds}
-        self.rows |= {name: partial(self.bounded, name) for name in self.bounds}
+        self.rows |= {name: partial(self.try_bound, name) for name in self.bounds}
 
     def _check_over(self, loaded: Loaded) -> None:
         """Refuse to compare steps with a row that does not exist."""
@@ -120,10 +120,10 @@ class Search:
         def holds(index: int) -> bool:
             if index not in tried:
                 (tried[index],) = study.placed((values[index],), study.rows((values[index],)))
-            return _met(tried[index], math.inf)
+            return _meets(tried[index], math.inf)
 
         def holds_in_bound(value: int | float) -> bool:
-            return _met(self.bounded(BOUNDS[0], self.base, (value,))[0], math.inf)
+            return _meets(self.try_bound(BOUNDS[0], self.base, (value,))[0], math.inf)
 
         last = len(values) - 1
         index = bisect_left(values, True, bisect_left(values, self.first), last, key=holds_in_bound)
@@ -150,7 +150,7 @@ class Search:
         """Build what rows share with a value; None: with the documents as they are."""
         return self._cells.case(self._documents if value is None else catalog.at(self.base, {self.axis: value}))
 
-    def _compared(self, value: int | float | None) -> Row:
+    def _run_compared(self, value: int | float | None) -> Row:
         """Run the row that others are compared with."""
         case, over = self.built(value), self.question.over
         if over == COMPUTE:
@@ -165,11 +165,11 @@ class Search:
 
     def differ(self, fewer: Rows, more: Rows) -> bool:
         """Tell whether an answer lies between two values."""
-        return any(_met(fewer[0], limit) != _met(more[0], limit) for limit in self.question.limits)
+        return any(_meets(fewer[0], limit) != _meets(more[0], limit) for limit in self.question.limits)
 
     def more(self, measured: Mapping[Point, Rows]) -> list[Point]:
         """Double or halve until the answer is bracketed; then try values beside it, where easier ones should hold."""
-        values, held = self.question.values, {value: _met(rows[0], math.inf) for (value,), rows in measured.items()}
+        values, held = self.question.values, {value: _meets(rows[0], math.inf) for (value,), rows in measured.items()}
         if len(held) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in measured.values()):
             return []
         if len({*held.values()}) == 1:
@@ -185,11 +185,11 @@ class Search:
             wanted = [times * answer for times in _BESIDE]
         return [(value,) for value in dict.fromkeys(map(self.near, wanted)) if value not in held]
 
-    def tried(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
+    def try_row(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
         """Run a row with a value, and add whether it meets what is asked, its slowdown, and what it fails for."""
-        return [self._held(self._run(label, decide, point[0]), point[0])]
+        return [self._compare(self._run(label, decide, point[0]), point[0])]
 
-    def bounded(self, name: str, _: Loaded, point: Point) -> Rows:
+    def try_bound(self, name: str, _: Loaded, point: Point) -> Rows:
         """Find with a value what no plan can beat: none that runs each op once, or none at all."""
         case, kind = self.built(point[0]), self.bounds.get(name, _ONCE)
         shortfalls = filter(None, (task.unfit(may_repeat=kind["may_repeat"]) for task in case.tasks))
@@ -206,9 +206,9 @@ class Search:
         unknown = [asked.why for asked in self._asked if not {*asked.columns} <= _OF_BOUND & {*row}]
         if unknown:
             return [{"policy": name, "status": "refused", "notes": f"no bound is known that tells of {unknown[0]}"}]
-        return [self._held(row, point[0])]
+        return [self._compare(row, point[0])]
 
-    def _held(self, row: Row, value: int | float) -> Row:
+    def _compare(self, row: Row, value: int | float) -> Row:
         """Compare a row with another one, and with the conditions."""
         other = self._other(self.question.beside(value)) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
@@ -230,12 +230,12 @@ class Search:
         """Sum up the search for one row, with a limit on its step."""
         question, label = self.question, rows[0]["policy"]
         rows = sorted(rows, key=lambda row: question.sign * row[question.field])  # the hardest to meet is the last
-        last = max((index for index, row in enumerate(rows) if _met(row, within)), default=-1)
+        last = max((index for index, row in enumerate(rows) if _meets(row, within)), default=-1)
         ran = {**rows[last], question.column: rows[last][question.field]} if last >= 0 else {"status": "infeasible"}
         answer = {"policy": label, question.column: None, **ran, "within": within}
         if refused := [row for row in rows if row["status"] == "refused"]:
             return answer | {"status": "refused", "notes": refused[0]["notes"]}
-        holes = [row[question.field] for row in rows[: last + 1] if not _met(row, within)]
+        holes = [row[question.field] for row in rows[: last + 1] if not _meets(row, within)]
         answer |= {"tried": len(rows), "holes": holes}
         if last + 1 == len(rows):
             return answer
@@ -253,7 +253,7 @@ def _lacking(short: Shortfall) -> Row:
     return {"limit": short.tier, "limit_at": short.at, **sizes}
 
 
-def _met(row: Row, within: float) -> bool:
+def _meets(row: Row, within: float) -> bool:
     """Tell whether a row fits, meets the conditions, and has a step that is short enough."""
     is_met = row["status"] == "ok" and not row.get("is_unmet")
     return is_met and (within == math.inf or (row["slowdown"] or math.inf) <= within)

@@ -17,7 +17,7 @@ import numpy as np
 
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
-from simulator.catalog.shelf import told_at
+from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
 from simulator.errors import CapacityError, ConfigError, PlanError, insist
 from simulator.graph import Graph
@@ -78,7 +78,7 @@ DRAW = "draw"
 def _scaled(stated: Distribution, where: str) -> tuple[str | None, float, float]:
     """Return unit, `loc` and `scale` of a distribution, in whole units."""
     unit, ends = unit_of(stated.scale), (stated.loc, stated.scale)
-    with told_at(where):
+    with errors_at(where):
         loc, scale = (value if value == 0 or unit is None else parse(value, unit) for value in ends)
     is_number = all(isinstance(value, int | float) and math.isfinite(value) for value in (loc, scale))
     rule, do = "loc and scale are numbers, of one unit, and scale is above 0", "write such as loc: 1 us, scale: 2 us"
@@ -213,12 +213,12 @@ class Once:
         rows = []
         for label, decide in case.rows(self.policies).items():
             try:
-                rows.append(row_of(case, label, partial(self._carried, label, decide), silent, advice=False).summary)
+                rows.append(row_of(case, label, partial(self._carry_over, label, decide), silent, advice=False).summary)
             except PlanError as error:
                 rows.append({"policy": label, "status": "failed", "notes": str(error)})
         return rows
 
-    def _carried(self, label: str, decide: Policy, problem: Problem) -> Plan:
+    def _carry_over(self, label: str, decide: Policy, problem: Problem) -> Plan:
         """Return the plan of a row; a runtime decides anew, for where it runs."""
         plan, nominal = self.plans[label], self.case.graph
         if isinstance(plan, CapacityError):

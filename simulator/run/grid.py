@@ -15,7 +15,7 @@ from typing import Any
 
 from simulator import catalog, metrics
 from simulator.catalog import Axis, Loaded
-from simulator.catalog.shelf import told_at
+from simulator.catalog.shelf import errors_at
 from simulator.catalog.text import scalar
 from simulator.errors import insist
 from simulator.graph import Job
@@ -27,7 +27,7 @@ from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, named, names_in, prepare
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
-from simulator.run.kept import SUFFIXES, KeptRows, appended, code_key, key_of, usual_folder
+from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, key_of, usual_folder
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
 from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
@@ -102,7 +102,7 @@ def _spaced(match: re.Match[str], where: str, asked: str) -> list[Any]:
     if unit_of(first) is None and (name := _UNITS.fullmatch(last)) is not None:
         first = f"{first} {name[1]}".strip()  # 16..200 GB/s
     unit = unit_of(first)
-    with told_at(where):
+    with errors_at(where):
         ends = [parse(end, unit) if unit else scalar(end) for end in (first, last)]
     numbers = [end for end in ends if isinstance(end, int | float) and math.isfinite(end)]
     rule = "a range goes from a number up to a larger one, in 2 values or more"
@@ -225,8 +225,8 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
         or `cluster` cannot be used.
     """
     study, loaded, (axes, shown, points) = _read(scenario, grid, set, at_most)
-    base, rows_asked = loaded.asking_nothing(), policies or study.policies or None
-    measured = _measured(base, study, rows_asked, axes, points, with_bounds=bounds)
+    base, rows_asked = loaded.without_questions(), policies or study.policies or None
+    measured = _keyed_study(base, study, rows_asked, axes, points, with_bounds=bounds)
     if cache is False or isinstance(rows_asked, Mapping):
         measured = replace(measured, key=None)
     folder = Path(cache) if isinstance(cache, str | Path) else usual_folder()
@@ -237,11 +237,11 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     head = [*(axis.name for axis in axes), "policy", *columns, "tokens", "short_at", "notes", "remarks"]
     needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
     workers = workers or os.cpu_count() or 1
-    pace, does = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else spawned
+    pace, run_tasks = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else spawned
     with ExitStack() as using:
         kept = using.enter_context(closing(KeptRows(folder))) if measured.key else None
-        append = using.enter_context(appended(file, head)) if file else None
-        for new in streamed([measured], workers, pace, kept, does):
+        append = using.enter_context(appending(file, head)) if file else None
+        for new in streamed([measured], workers, pace, kept, run_tasks):
             if append is not None:
                 append(new)
             rows += [{key: row[key] for key in needed if key in row} for row in new] if append else new
@@ -266,12 +266,12 @@ def _read(
         crossed = {key: values if isinstance(values, str) else tuple(values) for key, values in (grid or {}).items()}
         plain = StudyDocument.model_construct(name=loaded.scenario.name, scenario=loaded.scenario.name)
         study = (study or plain).model_copy(update={"grid": crossed, "list_": {}, "sample": None})
-    varied = _varied(study, where, at_most)
+    varied = _axes_and_points(study, where, at_most)
     _check_apart(varied[0], loaded, where)
     return study, loaded, varied
 
 
-def _measured(
+def _keyed_study(
     base: Loaded,
     study: StudyDocument,
     policies: Policies | None,
@@ -303,7 +303,7 @@ def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str,
     return cells, {**more, "quantiles": [line for cell in cells for line in cell.quantiles], "beats": beats}
 
 
-def _varied(study: StudyDocument, where: str, at_most: int) -> Grid:
+def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
     """Return the axes and the points of a study: all cells of the grid, with each entry of the list and each draw."""
     sample, do = study.sample, "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
     insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
@@ -329,7 +329,7 @@ def _check_apart(axes: Sequence[Axis], loaded: Loaded, where: str) -> None:
     """Refuse two axes that vary one field: of two values for it the second would win, unseen."""
     varied: dict[tuple[str, ...], str] = {}
     for axis in axes:
-        with told_at(axis.where):
+        with errors_at(axis.where):
             paths = [path for key in axis.fields for path, _ in loaded.fields(key)]
         for path in paths:
             other = next((name for before, name in varied.items() if before[: len(path)] == path[: len(before)]), None)
@@ -364,5 +364,5 @@ def points_in(path: Path) -> int:
         As `sweep` does.
     """
     _, loaded, (axes, _, points) = _read(path)
-    Study(loaded.asking_nothing(), Cells(), axes, points, probes=_probes(points)).check()
+    Study(loaded.without_questions(), Cells(), axes, points, probes=_probes(points)).check()
     return len(points)

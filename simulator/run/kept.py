@@ -117,7 +117,7 @@ _TYPES = {"ns": "int64", "B": "int64", "share": "float64", "times": "float64", "
 
 
 @contextmanager
-def appended(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
+def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
     """Give a function that appends rows to a file, which one process at a time writes.
 
     Parameters

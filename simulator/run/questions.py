@@ -15,7 +15,7 @@ from typing import Any
 
 from simulator import catalog, metrics
 from simulator.catalog import Loaded, Named
-from simulator.catalog.shelf import told_at
+from simulator.catalog.shelf import errors_at
 from simulator.errors import insist
 from simulator.hardware import without_effect
 from simulator.lifetime import live_bytes
@@ -184,7 +184,7 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     machine, tier = loaded.hardware, loaded.hardware.compute_tier
     peak = f"peak_{tier}_bytes"
     paid = [column for column in metrics.columns(machine, ("cost",)) if figure_of(column).worse != "less"]
-    with told_at("--of"):
+    with errors_at("--of"):
         column = named(of, (peak, *paid)) if of else peak
     question = catalog.question(loaded, Frontier, {"field": f"peak.{tier}", "over": COMPUTE})
     search = Search(loaded, question, policies, {}, is_bounded=column == peak)

@@ -52,7 +52,7 @@ class WhatIf:
         set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
     ) -> None:
         loaded = catalog.resolve(scenario, set)
-        self._loaded, self._policy = loaded.asking_nothing(), policy
+        self._loaded, self._policy = loaded.without_questions(), policy
         self._cells = Cells([policy], with_bounds=False)
         tier, budget = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
         room = f"tiers.{tier}.capacity"

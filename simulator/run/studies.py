@@ -61,7 +61,7 @@ def points_of(loaded: Loaded) -> Study:
         must, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
         raise ConfigError(loaded.place("scaling"), must, "none", do)
     axes = tuple(Axis(key, (f"workload.{key}",), loaded.place("scaling", key)) for key in scaling)
-    return Study(loaded.asking_nothing(), Cells(), axes, list(zip(*scaling.values(), strict=True)))
+    return Study(loaded.without_questions(), Cells(), axes, list(zip(*scaling.values(), strict=True)))
 
 
 def scaling(
@@ -153,7 +153,7 @@ def limits(
     ConfigError
         If a document is wrong.
     """
-    loaded = catalog.resolve(scenario, set).asking_nothing()
+    loaded = catalog.resolve(scenario, set).without_questions()
     title = loaded.scenario.title or loaded.scenario.name
     return limits_at(loaded, [(loaded, policies)], workers or os.cpu_count() or 1, progress, title)
 
@@ -284,7 +284,7 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     are_alike = case.choice(tested).set_ == case.choice(other).set_
     insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
     insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
-    once = Once(loaded.asking_nothing(), (tested, other), headroom)
+    once = Once(loaded.without_questions(), (tested, other), headroom)
     asked = {JITTER: jitter, LINKS: slower_links, INSPECTION: inspect, SEQUENCE: longer}
     studies = list(_studies(once, asked, draws, seed))
     if isinstance(plan := once.plans[tested], CapacityError):
@@ -319,14 +319,14 @@ def _studies(once: Once, asked: Mapping[str, Sequence[float] | None], draws: int
         most = MOST.get(name, 0)
         rule = f"a level is above 0 and at most {most:g}, as a share, or as a time in ns"
         insist(name == NOMINAL or 0 < level <= most, where, rule, f"{level:g}")
-        axes = (*(varied := _varied(loaded, name, level)), Axis("draw", (), where))
+        axes = (*(varied := _perturbed_fields(loaded, name, level)), Axis("draw", (), where))
         points = [(*varied.values(), draw) for draw in range(draws if name == JITTER else 1)]
         about = {"perturbation": name, "level": level}
         cells = Cells(once.policies, jitter=level if name == JITTER else 0, seed=seed, once=once, with_bounds=False)
         yield Study(loaded, cells, axes, points, about=about, is_strict=True)
 
 
-def _varied(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
+def _perturbed_fields(loaded: Loaded, name: str, level: float) -> dict[Axis, Any]:
     """Return the fields that a perturbation changes, with their values; jitter changes none."""
     where = f"levels of {name}"
     if name == LINKS:

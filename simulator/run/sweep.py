@@ -44,8 +44,8 @@ Task = tuple[int, Point]
 """The index of a study, and a point of it."""
 Progress = Callable[[str, int, int], None]
 """Called now and then with a label of the work, how much of it is done, and how much there is in all."""
-Does = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
-"""Does tasks in some processes, as `simulator.processes.spawned` does."""
+RunTasks = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
+"""Runs tasks in some processes, as `simulator.processes.spawned` does."""
 
 
 def silent(label: str, done: int, total: int) -> None:
@@ -166,7 +166,7 @@ def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None 
 
 
 def streamed(
-    studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None = None, does: Does = spawned
+    studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None = None, run_tasks: RunTasks = spawned
 ) -> Iterator[Rows]:
     """Measure all points of some studies, and yield the rows of each as soon as all before it are there.
 
@@ -180,8 +180,8 @@ def streamed(
         Tells the speed.
     kept
         Rows that were measured before; new ones are kept there at once. Needed by studies with a `key`.
-    does
-        Does the tasks: in processes here, or on a cluster.
+    run_tasks
+        Runs the tasks: in processes here, or on a cluster.
 
     Yields
     ------
@@ -197,7 +197,7 @@ def streamed(
     """
     for study in studies:
         study.check()
-    measuring, is_searched = _Measuring(studies, workers, pace, kept, does), any(study.differ for study in studies)
+    measuring, is_searched = _Measuring(studies, workers, pace, kept, run_tasks), any(study.differ for study in studies)
     measured: list[dict[Point, Rows]] = [{} for _ in studies]
     while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(measured[n])]:
         with closing(measuring.in_order(tasks)) as outcomes:
@@ -214,8 +214,10 @@ def streamed(
 class _Measuring:
     """Measures points, and keeps their rows."""
 
-    def __init__(self, studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None, does: Does) -> None:
-        self._studies, self._workers, self._pace, self._kept, self._does = studies, workers, pace, kept, does
+    def __init__(
+        self, studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None, run_tasks: RunTasks
+    ) -> None:
+        self._studies, self._workers, self._pace, self._kept, self._run_tasks = studies, workers, pace, kept, run_tasks
 
     def _kept_rows(self, task: Task) -> Rows | None:
         """Return the rows of a point that was measured before; None if it was not."""
@@ -241,7 +243,7 @@ class _Measuring:
             If no process lives, or of a study that is strict one dies.
         """
         processes = self._workers if min(self._workers, len(new)) > 1 else 0
-        with closing(self._does(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
+        with closing(self._run_tasks(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
             lost = dict(enumerate(new))
             for index, rows in outcomes:
                 study, point = lost.pop(index)

@@ -66,7 +66,7 @@ def what_would_free(
     case, label = fastest.case, fastest.label
     if case.choice(label).is_file:
         return [f"What would make {label} free is not searched: its plan is of one machine."] if is_asked else []
-    is_quick = fastest.policy in _SEARCHED and _work(fastest) <= max(_QUICK, sum(map(_work, rows)) / 2)
+    is_quick = fastest.policy in _SEARCHED and _ops_computed(fastest) <= max(_QUICK, sum(map(_ops_computed, rows)) / 2)
     if is_asked is None and (fastest.is_free or not is_quick):
         ask = f"ask with --policy {shlex.quote(label)} --what-if"
         return [] if fastest.is_free else [f"Which bandwidth, and which capacity, would make {label} free: {ask}."]
@@ -88,13 +88,13 @@ def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: 
     return free_sentence(search.answer(search.near_bound(row), math.inf), question, kind, has_budget=has_budget)
 
 
-def _work(row: Result) -> int:
+def _ops_computed(row: Result) -> int:
     """Count the ops that are computed until a row has run, and its plans were tried."""
     graph = row.case.graph
     return len(graph.ops) * graph.steps * row.case.job.ranks * (row.tries + 1)
 
 
-def beside(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> list[Sweep]:
+def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> list[Sweep]:
     """Make the further parts of a page: peaks against steps of the fastest row, and what limits it.
 
     Parameters
@@ -108,12 +108,12 @@ def beside(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> lis
     if fastest is None or fastest.policy not in (POLICIES if is_asked else _SEARCHED):
         return []
     loaded, row = fastest.case.loaded, fastest.label
-    parts, lacking, base = list[Sweep](), list[str](), loaded.asking_nothing()
+    parts, lacking, base = list[Sweep](), list[str](), loaded.without_questions()
     front = partial(pareto, loaded, policies=[row], progress=progress)
     limits = partial(limits_at, base, [(base, [row])], 1, progress, "")
     makes = {"a lower peak costs": (_ROOMS, front), "limits": (len(amounts(base.hardware)), limits)}
     for title, (times, make) in makes.items():
-        if is_asked or times * _work(fastest) <= _PAGE:
+        if is_asked or times * _ops_computed(fastest) <= _PAGE:
             part = make()
             parts.append(replace(part, view=part.view._replace(title=f"What {title} {row}")))
         else:

@@ -21,7 +21,7 @@ from simulator.run import asked_for
 from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.scenario import Scenario
 from simulator.serving import latencies
-from simulator.serving.blocks import Rooms, asked_of, rooms
+from simulator.serving.blocks import Rooms, requests_of, rooms
 from simulator.serving.replays import Replays, rows_of
 from simulator.serving.scheduler import Served
 from simulator.serving.story import Story, serve_row, summary
@@ -100,7 +100,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
     loaded = catalog.resolve(asked_for(scenario, hardware, workload, policies), set)
-    asked = asked_of(loaded)
+    asked = requests_of(loaded)
     progress = progress or silent
     names, come, room = read_served(loaded, policies, progress)
     size = sum(room.sizes(asked.block))
@@ -163,7 +163,7 @@ def arriving(loaded: Loaded, progress: Progress) -> Arriving:
     ConfigError
         If the file of requests is wrong, or too long.
     """
-    asked = asked_of(loaded)
+    asked = requests_of(loaded)
     if "requests" in loaded.paths:
         path = loaded.paths["requests"]
         return formats.read_requests(path, asked.count, lambda lines: progress(f"line {lines:,} of {path.name}", 0, 0))

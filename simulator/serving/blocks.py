@@ -167,13 +167,13 @@ class Tiers:
         self.stores[(self.names[source], self.names[target]), block.group] += 1
 
 
-def seen_numbers(reach: Reach, cached: int, size: int) -> Sequence[int]:
+def seen_blocks(reach: Reach, cached: int, size: int) -> Sequence[int]:
     """Return the blocks of `size` tokens that the token behind the cached ones sees, in layers of a reach."""
     sinks, near = reach.near(cached)
     return list(dict.fromkeys([*range(-(-sinks // size)), *range(near // size, -(-cached // size))]))
 
 
-def held_numbers(reach: Reach, cached: int, request: Request, asked: Requests) -> Sequence[int]:
+def blocks_to_hold(reach: Reach, cached: int, request: Request, asked: Requests) -> Sequence[int]:
     """Return the blocks that a sequence holds in layers of a reach, once so many of its tokens are cached.
 
     With a window these are what the next token sees, and room for the most that is added at a time, wherever in a
@@ -191,7 +191,7 @@ def held_numbers(reach: Reach, cached: int, request: Request, asked: Requests) -
 # how much room there is
 
 
-def asked_of(loaded: Loaded) -> Requests:
+def requests_of(loaded: Loaded) -> Requests:
     """Return what the workload of a scenario says of requests.
 
     Raises
@@ -249,7 +249,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     ConfigError
         If there is less room than the scenario says, or the compute tier cannot hold the longest request.
     """
-    asked, groups = asked_of(loaded), groups_of(loaded)
+    asked, groups = requests_of(loaded), groups_of(loaded)
     compute_tier, kept_in = loaded.hardware.compute_tier, loaded.scenario.kv_tiers
     names = (compute_tier, *(tier for tier in kept_in if tier != compute_tier))
     where, first = loaded.place("kv_tiers", compute_tier), next(iter(kept_in), compute_tier)
@@ -262,7 +262,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     left_bytes = [_left_bytes(loaded, graph, tier) for tier in names]
     room = Rooms(names, tuple(max(0.0, left) for left in left_bytes), compute_tier in kept_in or not kept_in, groups)
     index, longest = max(enumerate(requests), key=lambda pair: pair[1].prompt + pair[1].output)
-    taken = [len(held_numbers(group.reach, 0, longest, asked)) for group in groups]
+    taken = [len(blocks_to_hold(group.reach, 0, longest, asked)) for group in groups]
     needed = sum(size * blocks for size, blocks in zip(room.sizes(asked.block), taken, strict=True))
     short, budget = max(0, needed - left_bytes[0]), loaded.scenario.budget_bytes
     rule = f"each request fits in the compute tier ({compute_tier}) beside weights and the largest iteration"

@@ -57,7 +57,7 @@ from simulator.plan import COPY, DETACH, SYNC, Actions, Code, Plan
 from simulator.policies import Problem
 from simulator.run.case import Case, prepare
 from simulator.run.row import checked
-from simulator.serving.blocks import asked_of, groups_of
+from simulator.serving.blocks import groups_of, requests_of
 from simulator.trace import CAUSES
 from simulator.workload import Experts
 
@@ -109,7 +109,7 @@ class _Shape:
         """List the numbers of an iteration; answers that are as many as all tokens are none of their own."""
         return [*work[:5], 0 if self._is_all else work.answers, *chain.from_iterable(work.near)]
 
-    def alike(self, work: Iteration, part_ns: float, most_sequences: int, most_tokens: int) -> Iteration:
+    def rounded(self, work: Iteration, part_ns: float, most_sequences: int, most_tokens: int) -> Iteration:
         """Round the numbers of an iteration to what costs a part [ns], but to at most so many."""
         prices_ns, tokens = self._prices_ns[: len(self._flops_slopes)].copy(), work.decoding + work.reading
         if self._experts:  # a token costs the more for experts, the fewer others choose
@@ -182,7 +182,7 @@ class Replays:
 
     def __init__(self, loaded: Loaded, row: str, room_bytes: int, *, exact: bool = False) -> None:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
-        self._asked, self._groups, self._problem = asked_of(loaded), groups_of(loaded), _smallest(loaded).problem
+        self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), _smallest(loaded).problem
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
         self.further = further(decoder_of(loaded.workload))
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
@@ -207,7 +207,7 @@ class Replays:
         shape = self.shape(work)
         own_ns = shape.ops_ns(work)
         for parts in PARTS:
-            alike = self._alike(work, shape, 2.0 ** math.floor(math.log2(max(own_ns, 1))) / parts)
+            alike = self._representative(work, shape, 2.0 ** math.floor(math.log2(max(own_ns, 1))) / parts)
             counted = self._replayed(alike)
             if counted["status"] != "ok":
                 return counted
@@ -227,7 +227,7 @@ class Replays:
             self._shapes[kind] = _Shape(self._loaded, work)
         return self._shapes[kind]
 
-    def _alike(self, work: Iteration, shape: _Shape, part_ns: float) -> Iteration:
+    def _representative(self, work: Iteration, shape: _Shape, part_ns: float) -> Iteration:
         """Return the iteration that is replayed for a class."""
         links, block = self._loaded.hardware.links, self._asked.block
 
@@ -238,7 +238,7 @@ class Replays:
 
         loads = tuple((tier, rounded(tokens, tier, self._loaded.hardware.compute_tier)) for tier, tokens in work.loads)
         stores = tuple((way, rounded(tokens, *way)) for way, tokens in work.stores)
-        alike = shape.alike(work, part_ns, self._asked.max_sequences, self._asked.max_tokens)
+        alike = shape.rounded(work, part_ns, self._asked.max_sequences, self._asked.max_tokens)
         return alike._replace(loads=loads, stores=stores)
 
     def _links(self, source: str, target: str) -> list[str]:

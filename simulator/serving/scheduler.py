@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 from simulator.builders import CachedLayers, Iteration
 from simulator.reach import Reach, TokenSpan
-from simulator.serving.blocks import Block, Tiers, held_numbers, seen_numbers
+from simulator.serving.blocks import Block, Tiers, blocks_to_hold, seen_blocks
 from simulator.workload import Request, Requests
 
 Way = TypeVar("Way", str, tuple[str, str])
@@ -147,7 +147,7 @@ class Scheduler:
         left, loads = self._asked.max_tokens - len(decoding), Counter[tuple[str, int]]()
         parts: list[tuple[Served, int]] = []
         waiting = (served for served in self.running if served.is_reading)
-        while left and (served := next(waiting, None) or self._admitted(loads, now_ns)):
+        while left and (served := next(waiting, None) or self._admit(loads, now_ns)):
             new = min(left, served.request.prompt - served.cached)
             parts.append((served, new))
             left -= new
@@ -158,7 +158,7 @@ class Scheduler:
             return [Work(stores=stores), Work(decoding, parts, loads)]
         return [Work(decoding, parts, loads, stores)] if decoding or parts or stores else []
 
-    def _admitted(self, loads: Counter[tuple[str, int]], now_ns: int) -> Served | None:
+    def _admit(self, loads: Counter[tuple[str, int]], now_ns: int) -> Served | None:
         """Admit the next request if its blocks fit: look up its prefix, hold its blocks, count what is copied in."""
         if not self.waiting or len(self.running) >= self._asked.max_sequences:
             return None
@@ -168,10 +168,10 @@ class Scheduler:
             served.shared = [[Block(True, prefix, n, group) for n, prefix in names] for group, _ in self._groups]
         first = self._found_blocks(served)
         hit = [
-            [served.shared[group][n] for n in seen_numbers(reach, first * size, size)] if first else []
+            [served.shared[group][n] for n in seen_blocks(reach, first * size, size)] if first else []
             for group, reach in self._groups
         ]
-        held = [held_numbers(reach, first * size, served.request, self._asked) for _, reach in self._groups]
+        held = [blocks_to_hold(reach, first * size, served.request, self._asked) for _, reach in self._groups]
         counts = zip(tiers.sizes, map(len, held), map(len, hit), strict=True)
         new_bytes = sum(size_bytes * (in_all - from_cache) for size_bytes, in_all, from_cache in counts)
         every = [block for blocks in hit for block in blocks]
@@ -199,7 +199,7 @@ class Scheduler:
             for group, reach in self._groups:
                 numbers: Sequence[int] = range(first)  # with full attention the first missing block ends the prefix
                 if reach.window is not None:  # with a window the last one does
-                    numbers = sorted(seen_numbers(reach, first * size, size), reverse=True)
+                    numbers = sorted(seen_blocks(reach, first * size, size), reverse=True)
                 first = next((n for n in numbers if tiers.where(served.shared[group][n]) < 0), first)
         return first
 
@@ -212,7 +212,7 @@ class Scheduler:
             blocks.update(new)
         self.tiers.admit(hit, every_new)
 
-    def _leave(self, served: Served, kept: Sequence[Sequence[int]]) -> None:
+    def _release(self, served: Served, kept: Sequence[Sequence[int]]) -> None:
         """Release all blocks of a sequence but those of these numbers, beginning with the last tokens."""
         full = served.cached // self._asked.block if self._shares else 0
         gone = [(n, group) for group, _ in self._groups for n in served.blocks[group].keys() - {*kept[group]}]
@@ -221,12 +221,12 @@ class Scheduler:
             is_double = not block.is_shared and bool(served.shared) and index < len(served.shared[group])
             self.tiers.release(block, is_kept=index < full and not is_double)
 
-    def _go_on(self, served: Served) -> None:
+    def _slide_windows(self, served: Served) -> None:
         """Release the blocks that the windows of a sequence have passed, and hold those that they come to."""
         numbers: list[Sequence[int]] = [list(blocks) for blocks in served.blocks]
         for group, reach in self._windows:
-            numbers[group] = held_numbers(reach, served.cached, served.request, self._asked)
-        self._leave(served, numbers)
+            numbers[group] = blocks_to_hold(reach, served.cached, served.request, self._asked)
+        self._release(served, numbers)
         self._hold(served, numbers)
 
     def ended(self, work: Work, now_ns: int) -> list[Served]:
@@ -250,11 +250,11 @@ class Scheduler:
             nears = ((served, reach.near(served.cached)[1]) for served in work.decoding for _, reach in self._windows)
             passed = dict.fromkeys(served for served, near in nears if near and near % size == 0)
             for served in (*(served for served, _ in work.parts), *passed):
-                self._go_on(served)
+                self._slide_windows(served)
         left = [served for served in self.running if served.made == served.request.output]
         for served in left:
             served.end_ns = now_ns
-            self._leave(served, [()] * len(self._groups))
+            self._release(served, [()] * len(self._groups))
             served.blocks, served.shared = [], []
         if left:
             self.running = [served for served in self.running if served.made < served.request.output]

@@ -9,7 +9,7 @@ from pages import PAGES
 
 from simulator import builders, catalog
 from simulator.claims.choices import SELECTS, _choices, judged_setting
-from simulator.claims.sensitivity import besides
+from simulator.claims.sensitivity import count_besides
 from simulator.errors import HosimError
 
 SAMPLES = {
@@ -64,7 +64,7 @@ def is_selected(loaded, setting):
         return False
     if loaded.scenario.claim.screens:
         (peak,) = (row for row in rows if row["figure"] == loaded.scenario.claim.screens)
-        ((told),) = besides(loaded, setting)
+        ((told),) = count_besides(loaded, setting)
         ahead = builders.weight_bytes(loaded.workload) + told["besides_bytes"]
         assert ahead == pytest.approx((1 + peak["error"]) * 61.2e9, rel=1e-12)
     return all(row["holds"] for row in rows if row["role"] == SELECTS)

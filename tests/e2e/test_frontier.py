@@ -90,7 +90,7 @@ def test_no_plan_does_with_less_than_the_bound(laid, wires):
     bound = wires["bound"]
     rates = [wires[who][f"least_{WIRE}"] for who in ("bound", "static", "reactive")]
     assert rates == sorted(rates)
-    loaded, axis = catalog.resolve(laid).asking_nothing(), catalog.Axis(WIRE, (WIRE,), "a test", "B/s")
+    loaded, axis = catalog.resolve(laid).without_questions(), catalog.Axis(WIRE, (WIRE,), "a test", "B/s")
     for rate, is_enough in ((rates[0], True), (bound["next"], False)):
         case = prepare(catalog.at(loaded, {axis: rate}))
         step_ns = case.bound(may_repeat=False).ns

@@ -104,7 +104,7 @@ def test_no_plan_goes_beyond_the_bound(found, longest):
     bound = any_plan["largest_sequence"]
     assert any_plan["policy"] == "bound"
     assert resident["largest_sequence"] < static["largest_sequence"] <= bound
-    loaded, axis = catalog.resolve(path).asking_nothing(), catalog.Axis("sequence", ("workload.sequence",), "a test")
+    loaded, axis = catalog.resolve(path).without_questions(), catalog.Axis("sequence", ("workload.sequence",), "a test")
     for value, is_proved in ((bound, False), (bound + 256, True)):
         case = prepare(catalog.at(loaded, {axis: value}))
         assert (case.unfit() is not None) is is_proved

@@ -251,7 +251,7 @@ def test_every_open_parameter_of_a_shipped_claim_can_be_varied():
     claims = [catalog.resolve(name) for name, one in scenarios.items() if one.claim and one.claim.unstated]
     assert len(claims) >= 3
     for loaded in claims:
-        for one, axis, taken in catalog.left_open(loaded):
+        for one, axis, taken in catalog.open_parameters(loaded):
             assert taken in one.options or one.tried[0] <= taken <= one.tried[-1]
             for value in one.options or (one.tried[0], one.tried[-1]):
                 catalog.at(loaded, {axis: value})

@@ -13,7 +13,7 @@ import simulator as hosim
 from simulator import catalog
 from simulator.builders import CachedLayers, Iteration
 from simulator.reach import Reach
-from simulator.serving.blocks import held_numbers
+from simulator.serving.blocks import blocks_to_hold
 from simulator.serving.replays import Replays
 from simulator.workload import Request, Requests
 
@@ -88,7 +88,7 @@ def test_what_a_sequence_holds_never_grows_and_has_all_that_it_sees_and_adds(win
     asked, reach = Requests(file="x.csv", block=4, max_sequences=1, max_tokens=most), Reach(window, sinks)
     request, before, cached = Request(0, prompt, output), inf, 0
     while cached < prompt + output:
-        held = held_numbers(reach, cached, request, asked)
+        held = blocks_to_hold(reach, cached, request, asked)
         new = min(most, prompt - cached) if cached < prompt else 1
         seen = [*range(min(sinks, cached)), *range(max(0, cached + 1 - window), cached + new)]
         assert {token // 4 for token in seen} <= {*held}
