@@ -106,7 +106,7 @@ class AddressSpace:
     def take(self, wanted: Wanted) -> bool:
         """Take all these places, or none if one of them finds no hole."""
         for taken, (item, size) in enumerate(wanted):
-            place = self._cut(item, size)
+            place = self._find_range(item, size)
             if place is None:
                 for before, _ in wanted[:taken]:
                     self.give(before)
@@ -114,7 +114,7 @@ class AddressSpace:
             self.places[item] = place
         return True
 
-    def _cut(self, item: int, size: int) -> Range | None:
+    def _find_range(self, item: int, size: int) -> Range | None:
         """Find a range for a place; None if there is no hole."""
         raise NotImplementedError
 
@@ -173,7 +173,7 @@ class BestFit(AddressSpace):
         super().__init__()
         self._holes = Holes(capacity)
 
-    def _cut(self, item: int, size: int) -> Range | None:
+    def _find_range(self, item: int, size: int) -> Range | None:
         return self._holes.take(size)
 
     def give(self, item: int) -> Range:
@@ -290,7 +290,7 @@ class CachedSegments(AddressSpace):
         self._blocks: dict[int, int] = {}
         self._end = self._reserved = 0
 
-    def _cut(self, item: int, size: int) -> Range | None:
+    def _find_range(self, item: int, size: int) -> Range | None:
         """Cut a block from what is cached, or from a new segment; None if the device has too little left."""
         block = self._rules.block_bytes(size)
         pool, least_rest = self._pool(block), self._rules.least_rest_bytes(block)

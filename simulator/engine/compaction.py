@@ -110,7 +110,7 @@ class Compactor(Gate):
         self.is_open, self._wanted = True, wanted
         self._asked_ns, self._start_ns = self._rounds.clock.now, -1
         for stream in self._streams:
-            if _computes(stream):
+            if _is_busy(stream):
                 stream.ended.wait(stream.ended.reached + 1, self.look_again)
         self._rounds.restless += [stream.waiting for stream in self._streams]
         self.look_again()
@@ -121,7 +121,7 @@ class Compactor(Gate):
 
     def try_start(self) -> None:
         """Start once nothing runs any more."""
-        if not self.is_open or self._start_ns >= 0 or any(map(_computes, self._streams)):
+        if not self.is_open or self._start_ns >= 0 or any(map(_is_busy, self._streams)):
             return
         if any(link.running for link in self._links):
             return
@@ -143,7 +143,7 @@ class Compactor(Gate):
         self._rounds.restless += [stream.waiting for stream in self._streams]
 
 
-def _computes(stream: Stream) -> bool:
+def _is_busy(stream: Stream) -> bool:
     """Return whether the stream runs a compute other than a collective."""
     return stream.running is not None and not stream.columns.is_collective[stream.running[1]]
 

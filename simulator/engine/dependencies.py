@@ -207,7 +207,7 @@ class Counter:
         columns, dynamic, last_use, seen = self._columns, self._dynamic, self._last_use[stream], self._seen[stream]
         self._gate = stream
         count = self._computes[stream] = self._computes[stream] + 1
-        after = self._after(op, stream) if len(self._streams) > 1 else ()
+        after = self._awaited_ends(op, stream) if len(self._streams) > 1 else ()
         for tensor in columns.reads[op]:
             last_use[tensor] = count
         for tensor in columns.writes[op]:
@@ -230,20 +230,20 @@ class Counter:
         compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
         states, sizes = self._issued.here, columns.size_bytes
         if workspace_bytes or any(states[t] == ABSENT and sizes[t] for t in writes):  # it takes room
-            compute.line = self._line(stream)
+            compute.line = self._line_before(stream)
             self._taker, self._last_taker = stream, count
         self._issued.write(writes)
         if dynamic is not None and is_timed:
             dynamic.time(op, compute)
         return compute
 
-    def _line(self, stream: int) -> Waits:
+    def _line_before(self, stream: int) -> Waits:
         """Return the start of the last compute that took room, unless it is on this stream."""
         if self._taker == stream or self._last_taker <= NEVER:
             return ()
         return ((self._streams[self._taker].started, self._last_taker),)
 
-    def _after(self, op: int, stream: int) -> Waits:
+    def _awaited_ends(self, op: int, stream: int) -> Waits:
         """Return the last ends of other streams' computes that write what this one reads, or use what it writes.
 
         What an earlier compute of this stream has waited for, a later one need not.
@@ -258,7 +258,7 @@ class Counter:
                     after.append((self._ends[other], count))
         return tuple(after)
 
-    def _latest(self, last: list[list[int]], tensor: int) -> Waits:
+    def _last_ends(self, last: list[list[int]], tensor: int) -> Waits:
         """Return for each stream the end of the compute that is last to use (or write) a tensor, if there is one."""
         by_stream = zip(self._ends, last, strict=True)
         return tuple([(end, counts[tensor]) for end, counts in by_stream if counts[tensor] > NEVER])
@@ -275,16 +275,16 @@ class Counter:
             do = "copy along the links of the hardware profile, or add the link"
             where = f"action {self._number} (copy {names[source]} -> {names[target]})"
             raise PlanError(where, "a link joins the two tiers", "none", do)
-        writers = self._latest(self._last_write, tensor) if tensor in self._columns.written else ()
+        writers = self._last_ends(self._last_write, tensor) if tensor in self._columns.written else ()
         self._moves[tensor] += 1
         self._sole.discard(tensor)
         gate: Waits = ((self._streams[self._gate].pace, self._computes[self._gate]),)
         if target == self._columns.compute_tier:
-            gate += self._line(self._gate)
+            gate += self._line_before(self._gate)
         return QueuedCopy(link, tensor, self._fence[tensor], gate, writers)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
-        moves, users, state = self._moves[tensor], self._latest(self._last_use, tensor), self._issued.state
+        moves, users, state = self._moves[tensor], self._last_ends(self._last_use, tensor), self._issued.state
         if tensor in self._columns.outputs and [t for t, of in enumerate(state) if of[tensor] == VALID] == [tier]:
             users = tuple(zip(self._ends, self._computes, strict=True))
         if broken_rule := self._issued.detach(tensor, tier):
@@ -296,4 +296,4 @@ class Counter:
         return Exclusive(tensor, tier, moves, users)
 
     def _sync(self, tensor: int, tier: int, _: int) -> Exclusive:
-        return Exclusive(tensor, tier, self._moves[tensor], self._latest(self._last_use, tensor))
+        return Exclusive(tensor, tier, self._moves[tensor], self._last_ends(self._last_use, tensor))

@@ -129,13 +129,13 @@ class HostThread:
         if self._key >= self._next_checkpoint:
             self._next_checkpoint = self._key + _STEPS_PER_CHECKPOINT
             self._checkpoint()
-        ahead = self._ahead()
+        ahead = self._count_unstarted()
         self._credit = self._depth - ahead
         if not self._credit and not self._must_wait():
             self._wait_for_starts(ahead - self._depth // 2)
         return self._credit > 0
 
-    def _ahead(self) -> int:
+    def _count_unstarted(self) -> int:
         """Count the computes that were issued and have not started."""
         return sum([len(stream.queue) for stream in self._streams])
 
@@ -152,7 +152,7 @@ class HostThread:
     def _fill_up(self, asked: int) -> None:
         """Go on if half of the queue has started, unless another look has come first."""
         if asked == self._asked:
-            excess = self._ahead() - self._depth // 2
+            excess = self._count_unstarted() - self._depth // 2
             if excess > 0:
                 self._wait_for_starts(excess)
             else:

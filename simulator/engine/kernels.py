@@ -93,9 +93,9 @@ class Communicator:
             for start, end, peer in self._parts:
                 if end > arrived_ns:
                     member.waiting.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
-        self._go_on()
+        self._begin_stage()
 
-    def _go_on(self) -> None:
+    def _begin_stage(self) -> None:
         """Begin the next stage: its hops, then the bytes of all its phases; or end the collective for all."""
         self._stage = next(self._stages, ())
         if not self._stage:
@@ -106,9 +106,9 @@ class Communicator:
             self._arrived.clear()
         else:
             first = self._stage[0]
-            _after(first.hops * self._fabrics[first.fabric].latency_ns, self._flow, self._rounds.clock)
+            _delayed(first.hops * self._fabrics[first.fabric].latency_ns, self._begin_flows, self._rounds.clock)
 
-    def _flow(self) -> None:
+    def _begin_flows(self) -> None:
         """Start a flow for each member that sends something."""
         self._flowing = 0
         for phase in self._stage:
@@ -117,14 +117,14 @@ class Communicator:
             for stream, _ in self._arrived.values():
                 path = self._path(phase.fabric, stream.rank)
                 if path is not None and stream.running is not None:
-                    self._network.join(path, cap, work, stream.running[0], self._end)
+                    self._network.join(path, cap, work, stream.running[0], self._end_flow)
                     self._flowing += 1
 
-    def _end(self) -> None:
+    def _end_flow(self) -> None:
         """End one member's flow; when all have ended, the stage is over."""
         self._flowing -= 1
         if not self._flowing:
-            self._go_on()
+            self._begin_stage()
 
 
 class Kernels:
@@ -178,10 +178,10 @@ class Kernels:
         def end() -> None:
             stream.end_after(max(0, until_ns - clock.now))
 
-        _after(self._hardware.compute.launch_ns, partial(self._network.join, path, self._cap, work, key, end), clock)
+        _delayed(self._hardware.compute.launch_ns, partial(self._network.join, path, self._cap, work, key, end), clock)
 
 
-def _after(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:
+def _delayed(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:
     """Start a flow after a delay."""
     if delay_ns:
         clock.at(clock.now + delay_ns, Recurring(clock, lambda event: flow()))

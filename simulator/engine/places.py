@@ -60,7 +60,7 @@ class TierInstance:
             return False
         if line and turn == line[0][0]:
             heappop(line)
-            self.go_on()
+            self.retry_line()
         return True
 
     def _take(self, head: Taker, size: int) -> bool:
@@ -85,9 +85,9 @@ class TierInstance:
         """Free the room of a tensor, or a workspace (`simulator.offsets`); whoever waits for it tries again."""
         self.used -= size
         if self._line:
-            self.go_on()
+            self.retry_line()
 
-    def go_on(self) -> None:
+    def retry_line(self) -> None:
         """Ask for another try of the first in line; or of all, where each waits for its own range."""
         for turn, head in self._line[:1] if self.has_line else self._line:
             self.rounds.consider(head, turn & ~COPIES)
@@ -138,9 +138,9 @@ class AddressedTier(TierInstance):
             return False
         self.used += size
         for item, _ in wanted:
-            self._note(item, *space.places[item])
+            self._record_range(item, *space.places[item])
         if self.has_line:
-            self._note_reserved()
+            self._record_reserved()
         return True
 
     def settle(self, item: int, size: int, tensor: str) -> None:
@@ -158,14 +158,14 @@ class AddressedTier(TierInstance):
             room, homes = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
             demand, levers = max(self.space.reserved_bytes + size, room + 1), ("let the row name another allocator",)
             raise CapacityError(Shortfall(self.name, demand, room, homes, levers=levers))
-        self._note(item, *self.space.places[item])
-        self._note_reserved()
+        self._record_range(item, *self.space.places[item])
+        self._record_reserved()
 
     def release(self, size: int, item: int) -> None:
         """Free the room and the address of a tensor, or a workspace (`simulator.offsets`)."""
         offset, taken = self.space.give(item)
-        self._note(item, offset, -taken)
-        self._note_reserved()
+        self._record_range(item, offset, -taken)
+        self._record_reserved()
         super().release(size, item)
 
     def compact(self, since_ns: tuple[int, int], pages: int, *, is_remap: bool) -> None:
@@ -185,18 +185,18 @@ class AddressedTier(TierInstance):
             self.space.compact()
         moved = [(item, *old) for item, old in before if old != self.space.places[item]]
         for item, offset, size in moved:
-            self._note(item, offset, -size)
+            self._record_range(item, offset, -size)
         for item, *_ in moved:
-            self._note(item, *self.space.places[item])
-        self._note_reserved()
-        self.go_on()
+            self._record_range(item, *self.space.places[item])
+        self._record_reserved()
+        self.retry_line()
 
-    def _note(self, item: int, offset: int, delta_bytes: int) -> None:
+    def _record_range(self, item: int, offset: int, delta_bytes: int) -> None:
         """Write that a range is taken or freed."""
         row = (without_stream(item), offset, delta_bytes)
         self._recorder.addresses += _address_row(self._clock.now, self._rank, self.index, *row)
 
-    def _note_reserved(self) -> None:
+    def _record_reserved(self) -> None:
         """Write what is reserved now."""
         reserved, hole = self.space.reserved_bytes, self.space.largest_hole_bytes
         self._recorder.reserved += _reserved_row(self._clock.now, self._rank, self.index, reserved, hole)
@@ -278,7 +278,7 @@ class Places:
                 self.tiers[tier].release(size, tensor)
         self.end_move(tensor)
 
-    def note(self, tier: int, tensor: int, delta_bytes: int) -> None:
+    def record(self, tier: int, tensor: int, delta_bytes: int) -> None:
         """Write a row of the residencies."""
         self._residencies += _row(self._clock.now, self.rank, tier, tensor, delta_bytes)
 

@@ -207,7 +207,7 @@ class Stream:
         self._spans += span_row(self.rank, COMPUTE, op, self.index, 0, issue, issued_ns, start, end)
         if not compute.is_free:
             if workspace_bytes := self.columns.workspace_bytes[op]:
-                self.places.note(self.columns.compute_tier, -1 - op, -workspace_bytes)
+                self.places.record(self.columns.compute_tier, -1 - op, -workspace_bytes)
                 self._tier.release(workspace_bytes, self._workspaces - op)
             for valid in self.places.valid:  # what it wrote is valid in its tier, and stale elsewhere
                 is_of_tier = valid is self._valid
@@ -339,7 +339,7 @@ class Stream:
                 return False
             self.places.hold(compute.writes, self.columns.compute_tier)
             if workspace_bytes := self.columns.workspace_bytes[op]:
-                self.places.note(self.columns.compute_tier, -1 - op, workspace_bytes)
+                self.places.record(self.columns.compute_tier, -1 - op, workspace_bytes)
         self._lacked = None
         if compute.duration_ns >= 0:
             self.columns.duration_ns[op] = compute.duration_ns

@@ -76,7 +76,7 @@ class Issued(Counter):
     @property
     def now_ns(self) -> int:
         """The time [ns]."""
-        self._look("now_ns")
+        self._check_looks("now_ns")
         return self._places.rounds.clock.now
 
     def place(self, tensor: int, tier: int) -> str:
@@ -85,20 +85,20 @@ class Issued(Counter):
 
     def room_bytes(self, tier: int) -> int | float:
         """Return what is free in the tier now [B]."""
-        self._look("room_bytes")
+        self._check_looks("room_bytes")
         instance = self._places.tiers[tier]
         return instance.capacity - instance.used
 
     def settled(self, tensor: int) -> bool:
         """Return whether every issued action that names the tensor has ended."""
-        self._look("settled")
+        self._check_looks("settled")
         if self._places.moves_ended[tensor] < self._moves[tensor]:
             return False
-        return unmet(self._latest(self._last_use, tensor), 0) is None
+        return unmet(self._last_ends(self._last_use, tensor), 0) is None
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return the candidates that the next issue of an op reads, once the op that reveals them has ended."""
-        dynamic = self._revealing(op, DynamicReads.is_revealed)
+        dynamic = self._reads_revealed(op, DynamicReads.is_revealed)
         chosen = dynamic.draws.chosen(op, dynamic.step_of(op))
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
@@ -113,11 +113,11 @@ class Issued(Counter):
         accuracy
             With this probability each of what is chosen is guessed; for others something else is.
         """
-        dynamic = self._revealing(op, DynamicReads.is_predictable)
+        dynamic = self._reads_revealed(op, DynamicReads.is_predictable)
         step = dynamic.step_of(op)
         return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
-    def _revealing(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
+    def _reads_revealed(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
         """Return the dynamic reads, if what the op chooses may be asked for now."""
         dynamic, name, late = self._dynamic, self._graph.ops[op].name, self._graph.ops[op].late
         where = f"action {self._number} (what op {name!r} reads)"
@@ -129,7 +129,7 @@ class Issued(Counter):
             raise PlanError(where, must, "a look before that", "sync what that op writes first")
         return dynamic
 
-    def _look(self, name: str) -> None:
+    def _check_looks(self, name: str) -> None:
         """Refuse a look at the machine unless the plan says that it looks."""
         if not self._plan.looks:
             must = "only a plan that says so looks at the machine"

@@ -59,12 +59,12 @@ class Waiting:
     def look(self) -> None:
         """Find the cause of the present wait, if there is one; split the wait where the cause has changed."""
         if self._stream.running is None:
-            reason = self._walk()
+            reason = self._find_reason()
             if reason != self._reason:
-                self._split()
+                self._close_part()
                 self._reason, self.is_open = reason, True
 
-    def _split(self) -> None:
+    def _close_part(self) -> None:
         """Close the part of the wait that the last cause explains."""
         now = self._stream.places.rounds.clock.now
         if self._reason is not None and now > self._since:
@@ -73,7 +73,7 @@ class Waiting:
 
     def end(self, issue: int, op: int) -> None:
         """Write the wait: the stream starts this op."""
-        self._split()
+        self._close_part()
         for start, end, reason in self._parts:
             self._rows += _row(self._stream.rank, self._stream.index, op, issue, start, end, *reason)
         self._parts.clear()
@@ -86,12 +86,12 @@ class Waiting:
             row = (op, key & ISSUE_MASK, start_ns, end_ns, *reason)
             self._rows += _row(self._stream.rank, self._stream.index, *row)
 
-    def _watch(self, watchers: Watchers) -> None:
+    def _look_again_with(self, watchers: Watchers) -> None:
         """Look again when what has these watchers changes; once is enough."""
         if self not in watchers:
             watchers.append(self)
 
-    def _walk(self) -> Reason | None:
+    def _find_reason(self) -> Reason | None:
         """Find the root cause of the stream's wait; None if it has nothing left to run."""
         stream, host = self._stream, self._host
         if stream.gate.is_open and (stream.is_issued if stream.queue else host.awaited >= 0 and not host.finished):
@@ -99,7 +99,7 @@ class Waiting:
         passed: list[Stream] = []
         while stream not in passed:
             if passed:
-                self._watch(stream.watchers)
+                self._look_again_with(stream.watchers)
                 if stream.running is not None:
                     return self._reason_of_running(stream, stream.running[1])
             if not stream.is_issued:
@@ -116,7 +116,7 @@ class Waiting:
         meeting = stream.meeting
         if meeting is None:
             return (COLLECTIVE, -1, -1, op) if stream.columns.is_collective[op] else (ORDER, -1, -1, -1)
-        self._watch(meeting.watchers)
+        self._look_again_with(meeting.watchers)
         return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, op)
 
     def _reason_of_host(self) -> Reason | None:
@@ -124,7 +124,7 @@ class Waiting:
         host = self._host
         if not self._stream.queue and host.finished:
             return None
-        self._watch(host.watchers)
+        self._look_again_with(host.watchers)
         if host.awaited >= 0:
             return self._reason_of_tensor(host.awaited, None)
         return HOST if host.is_ahead else ORDER, -1, -1, -1
@@ -134,7 +134,7 @@ class Waiting:
         tensor, places = lacked, self._stream.places
         while transfer := places.first_transfer(tensor, before):
             link: LinkQueue = transfer[1].link
-            self._watch(link.watchers)
+            self._look_again_with(link.watchers)
             if any(channel.transfer is transfer for channel in link.running):
                 return TRANSFER, lacked, link.index, tensor
             if not link.free:
@@ -169,79 +169,86 @@ class Explainer:
 
         Nothing if the host has issued everything and all of it has ended.
         """
-        peers = [self._meeting(stream) for stream in self._streams if stream.running is not None]
+        peers = [self._about_meeting(stream) for stream in self._streams if stream.running is not None]
         stuck = [stream for stream in self._streams if stream.running is None and stream.queue]
-        sentences = [*chain.from_iterable(map(self._compute, sorted(stuck, key=lambda stream: stream.queue[0][0])))]
+        sentences = [
+            *chain.from_iterable(map(self._about_compute, sorted(stuck, key=lambda stream: stream.queue[0][0])))
+        ]
         if host.awaited >= 0:
-            sentences += [f"the host waits at a sync for {self._name(host.awaited)}", *self._tensor(host.awaited, None)]
-        sentences += chain.from_iterable(self._head(link.queue[0]) for link in self._links if link.queue)
+            sentences += [
+                f"the host waits at a sync for {self._tensor_name(host.awaited)}",
+                *self._about_tensor(host.awaited, None),
+            ]
+        sentences += chain.from_iterable(self._about_copy(link.queue[0]) for link in self._links if link.queue)
         if not sentences and not peers:
             unsettled = sorted(self._places.waiters)
-            sentences = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
+            sentences = [f"an action that names {self._tensor_name(t)} waits for its earlier users" for t in unsettled]
         if not sentences and not peers and not host.finished:
             sentences = ["the host could not issue its next action"]
         return sentences, peers
 
-    def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
+    def _unless_repeated(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
         """Yield a sentence, and the rest, unless it came before: a chain that comes back to one is a cycle."""
         if sentence not in self._yielded:
             self._yielded.add(sentence)
             yield sentence
             yield from rest
 
-    def _name(self, tensor: int) -> str:
+    def _tensor_name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
 
-    def _op(self, queued: Queued) -> str:
+    def _op_name(self, queued: Queued) -> str:
         return f"op {self._graph.ops[queued[1]].name!r} (action {queued[0] & ISSUE_MASK})"
 
-    def _meeting(self, stream: Stream) -> str:
+    def _about_meeting(self, stream: Stream) -> str:
         meeting, running = stream.meeting, stream.running
         if meeting is None or running is None:
             return ""
         group = stream.columns.roles.calls[running[1]].group
-        return f"{self._op(running)} waits for rank {meeting.peer} to come to the collective of group {group!r}"
+        return f"{self._op_name(running)} waits for rank {meeting.peer} to come to the collective of group {group!r}"
 
-    def _compute(self, stream: Stream) -> Iterator[str]:
+    def _about_compute(self, stream: Stream) -> Iterator[str]:
         """Explain why the head cannot start; nothing if it waits for another stream, which has its own sentences."""
-        name, lacked = self._op(stream.queue[0]), stream.lacks()
+        name, lacked = self._op_name(stream.queue[0]), stream.lacks()
         if stream.behind():
             return
         if lacked is None:
-            yield self._room(name, stream.columns.compute_tier, stream.room_bytes())
+            yield self._about_room(name, stream.columns.compute_tier, stream.room_bytes())
         else:
-            rest = self._tensor(lacked[0], stream.queue[0][0])
-            yield from self._once(f"{name} waits for tensor {self._name(lacked[0])}", rest)
+            rest = self._about_tensor(lacked[0], stream.queue[0][0])
+            yield from self._unless_repeated(f"{name} waits for tensor {self._tensor_name(lacked[0])}", rest)
 
-    def _tensor(self, tensor: int, before: int | None) -> Iterator[str]:
+    def _about_tensor(self, tensor: int, before: int | None) -> Iterator[str]:
         transfer = self._places.first_transfer(tensor, before)
         if transfer is None:
-            yield f"no action that was issued brings tensor {self._name(tensor)}"
+            yield f"no action that was issued brings tensor {self._tensor_name(tensor)}"
             return
         head = transfer[1].link.queue[0]
         if head is transfer:
-            yield from self._head(head)
+            yield from self._about_copy(head)
         else:
-            copy = f"the copy of {self._name(tensor)} (action {transfer[0] & ISSUE_MASK})"
-            yield from self._once(f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel", self._head(head))
+            copy = f"the copy of {self._tensor_name(tensor)} (action {transfer[0] & ISSUE_MASK})"
+            yield from self._unless_repeated(
+                f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel", self._about_copy(head)
+            )
 
-    def _head(self, head: Transfer) -> Iterator[str]:
+    def _about_copy(self, head: Transfer) -> Iterator[str]:
         """Explain why the first copy of a link cannot start."""
         link, tensor, tiers = head[1].link, head[1].tensor, self._places.tiers
         way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
-        copy = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
+        copy = f"the copy of {self._tensor_name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
         if link.is_gated(head[1], head[3]):
-            yield from self._once(f"{copy} waits for the compute issued before it")
+            yield from self._unless_repeated(f"{copy} waits for the compute issued before it")
         elif link.lacks_tensor(head[1], head[3]):
-            yield from self._once(f"{copy} waits for its source", self._tensor(tensor, head[0]))
+            yield from self._unless_repeated(f"{copy} waits for its source", self._about_tensor(tensor, head[0]))
         else:
-            yield from self._once(self._room(copy, link.target, self._places.size_bytes[tensor]))
+            yield from self._unless_repeated(self._about_room(copy, link.target, self._places.size_bytes[tensor]))
 
-    def _room(self, action: str, tier: int, size: int) -> str:
+    def _about_room(self, action: str, tier: int, size: int) -> str:
         instance = self._places.tiers[tier]
         held = [t for t, flag in enumerate(self._places.held[tier]) if flag]
         held.sort(key=lambda t: (-self._places.size_bytes[t], t))
-        largest = ", ".join(f"{self._name(t)} {human(self._places.size_bytes[t], 'B')}" for t in held[:_LARGEST])
+        largest = ", ".join(f"{self._tensor_name(t)} {human(self._places.size_bytes[t], 'B')}" for t in held[:_LARGEST])
         used, capacity = human(instance.used, "B"), human(instance.capacity, "B")
         return (
             f"{action} waits for {human(size, 'B')} of room in {instance.name}: {used} of {capacity} are held"

@@ -87,9 +87,9 @@ class Best(Generic[Candidate]):
         self.replays += 1
         with self.trying():
             replay = self._problem.replay(plan)
-            peaks, tiers = replay.peak_bytes, dict(zip(self._problem.tiers, self._problem.capacities, strict=True))
-            del tiers[self._problem.hardware.compute_tier]  # it was replayed in that room, or in more: see `granted`
-            fits = all(peaks.get(name, 0) <= capacity for name, capacity in tiers.items())
+            problem, compute_tier = self._problem, self._problem.hardware.compute_tier
+            rooms = zip(problem.tiers, problem.capacities, strict=True)  # the engine keeps the budget, see `granted`
+            fits = all(replay.peak_bytes.get(name, 0) <= room for name, room in rooms if name != compute_tier)
             if replay.status == "blocked":
                 self._blocked = self._blocked or candidate
             elif fits and replay.step_ns < self.step_ns:
@@ -225,7 +225,7 @@ def granted(problem: Problem, decide: Policy) -> Plan:
     parts = bisect_left(range(enough), True, enough // 2 + 1, key=lambda parts: smaller(parts) is not None)
     amounts = f"{human(whole - whole * parts // _PARTS, 'B')} of {human(whole, 'B')}"
     note = f"planned with {amounts}, as a plan with all of it blocks itself under this allocator"
-    return _noted(smaller(parts) or plan, note)
+    return _with_note(smaller(parts) or plan, note)
 
 
 def staggered(problem: Problem, decide: Policy) -> Plan:
@@ -246,7 +246,7 @@ def staggered(problem: Problem, decide: Policy) -> Plan:
     plan = decide(problem)
     if not problem.turns or plan.fixed is None:
         why = "they share no link, meet in each step, or run for less than three steps with a fixed plan"
-        return _noted(plan, f"ranks begin together: {why}")
+        return _with_note(plan, f"ranks begin together: {why}")
     together = problem.replay(plan)
     if together.status != "ok":
         return plan
@@ -260,10 +260,10 @@ def staggered(problem: Problem, decide: Policy) -> Plan:
             if lasts and _cost(replay) < least:
                 best, least = turned, _cost(replay)
     if best is plan:
-        return _noted(plan, "ranks begin together: no turns are faster")
+        return _with_note(plan, "ranks begin together: no turns are faster")
     steps = f"{human(least[0], 'ns')} a step in place of {human(together.step_ns, 'ns')}"
     late = f"ranks begin in {len(best.starts_ns)} turns, up to {human(max(best.starts_ns), 'ns')} late, once"
-    return _noted(best, f"{late}: {steps}")
+    return _with_note(best, f"{late}: {steps}")
 
 
 def _cost(replay: Replay) -> tuple[int, float]:
@@ -285,5 +285,5 @@ def _supply_ns(problem: Problem, plan: Plan) -> int:
     return supply_ns
 
 
-def _noted(plan: Plan, note: str) -> Plan:
+def _with_note(plan: Plan, note: str) -> Plan:
     return replace(plan, notes=(*plan.notes, note))

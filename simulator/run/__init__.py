@@ -117,8 +117,7 @@ def read(
     """
     must, do = "what all ranks run is a Job", "make it with Job.of(graph)"
     insist(job is None or isinstance(job, Job), "job", must, f"one {type(job).__name__}", do)
-    loaded = catalog.resolve(scenario, set)
-    loaded = replace(loaded, is_job_given=job is not None)
+    loaded = replace(catalog.resolve(scenario, set), is_job_given=job is not None)
     return prepare(loaded, job, is_changed=bool(set))
 
 

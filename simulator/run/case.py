@@ -134,8 +134,8 @@ class Case:
         """
         if policies is None or isinstance(policies, Mapping):
             by_row = {choice.row: self._policy(choice) for choice in self.loaded.scenario.policies}
-            return {**by_row, **_functions(policies or {})}
-        return {choice.row: self._policy(choice) for choice in named(self.loaded.scenario, policies)}
+            return {**by_row, **_checked_functions(policies or {})}
+        return {choice.row: self._policy(choice) for choice in rows_named(self.loaded.scenario, policies)}
 
     def static_options(self, row: str) -> static.Options | None:
         """Return the options of a row whose policy is `static`; None for other rows.
@@ -174,7 +174,7 @@ class Case:
         return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), file=name)
 
 
-def named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice]:
+def rows_named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice]:
     """Find what is named: rows with a label, or else with a policy, or else a policy with its default options.
 
     Parameters
@@ -209,7 +209,7 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
     return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
 
 
-def _functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
+def _checked_functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
     for name, decide in policies.items():
         if not callable(decide):
             must = "a policy by name is a function from a problem to a plan"

@@ -24,7 +24,7 @@ from simulator.processes import spawned
 from simulator.report.grids import grid_view, needs
 from simulator.report.uncertain import Summed, summed
 from simulator.report.views import Varied
-from simulator.run.case import Case, Policies, named, names_in, prepare
+from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
 from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, key_of, usual_folder
@@ -286,7 +286,7 @@ def _keyed_study(
     insist(not (with_bounds and jitter), base.place("bounds"), rule, f"jitter of {jitter:g}", do)
     once = Once(base, policies) if study.plans == "once" else None
     if names := names_in(policies):
-        named(base.scenario, names)
+        rows_named(base.scenario, names)
     about = [provenance(base, names or None), code_key(), with_bounds, (jitter, seed), once is not None]
     about.append([(axis.fields, axis.unit) for axis in axes])
     key = partial(key_of, key_of(about).hex())

@@ -326,7 +326,7 @@ class Results(dict[str, Result]):
             What gives the same again, for the page.
         """
         with writing(out, list(self)) as pages:
-            with closing(forked([partial(_add, pages, row) for row in self.values()], silent)) as written:
+            with closing(forked([partial(_add_row, pages, row) for row in self.values()], silent)) as written:
                 list(written)
             self.finish(pages, command)
 
@@ -364,7 +364,7 @@ def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
         yield Pages(folder, labels, _write_tables)
 
 
-def _add(pages: Pages, row: Result, _: Progress) -> None:
+def _add_row(pages: Pages, row: Result, _: Progress) -> None:
     pages.add(row)
 
 

@@ -46,7 +46,7 @@ def rows_of(
     """
     rows = case.rows(policies)
     if aside:
-        results = _rows_aside(case, rows, progress, each, advice=advice)
+        results = _rows_in_forks(case, rows, progress, each, advice=advice)
     else:
         results = [row_of(case, label, decide, progress, advice=advice) for label, decide in rows.items()]
     best = next((row.summary["step_ns"] for row in by_step(results)), 0)
@@ -58,7 +58,7 @@ def rows_of(
     return results
 
 
-def _rows_aside(
+def _rows_in_forks(
     case: Case, rows: Mapping[str, Policy], progress: Progress, each: Callable[[Result], None] | None, *, advice: bool
 ) -> list[Result]:
     """Run rows in forks, which send back what came of each row, but not the case: this process has it."""

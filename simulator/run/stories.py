@@ -69,9 +69,9 @@ class Planned:
         texts = [decisions.plan_text(explanation) for explanation in self.explanations]
         if len(texts) > 1:
             texts = [f"{task.label}\n\n{text}" for task, text in zip(self.result.case.tasks, texts, strict=True)]
-        return "\n\n".join((self._head(), *(texts or ["Only 'static' says why its plan is as it is."])))
+        return "\n\n".join((self._headline(), *(texts or ["Only 'static' says why its plan is as it is."])))
 
-    def _head(self) -> str:
+    def _headline(self) -> str:
         row, case = self.result.summary, self.result.case
         tier, of = case.hardware.compute_tier, f"{self.result.label} on {case.loaded.scenario.name}"
         if row["status"] != "ok":
@@ -181,7 +181,7 @@ def write_graphs(workload: str | Path, out: Path) -> list[str]:
         If the document is wrong, or the folder holds something else.
     """
     files.check_target(out)
-    document, job = _built(workload)
+    document, job = _document_and_job(workload)
     names, lines = folder_names(job.labels).values() if len(job.graphs) > 1 else [""], list[str]()
     with files.replaced(out) as folder:
         for graph, name in zip(job.graphs, names, strict=True):
@@ -212,13 +212,13 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     ConfigError
         If the document is wrong, or the model cannot be spread like that.
     """
-    document, job = _built(workload)
+    document, job = _document_and_job(workload)
     if as_json:
         return dumps(card.layout_data(job, layouts(document), document.dtypes.element_bytes), indent=2)
     return card.layout_text(job, document, layouts(document))
 
 
-def _built(workload: str | Path) -> tuple[Workload, Job]:
+def _document_and_job(workload: str | Path) -> tuple[Workload, Job]:
     entry = catalog.load(workload, "workload")
     document: Workload = entry.document
     return document, build_job(document, entry.path.parent, partial(formats.read_graph, views=document.views))
