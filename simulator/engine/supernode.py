@@ -75,9 +75,7 @@ class Machine:
             for tensor in tensors:
                 self.stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
 
-    def _shared_resource(
-        self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float
-    ) -> tuple[Resource, int]:
+    def _resource(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[Resource, int]:
         """Return the rank's instance of a resource, and for how many flows one of the rank counts there."""
         instance = rank // self._sharing[scope]
         if (resource := self._resources.get((kind, name, instance))) is None:
@@ -121,7 +119,7 @@ class Machine:
         for wire in link.via or (name,):
             passed = hardware.links[wire]
             if link.via or len(hardware.passing((wire,))) > 1:
-                uses.append(self._shared_resource("link", wire, "device", rank, passed.bandwidth_bytes_per_s))
+                uses.append(self._resource("link", wire, "device", rank, passed.bandwidth_bytes_per_s))
             uses += self._buses(wire, rank) if link.via else ()
             if self.switches.hbm_contention and hardware.compute_tier in (passed.source, passed.target):
                 uses.append(self.compute_bandwidth(rank))
@@ -142,15 +140,13 @@ class Machine:
     def _buses(self, capped: str, rank: int) -> Uses:
         """Return the rank's instances of the buses that cap a link or a port."""
         capping = ((name, bus) for name, bus in self.hardware.buses.items() if capped in bus.links)
-        return tuple(
-            self._shared_resource("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in capping
-        )
+        return tuple(self._resource("bus", name, bus.scope, rank, bus.bandwidth_bytes_per_s) for name, bus in capping)
 
     def compute_bandwidth(self, rank: int) -> tuple[Resource, int]:
         """Return the bandwidth of the rank's compute tier, for kernels and copies together."""
         tier = self.hardware.tiers[self.hardware.compute_tier]
         bandwidth = math.inf if tier.bandwidth_bytes_per_s is None else tier.bandwidth_bytes_per_s
-        return self._shared_resource("bandwidth", "", tier.scope, rank, bandwidth)
+        return self._resource("bandwidth", "", tier.scope, rank, bandwidth)
 
     def communicator(self, call: Call, ranks: Members) -> Communicator:
         """Return the communicator of the ranks that meet at a call."""
@@ -176,7 +172,7 @@ class Machine:
         bandwidth = ports.planes * ports.bandwidth_bytes_per_s
         uses: list[tuple[Resource, int]] = []
         for name, rank in ((f"{fabric}.out", source), (f"{fabric}.in", target)):
-            uses += (self._shared_resource("port", name, "device", rank, bandwidth), *self._buses(name, rank))
+            uses += (self._resource("port", name, "device", rank, bandwidth), *self._buses(name, rank))
         memory: Counter[Resource] = Counter()
         for rank in (source, target) if self.switches.hbm_contention else ():
             resource, count = self.compute_bandwidth(rank)

@@ -171,30 +171,27 @@ class Explainer:
         """
         peers = [self._about_meeting(stream) for stream in self._streams if stream.running is not None]
         stuck = [stream for stream in self._streams if stream.running is None and stream.queue]
-        sentences = [
-            *chain.from_iterable(map(self._about_compute, sorted(stuck, key=lambda stream: stream.queue[0][0])))
-        ]
+        stuck.sort(key=lambda stream: stream.queue[0][0])
+        sentences = [*chain.from_iterable(map(self._about_compute, stuck))]
         if host.awaited >= 0:
-            sentences += [
-                f"the host waits at a sync for {self._tensor_name(host.awaited)}",
-                *self._about_tensor(host.awaited, None),
-            ]
+            sentences.append(f"the host waits at a sync for {self._name(host.awaited)}")
+            sentences += self._about_tensor(host.awaited, None)
         sentences += chain.from_iterable(self._about_copy(link.queue[0]) for link in self._links if link.queue)
         if not sentences and not peers:
             unsettled = sorted(self._places.waiters)
-            sentences = [f"an action that names {self._tensor_name(t)} waits for its earlier users" for t in unsettled]
+            sentences = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
         if not sentences and not peers and not host.finished:
             sentences = ["the host could not issue its next action"]
         return sentences, peers
 
-    def _unless_repeated(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
+    def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
         """Yield a sentence, and the rest, unless it came before: a chain that comes back to one is a cycle."""
         if sentence not in self._yielded:
             self._yielded.add(sentence)
             yield sentence
             yield from rest
 
-    def _tensor_name(self, tensor: int) -> str:
+    def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
 
     def _op_name(self, queued: Queued) -> str:
@@ -216,39 +213,38 @@ class Explainer:
             yield self._about_room(name, stream.columns.compute_tier, stream.room_bytes())
         else:
             rest = self._about_tensor(lacked[0], stream.queue[0][0])
-            yield from self._unless_repeated(f"{name} waits for tensor {self._tensor_name(lacked[0])}", rest)
+            yield from self._once(f"{name} waits for tensor {self._name(lacked[0])}", rest)
 
     def _about_tensor(self, tensor: int, before: int | None) -> Iterator[str]:
         transfer = self._places.first_transfer(tensor, before)
         if transfer is None:
-            yield f"no action that was issued brings tensor {self._tensor_name(tensor)}"
+            yield f"no action that was issued brings tensor {self._name(tensor)}"
             return
         head = transfer[1].link.queue[0]
         if head is transfer:
             yield from self._about_copy(head)
         else:
-            copy = f"the copy of {self._tensor_name(tensor)} (action {transfer[0] & ISSUE_MASK})"
-            yield from self._unless_repeated(
-                f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel", self._about_copy(head)
-            )
+            copy = f"the copy of {self._name(tensor)} (action {transfer[0] & ISSUE_MASK})"
+            behind = f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel"
+            yield from self._once(behind, self._about_copy(head))
 
     def _about_copy(self, head: Transfer) -> Iterator[str]:
         """Explain why the first copy of a link cannot start."""
         link, tensor, tiers = head[1].link, head[1].tensor, self._places.tiers
         way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
-        copy = f"the copy of {self._tensor_name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
+        copy = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
         if link.is_gated(head[1], head[3]):
-            yield from self._unless_repeated(f"{copy} waits for the compute issued before it")
+            yield from self._once(f"{copy} waits for the compute issued before it")
         elif link.lacks_tensor(head[1], head[3]):
-            yield from self._unless_repeated(f"{copy} waits for its source", self._about_tensor(tensor, head[0]))
+            yield from self._once(f"{copy} waits for its source", self._about_tensor(tensor, head[0]))
         else:
-            yield from self._unless_repeated(self._about_room(copy, link.target, self._places.size_bytes[tensor]))
+            yield from self._once(self._about_room(copy, link.target, self._places.size_bytes[tensor]))
 
     def _about_room(self, action: str, tier: int, size: int) -> str:
         instance = self._places.tiers[tier]
         held = [t for t, flag in enumerate(self._places.held[tier]) if flag]
         held.sort(key=lambda t: (-self._places.size_bytes[t], t))
-        largest = ", ".join(f"{self._tensor_name(t)} {human(self._places.size_bytes[t], 'B')}" for t in held[:_LARGEST])
+        largest = ", ".join(f"{self._name(t)} {human(self._places.size_bytes[t], 'B')}" for t in held[:_LARGEST])
         used, capacity = human(instance.used, "B"), human(instance.capacity, "B")
         return (
             f"{action} waits for {human(size, 'B')} of room in {instance.name}: {used} of {capacity} are held"
