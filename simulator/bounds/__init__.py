@@ -19,8 +19,8 @@ distance of the starts, and a link that must carry ``b`` bytes in it at a bandwi
 it reads dynamically, it may take less than in the step before; by that the ends are closer to each other than the
 starts.
 
-*Dynamic reads.* No plan must bring what is not chosen, so that only what ops read for certain counts here. Of plans
-fixed before the run, which must bring all candidates, more is known of all steps together (`mean_step`).
+*Dynamic reads.* A plan need not bring what is not chosen, so that only certain reads count here. For plans fixed before
+the run, which must bring all candidates, `mean_step` bounds all steps together.
 
 *Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
 collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
@@ -40,21 +40,21 @@ What is forced:
   after ``k``. Tensors that are forced in above are left out here, so that nothing counts twice. The largest excess
   over all ops is forced.
 
-*Room at ops.* What must be out while an op runs, and what must come in between two of them, takes its time there and
-not elsewhere: a budget that is tight at some ops can cost more than each of its copies hidden elsewhere would. The
-longest path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give heads
-or tails, the windows of one rank meet the ends of steps of ranks that are alike, each once, so that the mean of their
+*Room at ops.* Copies that must go out before an op runs, or come in between two ops, take their time there and not
+elsewhere: a budget that is tight at some ops can cost more than each of its copies hidden elsewhere would. The longest
+path over such windows is a bound of its own; `windows` has the proof. Where paths over several ranks give heads or
+tails, the windows of one rank meet the ends of steps of ranks that are alike, each once, so that the mean of their
 steps is at least this.
 
-*A full tier.* What neither the compute tier nor the tiers next to it have room for while ``k`` runs is further away. So
-both arguments hold of these tiers together as well, with the room of all and the links behind them, and so on outwards;
-`cuts` has the proof.
+*A full tier.* Values that fit neither the compute tier nor the tiers next to it while ``k`` runs are further away. So
+both arguments hold for these tiers together as well, with the room of all and the links behind them, and so on
+outwards; `cuts` has the proof.
 
 *Several streams.* Program order then does not say what is there when ``k`` runs. A value counts while ``k`` runs only
-if what made or used it has ended for certain, and what reads it has not begun (`idle`); as what must go out only if
-it was made in the window for certain, and as what must come in only if the last op of the line waits for its reader.
+if the op that made or used it has surely ended, and its reader has not begun (`idle`); it must go out only if it was
+surely made in the window, and come in only if the last op of the line waits for its reader.
 
-*An exchange.* What is persistent and has no room together takes turns, and each copy in holds room before it can be
+*An exchange.* Persistent tensors that do not fit together take turns, and each copy in holds room before it can be
 read; `traffic` has the proof.
 
 *A copy queue* serves its links with the same channels: a transfer of ``b`` bytes holds one of its ``c`` channels for at

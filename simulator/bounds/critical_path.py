@@ -8,11 +8,10 @@ than the longest path between them.
 
 *The window of a step.* Let ``E_s`` be the end of the last op of the *line* (stream 0) in step ``s``. In a run of
 several steps the step time is ``E_n - E_(n-1)`` of the slowest rank. The window of a rank begins with that op of the
-step before, whose duration does not count, and ends with that op of the step. All that is later in the line is on a
-path from the first, as is all that follows from it, also what is left of the step before. What is not on such a path
-may have happened earlier, so that nothing is known of its *head*, and what leads to no end may happen later, so that
-nothing is known of its *tail*. In a run of one step the window is the whole run: it begins with time 0 and ends with
-the last end of all.
+step before, whose duration does not count, and ends with that op of the step. Later ops of the line are on a path from
+the first, as is all that follows from it, what is left of the step before included. An op on no such path may have run
+earlier, so that its *head* is not known, and an op that leads to no end may run later, so that its *tail* is not known.
+In a run of one step the window is the whole run: it begins with time 0 and ends with the last end of all.
 
 *Ranks that are alike* count as one. A path from one of them may come back to another one. But each meets as
 many as each other does, so that the ways from where the path starts to where it ends, counted as often as there are
@@ -22,10 +21,9 @@ least the path. In their sum over all ranks that are alike each step is counted 
 at least the path. The same holds of a path through an op and of what else that op's rank adds before or after it.
 
 If ops run again, the last to end in the line may be one that runs again. Then what is left of the step before leads to
-nothing: only what comes later in the line surely comes after ``E_(n-1)``. Everything else stands for the first runs.
+nothing: only later ops of the line surely come after ``E_(n-1)``. Everything else stands for the first runs.
 
-The network of ops is gone through in an order in which each comes after all that it follows, once for each kind of
-rank.
+The network of ops is swept in topological order, once for each kind of rank.
 
 *Which ranks are alike.* Ranks are *alike* if they run the same graph, have as many of each kind beside them on their
 node, and meet as many of each kind in each of their groups, spread over nodes in the same way. These kinds are found by

@@ -1,31 +1,31 @@
 """What a full tier forces further away, and what carries it: the compute tier and the tiers around it, cut by cut.
 
-The tiers *within* cut 0 are the compute tier alone. Within cut ``r`` are those within cut ``r - 1`` and all that a wire
-leads to from there: what gets out of them passes a link that leaves them, and what comes back one that enters them. Cut
-0 has the room of the budget, each further one what its other tiers have room for as well. All that the package says of
-the budget and of the links of the compute tier holds of every cut, with its room and its links.
+*Within* cut 0 is the compute tier alone. Within cut ``r`` are the tiers within cut ``r - 1`` and all that a wire leads
+to from there: copies out of them pass a link that leaves them, copies back one that enters them. Cut 0 has the room of
+the budget, each further cut that of its other tiers as well. All that the package says about the budget and the links
+of the compute tier holds for every cut, with its room and its links.
 
-*Out.* A value that is needed later is valid somewhere while op ``k`` runs. Those that the tiers within have no room
-for, beside what ``k`` uses, have no place there. If such a value was within earlier in the step, a copy has carried it
-over a link out, and had ended when ``k`` started: until it ends, its source keeps its place. It was within if an op of
-the step made it in the compute tier or, in a run of one step, if its home is within. What has its home further out was
-valid there from the start: it does not count.
+*Out.* A value that is needed later is valid somewhere while op ``k`` runs. Values that do not fit the tiers within,
+beside what ``k`` uses, have no place there. If such a value was within earlier in the step, a copy has carried it over
+a link out, and had ended when ``k`` started: until it ends, its source keeps its place. It was within if an op of the
+step made it in the compute tier or, in a run of one step, if its home is within. A value at home further out was valid
+there from the start, and does not count.
 
-*Back.* What has no place within at the end of ``k``, and is read by a later op that the last op of the line waits for,
-enters over a link after ``k`` has ended, as a copy takes its place when it starts; and it has entered before the last
-op starts. This holds wherever the value was when the step began; what has its home outside is left out all the same,
-because it may count as forced in from there.
+*Back.* A value that has no place within at the end of ``k``, and that a later op reads for which the last op of the
+line waits, enters over a link after ``k`` has ended, as a copy takes its place when it starts; and it has entered
+before the last op starts. This holds wherever the value was when the step began; values at home outside are left out
+all the same, because they may count as forced in from there.
 
-*What is pinned.* Only what has its home in the compute tier stays there. Any other home may be given up until the step
-ends, so that a value counts against the room of a cut only while it is needed for certain: until its last reader.
+*Pinned.* Only tensors at home in the compute tier stay there. Any other home may be given up until the step ends, so
+that a value counts against the room of a cut only while it is surely needed: until its last reader.
 
-*Several cuts.* Who moves between the compute tier and the outside of a cut passes the links of both. Bytes over
-different links add up: so of the links of a bus, each counts for the innermost cut that it crosses; or else all of them
-for the one cut for which they carry most.
+*Several cuts.* A copy between the compute tier and the outside of a cut passes the links of both. Bytes over different
+links add up: so of the links of a bus, each counts for the innermost cut that it crosses; or else all of them count for
+the one cut for which they carry most.
 
-*Ranks.* Of a tier that ranks share, each counts as if it had all the room. So this holds of each rank, whatever the
-others keep there, and is weaker the more they keep. Alike ranks on one bus count together only where all tiers that
-ranks share are ample: these then force nothing further.
+*Ranks.* Each rank counts as if it had all the room of a tier that ranks share. So the bound holds for each rank,
+whatever the others keep there, and is weaker the more they keep. Alike ranks on one bus count together only where all
+tiers that ranks share are ample: these then force nothing further.
 
 *Bottlenecks.* A copy takes no less than its time alone, so that a link is no faster than its channels are with the
 tensors that they carry quickest. Over links that share the channels of a copy queue, or a bus, both ways take their

@@ -1,12 +1,12 @@
 """Values that a later op needs, but not the op that runs: a tight budget has to keep them elsewhere.
 
-A plan that may run ops again need not keep what it can make again. Of its values only those count that no op can make
-again: those that the step began with, and what an op made that is not repeatable.
+A plan that may run ops again need not keep what it can make again. Only those of its values count that no op can make
+again: those that the step began with, and those of ops that are not repeatable.
 
 Where collectives run beside computes, program order does not say what is there when an op runs. Such a graph has a
-*line*, the ops of stream 0 (see `precedence`). While an op of the line runs, a value is needed for certain if what made
-or used it before has surely ended by then, and what reads it next has surely not begun. Of what runs beside the line
-only what it uses itself counts, and what stays in the compute tier.
+*line*, the ops of stream 0 (see `precedence`). While an op of the line runs, a value is surely needed if the op that
+made or used it before has surely ended by then, and its next reader has surely not begun. For what runs beside the
+line, only what it uses itself counts, and what stays in the compute tier.
 """
 
 from __future__ import annotations

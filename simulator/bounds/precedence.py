@@ -1,8 +1,8 @@
 """Order of ops that holds whatever a plan decides: what happens before what, within a step and over its boundary.
 
 Ops on one stream run one after another. An op starts after the end of those that write what it reads or use what it
-writes, on whatever stream and in whatever step (semantics, rules 2 and 5). Room is taken in issue order: an op that
-takes some starts no sooner than those before it that do (rule 8). What is sure to take room has a workspace, or makes a
+writes, on whatever stream and in whatever step (semantics, rules 2 and 5). Ops take room in issue order: one that takes
+room starts no sooner than those before it that do (rule 8). An op surely takes room if it has a workspace, or makes a
 tensor that did not exist before in the step. Nothing else is certain: an op that runs beside the *line*, the ops of
 stream 0, may be early or late, as far as these permit.
 """

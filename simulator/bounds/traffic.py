@@ -17,10 +17,10 @@ window, which it cannot. So ``b`` was there when the window began, and has left 
 nowhere else between the steps: so a copy of ``b`` out, issued in this step, has ended at ``t``. The copies of ``A``, of
 ``x`` bytes or more, follow.
 
-It holds of any ``Q``. Of all tensors of at least some size, each size is tried.
+This holds for any ``Q``. Of all tensors of at least some size, each size is tried.
 
-*Premises.* All ops are on one stream and no ranks meet, as the window is simple then. Ops run once. What dynamic reads
-may choose, and no op writes, is left out: copies of it may outlast a step.
+*Premises.* All ops are on one stream and no ranks meet, so that the window is simple. Ops run once. Candidates of
+dynamic reads that no op writes are left out: their copies may outlast a step.
 """
 
 from __future__ import annotations

@@ -1,51 +1,51 @@
 """The longest path through a step on which copies come between ops: what has no room at one op must move by another.
 
-*In.* Let ``a`` and ``c`` be ops of the line, ``a`` before ``c``. What ops behind ``a`` and up to ``c`` read, what was
-there before ``a``, and what ``a`` does not use itself, is needed between them. While ``a`` runs it has its place, its
-workspace has, and so has what stays because it is at home in the compute tier. So of what is needed no more than is
-left of the budget is in place, or under way into its place, when ``a`` ends. The rest, the *lack* of the window, begins
-to come in after the end of ``a``, and has come in when ``c`` starts: ``c`` starts no sooner than the end of ``a`` and
-the time that the lack takes on the links into the compute tier.
+*In.* Let ``a`` and ``c`` be ops of the line, ``a`` before ``c``. Values that existed before ``a``, that ops behind
+``a`` and up to ``c`` read, and that ``a`` does not use, are needed between the two. While ``a`` runs, the compute tier
+holds what ``a`` uses, its workspace, and what stays there because that is its home. So when ``a`` ends, no more of the
+needed values than the rest of the budget holds are in place, or under way into their places. The others, the *lack* of
+the window, begin to come in after the end of ``a`` and have come in when ``c`` starts: ``c`` starts no sooner than the
+end of ``a`` and the time of the lack on the links into the compute tier.
 
-*Out.* What ops from ``a`` on have made before ``c``, what is needed after ``c``, and what ``c`` does not use, was made
-in the compute tier and is there alone until it is copied out. What of it has no room beside what ``c`` uses, and what
-stays, is copied out after the end of ``a``, where the first of it can have been made, and before ``c`` starts, which
-takes its room. So ``c`` starts no sooner than the end of ``a`` and the time that this takes on the links out.
+*Out.* Values that ops from ``a`` on made before ``c``, that are needed after ``c``, and that ``c`` does not use, were
+made in the compute tier and are there alone until they are copied out. Those that have no room beside what ``c`` uses
+and what stays are copied out after the end of ``a``, when the first of them can have been made, and before ``c``
+starts, which takes their room. So ``c`` starts no sooner than the end of ``a`` and the time of these copies on the
+links out.
 
-*Both.* What comes in existed before ``a``, what goes out did not: no byte counts twice. Over links that share the
-channels of a copy queue, or a bus, both take their time in turn.
+*Both.* Values that come in existed before ``a``, values that go out did not: no byte counts twice. Over links that
+share the channels of a copy queue, or a bus, both take their time in turn.
 
-*From the start.* What is at home elsewhere and first read up to ``c`` comes in between the start of the last op of the
-step before and the start of ``c`` (see the package); what must be out while ``c`` runs, and was made in the step or in
-a run of one step is at home here, has left since the step began.
+*From the start.* Tensors at home elsewhere and first read up to ``c`` come in between the start of the last op of the
+step before and the start of ``c`` (see the package). Values that must be out while ``c`` runs, and were made in the
+step (or, in a run of one step, are at home here), have left since the step began.
 
-*To the end.* In a run of one step, what is at home elsewhere and was written by ``a`` or later goes home after the end
-of ``a``, and before the run ends.
+*To the end.* In a run of one step, tensors at home elsewhere that ``a`` or a later op wrote go home after the end of
+``a``, and before the run ends.
 
-So all of these are edges from the end of an op to the start of another, as is each op between them. The longest path is
-a bound: windows that follow each other on it add up. What is needed once for each of several tokens that are decoded in
-one step counts once in each window; a window as long as a token has the lack of a token. Where the path over several
-ranks begins or ends elsewhere, heads and tails of `critical_path` say how long; of ranks that are alike, each window is
-a part of a path as any other.
+All of these are edges from the end of an op to the start of another, as is each op between them. The longest path is a
+bound: windows that follow each other on it add up. What each of several tokens that are decoded in one step needs once
+counts once in each window; a window as long as a token has the lack of a token. Where the path over several ranks
+begins or ends elsewhere, heads and tails of `critical_path` say how long it is there; of ranks that are alike, each
+window is a part of a path as any other.
 
-*Cuts.* The same holds of the tiers around the compute tier together, with the room of all and the links behind them
-(`cuts`): what is needed and has no place within comes in, what was made in the compute tier and has no place within
-leaves.
+*Cuts.* The same holds for the tiers around the compute tier together, with the room of all and the links behind them
+(`cuts`): needed values without a place within come in, values made in the compute tier without a place within leave.
 
-*Several streams.* What is needed, and while which ops of the line, is known as `idle` has it. A reader beside the line
-counts for the first op of the line that surely starts after it; what is made there, for windows from the last op of the
+*Several streams.* `idle` says which values are needed, and while which ops of the line. A reader beside the line counts
+for the first op of the line that surely starts after it; a value made there counts for windows from the last op of the
 line on than which it surely starts no sooner.
 
-*Recompute.* An op is its first run, and only what no op can make again counts. What comes from the start does not
-count over several steps, as the last op to run is not known then.
+*Recompute.* An op stands for its first run, and only values count that no op can make again. Over several steps nothing
+counts as coming from the start, as the last op to run is not known then.
 
 *Rates* are those of `cuts`. Alike ranks that meet have the same windows, and share buses in each of them.
 
-*Finding it.* For an end ``c``, what is needed from each start ``a`` differs from that for the end before only by what
-is read between the two: by values that are idle from their last use on, a range of starts. So it is with what is made.
-Both are sums over areas of starts and ends. Starts and ends are at most `MOST_POINTS` ops: of each of equally long
-stretches of ops, the one that is shortest of room, of all ops and of those that are short of it. Fewer ops leave
-windows out, no more. What to take is decided in floating point, what it takes is added in whole numbers.
+*Finding it.* From one end ``c`` to the next, the values that are needed from a start ``a`` differ only by those that
+are read between the two ends: each of these is idle for a range of starts, from its last use on. So it is with values
+that are made. Both are sums over areas of starts and ends. Starts and ends are at most `MOST_POINTS` ops: of each of
+equally long stretches of ops, the one that is shortest of room, of all ops and of those that are short of it. Fewer ops
+leave windows out, no more. Floating point decides what to take; whole numbers add up how long it takes.
 """
 
 from __future__ import annotations
