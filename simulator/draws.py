@@ -45,7 +45,7 @@ class Shares:
     by_layer
         Layer -> expert -> its share, which may be 0.
     source
-        What messages call the file.
+        Name of the file in messages.
     """
 
     by_layer: Mapping[int, Mapping[int, float]]
@@ -61,7 +61,7 @@ class Routing:
     by_step
         (step, name of an op) -> positions of what was chosen among the op's candidates.
     source
-        What messages call the file.
+        Name of the file in messages.
     """
 
     by_step: Mapping[tuple[int, str], tuple[int, ...]]
@@ -79,7 +79,7 @@ class Draws:
     Attributes
     ----------
     graph, hardware, seed
-        Whose draws; where the ops run; what predictions are drawn with.
+        Graph whose draws they are; machine that it runs on; seed of predictions.
     chosen_flags
         Op -> by step and candidate, whether it is chosen.
     """
@@ -119,7 +119,7 @@ class Draws:
         Parameters
         ----------
         op, step
-            Which draw.
+            Op and step of the draw.
         accuracy
             Of what is chosen, each is guessed right with this probability; for the others something else is guessed.
         """
@@ -137,9 +137,9 @@ def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[f
     Parameters
     ----------
     graph
-        Whose ops.
+        Graph whose ops read dynamically.
     origin, seed
-        Where draws come from, and what they begin with: it decides which candidates are the likely ones.
+        Source of the draws, and their seed, which decides which candidates are the likely ones.
 
     Raises
     ------
@@ -159,11 +159,11 @@ def drawn(
     graph, hardware
         What runs, where.
     origin
-        Where draws come from.
+        Source of the draws.
     seed
-        What the draws begin with, and what decides which candidates are the likely ones.
+        Seed of the draws, which also decides which candidates are the likely ones.
     rank
-        Who draws.
+        Rank that draws.
     rehearsal
         Draw apart, with the same shares: what a policy may try plans with.
 

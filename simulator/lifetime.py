@@ -176,7 +176,7 @@ class Repeated(NamedTuple):
     Attributes
     ----------
     rank, tier
-        For whom, where.
+        Rank for which it is stored, and tier.
     tensors
         Ids of the tensors that take no room of their own there.
     size_bytes

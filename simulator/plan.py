@@ -103,7 +103,7 @@ class PlacesAsIssued:
     home
         Tier of each tensor at time 0, or `NOWHERE`.
     tiers
-        How many tiers there are.
+        Number of tiers.
     compute_tier
         The tier that ops read and write.
 
@@ -203,9 +203,9 @@ class Plan:
     actions
         A fixed list, run `repeats` times; or a function from a `View` to a generator of codes, run once.
     repeats
-        How many times the host runs a fixed list.
+        Number of times that the host runs a fixed list.
     notes
-        What the policy wants to say about its decisions, as sentences.
+        Sentences of the policy about its decisions.
     looks
         Whether a reactive plan looks at the machine: at its time, at room, at what has settled. One that does not
         (places as issued are always there to look at) is replayed faster.
@@ -217,7 +217,7 @@ class Plan:
         what it does in a fixed plan. What is decided is what names candidates of dynamic reads, and each sync. The plan
         issues its parts in turn, again and again; in between it copies and detaches candidates, which no part does.
     file
-        Where it was read, as people wrote it; empty if it was made here.
+        File that it was read from, as people wrote it; empty if it was made here.
     """
 
     policy: str

@@ -53,7 +53,7 @@ def spawned(make: Make, tasks: Sequence[Task], workers: int) -> Generator[Task, 
     tasks
         Each with its index.
     workers
-        How many processes at most. With 0, or where none can be started, this process does all tasks.
+        Most processes. With 0, or where none can be started, this process does all tasks.
 
     Yields
     ------

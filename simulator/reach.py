@@ -26,9 +26,9 @@ class TokenSpan(NamedTuple):
     Attributes
     ----------
     cached
-        How many tokens are cached.
+        Number of cached tokens.
     new
-        How many run now.
+        Number of tokens that run now.
     """
 
     cached: int

@@ -131,7 +131,7 @@ class Limits:
     Parameters
     ----------
     timing
-        When the graph's ops may run, alone or among those of other ranks.
+        Timing of the graph's ops, alone or among those of other ranks.
     hardware, homes
         The machine; the tier id of each tensor at time 0, or `FREE`, of no account for what does not exist then.
     may_repeat

@@ -41,11 +41,11 @@ class Need(NamedTuple):
     tier
         Which one (id).
     demand_bytes, capacity_bytes
-        What must be there, and what there is room for [B].
+        Bytes that must be there, and the room for them [B].
     at
-        The op (id) at which this is; None if it is where the step begins.
+        The op at which they are needed; None at the start of the step.
     counts_idle
-        Whether what is needed later, and could be elsewhere, counts as well.
+        Whether values count as well that are needed later and could be elsewhere.
     """
 
     tier: int
@@ -72,7 +72,7 @@ def infeasible(
     homes
         As for `simulator.bounds.Limits`.
     budget_bytes
-        What may be used of the compute tier [B].
+        Budget of the compute tier [B].
     may_repeat
         Whether plans that run ops again count too; values that can be made again are then not needed at once.
 
@@ -106,7 +106,7 @@ class GraphNeeds:
     Attributes
     ----------
     demand
-        What must be held while each op runs.
+        Bytes that must be held while each op runs.
     tier
         The compute tier (id).
     below
@@ -114,9 +114,9 @@ class GraphNeeds:
     at_home
         By tier: tensors that are there at time 0 because it is their home.
     elsewhere_bytes
-        What other tiers can hold of what is needed at most [B].
+        Most bytes of needed values that other tiers can hold [B].
     by_op
-        What the compute tier must hold at each op; and all that is needed there, less what other tiers may hold [B].
+        Bytes that the compute tier must hold at each op; and all that is needed, less what other tiers may hold [B].
     short
         The needs that are not met.
     """

@@ -64,7 +64,7 @@ class Timing:
     Attributes
     ----------
     precedence
-        What happens before what.
+        Order of the ops.
     durations_ns
         Time of each op alone [ns].
     heads_ns
@@ -74,7 +74,7 @@ class Timing:
     path_ns
         Longest path of a step [ns].
     shorter_ns
-        How much less the last op of the line may take than in the step before [ns]; of dynamic reads, see the package.
+        How much shorter the last op of the line may be than in the step before [ns], see dynamic reads in the package.
     outlasting
         Tensors of which copies may outlast a step, because dynamic reads may choose them, if the graph does not say so.
     """
@@ -105,7 +105,7 @@ class Timing:
         Parameters
         ----------
         precedence, durations_ns
-            What happens before what; time of each op alone [ns].
+            Order of the ops; time of each op alone [ns].
         may_repeat
             Whether ops may run again.
         """
@@ -313,7 +313,7 @@ class Team:
         Parameters
         ----------
         graph
-            Which one.
+            Index of the graph.
         """
         sharing, first_alike = self.hardware.topology.sharing, self.first_alike
         leads = sorted({first_alike[rank] for rank in self.job.ranks_of(graph)})

@@ -61,11 +61,11 @@ class Cut(NamedTuple):
     Attributes
     ----------
     tiers
-        Those within (ids).
+        Ids of the tiers within.
     name
         Their names.
     room_bytes
-        What those beside the compute tier have room for [B].
+        Room of the tiers beside the compute tier [B].
     into, out_of
         Names of the links that enter and that leave.
     """
@@ -108,15 +108,15 @@ class Bottleneck(NamedTuple):
     Attributes
     ----------
     name
-        What it is, for people: ``link h2d``.
+        Name for people: ``link h2d``.
     cut
         Index of the cut.
     into, out_of
         Bandwidths of what comes in, and of what leaves [B/s]; 0 for what does not pass.
     channels
-        How many copies it serves at the same time.
+        Number of copies that it serves at the same time.
     times
-        How many ranks do the same there at the same time.
+        Number of ranks that do the same there at the same time.
     """
 
     name: str
@@ -146,7 +146,7 @@ def bottlenecks(
     Parameters
     ----------
     cuts
-        Those that may be short of room.
+        Cuts that may be short of room.
     hardware
         The machine.
     sizes

@@ -32,7 +32,7 @@ class Stretches(NamedTuple):
     Attributes
     ----------
     tensor, size
-        Which tensor; its size [B].
+        Tensor id; size [B].
     after
         The use before: an op, or -1 for the start of the step.
     first, last
@@ -76,7 +76,7 @@ class Demand:
     Parameters
     ----------
     precedence, hardware, homes
-        What happens before what; where; and the tier id of each tensor at time 0, or `FREE`.
+        Order of the ops; machine; and tier id of each tensor at time 0, or `FREE`.
     may_repeat
         Whether ops may run again; then only values count that no op can make again, or that stay.
 
@@ -85,9 +85,9 @@ class Demand:
     cuts
         The compute tier, and with it the tiers around it that may be too small for what it has no room for.
     work
-        What each op uses, and its workspace.
+        Bytes that each op uses, its workspace included.
     stays
-        What is needed later and stays in the compute tier because that is its home.
+        Bytes that are needed later and stay in the compute tier, which is their home.
     held
         Both together.
     idle
@@ -101,7 +101,7 @@ class Demand:
     stretches
         The values themselves, also those that can be made again.
     moving
-        Those of them that may leave the compute tier.
+        Stretches whose values may leave the compute tier.
     enters
         Tensors that come from a home, with the op of the line that awaits the first to read them; the number of ops if
         none is known to.

@@ -34,7 +34,7 @@ class Precedence:
     Attributes
     ----------
     graph, streams
-        What runs; by op, on which stream.
+        Graph that runs; stream of each op.
     """
 
     graph: Graph

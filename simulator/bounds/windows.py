@@ -133,13 +133,13 @@ class _Edge(NamedTuple):
     Attributes
     ----------
     ns
-        When, after the window of the step has begun [ns].
+        Time since the window of the step began [ns].
     start
         Index of the point that it comes from; -1 if from the beginning.
     short
         The op that has no room; -1 if none.
     enters
-        What brings what is at home elsewhere; empty if nothing does.
+        Link that brings what is at home elsewhere; empty if none does.
     """
 
     ns: int
@@ -158,7 +158,7 @@ class _Sweep:
     points
         Ops between which windows lie.
     budget_bytes
-        What may be used of the compute tier [B].
+        Budget of the compute tier [B].
     """
 
     def __init__(self, windows: Windows, points: Ints, budget_bytes: int | float) -> None:

@@ -33,6 +33,7 @@ _EVER = -1 << 62
 """Since when a piece is free that was never taken."""
 
 _STREAM_SHIFT = 40
+"""Bits of an op in the name of a workspace, below those of its stream: more than any graph has ops."""
 
 
 def workspace(op: int, stream: int) -> int:
@@ -121,11 +122,11 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
     Parameters
     ----------
     graph, plan
-        What runs, and a fixed plan for it.
+        Graph that runs, and a fixed plan for it.
     tier
         Id of the compute tier.
     capacity
-        What they may span, if they can [B]; None: as little as they can.
+        Bytes that they may span, if they can [B]; None: as few as they can.
     """
     tenancies = tenancies_of(graph, plan, tier)
     live = int(tenancies.live_bytes().max())
@@ -218,9 +219,9 @@ def tight(tenancies: Tenancies, enough: int) -> Ints:
     Parameters
     ----------
     tenancies
-        What is to be placed.
+        Tenancies to place.
     enough
-        When to stop [B].
+        Span at which to stop [B].
     """
     leaves = tenancies.lengths() <= tenancies.actions
     bottom_bytes = np.where(leaves, 0, tenancies.size_bytes)
@@ -281,9 +282,9 @@ def spread(tenancies: Tenancies, capacity: int) -> Ints | None:
     Parameters
     ----------
     tenancies
-        What is to be placed.
+        Tenancies to place.
     capacity
-        What all may span [B].
+        Bytes that all may span [B].
     """
     size, taken, freed, wraps = tenancies.size_bytes, tenancies.taken, tenancies.freed, tenancies.wraps
     peak = int(tenancies.live_bytes().argmax()) - 1

@@ -33,7 +33,7 @@ class PolicyEntry:
     options
         Model of its options.
     summary
-        What it does, in one line.
+        Summary in one line.
     may_repeat
         Says for its options whether its plans may run an op again.
     """
@@ -72,7 +72,7 @@ class PolicyEntry:
         Parameters
         ----------
         problem
-            What to plan for.
+            Problem to plan for.
         options
             The options, read already or as option name -> value.
 

@@ -38,7 +38,7 @@ def resident(problem: Problem, options: Resident) -> Plan:
     Parameters
     ----------
     problem, options
-        What to plan for; none.
+        Problem to plan for; no options.
 
     Raises
     ------
@@ -54,7 +54,7 @@ Distance = Annotated[int, Field(ge=0)] | Literal["best"]
 
 SELECT_DISTANCES = (100, 200, 400)
 DISTANCES = (50, 20, 100)
-"""What ``best`` tries; MindSpore's defaults first."""
+"""Distances that ``best`` tries [ops]; MindSpore's defaults first."""
 PARTS = (4, 8, 16)
 """Fractions of the graph's length that it tries as well: distances in ops suit graphs of some lengths only."""
 
@@ -85,7 +85,7 @@ def lookahead(problem: Problem, options: Lookahead) -> Plan:
     Parameters
     ----------
     problem, options
-        What to plan for; see `Lookahead`.
+        Problem to plan for; see `Lookahead`.
 
     Raises
     ------
@@ -175,7 +175,7 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     Parameters
     ----------
     problem, options
-        What to plan for; see `OffloadSaved`.
+        Problem to plan for; see `OffloadSaved`.
 
     Raises
     ------
@@ -271,7 +271,7 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     Parameters
     ----------
     problem, options
-        What to plan for; see `UpstreamGreedy`.
+        Problem to plan for; see `UpstreamGreedy`.
 
     Raises
     ------
@@ -306,7 +306,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterv
     problem
         With the graph and the tensors that may move.
     limit_bytes
-        What may be held [B].
+        Limit of held bytes [B].
 
     Returns
     -------

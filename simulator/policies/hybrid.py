@@ -42,13 +42,13 @@ class Options(Part):
         Room for what is read dynamically [B]; default: all that the static part leaves when nothing of it moves, or
         else what may be chosen at once.
     evict
-        Who leaves the cache first: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
+        Order of eviction: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use
         first.
     prefetch
         When dynamic reads are revealed, what is fetched for the ops whose dynamic reads are revealed next: nothing
         (``none``), all of their candidates (``next_layer_all``), or a guess at what they choose (``speculative``).
     accuracy
-        How likely each of what is chosen is guessed; without a guess there is none.
+        Probability with which each choice is guessed; without a guess there is none.
     """
 
     cache: Bytes | None = None
@@ -68,7 +68,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     Parameters
     ----------
     problem
-        What to run.
+        Problem to run.
     options
         See `Options`.
 

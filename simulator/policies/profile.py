@@ -23,7 +23,7 @@ class Profile:
     Attributes
     ----------
     length
-        How many positions.
+        Number of positions.
     """
 
     def __init__(self, values: ArrayLike) -> None:

@@ -26,7 +26,7 @@ from simulator.policies.working_sets import DynamicReaders, WorkingSets
 EVICT = ("lru", "fifo", "furthest")
 ON_DEMAND = ("lru", "lfu", "hot")
 LOOK_AHEAD = (32, 0, 64)
-"""What ``best`` tries; the second where dynamic reads are handled on demand."""
+"""Orders, and numbers of ops, that ``best`` tries; `ON_DEMAND` where dynamic reads are handled on demand."""
 
 _AT_ONCE = 64
 """Most steps that are decided before they are handed on: a run that blocks ends soon, and one by one takes longer."""
@@ -66,7 +66,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     Parameters
     ----------
     problem
-        What to run.
+        Problem to run.
     options
         See `Options`.
 

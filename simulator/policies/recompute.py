@@ -67,7 +67,7 @@ def plan(problem: Problem, _: Options) -> Plan:
     Parameters
     ----------
     problem
-        What to plan for.
+        Problem to plan for.
 
     Raises
     ------
@@ -85,12 +85,12 @@ class Walker:
     Parameters
     ----------
     problem
-        What to plan for.
+        Problem to plan for.
 
     Attributes
     ----------
     problem, remaker
-        What to plan for, and how to make things again.
+        Problem to plan for, and the remaker of its tensors.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -112,7 +112,7 @@ class Walker:
         limit_bytes
             The limit of live bytes in the compute tier [B].
         weight
-            How much idle time counts.
+            Exponent of the idle time in the score.
         keeps
             Whether tensors that help to make others again live on.
         """
@@ -131,7 +131,7 @@ def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
     Parameters
     ----------
     problem, remaker
-        What to plan for, and how to make things again.
+        Problem to plan for, and the remaker of its tensors.
     """
     graph, live = problem.graph, Profile(live_bytes(problem.graph))
     for idle in idle_intervals(graph):
@@ -148,7 +148,7 @@ class RecomputePass:
     walker
         The problem, and what remakes tensors.
     weight
-        How much idle time counts.
+        Exponent of the idle time in the score.
     limit_bytes
         The limit that it tries to keep to [B].
     kept
@@ -159,7 +159,7 @@ class RecomputePass:
     made_in_passing
         Tensors that were made again after their last use, on the way to others: the ops before which that was.
     again_ns
-        How long the ops that ran again take [ns].
+        Time of the ops that ran again [ns].
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class Eviction:
     order
         ``lru`` and ``hot``: the last use longest ago. Others: the least of `RANKS`.
     problem
-        What runs.
+        Problem with the graph that runs.
     stay
         Tensors that never leave.
 
@@ -131,7 +131,7 @@ class RuntimeCache:
     room_bytes
         Room that they may take of the compute tier [B].
     eviction
-        Which of them leaves first.
+        Choice of the tensor that leaves first.
     is_direct
         Whether copies take the link between two tiers, rather than the fastest way over others.
     synchronous

@@ -25,7 +25,7 @@ class DynamicReaders:
     Attributes
     ----------
     problem
-        Whose reads they are.
+        Problem with these reads.
     on_demand
         Whether they are handled once they are revealed; else there are none, and all candidates are read.
     """
@@ -136,7 +136,7 @@ def assign_homes(problem: Problem, order: Iterable[int], left: dict[int, int | f
     Parameters
     ----------
     problem, order
-        Whose tensors, and in which order.
+        Problem of the tensors, and their order.
     left
         Tier -> what it has left [B], the best first; what is assign_homes is taken off.
     full

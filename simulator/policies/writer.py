@@ -27,7 +27,7 @@ class Writer:
     Parameters
     ----------
     problem
-        What the plan is for.
+        Problem that the plan is for.
     policy
         Name of the policy.
     chosen_homes
@@ -93,9 +93,9 @@ class Writer:
         Parameters
         ----------
         tensor
-            What to copy.
+            Tensor to copy.
         tier
-            Where to; default: the best tier that has room.
+            Target tier; default: the best tier that has room.
         """
         if not self._is_away(tensor):
             self._move(tensor, self._room_away(tensor) if tier is None else tier)

@@ -90,7 +90,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     Parameters
     ----------
     problem
-        What to plan for: at most 60 ops, copies whose times do not depend on each other.
+        Problem to plan for: at most 60 ops, copies whose times do not depend on each other.
     options
         See `Options`.
 

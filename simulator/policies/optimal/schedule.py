@@ -46,7 +46,7 @@ class CopyInterval(NamedTuple):
     Attributes
     ----------
     start, takes_ns, end
-        When it starts, how long it takes, and when it ends [ns].
+        Its start, duration and end [ns].
     made
         Whether it is made.
     """
@@ -130,7 +130,7 @@ class ScheduleModel:
     Parameters
     ----------
     problem
-        What is decided, with all its steps; of several, the program looks at the window of one.
+        Problem with all its steps; of several, the program models the window of one.
     horizon_ns, least_ns
         No step is looked at that takes longer, or if it is endless than all ops and copies one after another; none
         takes less [ns].

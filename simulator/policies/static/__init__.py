@@ -77,7 +77,7 @@ class Options(Part):
         Parameters
         ----------
         problem
-            What is planned for.
+            Problem to plan for.
 
         Raises
         ------
@@ -104,7 +104,7 @@ class Validator:
     Parameters
     ----------
     problem, options
-        What to plan for; see `Options`.
+        Problem to plan for; see `Options`.
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     Parameters
     ----------
     problem
-        What to plan for.
+        Problem to plan for.
     options
         See `Options`.
 

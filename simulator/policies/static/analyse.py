@@ -72,7 +72,7 @@ class PricedIdle(NamedTuple):
         Parameters
         ----------
         problem
-            What is planned for.
+            Problem to plan for.
         tier
             The tier.
         """
@@ -94,7 +94,7 @@ class PricedIdle(NamedTuple):
         Parameters
         ----------
         ops
-            How many ops a step has.
+            Number of ops of a step.
         """
         if self.wraps:
             return (0, self.before - 1), (self.after + 1, ops - 1)
@@ -111,7 +111,7 @@ class Analysis:
     Attributes
     ----------
     problem, asked
-        What to plan for; tensors that were asked to leave.
+        Problem to plan for; tensors that were asked to leave.
     live_bytes
         By op: live bytes if everything stays in the compute tier [B].
     forced
@@ -158,7 +158,7 @@ def analyse(problem: Problem, asked: frozenset[int] = frozenset()) -> Analysis:
     Parameters
     ----------
     problem, asked
-        What to plan for; tensors that were asked to leave.
+        Problem to plan for; tensors that were asked to leave.
     """
     live, lifetimes = live_bytes(problem.graph), problem.lifetimes
     forced: list[PricedIdle] = []
@@ -186,7 +186,7 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     Parameters
     ----------
     problem
-        What to plan for.
+        Problem to plan for.
     """
     lifetimes, compute_tier = problem.lifetimes, problem.compute_tier
     leaving = set()
@@ -232,7 +232,7 @@ def priced(problem: Problem, idle: IdleInterval, *, goes_out: bool, returns: boo
     Parameters
     ----------
     problem, idle
-        What is planned for, and which idle interval.
+        Problem to plan for, and the idle interval.
     goes_out, returns
         Whether a copy out begins it, and whether a copy in ends it.
     """
@@ -271,7 +271,7 @@ class Score(NamedTuple):
     total
         Sum of the terms.
     terms
-        What each of `TERMS` adds.
+        Value of each of `TERMS`.
     queue_ns
         Time of the copies in for the same op that were counted before it [ns].
     is_asked
@@ -319,7 +319,7 @@ def spread(row: Sequence[Alike]) -> list[Alike]:
     Parameters
     ----------
     row
-        What has the same score, in the order of the step.
+        Items of the same score, in the order of the step.
     """
     if len(row) < 3:
         return [*row]

@@ -35,13 +35,13 @@ class CacheOp(NamedTuple):
     Attributes
     ----------
     role
-        What it does.
+        Store, detach or prefetch.
     trip
-        Which trip it belongs to: a number that its Store, Detach and Prefetch share.
+        Index of its trip away, which its Store, Detach and Prefetch share.
     tensor, source, target
-        What is moved, from which tier to which (ids); the target of a Detach is `NOWHERE`.
+        Tensor that moves, and the tiers it leaves and enters (ids); the target of a Detach is `NOWHERE`.
     size_bytes, alone_ns
-        How much [B], and how long the copy takes if it has its links for itself [ns].
+        Size [B], and time of the copy if it has its links for itself [ns].
     after, before
         The op that must have run before, and the op that needs it, or `NOWHERE`.
     first, last

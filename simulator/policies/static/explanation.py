@@ -88,7 +88,7 @@ class Slot(NamedTuple):
     wanted_ns, busy_ns
         Time of copies that just-in-time positions would put there, and that the replay did [ns].
     servers
-        How many copies the link serves at a time.
+        Number of copies that the link serves at a time.
     """
 
     link: str
@@ -118,11 +118,11 @@ def ledger(augmented: Augmented, trace: Trace, slots: int = SLOTS) -> list[Slot]
     Parameters
     ----------
     augmented
-        What was planned.
+        Augmented graph with its plan.
     trace
-        What happened.
+        Trace of its replay.
     slots
-        How many slots.
+        Number of slots.
     """
     problem, (busy, length_ns) = augmented.problem, _replayed_copies(augmented, trace)
     width_ns = -(-max(length_ns, problem.clock[-1], 1) // slots)
@@ -180,7 +180,7 @@ class Explanation:
     choices
         The decision about each idle interval, best score first; at last those to make a tensor again, in order.
     replay
-        What happened.
+        Replay of the plan, with its trace.
     slots
         The ledger of channel occupancy.
     """

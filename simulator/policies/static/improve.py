@@ -53,7 +53,7 @@ class Improver:
     Parameters
     ----------
     base
-        Where it starts.
+        Augmented graph that the search starts from.
     offer
         Replays a candidate and keeps the fastest; None if it does not fit.
     """

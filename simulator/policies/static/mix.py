@@ -74,7 +74,7 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
     Parameters
     ----------
     problem
-        What the plan is for.
+        Problem that the plan is for.
     repeated
         A fixed plan without copies.
     """
@@ -121,7 +121,7 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
     Parameters
     ----------
     problem
-        What to plan for.
+        Problem to plan for.
     kept
         Tensors that are not given up.
     """

@@ -59,7 +59,7 @@ class Augmented:
     Attributes
     ----------
     selection
-        What leaves.
+        Selection of the idle intervals that are spent away.
     homes
         Tensor -> tier, where the planner chose a home away from the compute tier.
     intervals
@@ -145,7 +145,7 @@ def insert(selection: Selection) -> Augmented:
     Parameters
     ----------
     selection
-        What leaves.
+        Selection of the idle intervals that are spent away.
     """
     analysis, problem = selection.analysis, selection.analysis.problem
     intervals = assign_tiers(problem, selection.intervals)

@@ -35,9 +35,9 @@ def runs(problem: Problem, intervals: Sequence[PricedIdle]) -> list[Run]:
     Parameters
     ----------
     problem
-        What is planned for.
+        Problem to plan for.
     intervals
-        What leaves.
+        Idle intervals that are spent away.
     """
     wrapping, writes = {idle.tensor for idle in intervals if idle.wraps}, problem.lifetimes.writes
     by_version: dict[tuple[int, int], list[PricedIdle]] = {}
@@ -58,7 +58,7 @@ class PlannedRoom:
     Parameters
     ----------
     problem
-        What is planned for.
+        Problem to plan for.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -160,9 +160,9 @@ def planned_room(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRo
     Parameters
     ----------
     problem
-        What is planned for.
+        Problem to plan for.
     intervals
-        What leaves, and its tiers.
+        Idle intervals, with the tiers in which they are spent.
     """
     room = PlannedRoom(problem)
     for run in runs(problem, intervals) if room.is_scarce else ():
@@ -180,9 +180,9 @@ def assign_tiers(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[Pri
     Parameters
     ----------
     problem
-        What to plan for.
+        Problem to plan for.
     intervals
-        What leaves.
+        Idle intervals that are spent away.
     """
     if len(problem.neighbours) < 2:
         return tuple(intervals)

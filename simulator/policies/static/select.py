@@ -112,6 +112,7 @@ class _Taker:
                 break
             if idle not in self.taken and exceeds(self.live, idle, self._limit):
                 self._take(idle)
+                # Now and then: a look at all live bytes takes as long as a few candidates.
                 over = count % 8 != 7 or self.live.exceeds(0, last, self._limit)
 
     def _take(self, idle: PricedIdle) -> None:
