@@ -152,7 +152,7 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
         scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + _bytes(t, cache, *new)
         query = Query([q], _bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
     else:
-        query = (_absorbed if is_absorbed else _expanded)(t, part, cache, taken[:2])
+        query = (_absorbed if is_absorbed else _expanded)(t, part, cache, *taken[:2])
     if part.sparse is not None:
         out = _attend_in_views(t, part.sparse, cache, query, x)
     elif indexer is not None:
@@ -197,9 +197,8 @@ def _through_state(t: Tape, part: Linear, cache: Cache, taken: list[str]) -> str
     return out
 
 
-def _expanded(t: Tape, part: Mla, cache: Cache, made: list[str]) -> Query:
+def _expanded(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
     """Attend with a key and a value for each head, made from the latents."""
-    q, latent = made
     rows, taken = cache.seen + cache.tokens, [latent, *cache.held]
     latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
     read_bytes, held = part.kv_lora_rank * latents_bytes, cache.expanded + cache.tokens
@@ -209,9 +208,8 @@ def _expanded(t: Tape, part: Mla, cache: Cache, made: list[str]) -> Query:
     return Query([q], _bytes(t, cache, q), [latent, k, v], seen_bytes, part.width, pair_flops)
 
 
-def _absorbed(t: Tape, part: Mla, cache: Cache, made: list[str]) -> Query:
+def _absorbed(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
     """Attend to the latents themselves."""
-    q, latent = made
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.latent
     absorbing = t.multiply("attn.k_b", [q], nope, made=(0, t.layer.attention.heads * part.kv_lora_rank))

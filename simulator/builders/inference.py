@@ -43,7 +43,7 @@ from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, starts
-from simulator.builders.weights import Laid, blocks, numbered
+from simulator.builders.weights import Laid, numbered
 from simulator.graph import CollectiveKind, Graph, Job
 from simulator.reach import Reach, TokenSpan
 from simulator.workload import Attention, DecoderModel, Linear, Pools
@@ -52,17 +52,17 @@ from simulator.workload import Attention, DecoderModel, Linear, Pools
 def build(laid: Laid) -> Job:
     """Build the graph of prefill or of decode, for one rank or for all that share each layer."""
     t, work = Tape(laid), laid.workload
-    t.phase, room, layers = work.phase, CacheRoom(t), blocks(t.model.layers)
+    t.phase, room = work.phase, CacheRoom(t)
     if t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
         for span, t.micro in zip(spans, starts("c", len(spans)), strict=True):
             t.rows = (work.batch * span.new,)
             x = _through_layers(t, embed(t), partial(room.read, span))
         token = answer(t, x, last=work.batch)
-        outputs = [*(name for layer in layers for name in room.kept(layer)), token]
+        outputs = [*(name for layer in t.layers for name in room.kept(layer)), token]
     else:
         t.rows = (work.batch,)
-        for layer in layers:
+        for layer in t.layers:
             room.decode(layer)
         outputs = [*room.come, *_answers(t, starts("t", work.new_tokens), room.cache, [])]
     return Job.of(t.graph.build(outputs, steps=work.steps), t.mesh.ranks)
@@ -70,7 +70,7 @@ def build(laid: Laid) -> Job:
 
 def _through_layers(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
     """Go through all layers; `find` returns what a layer has cached."""
-    for layer in blocks(t.model.layers):
+    for layer in t.layers:
         x = forward(t, layer, x, partial(attend_to_cache, t, find(layer)))
     return x
 
@@ -116,7 +116,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
     """Build the graph of a prefill rank."""
     t.phase, t.kinds = "prefill", {"rope.k.out": "kv_cache", "attn.v.out": "kv_cache"}
     x = embed(t)
-    for layer in blocks(t.model.layers):
+    for layer in t.layers:
         x = forward(t, layer, x, partial(attend_whole, t))
         made = [t.name("rope.k.out"), t.name("attn.v.out")]
         t.meet("send", CollectiveKind.SEND, group, t.made_bytes(*made), made, [])
@@ -128,7 +128,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
 def _serve(t: Tape, new_tokens: int, groups: list[str]) -> Graph:
     """Build the graph of a decode rank."""
     t.phase, (rows,), prompts, length = "decode", t.rows, t.workload.batch, t.workload.sequence
-    room, layers = CacheRoom(t, rows), blocks(t.model.layers)
+    room, layers = CacheRoom(t, rows), [*t.layers]
 
     def receive(group: str, name: str, size_bytes: int, kind: str) -> str:
         t.graph.tensor(t.name(name), size_bytes, kind)
@@ -247,7 +247,7 @@ def build_iteration(laid: Laid, work: Iteration, room_bytes: int) -> Graph:
     """
     rows, groups = work.decoding + work.reading, kept(laid.model, laid.workload.dtypes.kv_bytes)
     t, reaches = Tape(laid, rows=rows), [group.reach for group in groups]
-    t.phase, layers = "prefill" if work.reading else "decode", blocks(laid.model.layers)
+    t.phase, layers = "prefill" if work.reading else "decode", [*laid.layers]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored(*way), tokens) for way, tokens in work.stores]

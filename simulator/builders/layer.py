@@ -178,20 +178,14 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
 # before the first layer and after the last
 
 
-def _token_ids(t: Tape) -> tuple[str, int]:
-    """Declare the token ids of this micro-batch, for the embedding and as labels; return their name and size."""
-    size_bytes = t.own_tokens * ID_BYTES
-    return t.declare(f"{t.micro}embed/ids", size_bytes, "input"), size_bytes
-
-
 def embed(t: Tape, tokens: list[str] | None = None) -> str:
     """Look tokens up (default: the ids); ranks with a part of the vocabulary have summands of the result.
 
     Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
     """
     t.block = "embed"
-    names = tokens or [_token_ids(t)[0]]
-    table, id_bytes = t.weight("tokens"), t.own_tokens * ID_BYTES
+    id_bytes = t.own_tokens * ID_BYTES
+    names, table = tokens or [t.declare(f"{t.micro}embed/ids", id_bytes, "input")], t.weight("tokens")
     entries, features = table.layout.tensor_map
     out = t.tensor("tokens.out", table.shape[1], t.cut(features, BATCH, entries))
     read_bytes = id_bytes + t.made_bytes(out) // t.mesh.size(entries)
@@ -238,7 +232,8 @@ def loss(t: Tape, x: str) -> None:
 
     def op(reads: list[str], writes: list[str], copies: int, made_bytes: int) -> None:
         """Add an op that works on so many copies of the logits, each written and read once."""
-        (labels, label_bytes), copies_bytes = _token_ids(t), copies * t.spread[logits].elements * FP32_BYTES
+        label_bytes, copies_bytes = t.own_tokens * ID_BYTES, copies * t.spread[logits].elements * FP32_BYTES
+        labels = t.declare(f"{t.micro}embed/ids", label_bytes, "input")
         more: OpFields = {"workspace_bytes": copies_bytes, "write_bytes": made_bytes + copies_bytes}
         more["read_bytes"] = t.made_bytes(logits, *reads) + label_bytes + copies_bytes
         t.op("loss", [logits, labels, *reads], writes, **more)

@@ -81,6 +81,7 @@ class Sheet:
         self.zero_stage = workload.parallel.zero_stage if self.mesh.size(BATCH) > 1 else 0
         self.residual = self.cut((), (*BATCH, *(TENSOR if workload.parallel.sequence else ())))
         self.micro, self.block, self.phase = "", "", "forward"
+        self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
         self.due: list[Due] | None = None  # ops that are written down later
         self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
@@ -116,11 +117,6 @@ class Sheet:
     def is_forward(self) -> bool:
         """Whether ops are those of forward: for the first time, or again within backward."""
         return self.phase in {"forward", "again"}
-
-    @property
-    def again(self) -> str:
-        """End of the names of tensors that are made again within backward."""
-        return ".again" if self.phase == "again" else ""
 
     # names and tensors
 

@@ -81,7 +81,7 @@ from itertools import accumulate, pairwise
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
 from simulator.builders.tape import Tape, starts
-from simulator.builders.weights import BATCH, Laid, blocks, is_matrix, passes_on, stage_layers
+from simulator.builders.weights import BATCH, Laid, is_matrix, passes_on, stage_layers
 from simulator.graph import CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
 from simulator.layout import Axes, Weight
@@ -92,7 +92,7 @@ NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 
 def build(laid: Laid) -> Job:
     """Build a graph for each stage of the pipeline."""
-    workload, mesh, names = laid.workload, laid.mesh, blocks(laid.model.layers)
+    workload, mesh, names = laid.workload, laid.mesh, [*laid.layers]
     ends = accumulate(stage_layers(workload, len(names), workload.name), initial=0)
     graphs = list[Graph]()
     for index, (start, stop) in enumerate(pairwise(ends)):

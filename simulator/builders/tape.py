@@ -287,9 +287,9 @@ class Tape(Sheet):
         self._between = ""
 
         def back(dy: str) -> None:
-            self.due, self.phase = [], "again"
+            self.due, self.phase, self.again = [], "again", ".again"
             made = segment()
-            self.phase, self.grads[made] = "backward", dy
+            self.phase, self.again, self.grads[made] = "backward", "", dy
             self.go_back()
             self._catch_up()
 
