@@ -26,6 +26,7 @@ Stretches = tuple[Ints, Ints]
 
 _HOUR_NS = 3_600 * 10**9
 _MONTH_NS = 730 * _HOUR_NS
+"""Of 730 h, a twelfth of a year of 365 days, as price lists have it."""
 _YEAR_NS = 8_766 * _HOUR_NS
 """Of 365.25 days."""
 
@@ -110,7 +111,7 @@ class Window(NamedTuple):
     stream
         The main stream.
     first_issue, next_issue
-        Issue numbers of its first step, and of the first one after it.
+        Issue numbers of its first action, and of the first one after it.
     start_ns, end_ns
         ``E_(n-1)``, and ``E_n`` (or ``M`` in a run of one step).
     """
@@ -123,9 +124,11 @@ class Window(NamedTuple):
 
 
 _NEVER = 2**62
+"""An issue number behind all others."""
 
 
 def _measured(graph: Graph, ran: Ran) -> Window:
+    """Find the measured step of the main stream."""
     by_stream = ran.ends_ns
     if not by_stream:
         return Window(0, 0, _NEVER, 0, ran.makespan_ns)
