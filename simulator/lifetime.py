@@ -224,7 +224,7 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
 
 
 def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
-    """Tier and who shares it -> what of a graph is stored once, for a rank that finds all of it stored."""
+    """Return, by tier and who shares it, what of a graph is stored once, for a rank that finds all of it stored."""
     scopes, shared = [tier.scope for tier in hardware.tiers.values()], dict[tuple[int, str], list[int]]()
     for index, (tensor, tier) in enumerate(zip(graph.tensors, home, strict=True)):
         if tensor.shared is not None and tensor.persistent and tier >= 0 and scopes[tier] != "device":

@@ -256,17 +256,15 @@ class Team:
 
         first, refined = dict[tuple[object, ...], int](), list[int]()
         for rank in range(len(kind)):
-            meets = self._roles_of(rank).members.items()
+            meets = self._roles[rank].members.items()
             met = tuple(company(members_of[rank], bool(call.role)) for call, members_of in meets)
             refined.append(first.setdefault((kind[rank], beside[rank // on_node], met), rank))
         return tuple(refined)
 
     @cached_property
     def _roles(self) -> list[Roles]:
-        return [Roles(graph) for graph in self.job.graphs]
-
-    def _roles_of(self, rank: int) -> Roles:
-        return self._roles[self.job.graph_of[rank]]
+        roles = [Roles(graph) for graph in self.job.graphs]
+        return [roles[graph] for graph in self.job.graph_of]
 
     @cached_property
     def precedences(self) -> list[Precedence]:
@@ -299,10 +297,10 @@ class Team:
         kind_of = {lead: kind for kind, lead in enumerate(leads)}
         parts_of: dict[Part, Sequence[Part]] = {}
         for kind, lead in enumerate(leads):
-            for call, ops in self._roles_of(lead).ops.items():
-                members = self._roles_of(lead).members[call][lead]
+            for call, ops in self._roles[lead].ops.items():
+                members = self._roles[lead].members[call][lead]
                 parts = ((kind_of[self.first_alike[rank]], call if rank == lead else call.answer) for rank in members)
-                lines = [(other, self._roles_of(leads[other]).ops.get(part, [])) for other, part in sorted(set(parts))]
+                lines = [(other, self._roles[leads[other]].ops.get(part, [])) for other, part in sorted(set(parts))]
                 for turn, op in enumerate(ops):
                     parts_of[kind, op] = [(other, line[turn]) for other, line in lines if turn < len(line)]
         return parts_of

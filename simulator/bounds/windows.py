@@ -110,7 +110,7 @@ class Windows:
         return _Sweep(self, points, budget_bytes).run() if len(points) else (0, "")
 
     def _points(self, budget_bytes: int | float) -> Ints:
-        """Ops between which windows may lie; none if there is no lack of room, and nothing comes from the start."""
+        """Choose ops between which windows lie; none if no room is lacking, and nothing comes from the start."""
         short = self.line[self._most[self.line] > budget_bytes]
         if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
             return self.line[:0]
@@ -119,7 +119,7 @@ class Windows:
 
 
 def _outside_bytes(demand: Demand, op_of: Mapping[int, int]) -> Ints:
-    """Cut and op -> size of the tensors of that op whose home is outside the cut [B]."""
+    """Return, by cut and op, the size of the tensors of that op whose home is outside the cut [B]."""
     graph = demand.precedence.graph
     size_bytes = np.zeros((len(demand.cuts), len(graph.ops) + 1), np.int64)
     for t, op in op_of.items():
@@ -250,7 +250,7 @@ class _Sweep:
 
 
 def _shared_bytes(count: int, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints]) -> Ints:
-    """Start and end -> bytes that lie over both: each from the first of two indices to before the second [B]."""
+    """Return, by start and end, the bytes over both, each from the first of two indices to before the second [B]."""
     change = np.zeros((count + 1, count + 1), np.int64)
     for start, sign in zip(starts, (1, -1), strict=True):
         np.add.at(change, (start, ends[0]), sign * size)

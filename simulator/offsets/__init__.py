@@ -77,7 +77,7 @@ class Tenancies:
         self.last = np.concatenate((self.freed, np.full(wraps.sum(), actions)))
 
     def lengths(self) -> Ints:
-        """For how many actions each is there."""
+        """Count the actions for which each is there."""
         return np.bincount(self.owner, self.last - self.first, len(self.item)).astype(np.int64)
 
     def live_bytes(self) -> Ints:

@@ -1,4 +1,4 @@
-"""Bytes over positions, with changes of ranges and questions about them."""
+"""Bytes by position, with changes of ranges and queries about them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _largest = np.maximum.reduce
-"""The method of an array takes half as long again, for the few values that one call looks at."""
+"""Faster than the method of an array, which takes half as long again for the few values of one call."""
 
 
 class Profile:
-    """A row of byte counts that answers range questions while ranges change, each in time linear in the range.
+    """Bytes by position, with changes of ranges and range queries, each in time linear in the range.
 
     Keeping the largest value of each block of positions as well is no faster up to 100,000 ops, and makes a plan for
     200,000 in two thirds of the time (`tests/bench/planning.py`).
@@ -35,24 +35,24 @@ class Profile:
         self._row[first : max(first, last + 1)] += delta_bytes
 
     def put(self, earliest: int, before: int, size_bytes: int, limit_bytes: int | float) -> int:
-        """Add from the first point on, no earlier than `earliest`, that keeps the limit until `before`; return it."""
+        """Add from the first point on, not before `earliest`, that keeps the limit until `before`; return the point."""
         point = self.last_above(earliest, before - 1, limit_bytes - size_bytes) + 1
         self.add(point, before - 1, size_bytes)
         return point
 
     def peak(self, first: int, last: int) -> int:
-        """The largest value from `first` to `last`, both included; 0 for an empty range."""
+        """Return the largest value from `first` to `last`, both included; 0 for an empty range."""
         return int(_largest(self._row[first : last + 1])) if last >= first else 0
 
     def exceeds(self, first: int, last: int, limit_bytes: int | float) -> bool:
-        """Whether the largest value from `first` to `last`, both included, exceeds the limit; 0 for an empty range."""
+        """Return whether the largest value from `first` to `last`, both included, exceeds the limit; 0 if empty."""
         return self.peak(first, last) > limit_bytes
 
     def last_above(self, first: int, last: int, limit_bytes: int | float) -> int:
-        """The last position from `first` to `last` whose value exceeds the limit; ``first - 1`` if none does."""
+        """Return the last position from `first` to `last` whose value exceeds the limit, or ``first - 1``."""
         above = np.flatnonzero(self._row[first : max(first, last + 1)] > limit_bytes)
         return first + int(above[-1]) if len(above) else first - 1
 
     def values(self) -> NDArray[np.int64]:
-        """All values, as a new array."""
+        """Return all values as a new array."""
         return self._row.copy()

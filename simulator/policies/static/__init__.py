@@ -72,7 +72,7 @@ class Options(Part):
     move: list[str] = Field([], description="kinds or name patterns of tensors that leave where they can")
 
     def asked(self, problem: Problem) -> frozenset[int]:
-        """Tensors that the option `move` names.
+        """Return the tensors that the option `move` names.
 
         Parameters
         ----------
