@@ -112,13 +112,6 @@ class Pipe:
             self._since_ns = now_ns
         return self._clock
 
-    def set_rate(self, now_ns: int, rate: int) -> bool:
-        """Go on at this rate; return whether that changes when the next flow ends."""
-        left, self.rate = self.tags[0][0] - self.advance(now_ns), rate
-        due_ns = now_ns + ceil_div(max(0, left), rate)
-        is_new, self.due_ns = due_ns != self.due_ns, due_ns
-        return is_new
-
 
 def max_min_rates(pipes: list[Pipe]) -> list[int]:
     """Return the rate of each flow of each pipe, as a share of the pipe's unit in fixed point, rounded down.
@@ -135,19 +128,15 @@ def max_min_rates(pipes: list[Pipe]) -> list[int]:
     for pipe in pipes:
         flows[pipe.path] += len(pipe.tags)
     caps = [min(p.cap, FULL_RATE // flows[p.path]) if p.path.even else p.cap for p in pipes]
-    if len(pipes) == 1:
-        return [_rate_alone(pipes[0], caps[0])]
+    if len(pipes) == 1:  # what `_fill` finds, in whole numbers
+        (cap,), path = caps, pipes[0].path
+        for resource, count in path.uses:
+            if resource.bandwidth != math.inf:
+                shared_by = _finite(path.unit) * len(pipes[0].tags) * count
+                cap = min(cap, int(resource.bandwidth) * FULL_RATE // shared_by)
+        return [max(1, cap)]
     rates = _fill(pipes, [Fraction(cap, FULL_RATE) * _finite(p.path.unit) for cap, p in zip(caps, pipes, strict=True)])
     return [max(1, math.floor(r * FULL_RATE / _finite(p.path.unit))) for r, p in zip(rates, pipes, strict=True)]
-
-
-def _rate_alone(pipe: Pipe, cap: int) -> int:
-    """Return the rate of a pipe that shares with no other: what `_fill` finds, in whole numbers."""
-    flows, unit = len(pipe.tags), _finite(pipe.path.unit)
-    for resource, count in pipe.path.uses:
-        if resource.bandwidth != math.inf:
-            cap = min(cap, int(resource.bandwidth) * FULL_RATE // (unit * flows * count))
-    return max(1, cap)
 
 
 def _finite(bandwidth: int | float) -> int:
@@ -242,8 +231,11 @@ class Network:
                 continue
             for other, rate in zip(connected, max_min_rates(connected), strict=True):
                 watched.update(dict.fromkeys(other.path.watched))
-                if other.set_rate(now, rate):
-                    self._clock.at(other.due_ns, other.due)
+                left, other.rate = other.tags[0][0] - other.advance(now), rate
+                due_ns = now + ceil_div(max(0, left), rate)
+                if due_ns != other.due_ns:
+                    other.due_ns = due_ns
+                    self._clock.at(due_ns, other.due)
         self._touched.clear()
         for resource in watched:
             if resource.watch is not None:

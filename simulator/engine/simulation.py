@@ -170,7 +170,12 @@ class Rank:
             stream.waiting = Waiting(stream, self.host, recorder.waits)
             machine.rounds.restless.append(stream.waiting)
         self._set_kernels(columns.roles)
-        self._settle_homes()
+        for tensor, home in enumerate(plan.home):
+            if home >= 0:
+                if (rank, home, tensor) not in machine.stored:
+                    tiers[home].settle(tensor, columns.size_bytes[tensor], program.graph.tensors[tensor].name)
+                self._places.valid[home][tensor] = True
+                self._places.hold((tensor,), home)
         fixed, ops = plan.fixed, len(program.graph.ops)
         self.computes = ops * program.graph.steps if fixed is None else fixed.kind.count(COMPUTE) * plan.repeats
 
@@ -207,18 +212,6 @@ class Rank:
             kernels = Kernels(graph, machine.hardware, machine.network, meets, path)
             for stream in self.streams:
                 stream.kernel = kernels.begin
-
-    def _settle_homes(self) -> None:
-        """Put what exists at time 0 where it is at home."""
-        places = self._places
-        for tensor, home in enumerate(self._program.plan.home):
-            if home < 0:
-                continue
-            if (self._rank, home, tensor) not in self._machine.stored:
-                name = self._program.graph.tensors[tensor].name
-                places.tiers[home].settle(tensor, places.size_bytes[tensor], name)
-            places.valid[home][tensor] = True
-            places.hold((tensor,), home)
 
     def blocked(self) -> tuple[list[str], list[str]]:
         """Explain what this rank lacks, and which ranks it waits for, if it is not done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 
 from simulator.engine.compaction import space_for
@@ -19,6 +19,8 @@ from simulator.hardware import Hardware
 from simulator.lifetime import repeated
 from simulator.scenario import Switches
 from simulator.trace import RATES, Recorder, instances, packer
+
+_rate_row = packer(RATES)
 
 
 class Machine:
@@ -81,17 +83,11 @@ class Machine:
         if (resource := self._resources.get((kind, name, instance))) is None:
             resource = self._resources[kind, name, instance] = Resource(bandwidth)
             if kind == "bus" and scope != "device" and self.has_ranks:
-                resource.watch = self._rate_recorder(name, instance)
+                resource.watch = partial(self._record_rate, [*self.hardware.buses].index(name), instance)
         return resource, self._counts[scope][rank]
 
-    def _rate_recorder(self, bus: str, instance: int) -> Callable[[int, int], None]:
-        """Make what records the rate of an instance of a bus."""
-        index, rows, pack = [*self.hardware.buses].index(bus), self.recorder.rates, packer(RATES)
-
-        def write(time_ns: int, bytes_per_s: int) -> None:
-            rows.extend(pack(time_ns, index, instance, bytes_per_s))
-
-        return write
+    def _record_rate(self, bus: int, instance: int, time_ns: int, bytes_per_s: int) -> None:
+        self.recorder.rates += _rate_row(time_ns, bus, instance, bytes_per_s)
 
     def tier(self, index: int, rank: int, program: Program) -> TierInstance:
         """Return the rank's instance of a tier; a compute tier whose places have addresses is its own."""

@@ -153,16 +153,11 @@ class Trials:
         if is_whole and (self._fastest is None or row["step_ns"] < self._fastest[0]):
             self._fastest = row["step_ns"], problem, plan, whole
         crowds = metrics.crowds(hardware, whole) if problem.ranks > 1 else {}
-        return Replay(
-            status=ran.trace.status,
-            makespan_ns=row["makespan_ns"],
-            step_ns=row["step_ns"],
-            peak_bytes={tier: row[f"peak_{tier}_bytes"] for tier in problem.tiers},
-            wait_ns={cause: row[f"wait_{cause}_ns"] for cause in CAUSES},
-            trace=ran.trace,
-            begun_ns=ran.begun_ns,
-            demand={name: crowd.demand for name, crowd in crowds.items()},
-        )
+        peaks = {tier: row[f"peak_{tier}_bytes"] for tier in problem.tiers}
+        waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}
+        demand = {name: crowd.demand for name, crowd in crowds.items()}
+        whole_ns, step_ns = row["makespan_ns"], row["step_ns"]
+        return Replay(ran.trace.status, whole_ns, step_ns, peaks, waits, ran.trace, ran.begun_ns, demand)
 
     def known(self, problem: Problem, plan: Plan) -> Trace | None:
         """Hand over the trace of a plan on one rank, if the plan is the fastest that was tried; it is not kept then.
