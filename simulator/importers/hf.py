@@ -132,7 +132,7 @@ def _arrivals(phase: str, **options: int | None) -> dict[str, Any]:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    config = json_of(path, _MOST_BYTES, distinct=True)
+    config = json_of(path, _MOST_BYTES)
     must, do = "a config.json is an object that names its model_type", "name the file config.json of a model"
     insist(isinstance(config, dict), shown(path), must, f"a {type(config).__name__}", do)
     return dict(config)

@@ -34,7 +34,7 @@ def works(name: str) -> bool:
     return not any(pattern.fullmatch(plain(name)) for pattern in (VIEW, MAKES, _IDLE))
 
 
-def changed(schema: str) -> frozenset[int]:
+def mutated(schema: str) -> frozenset[int]:
     """Return the positions of the arguments that an op's schema marks as changed (``Tensor(a!) self``)."""
     inner = schema[:10_000].partition("(")[2].partition(") ->")[0]
     arguments = re.sub(r"\[[^\]]*\]", "", re.sub(r"\([^()!]*(!?)[^()]*\)", r"\1", inner)).split(",")
@@ -228,7 +228,7 @@ class Tree:
         for node in reversed(self.nodes):
             below, beside = written_below.pop(node.id, set()), written_below.get(node.parent, set())
             fresh = self.storages(node.writes) - self.storages(*node.reads)
-            in_place = self.storages(*(node.reads[index] for index in changed(node.schema) if index < len(node.reads)))
+            in_place = self.storages(*(node.reads[index] for index in mutated(node.schema) if index < len(node.reads)))
             written = fresh | {~storage for storage in in_place}  # what is made, and what is changed
             is_at_work = node.is_operator and any(map(self.on_device, (node.writes, *node.reads)))
             if is_at_work and (node.id not in holders or written - below):
@@ -304,7 +304,7 @@ class Memory:
     def use(self, node: OperatorNode, op: Event) -> None:
         """Let an op read and write what its node does."""
         self._enter_reads(node)
-        in_place, read, made = changed(node.schema), self._tree.storages(*node.reads), set[int]()
+        in_place, read, made = mutated(node.schema), self._tree.storages(*node.reads), set[int]()
         for argument, tensors in enumerate(node.reads):
             for storage in (self._storages[view.storage] for view in self._tree.on_device(tensors)):
                 if storage.is_written:

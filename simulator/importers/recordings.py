@@ -65,18 +65,17 @@ def _first_file(data: bytes, where: str) -> bytes:
     raise ConfigError(where, "the archive holds a file", "none", "pack the recording into it")
 
 
-def json_of(path: Path, most: int | None = None, *, distinct: bool = False, shape: Any = None) -> Any:
+def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
     """Read a file in JSON.
 
     Parameters
     ----------
     path, most
         The file, and its largest size [B].
-    distinct
-        Whether a key that comes twice in an object is an error; else the last one counts.
     shape
-        Type of the content for msgspec: as objects of Python a recording takes many times its size, and its readers
-        need little of that at once, so that records may stay text for `objects`. A file of another type is read whole.
+        Type of a recording for msgspec: as objects of Python it takes many times its size, and its readers need little
+        of that at once, so that records may stay text for `objects`. A file of another type is read whole. Without a
+        shape, a key that comes twice in an object is an error; else the last one counts.
 
     Raises
     ------
@@ -92,7 +91,7 @@ def json_of(path: Path, most: int | None = None, *, distinct: bool = False, shap
             with suppress(*_UNREAD):  # read whole what is not JSON, or has another shape, to tell what is wrong
                 return msgspec.json.decode(text, type=shape)
         parsed = orjson.loads(text)
-        if distinct:
+        if not shape:
             with suppress(RecursionError):  # a depth that orjson reads
                 json.loads(text, object_pairs_hook=jsonl.distinct)
         return parsed

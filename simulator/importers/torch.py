@@ -39,8 +39,8 @@ def fake() -> AbstractContextManager[None]:
     ConfigError
         If torch is not installed.
     """
-    entered: AbstractContextManager[None] = _part("torch_fakes").entered()
-    return entered
+    context: AbstractContextManager[None] = _part("torch_fakes").fake_mode()
+    return context
 
 
 def capture(
@@ -92,7 +92,7 @@ def capture(
     is_module, kind = isinstance(step, watch.torch.nn.Module), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
-    with fakes.refused(kind), fakes.entered():
+    with fakes.config_errors(kind), fakes.fake_mode():
         if is_module:
             step = fakes.step_of(*fakes.copied(step, optimizer), loss)
         args, kwargs = fakes.faked((inputs, named_inputs))
@@ -133,7 +133,7 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     sys.path.insert(0, folder)
     try:
         with redirect_stdout(sys.stderr):  # which the code may print to, unlike the command's output
-            with _part("torch_fakes").refused(where), fake():
+            with _part("torch_fakes").config_errors(where), fake():
                 made = _function(where, module, function)()
             return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
     finally:
@@ -188,7 +188,7 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
     ]
     early = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
-    batch = " and ".join(f"{key} {size:,}" for key, size in record.handled.items())
+    batch = " and ".join(f"{key} {size:,}" for key, size in record.batch.items())
     apart = sum("/_safe_softmax" in op.name for op in graph.ops)
     derived = [
         "Of two steps the second was recorded, on fake tensors of the CPU; what asks for CUDA gets these.",
@@ -206,8 +206,8 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         title=f"A training step of {name}, captured from PyTorch",
         graph=".jsonl",
         outputs="freed" if free_early else "kept",
-        assumed=dict.fromkeys(record.handled, "the shape of input_ids, or else of the first input"),
-        **record.handled,
+        assumed=dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input"),
+        **record.batch,
     )
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 

@@ -83,7 +83,7 @@ def mode() -> FakeTensorMode:
 
 
 @contextmanager
-def entered() -> Iterator[None]:
+def fake_mode() -> Iterator[None]:
     """Make all new tensors fake, and run on the CPU, uncompiled, code for an accelerator, as it would run there."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
 
@@ -163,7 +163,7 @@ _NO_SCALER = "make the GradScaler with enabled=False: it asks whether gradients 
 
 
 @contextmanager
-def refused(name: str) -> Iterator[None]:
+def config_errors(name: str) -> Iterator[None]:
     """Turn an error of the user's code, which cannot run under fake tensors, into one with file and line.
 
     Raises

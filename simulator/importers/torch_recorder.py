@@ -86,7 +86,7 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
     return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
-def handled(args: Any, kwargs: Any) -> dict[str, int]:
+def batch_of(args: Any, kwargs: Any) -> dict[str, int]:
     """Return sequences of a step, and tokens of each for whole numbers: the shape of ``input_ids``, or of the first.
 
     Parameters
@@ -125,7 +125,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         Storage -> how many ops had run when PyTorch freed it; those without an entry existed when the step ended.
     folded
         Reason why a call is no op of the graph -> how often.
-    handled
+    batch
         Sequences that the step handles, and tokens of each, as far as its inputs tell.
     lines, again
         How many ops have a source line; how many of backward are ops of forward that run again.
@@ -135,7 +135,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
         self.lines = self.again = 0
-        self.handled = handled(*inputs)
+        self.batch = batch_of(*inputs)
         self.died: dict[Storage, int] = {}
         self._by_id: dict[int, tuple[Storage, Any]] = {}
         self._sites: dict[int, Site] = {}

@@ -11,7 +11,7 @@ from recorded import ABSENT, ADD, DATA, EMPTY, FILL, MM, RELU, VIEW, node, profi
 import simulator as hosim
 from simulator.errors import ConfigError
 from simulator.importers.kineto import Timeline
-from simulator.importers.operators import arithmetic, changed, dtype_of, views, works
+from simulator.importers.operators import arithmetic, dtype_of, mutated, views, works
 from simulator.run.stories import as_recorded, replayed
 
 
@@ -450,7 +450,7 @@ def test_arithmetic_follows_from_shapes(name, shapes, expected):
     ],
 )
 def test_a_schema_says_what_is_changed(schema, expected):
-    assert changed(schema) == expected
+    assert mutated(schema) == expected
 
 
 def test_types_name_data_types():

@@ -463,7 +463,7 @@ def test_a_model_of_8b_at_16384_tokens_is_captured_without_its_memory():
     ],
 )
 def test_what_a_step_handles_is_the_shape_of_its_first_input(inputs, named, handled):
-    assert torch_recorder.handled(inputs, named) == handled
+    assert torch_recorder.batch_of(inputs, named) == handled
 
 
 def test_a_captured_step_tells_its_tokens_samples_and_parameters():
