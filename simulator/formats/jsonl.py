@@ -92,12 +92,12 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
     ConfigError
         If the file cannot be read, a line is no JSON object of one of the types, or the header is another one.
     """
-    types: Mapping[str, type] = {"schema": header}
-    must = f'the first line is a header with "schema": "{schema}"'
-    adapters: dict[str, TypeAdapter[dict[str, Any]]] = {"schema": TypeAdapter(header)}
+    types = {"schema": header, **kinds}
+    adapters: dict[str, TypeAdapter[dict[str, Any]]] = {kind: TypeAdapter(type_) for kind, type_ in types.items()}
+    expected, must = ["schema"], f'the first line is a header with "schema": "{schema}"'
     for line_number, record in objects(path):
-        kind = next(filter(record.__contains__, types), "")
-        if not kind or (types is not kinds and record["schema"] != schema):
+        kind = next(filter(record.__contains__, expected), "")
+        if not kind or (kind == "schema" and record["schema"] != schema):
             found = repr(record["schema"]) if "schema" in record else f"the keys {', '.join(record) or 'none'}"
             raise ConfigError(f"{path}:{line_number}", must, found, "correct the line, or choose another file")
         try:
@@ -106,10 +106,9 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
             fault = faults(error, record, tuple(types[kind].__annotations__))[0]
             where = f"{path}:{line_number}, {'.'.join(fault.path)}"
             raise ConfigError(where, fault.must, fault.found, fault.do) from None
-        if types is not kinds:
-            types, must = kinds, f"a line has one of the keys {', '.join(kinds)}"
-            adapters = {key: TypeAdapter(type_) for key, type_ in kinds.items()}
-    if types is not kinds:
+        if kind == "schema":
+            expected, must = [*kinds], f"a line has one of the keys {', '.join(kinds)}"
+    if "schema" in expected:
         raise ConfigError(f"{path}:1", f"the first line is a header of {schema}", "an empty file", "write the header")
 
 

@@ -135,7 +135,7 @@ class _Node:
         self.is_on_host, self.stream = bool(attrs.get("is_cpu_op")), str(attrs.get("tid"))
         self.attrs = {name: attrs[name] for name in _ATTRIBUTES if name in attrs}
         schema, inputs, outputs = attrs.get("op_schema"), _Message(fields.text(8)), _Message(fields.text(9))
-        reads, writes = list(map(list, map(views, _values(inputs.text(1))))), list(views(_values(outputs.text(1))))
+        reads, writes = [list(views(value)) for value in _values(inputs.text(1))], list(views(_values(outputs.text(1))))
         about = self.id, 0, 0, self.name, schema if isinstance(schema, str) else "", reads, writes
         types = _values(inputs.text(2)), _values(outputs.text(2)), _values(inputs.text(3))
         self.operator = OperatorNode(*about, (), *types)

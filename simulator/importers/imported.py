@@ -108,7 +108,7 @@ class Imported:
         """
         path = Path(out)
         must = "what is written begins with a workload, whose name ends in .yaml"
-        insist(path.suffix == _WORKLOAD and path.stem, f"-o {path}", must, repr(path.name), "write such as mine.yaml")
+        insist(path.suffix == _WORKLOAD, f"-o {path}", must, repr(path.name), "write such as mine.yaml")
         stem = path.name.removesuffix(_WORKLOAD)
         places = {end: path.with_name(stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
         for place in places.values():

@@ -99,7 +99,7 @@ class Timeline:
         events: Any = content.get("traceEvents") if isinstance(content, dict) else content
         must, do = "a Kineto trace is an object with a list traceEvents", "choose another file"
         insist(isinstance(events, list), where, must, type(events).__name__, do)
-        self.path, self.device, self.ops, self.marks = path, *(Spans() for _ in range(3))
+        self.path, self.device, self.ops, self.marks = path, Spans(), Spans(), Spans()
         self._memory: dict[bool, list[tuple[int, int, int, int]]] = {False: [], True: []}
         self.launched, self.others = dict[int, TimelineSpan](), Counter[str]()
         self._stream_waits = dict[int, dict[str, Any]]()  # by correlation
@@ -119,12 +119,11 @@ class Timeline:
         cat, name = str(event.get("cat", "")).lower()[:50], str(event.get("name", ""))
         args = event["args"] if isinstance(event.get("args"), dict) else {}
         start_ns, took_ns = _ns(event.get("ts")), _ns(event.get("dur"))
-        if name == "[memory]":
-            change = args.get("Bytes")
-            if start_ns is not None and type(change) is int and whole(abs(change)):
-                held, on_host = whole(args.get("Total Allocated")), args.get("Device Type") == 0
-                self._memory[on_host].append((start_ns, change, whole(args.get("Addr")), held))
-                return
+        change = args.get("Bytes")
+        if name == "[memory]" and start_ns is not None and type(change) is int and whole(abs(change)):
+            held, on_host = whole(args.get("Total Allocated")), args.get("Device Type") == 0
+            self._memory[on_host].append((start_ns, change, whole(args.get("Addr")), held))
+            return
         if event.get("ph") != "X":
             self.others[f"events {cat or name[:40]!r}" if event.get("ph") != "M" else "names of threads"] += 1
             return
@@ -217,7 +216,8 @@ def _spans_of_step(timeline: Timeline, recording: Recording, step: int | None) -
     if chosen is None:
         recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
         return spans, range(_NEVER_NS), []
-    window_ns = range(*[*(mark.start_ns for mark in marks), _NEVER_NS][chosen : chosen + 2])
+    begins_ns = [*(mark.start_ns for mark in marks), _NEVER_NS]
+    window_ns = range(begins_ns[chosen], begins_ns[chosen + 1])
     of_step = [span for span in spans if timeline.launch_ns(span) in window_ns]
     insist(of_step, where, "something runs in the step", f"nothing in {marks[chosen].name}", "choose another --step")
     recording.dropped["what ran in other steps"] += len(spans) - len(of_step)

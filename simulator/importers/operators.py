@@ -122,7 +122,8 @@ def dtype_of(types: object, of_float: str) -> str:
     """Return the data type of the first tensor in types such as ``["Tensor(float)"]``; `of_float` if unknown."""
     for type_ in types if isinstance(types, list) else ():
         element = re.search(r"Tensor\((?:c10::)?(\w+)", str(type_)[:200])
-        for prefix in filter(element[1].lower().startswith, _DTYPES) if element else ():
+        prefix = next(filter(element[1].lower().startswith, _DTYPES), None) if element else None
+        if prefix:
             return _DTYPES[prefix] or of_float
     return of_float
 

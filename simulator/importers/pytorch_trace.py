@@ -27,6 +27,8 @@ from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 from simulator.units import counted
 
+FloatType = Literal["tf32", "fp32", "bf16", "fp16"]
+"""Data types in which products of ``float`` may run."""
 _VERSION = re.compile(r"1\.\d+\.\d+(-chakra\.\d+\.\d+\.\d+)?")
 
 
@@ -128,11 +130,7 @@ def _add_collective(node: OperatorNode, op: Event, recording: Recording, world: 
 
 @no_garbage_search()
 def read_pytorch_trace(
-    source: str | Path,
-    *,
-    kineto: Path | None = None,
-    step: int | None = None,
-    of_float: Literal["tf32", "fp32", "bf16", "fp16"] = "tf32",
+    source: str | Path, *, kineto: Path | None = None, step: int | None = None, of_float: FloatType = "tf32"
 ) -> Imported:
     """Read an execution trace of PyTorch: ops, storages and their lifetimes; with Kineto's trace, measured times.
 
@@ -175,8 +173,8 @@ def _nodes_of_step(nodes: list[OperatorNode], step: int | None, where: str, reco
     if len(marks) < 2 and step is None:
         return nodes
     chosen = chosen_step([mark.name for mark in marks], step, where, recording) or 0
-    begin, end = [*(mark.id for mark in marks), LARGEST][chosen : chosen + 2]
-    of_step = [node for node in nodes if begin <= node.id < end]
+    begins = [*(mark.id for mark in marks), LARGEST]
+    of_step = [node for node in nodes if begins[chosen] <= node.id < begins[chosen + 1]]
     recording.dropped["nodes of other steps"] += len(nodes) - len(of_step)
     return of_step
 

@@ -172,7 +172,7 @@ class Storage:
     name: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class Event:
     """An op as it was recorded.
 
@@ -195,6 +195,10 @@ class Event:
     is_collective: bool = False
 
 
+Groups = dict[str, list[list[int]]]
+"""Name of a group -> the ranks that meet."""
+
+
 @dataclass
 class Recording:
     """A recorded step, as every reader of recordings fills it.
@@ -204,7 +208,7 @@ class Recording:
     storages, ops
         Storages in the order of the recording; ops in program order.
     groups
-        Name of a group -> the ranks that meet.
+        Those of collectives.
     kept, derived, dropped
         As for an `Imported`; `imported` adds to `kept` what follows from the graph.
     step_ns, peak_bytes
@@ -213,7 +217,7 @@ class Recording:
 
     storages: list[Storage] = field(default_factory=list)
     ops: list[Event] = field(default_factory=list)
-    groups: dict[str, list[list[int]]] = field(default_factory=dict)
+    groups: Groups = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     derived: list[str] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -292,12 +296,7 @@ class Recording:
         return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(self.derived), +self.dropped, self.step_ns)
 
 
-def graph_of(
-    builder: GraphBuilder,
-    storages: Iterable[Storage],
-    ops: Iterable[Event],
-    groups: Mapping[str, list[list[int]]],
-) -> Graph:
+def graph_of(builder: GraphBuilder, storages: Iterable[Storage], ops: Iterable[Event], groups: Groups) -> Graph:
     """Build the graph of ops that use storages, all with their names."""
     outputs = list[str]()
     for storage in storages:

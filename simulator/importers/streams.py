@@ -63,14 +63,16 @@ class Activity:
 Wait = tuple[int, str, str, int]
 """A call that makes a stream wait: its time [ns], that stream, the stream that it waits for (both empty if unknown),
 and the time of the call that marked how far the other one should be [ns]."""
-Calls = tuple[Sequence[tuple[int, int]], Sequence[Wait]]
-"""Begin and end of the host's calls that may have waited for the device [ns]; waits of streams for each other."""
+Sync = tuple[int, int]
+"""Begin and end of a call of the host that may have waited for the device [ns]."""
+Calls = tuple[Sequence[Sync], Sequence[Wait]]
+"""Calls of the host that may have waited for the device, and those that make streams wait for each other."""
 
 
 def replay(
     step: Recording,
     ran: Iterable[Activity],
-    ops: Sequence[Event] = (),
+    ops: Sequence[Event],
     calls: Calls = ((), ()),
     then: Activity | None = None,
 ) -> None:
@@ -128,7 +130,7 @@ def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, li
 
     What begins before its predecessor has ended counts from there on; for how long in all is returned, too [ns].
     """
-    streams, seen, overlap_ns = defaultdict[str, list[Activity]](list), set[int](), 0
+    streams, seen, overlap_ns = defaultdict[str, list[Activity]](list), set[Event](), 0
     for part in in_time:
         on_stream = streams[part.stream]
         before = on_stream[-1] if on_stream else None
@@ -142,9 +144,9 @@ def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, li
             continue
         if before and before.launched_ns is not None and part.launched_ns is not None:
             part.launched_ns = max(part.launched_ns, before.launched_ns)
-        if id(part.op) in seen:
+        if part.op in seen:
             part.op = Event(part.op.name)
-        seen.add(id(part.op))
+        seen.add(part.op)
         on_stream.append(part)
     busiest = sorted(streams, key=lambda name: -sum(part.took_ns for part in streams[name]))
     return {name: streams[name] for name in busiest}, overlap_ns
@@ -199,9 +201,7 @@ def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int
     return seen
 
 
-def _with_launches(
-    parts: Iterable[Activity], syncs: Iterable[tuple[int, int]], first_ns: int, latency_ns: int
-) -> list[Activity]:
+def _with_launches(parts: Sequence[Activity], syncs: Iterable[Sync], first_ns: int, latency_ns: int) -> list[Activity]:
     """Put the host's work before each launch, once the parts that it synchronised with have ended."""
     left, since_ns = sorted(syncs, reverse=True), first_ns - latency_ns
     newest, program = dict[str, Activity](), list[Activity]()
@@ -229,7 +229,7 @@ def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Even
         busy_ns[part.stream] += part.took_ns + part.idle_ns
     streams = {name: min(rank, MOST_STREAMS - 1) for rank, (name, _) in enumerate(busy_ns.most_common())}
     program[-1].stream = next(iter(streams))
-    before, loose, waits = {id(op): list[Event]() for op in ops}, list[Event](), list[tuple[Event, Event]]()
+    before, loose, waits = {op: list[Event]() for op in ops}, list[Event](), list[tuple[Event, Event]]()
     for part in program:
         begins, stream = part.op, streams[part.stream]
         part.op.more |= {"duration_ns": part.took_ns, "stream": stream}
@@ -237,11 +237,11 @@ def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Even
             begins = Event("idle", more={"duration_ns": part.idle_ns, "stream": stream, "repeatable": False})
             loose.append(begins)
         waits += [(source.op, begins) for source in part.after if streams[source.stream] != stream]
-        if id(part.op) in before:
-            before[id(part.op)], loose = loose, []
+        if part.op in before:
+            before[part.op], loose = loose, []
         else:
             loose.append(part.op)
-    recording.ops = [event for op in ops for event in (*before[id(op)], op)] + loose
+    recording.ops = [event for op in ops for event in (*before[op], op)] + loose
     made, device = dict[Storage, int](), next(stream for name, stream in streams.items() if name != _HOST)
     for op in recording.ops:  # what launched nothing takes no time, on the stream where what it reads was made
         if "stream" not in op.more:
@@ -254,11 +254,11 @@ def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Even
         recording.ops[-1].writes[began] = None
         for event in {event.more["stream"]: event for event in recording.ops[::-1]}.values():
             event.reads[began] = None
-    position = {id(event): index for index, event in enumerate(recording.ops)}
-    signals = dict[int, Storage]()
+    position = {event: index for index, event in enumerate(recording.ops)}
+    signals = dict[Event, Storage]()
     for source, waiter in waits:  # an order of two streams is a tensor of no bytes
-        if position[id(source)] < position.get(id(waiter), -1):
-            if id(source) not in signals:
-                signals[id(source)] = recording.storage(0)
-                source.writes[signals[id(source)]] = None
-            waiter.reads[signals[id(source)]] = None
+        if position[source] < position.get(waiter, -1):
+            if source not in signals:
+                signals[source] = recording.storage(0)
+                source.writes[signals[source]] = None
+            waiter.reads[signals[source]] = None
