@@ -52,7 +52,7 @@ class OpFields(OpNumbers, total=False):
     late: Late | None
 
 
-_NUMBERS = ("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns")
+_NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
 MOST_STREAMS = 32
 """Most compute streams that ops of a rank may name: a plan uses at most 64, and each group of ranks has one."""
 _TENSOR_KINDS = {str(kind): kind for kind in TensorKind}
@@ -298,12 +298,11 @@ class GraphBuilder:
         return ids if len(ids) < 2 or len(set(ids)) == len(ids) else tuple(dict.fromkeys(ids))
 
     def _check_fields(self, op: str, kind: str, fields: OpFields) -> None:
-        for field in _NUMBERS:
-            value = fields.get(field, 0)
-            if (type(value) is not int or not 0 <= value <= LARGEST) and not (value is None and field == "duration_ns"):
-                raise self._number_error("op", op, field, value)
-        for field in ("op_class", "dtype"):
-            if found := flaw(str(fields.get(field, ""))):
+        for field, value in fields.items():
+            if field in _NUMBERS and (type(value) is not int or not 0 <= value <= LARGEST):
+                if value is not None or field != "duration_ns":
+                    raise self._number_error("op", op, field, value)
+            elif field in ("op_class", "dtype") and (found := flaw(str(value))):
                 raise self._error("op", op, f"its {field} is a name", found, "correct it")
         if kind not in _OP_KINDS:
             raise self._choice_error("op", op, "kind", kind, _OP_KINDS)

@@ -148,15 +148,16 @@ def decoder_of(workload: Workload) -> DecoderModel:
 def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> None:
     """Refuse too many ops or tensors, as if every layer had as many as those that have most.
 
-    How many a layer adds is known from models of one and of two layers of each kind. They are built unless it is plain
-    that the whole, which `is_built` next, is small.
+    How many a layer adds is known from models of one and of two layers of each kind. One is enough to find what else is
+    wrong where the whole is plainly small, and none if the whole `is_built` next.
     """
     parallel, pools = workload.parallel, workload.pools
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
     chunks = -(-workload.sequence // (workload.chunk or workload.sequence))
     times = parallel.micro_batches * (pools.new_tokens if pools else workload.new_tokens) * chunks
     is_small = _MOST * layers * times * workload.steps <= LARGEST_RUN
-    if is_built and is_small and workload.kv is None and workload.experts != "each":
+    is_small &= workload.kv is None and workload.experts != "each"
+    if is_built and is_small:
         return
     fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
     if about := workload.checkpoint:
@@ -164,10 +165,11 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
     for kind in model.decoder.kinds:
         sizes = list[tuple[int, int]]()
-        for few in (1, 2):
+        for few in (1,) if is_small else (1, 2):
             graphs = _build(once, model.decoder.of_kind(kind, few)).graphs
             sizes.append((max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)))
-        ops, tensors = (first + (layers - 1) * (both - first) for first, both in zip(*sizes, strict=True))
+        ends = zip(sizes[0], sizes[-1], strict=True)
+        ops, tensors = (first + (layers - 1) * (last - first) for first, last in ends)
         check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
 
 

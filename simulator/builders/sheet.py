@@ -1,4 +1,4 @@
-"""What one rank runs, written down: tensors and how they are spread, ops, and the collectives that layouts ask for."""
+"""The step of one rank, written down: tensors and their layouts, ops, and the collectives that layouts ask for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MADE = {
     CollectiveKind.REDUCE_SCATTER: "scattered",
     CollectiveKind.ALL_TO_ALL: "exchanged",
 }
-"""What a change of layout calls the tensor that it makes."""
+"""End of the name of a tensor that a change of layout makes."""
 
 
 Rows = tuple[int, ...]
@@ -53,7 +53,7 @@ class Spread(NamedTuple):
 
 
 Due = tuple[bool, tuple[str, list[str], list[str], str], OpFields]
-"""Whether an op runs again within backward; and the op: its name, what it reads and writes, its kind, and more."""
+"""An op, and whether it runs again within backward: its name, reads, writes and kind, and more fields."""
 
 
 class Sheet:
@@ -144,8 +144,9 @@ class Sheet:
 
     def add(self, name: str, spread: Spread) -> str:
         """Add an activation with this full name that is spread so; return the name."""
-        shape = spread.layout.local_shape((*spread.rows, spread.width), f"{self.where}, {name}")
-        spread = self.spread[name] = spread._replace(elements=prod(shape))
+        rows, width, layout, element_bytes, origin, _ = spread
+        elements = prod(layout.local_shape((*rows, width), f"{self.where}, {name}"))
+        spread = self.spread[name] = Spread(rows, width, layout, element_bytes, origin, elements)
         if self.phase != "again":  # else it is declared when it is known that it is made
             self.graph.tensor(name, spread.size_bytes, self.kinds.get(name.rpartition("/")[2], "activation"))
         return name

@@ -34,7 +34,7 @@ class TensorKind(StrEnum):
 
 
 PHASES = ("", "forward", "backward", "update", "prefill", "decode")
-"""What an op may be part of; policies tell by it what is saved for backward."""
+"""Parts of a step that an op may be of; policies tell by it what is saved for backward."""
 
 
 class OpKind(StrEnum):
@@ -133,7 +133,7 @@ PAIRED = frozenset((CollectiveKind.SEND, CollectiveKind.RECV))
 """Kinds that meet in pairs."""
 
 ALGORITHMS = ("auto", "ring", "tree", "direct", "hierarchical")
-"""How members may go about a collective."""
+"""Algorithms of a collective."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a device computes with, what its runtime costs, and how a framework gives out the addresses of its memory."""
+"""Arithmetic of a device, costs of its runtime, and rules by which a framework gives out addresses of its memory."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from simulator.document import Few, Key, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, nearest, require
 
 Scope = Literal["device", "node", "supernode"]
-"""Who has an instance of their own: each device, each node, or all together."""
+"""Owners of an instance: each device, each node, or all together."""
 
 Capped = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)?$")]
 """The name of a link, or of a port of a fabric."""
@@ -198,7 +198,7 @@ class Bus(Part):
 
 
 CHUNKS = 2
-"""How many chunks a tier between has room for."""
+"""Chunks that a tier between has room for: one comes in while the other goes out."""
 
 
 def resolved(links: Mapping[str, Link]) -> dict[str, Link]:

@@ -1,4 +1,4 @@
-"""How tokens attend to one another: the kinds that a decoder can name, and which of the tokens before they see."""
+"""Kinds of attention that a decoder can name, and which of the tokens before a token they see."""
 
 from __future__ import annotations
 
@@ -304,4 +304,4 @@ class Mla(_Attention):
 
 
 Attention = Annotated[Gqa | Mla | Linear, Field(discriminator="kind")]
-"""How tokens attend to one another."""
+"""The attention of a layer."""

@@ -97,7 +97,7 @@ def _family(model: object) -> object:
 
 
 FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
-"""What a layer does to each token alone."""
+"""The part of a layer that treats each token alone."""
 
 
 class Layer(NamedTuple):

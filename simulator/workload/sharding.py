@@ -1,4 +1,4 @@
-"""How what a model keeps is laid out: data types, states of the optimizer, blocks of the KV cache, ranks."""
+"""Layout of what a model keeps: data types, states of the optimizer, blocks of the KV cache, ranks."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FORMATS = {
 (QLoRA, arXiv 2305.14314, section 3); the fp32 scale of 256 of these is not counted."""
 
 Kept = Literal["bf16", "fp16", "fp32", "fp8", "int4", "int4_of_32", "mxfp4", "nvfp4", "nf4"]
-"""How weights may be kept."""
+"""Formats in which weights may be kept."""
 
 
 class Dtypes(Part):
