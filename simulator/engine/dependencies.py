@@ -71,6 +71,8 @@ class DynamicReads:
 
     Attributes
     ----------
+    steps
+        By op with dynamic reads, the step that its next issue belongs to.
     certain, possible
         Per op: tensors that it reads for certain and that no op reads dynamically; its other reads. Of the latter
         nothing is known from the ops before, which may have named them without reading them.
@@ -86,41 +88,33 @@ class DynamicReads:
         self._others = [tuple([t for t in reads if t not in chosen_by.get(op, ())]) for op, reads in possible]
         self._durations = {op: draws.durations_ns(op) for op in self._late_of}
         self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._late_of}
-        self._issued = dict.fromkeys(self._late_of, 0)
+        self.steps = dict.fromkeys(self._late_of, 0)
         self._revealed_by: dict[int, tuple[int, Waits]] = {late.revealed_by: (0, ()) for late in self._late_of.values()}
-
-    def __contains__(self, op: int) -> bool:
-        return op in self._issued
 
     def needed(self, op: int, stream: Stream, count: int) -> tuple[int, ...]:
         """Return the possible reads that this issue of an op does read, the stream's compute of that count."""
         if op in self._revealed_by:
             self._revealed_by[op] = self._revealed_by[op][0] + 1, ((stream.ended, count),)
-        if op not in self._issued:
+        if op not in self.steps:
             return self._others[op]
-        self._issued[op] += 1
-        return (*self.draws.chosen(op, self._issued[op] - 1), *self._others[op])
+        self.steps[op] += 1
+        return (*self.draws.chosen(op, self.steps[op] - 1), *self._others[op])
 
     def time(self, op: int, compute: QueuedCompute) -> None:
         """Give the compute just counted, of an op with dynamic reads, the time of what it reads."""
-        issued = self._issued[op]
-        compute.duration_ns = self._durations[op][issued - 1]
-        compute.chosen_bytes = self._chosen_bytes[op][issued - 1]
-
-    def step_of(self, op: int) -> int:
-        """Return the step that the next issue of an op belongs to."""
-        return self._issued[op]
+        step = self.steps[op] - 1
+        compute.duration_ns, compute.chosen_bytes = self._durations[op][step], self._chosen_bytes[op][step]
 
     def is_revealed(self, op: int) -> bool:
         """Return whether the next reads of an op are known: the op that reveals them was issued and has ended."""
         times, end = self._revealed_by[self._late_of[op].revealed_by]
-        return times > self._issued[op] and unmet(end, 0) is None
+        return times > self.steps[op] and unmet(end, 0) is None
 
     def is_predictable(self, op: int) -> bool:
         """Return whether the next reads of an op can be guessed: the last reveal before theirs has ended."""
         reveals = sorted(self._revealed_by)
         position = reveals.index(self._late_of[op].revealed_by)
-        needed = self._issued[op] + (position > 0)
+        needed = self.steps[op] + (position > 0)
         times, end = self._revealed_by[reveals[position - 1]]
         return times >= needed > 0 and unmet(end, 0) is None
 
@@ -218,7 +212,7 @@ class Counter:
         self._sole.update(writes)
         if dynamic is not None:
             reads += dynamic.needed(op, self._streams[stream], count)
-        workspace_bytes, is_timed = columns.workspace_bytes[op], dynamic is not None and op in dynamic
+        workspace_bytes, is_timed = columns.workspace_bytes[op], dynamic is not None and op in dynamic.steps
         if not (reads or writes or after or workspace_bytes or is_timed):
             return self._free[stream]
         if (missing := self._issued.missing(reads)) is not None:

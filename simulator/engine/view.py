@@ -49,7 +49,7 @@ class Issued(Counter):
         rows
             Takes the codes, for the trace.
         """
-        parts, dynamic, runtime = self._plan.static_parts, self._dynamic or (), costs.reactive
+        parts, dynamic, runtime = self._plan.static_parts, self._dynamic.steps if self._dynamic else {}, costs.reactive
         self._select_ns, prices_ns, step_ns = runtime.select_ns, runtime.prices_ns, costs.fixed.step_ns
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
@@ -99,7 +99,7 @@ class Issued(Counter):
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return the candidates that the next issue of an op reads, once the op that reveals them has ended."""
         dynamic = self._reads_revealed(op, DynamicReads.is_revealed)
-        chosen = dynamic.draws.chosen(op, dynamic.step_of(op))
+        chosen = dynamic.draws.chosen(op, dynamic.steps[op])
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
 
@@ -114,14 +114,14 @@ class Issued(Counter):
             With this probability each of what is chosen is guessed; for others something else is.
         """
         dynamic = self._reads_revealed(op, DynamicReads.is_predictable)
-        step = dynamic.step_of(op)
+        step = dynamic.steps[op]
         return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
     def _reads_revealed(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
         """Return the dynamic reads, if what the op chooses may be asked for now."""
         dynamic, name, late = self._dynamic, self._graph.ops[op].name, self._graph.ops[op].late
         where = f"action {self._number} (what op {name!r} reads)"
-        if dynamic is None or op not in dynamic or late is None:
+        if dynamic is None or op not in dynamic.steps or late is None:
             raise PlanError(where, "what is chosen is asked of an op with dynamic reads", repr(name), "ask for another")
         if not is_known(dynamic, op):
             by = self._graph.ops[late.revealed_by].name
@@ -141,7 +141,7 @@ class Issued(Counter):
             must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
             raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
         dynamic = self._dynamic
-        if dynamic is not None and op in dynamic and not dynamic.is_revealed(op):
+        if dynamic is not None and op in dynamic.steps and not dynamic.is_revealed(op):
             missing = self._issued.missing(dynamic.possible[op])
             if missing is not None:
                 rule = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"

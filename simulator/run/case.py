@@ -132,10 +132,19 @@ class Case:
         ConfigError
             If a policy or an option is not known.
         """
-        if policies is None or isinstance(policies, Mapping):
-            by_row = {choice.row: self._policy(choice) for choice in self.loaded.scenario.policies}
-            return {**by_row, **_checked_functions(policies or {})}
-        return {choice.row: self._policy(choice) for choice in rows_named(self.loaded.scenario, policies)}
+        functions = policies if isinstance(policies, Mapping) else {}
+        for name, decide in functions.items():
+            if not callable(decide):
+                must = "a policy by name is a function from a problem to a plan"
+                raise ConfigError(f"policies, {name}", must, repr(decide), "write a function, or policies=[names]")
+            try:
+                label_of(name)
+            except FieldError as error:
+                raise ConfigError("policies", error.must, error.found, error.do) from None
+        choices: Sequence[PolicyChoice] = self.loaded.scenario.policies
+        if policies is not None and not isinstance(policies, Mapping):
+            choices = rows_named(self.loaded.scenario, policies)
+        return {**{choice.row: self._policy(choice) for choice in choices}, **functions}
 
     def static_options(self, row: str) -> static.Options | None:
         """Return the options of a row whose policy is `static`; None for other rows.
@@ -207,18 +216,6 @@ def names_in(policies: Policies | None) -> tuple[str, ...]:
     if policies is None or isinstance(policies, Mapping):
         return ()
     return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
-
-
-def _checked_functions(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
-    for name, decide in policies.items():
-        if not callable(decide):
-            must = "a policy by name is a function from a problem to a plan"
-            raise ConfigError(f"policies, {name}", must, repr(decide), "write a function, or policies=[names]")
-        try:
-            label_of(name)
-        except FieldError as error:
-            raise ConfigError("policies", error.must, error.found, error.do) from None
-    return policies
 
 
 def _check_expectations(loaded: Loaded) -> None:
