@@ -77,19 +77,19 @@ def findings_of(facts: Facts, held: Held) -> Findings:
 
 def _dead_ns(facts: Facts, held: Held) -> Ints:
     """Add up how long each tensor was dead in each tier before its detach [ns]."""
-    program, tiers = facts.program, facts.program.tiers
-    rows = facts.accesses.pick(np.isin(facts.accesses.kind, (COMPUTE, DETACH)))
+    program, tiers, accesses = facts.program, facts.program.tiers, facts.accesses
+    is_mortal = ~program.persistent
+    is_mortal[list(program.graph.outputs)] = False
+    rows = accesses.pick(np.isin(accesses.kind, (COMPUTE, DETACH)) & is_mortal[accesses.place // tiers])
     tensor, is_use = rows.place // tiers, rows.kind == COMPUTE
     used = facts.latest(np.where(is_use, facts.end[rows.issue], NONE), tensor)
     order = np.argsort(tensor, kind="stable")
     following = np.append(order[is_use[order]], NONE)[np.cumsum(is_use[order]) - is_use[order]]
     is_read_next = np.empty(len(order), bool)
     is_read_next[order] = (following != NONE) & (tensor[following] == tensor[order]) & rows.reads[following]
-    is_mortal = ~program.persistent
-    is_mortal[list(program.graph.outputs)] = False
     freed = facts.start[rows.issue]
     has_acted = (freed != facts.never) & (freed != NONE)
-    dead = np.flatnonzero(~is_use & has_acted & is_mortal[tensor] & (used != NONE) & ~is_read_next)
+    dead = np.flatnonzero(~is_use & has_acted & (used != NONE) & ~is_read_next)
     place, freed = rows.place[dead], freed[dead]
     stretch = np.searchsorted(held.place * facts.stride + held.freed, place * facts.stride + freed)
     dead_ns = np.zeros((len(program.sizes), tiers), np.int64)

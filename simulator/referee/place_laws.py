@@ -37,25 +37,31 @@ def check_places(facts: Facts) -> Held:
     The time at which a detach acts becomes its start and end; `NONE` if it frees 0 B.
     """
     _check_begins_at_home(facts)
-    tiers, sizes, rows = facts.program.tiers, facts.program.sizes, facts.residencies
+    held, taking, rows = *_stretches(facts), facts.residencies
+    _pair_detaches(facts, held)
+    _check_is_there(facts, held)
+    holds = np.full(len(rows["row"]), True)
+    holds[taking] = (taking < len(facts.program.homes)) | _is_taken_at_start(facts, held)
+    law = "room is taken when a compute that writes, or a copy into the place, starts"
+    facts.check(holds, law, "residencies", rows, *_SHOWN)
+    _check_ends_at_home(facts, held.place[held.freed == facts.never])
+    return held
+
+
+def _stretches(facts: Facts) -> tuple[Held, Ints]:
+    """Check that places are taken and freed in turn; return when they were held, and the rows that take them."""
+    rows, tiers = facts.residencies, facts.program.tiers
     by_place = np.flatnonzero(rows["tensor"] >= 0)
     place = rows["tensor"][by_place] * tiers + rows["tier"][by_place]
     order = np.argsort(place, kind="stable")
     by_place, place = by_place[order], place[order]
-    turn, size, holds = turns(place), sizes[place // tiers], np.full(len(rows["row"]), True)
+    turn, size, holds = turns(place), facts.program.sizes[place // tiers], np.full(len(rows["row"]), True)
     holds[by_place] = rows["delta_bytes"][by_place] == np.where(turn % 2, -size, size)
     facts.check(holds, "a place is taken, then freed, with its tensor's size, in turn", "residencies", rows, *_SHOWN)
     takes = np.flatnonzero(turn % 2 == 0)
     is_freed = np.append(turn % 2 == 1, False)[takes + 1]
     freed = np.where(is_freed, np.append(rows["at"][by_place], facts.never)[takes + 1], facts.never)
-    held = Held(place[takes], rows["at"][by_place[takes]], freed)
-    _pair_detaches(facts, held)
-    _check_is_there(facts, held)
-    holds[by_place[takes]] = (by_place[takes] < len(facts.program.homes)) | _is_taken_at_start(facts, held)
-    law = "room is taken when a compute that writes, or a copy into the place, starts"
-    facts.check(holds, law, "residencies", rows, *_SHOWN)
-    _check_ends_at_home(facts, held.place[held.freed == facts.never])
-    return held
+    return Held(place[takes], rows["at"][by_place[takes]], freed), by_place[takes]
 
 
 def _check_begins_at_home(facts: Facts) -> None:
