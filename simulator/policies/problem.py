@@ -134,11 +134,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         hardware, graph = self.hardware, self.graph
-        self.tiers, self.compute_tier, self.lifetimes = (
-            hardware.tier_names,
-            hardware.compute_tier_id,
-            Lifetimes.of(graph),
-        )
+        self.tiers, self.compute_tier = hardware.tier_names, hardware.compute_tier_id
+        self.lifetimes = Lifetimes.of(graph)
         capacities = list(self.room_bytes or (tier.usable_bytes for tier in hardware.tiers.values()))
         capacities[self.compute_tier] = self.budget_bytes
         self.capacities = tuple(capacities)
@@ -157,30 +154,29 @@ class Problem:
             if hop not in self.links:
                 self.links[hop], self.link_names[hop], self.queues[hop] = link, name, queue_of[name]
         ways: dict[Hop, tuple[float, tuple[int, ...]]] = {(tier, tier): (0, (tier,)) for tier in range(len(self.tiers))}
+        hops_ns = {hop: transfer_ns(max(self.sizes, default=0), link) for hop, link in self.links.items()}
         for _ in self.tiers:  # so many links are on a way at most
-            for (start, end), link in self.links.items():
-                takes_ns = transfer_ns(max(self.sizes, default=0), link)
+            for (start, end), takes_ns in hops_ns.items():
                 for source, (before_ns, path) in [(a, way) for (a, b), way in ways.items() if b == start]:
                     way = before_ns + takes_ns, (*path, end)
                     ways[source, end] = min(ways.get((source, end), way), way)
-        round_trips = {
-            b: ways[a, b][0] + ways[b, a][0] for a, b in ways if a == self.compute_tier != b and (b, a) in ways
-        }
-        self.neighbours = tuple(sorted(round_trips, key=lambda tier: (round_trips[tier], tier)))
+        both_ways = [tier for source, tier in ways if source == self.compute_tier != tier and (tier, source) in ways]
+        trips_ns = {tier: ways[self.compute_tier, tier][0] + ways[tier, self.compute_tier][0] for tier in both_ways}
+        self.neighbours = tuple(sorted(both_ways, key=lambda tier: (trips_ns[tier], tier)))
         self._paths = {hop: path for hop, (_, path) in ways.items()}
 
     def replay(self, plan: Plan) -> Replay:
         """Try a plan, and return what happened."""
         return self.trial(self, plan)
 
-    @property
+    @cached_property
     def rehearsal(self) -> Problem:
         """The same problem over at most `REHEARSED` steps: what policies get."""
         if self.graph.steps <= REHEARSED:
             return self
         return replace(self, graph=replace(self.graph, steps=REHEARSED))
 
-    @property
+    @cached_property
     def alone(self) -> Problem:
         """The same problem as if this rank had shared buses and tiers for itself."""
         return replace(self, sharers={}, room_bytes=None, ranks=1, turns=())
