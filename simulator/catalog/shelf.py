@@ -85,7 +85,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     kind
         ``hardware``, ``workload``, ``scenario`` or ``study``.
     base_dir
-        What a path is relative to; default: the working directory.
+        Folder that a path is relative to; default: the working directory.
 
     Raises
     ------
@@ -104,19 +104,15 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     return shelf[ref]
 
 
-def load(
-    ref: str | Path, kind: str | None = None, base_dir: Path | None = None, *, is_strict: bool = False
-) -> Entry[Any]:
+def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -> Entry[Any]:
     """Find, read and check a document.
 
     Parameters
     ----------
     ref
-        A name in the catalogue, or a path that ends in ``.yaml``.
+        A name in the catalogue, or a path that ends in ``.yaml``, relative to the working directory.
     kind
         ``hardware``, ``workload``, ``scenario`` or ``study``; None takes a path to any of them.
-    base_dir
-        What a path is relative to; default: the working directory.
     is_strict
         Whether each figure needs an origin, as in what ships.
 
@@ -125,7 +121,7 @@ def load(
     ConfigError
         With all faults of the document.
     """
-    path = path_of(ref, kind, base_dir) if kind else _file((base_dir or Path()) / ref, "a document is a file")
+    path = path_of(ref, kind) if kind else _file(Path(ref), "a document is a file")
     data = inputs.whole(path, _LARGEST_BYTES)
     try:
         tree = compose(data.decode("utf-8-sig"), shown(path))
@@ -138,19 +134,19 @@ def load(
     return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
 
 
-def read_hardware(ref: str | Path, base_dir: Path | None = None) -> Hardware:
+def read_hardware(ref: str | Path) -> Hardware:
     """Read a hardware profile by its name in the catalogue, or by its path."""
-    return cast(Hardware, load(ref, "hardware", base_dir).document)
+    return cast(Hardware, load(ref, "hardware").document)
 
 
-def read_workload(ref: str | Path, base_dir: Path | None = None) -> Workload:
+def read_workload(ref: str | Path) -> Workload:
     """Read a workload by its name in the catalogue, or by its path."""
-    return cast(Workload, load(ref, "workload", base_dir).document)
+    return cast(Workload, load(ref, "workload").document)
 
 
-def read_scenario(ref: str | Path, base_dir: Path | None = None) -> Scenario:
+def read_scenario(ref: str | Path) -> Scenario:
     """Read a scenario by its name in the catalogue, or by its path."""
-    return cast(Scenario, load(ref, "scenario", base_dir).document)
+    return cast(Scenario, load(ref, "scenario").document)
 
 
 def dump(document: Document) -> str:
@@ -231,7 +227,7 @@ def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: b
 
 @contextmanager
 def errors_at(where: str) -> Iterator[None]:
-    """Give errors that are raised inside this place; of a file, also name the file."""
+    """Say of errors that are raised inside that they are there; of one in a file, also name the file."""
     try:
         yield
     except FieldError as error:

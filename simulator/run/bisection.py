@@ -63,7 +63,10 @@ class Search:
     ) -> None:
         self.question, self._policies, self.grows = question, policies, isinstance(question, Frontier)
         self._where = partial(catalog.place_asking, loaded, question.key, given)
-        self._check_over(loaded)
+        rows = [row.row for row in loaded.scenario.policies]
+        names = tuple(dict.fromkeys([*rows, COMPUTE, *POLICIES, *[FASTEST] * self.grows]))
+        rule, do = "steps are held against those of a row, or against compute", nearest(question.over, names)
+        insist(question.over in names, self._where("over"), rule, repr(question.over), do)
         self._documents = loaded.without_questions()
         self.base = catalog.unfixed(self._documents, question)
         self.axis = Axis(question.field, tuple(question.path.split(" + ")), self._where("field"), question.unit)
@@ -87,13 +90,6 @@ class Search:
         kinds = sorted({case.may_repeat(label) for label in plain})
         self.bounds = {BOUNDS[kind]: {"may_repeat": kind, "in_turn": in_turn} for kind in kinds}
         self.rows |= {name: partial(self.try_bound, name) for name in self.bounds}
-
-    def _check_over(self, loaded: Loaded) -> None:
-        """Refuse to compare steps with a row that does not exist."""
-        over, rows = self.question.over, [row.row for row in loaded.scenario.policies]
-        names = tuple(dict.fromkeys([*rows, COMPUTE, *POLICIES, *[FASTEST] * self.grows]))
-        must = "steps are held against those of a row, or against compute"
-        insist(over in names, self._where("over"), must, repr(over), nearest(over, names))
 
     @cached_property
     def first(self) -> int | float:

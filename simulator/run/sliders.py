@@ -121,8 +121,13 @@ def interact(
     insist(find_spec("ipywidgets") is not None, "interact", "ipywidgets draws sliders", "none", do)
     import ipywidgets  # noqa: PLC0415 - an extra
 
-    ask, shown = WhatIf(scenario, policy=policy, set=set), ipywidgets.HTML()
-    sliders = {name: _slider(ask, name) for name in ask.usual}
+    ask, shown, sliders = WhatIf(scenario, policy=policy, set=set), ipywidgets.HTML(), {}
+    for name, usual in ask.usual.items():
+        values = [usual if times == 1 else round(usual * times, 2) for times in TIMES[name]]
+        values = values if name == "bandwidth" else [int(value) for value in values]
+        options = [(ask.written(name, value), value) for value in values]
+        look = {"layout": {"width": "36rem"}, "continuous_update": False}
+        sliders[name] = ipywidgets.SelectionSlider(options=options, value=usual, description=name, **look)
 
     def answer(_: object = None) -> None:
         shown.value = ask(**{name: slider.value for name, slider in sliders.items()})._repr_html_()
@@ -133,14 +138,3 @@ def interact(
     box = ipywidgets.VBox([*sliders.values(), shown])
     box.ask = ask
     return box
-
-
-def _slider(ask: WhatIf, name: str) -> Any:
-    import ipywidgets  # noqa: PLC0415 - an extra
-
-    usual = ask.usual[name]
-    values = [usual if times == 1 else round(usual * times, 2) for times in TIMES[name]]
-    values = values if name == "bandwidth" else [int(value) for value in values]
-    options = [(ask.written(name, value), value) for value in values]
-    look = {"layout": {"width": "36rem"}, "continuous_update": False}
-    return ipywidgets.SelectionSlider(options=options, value=usual, description=name, **look)
