@@ -307,7 +307,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
         must = "a scenario that is validated expects something of a row"
         do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
         raise ConfigError(loaded.place("expect"), must, "nothing", do)
-    judgements = judged(loaded, scenario.expect, is_changed=bool(point)) + (untested(claim) if claim else [])
+    judgements = judged(loaded, scenario.expect) + (untested(claim) if claim else [])
     fits: dict[str, dict[Fit, dict[str, None]]] = {choice.row: {} for choice in scenario.policies}
     for document in (scenario, loaded.hardware, loaded.workload):
         for choice, (path, fit) in product(scenario.policies, document.fitted.items()):
@@ -317,9 +317,7 @@ def checked(loaded: Loaded, point: Point) -> Rows:
     return [{"judged": Judged(scenario.name, verdict, fits.get(verdict.row, {}), *more)} for verdict in judgements]
 
 
-def judged(
-    loaded: Loaded, expected: Sequence[Expectation], *, is_changed: bool = False, with_bounds: bool = True
-) -> list[Verdict]:
+def judged(loaded: Loaded, expected: Sequence[Expectation], *, with_bounds: bool = True) -> list[Verdict]:
     """Run, or serve, the rows that something is expected of, and judge.
 
     Parameters
@@ -328,8 +326,6 @@ def judged(
         The scenario, its machine and its workload.
     expected
         The expectations, whether or not a document was changed.
-    is_changed
-        Whether the machine is not as the documents say.
     with_bounds
         Whether to count the bounds of rows, so that their law is held, too.
     """
@@ -338,6 +334,5 @@ def judged(
     if loaded.workload.requests is None:
         rows = run_case(prepare(loaded, with_bounds=with_bounds), labels).summaries
     else:
-        changes = dict(loaded.scenario.set_) if is_changed else None
-        rows = {str(row["policy"]): row for row in serve(loaded.paths["scenario"], set=changes, policies=labels).rows}
+        rows = {str(row["policy"]): row for row in serve(loaded, policies=labels).rows}
     return verdicts(expected, rows, loaded.scenario.claim.source if loaded.scenario.claim else "")

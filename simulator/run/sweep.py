@@ -202,13 +202,15 @@ def streamed(
     while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(measured[n])]:
         with closing(measuring.in_order(tasks)) as outcomes:
             for (n, point), rows in outcomes:
-                measured[n][point] = rows if is_searched else []  # memory does not grow with rows that were given out
-                if not is_searched:
+                if is_searched:
+                    measured[n][point] = rows
+                else:  # memory does not grow with rows that were given out
                     yield studies[n].placed(point, rows)
-    if is_searched:
-        for study, by_point in zip(studies, measured, strict=True):
-            points = sorted(by_point) if study.differ else study.points
-            yield from (study.placed(point, by_point[point]) for point in points)
+        if not is_searched:
+            return
+    for study, by_point in zip(studies, measured, strict=True):
+        for point in sorted(by_point) if study.differ else study.points:
+            yield study.placed(point, by_point[point])
 
 
 class _Measuring:

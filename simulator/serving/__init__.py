@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import catalog, formats
-from simulator.catalog import Loaded
+from simulator.catalog import Loaded, Named
 from simulator.errors import insist
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
 from simulator.run import asked_for
 from simulator.run.sweep import Progress, Sweep, frame, silent
-from simulator.scenario import Scenario
 from simulator.serving import latencies
 from simulator.serving.blocks import Rooms, requests_of, rooms
 from simulator.serving.replays import Replays, rows_of
@@ -65,7 +64,7 @@ class Serving(Sweep):
 
 
 def serve(  # noqa: PLR0913 - who is served, where, and how
-    scenario: str | Path | Scenario | None = None,
+    scenario: Named | None = None,
     *,
     hardware: str | Path | None = None,
     workload: str | Path | None = None,
@@ -81,7 +80,8 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself; its workload has `requests`.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it; its
+        workload has `requests`.
     hardware, workload
         Instead of a scenario: a machine and a workload with `requests`, as in `simulator.run`.
     set
@@ -99,9 +99,9 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     ConfigError
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
-    loaded = catalog.resolve(asked_for(scenario, hardware, workload, policies), set)
-    asked = requests_of(loaded)
-    progress = progress or silent
+    if not isinstance(scenario, Loaded):
+        scenario = catalog.resolve(asked_for(scenario, hardware, workload, policies), set)
+    loaded, asked, progress = scenario, requests_of(scenario), progress or silent
     names, come, room = read_served(loaded, policies, progress)
     size = sum(room.sizes(asked.block))
     enough = size * sum(request.prompt + request.output for request in come.requests)  # more than all ever hold at once

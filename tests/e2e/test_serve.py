@@ -183,6 +183,19 @@ def test_what_is_expected_of_it_is_validated_too(tmp_path):
     assert slower.rows[0]["error"] > nominal.rows[0]["error"]
 
 
+def test_a_claim_about_what_is_served_is_judged_with_the_values_that_vary(tmp_path):
+    path = write(tmp_path, kv_tiers="hbm: 64 KiB")
+    field = "workload.requests.prompt.mean"
+    path.write_text(
+        f"{path.read_text()}expect:\n  - {{row: static, column: ttft_p50_ns, printed: 10 ms, figure: first}}\n"
+        f"claim: {{sentence: a toy, source: a toy, unstated: [{{parameter: prompt, fields: [{field}], from: 40, to: 80, "
+        "multiple_of: 40, why: a guess}]}\n"
+    )
+    short, long = hosim_api.sensitivity([path]).tables["points"]
+    assert (short["value"], long["value"]) == (40, 80)
+    assert short["error"] < long["error"]
+
+
 def test_other_workloads_are_run_and_these_are_served(hosim, tmp_path, scenario):
     assert "use hosim run" in hosim("serve", scenario).err
     assert "run hosim serve" in hosim("run", write(tmp_path)).err
