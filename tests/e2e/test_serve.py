@@ -188,7 +188,7 @@ def test_a_claim_about_what_is_served_is_judged_with_the_values_that_vary(tmp_pa
     field = "workload.requests.prompt.mean"
     path.write_text(
         f"{path.read_text()}expect:\n  - {{row: static, column: ttft_p50_ns, printed: 10 ms, figure: first}}\n"
-        f"claim: {{sentence: a toy, source: a toy, unstated: [{{parameter: prompt, fields: [{field}], from: 40, to: 80, "
+        f"claim: {{sentence: s, source: s, unstated: [{{parameter: prompt, fields: [{field}], from: 40, to: 80, "
         "multiple_of: 40, why: a guess}]}\n"
     )
     short, long = hosim_api.sensitivity([path]).tables["points"]
