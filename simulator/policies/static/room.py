@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -23,7 +23,7 @@ from simulator.plan import FREE
 from simulator.policies.problem import Problem
 from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import PricedIdle, scored, spread
-from simulator.policies.static.cache_ops import PREFETCH, STORE, CacheOp
+from simulator.policies.static.cache_ops import STORE, CacheOp
 
 Run = tuple[PricedIdle, ...]
 """Idle intervals of one tensor that share a copy away, because no op writes between them."""
@@ -81,7 +81,7 @@ class PlannedRoom:
         if profile is None:
             return False
         room = self._problem.capacities[tier] - extra_bytes
-        return any(profile.exceeds(low, high, room) for low, high in self._stays(run))
+        return profile.exceeds(*self._span(run), room)
 
     def nearest(self, idle: PricedIdle) -> int:
         """Find the first tier with room for an idle interval; if none has, the last that it may go to."""
@@ -114,22 +114,20 @@ class PlannedRoom:
     def _stay(self, run: Run, tier: int, delta_bytes: int) -> None:
         lives_there = self._problem.homes[run[0].tensor] == tier and run[0].tensor in self._problem.lifetimes.inputs
         if tier in self._profiles and not lives_there:
-            for low, high in self._stays(run):
-                self._profiles[tier].add(low, high, delta_bytes)
+            self._profiles[tier].add(*self._span(run), delta_bytes)
 
-    def _stays(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Yield the points at which a tier holds a run; all points if no run is given."""
+    def _span(self, run: Run) -> tuple[int, int]:
+        """Return the first and last point at which a tier holds a run; all points if no run is given."""
         if not run or any(idle.wraps for idle in run):
-            yield 0, self._end
-        else:
-            yield min(idle.after for idle in run) + 1, max(idle.before for idle in run)
+            return 0, self._end
+        return min(idle.after for idle in run) + 1, max(idle.before for idle in run)
 
     def earliest(self, cache_op: CacheOp, point: int, latest: int) -> int:
         """Find the first point, no earlier than a wanted one, at which a copy fits into the tiers on its way.
 
         Parameters
         ----------
-        one
+        cache_op
             A store, or a prefetch.
         point, latest
             The point that is wanted, and one at which it fits.
@@ -144,14 +142,12 @@ class PlannedRoom:
 
     def move(self, cache_op: CacheOp, point: int) -> None:
         """Count a copy that is issued sooner than it was: a store fills its tier, a last prefetch empties it."""
-        if cache_op.role is STORE and cache_op.target in self._profiles:
-            self._profiles[cache_op.target].add(point, cache_op.position - 1, cache_op.size_bytes)
-        elif (
-            cache_op.role is PREFETCH
-            and cache_op.source in self._profiles
-            and (cache_op.tensor, cache_op.before) in self._last
-        ):
-            self._profiles[cache_op.source].add(point + 1, cache_op.before, -cache_op.size_bytes)
+        is_store = cache_op.role is STORE
+        profile = self._profiles.get(cache_op.target if is_store else cache_op.source)
+        if profile is not None and is_store:
+            profile.add(point, cache_op.position - 1, cache_op.size_bytes)
+        elif profile is not None and (cache_op.tensor, cache_op.before) in self._last:
+            profile.add(point + 1, cache_op.before, -cache_op.size_bytes)
 
 
 def planned_room(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRoom:
