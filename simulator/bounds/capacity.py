@@ -21,7 +21,7 @@ from simulator.bounds.idle import Demand
 from simulator.bounds.precedence import Precedence
 from simulator.errors import Shortfall, full_from
 from simulator.graph import Graph
-from simulator.hardware import Hardware, reached
+from simulator.hardware import Hardware, reachable
 from simulator.plan import FREE
 from simulator.trace import Ints
 from simulator.units import counted, human
@@ -137,7 +137,7 @@ class GraphNeeds:
         self.usable[self.tier] = self.budget_bytes
         self.at_home = [[tensor for tensor, home in enumerate(homes) if home == tier] for tier in range(len(names))]
         home_bytes = [sum(self.sizes[tensor] for tensor in tensors) for tensors in self.at_home]
-        self.below = sorted(reached(self.tier, hardware.hops) - {self.tier})
+        self.below = sorted(reachable(self.tier, hardware.hops) - {self.tier})
         rooms = [self.usable[tier] if tier in self.below else home_bytes[tier] for tier in range(len(names))]
         self.elsewhere_bytes = sum(rooms) - rooms[self.tier]
         held = self.demand.held

@@ -33,7 +33,7 @@ from simulator.bounds.critical_path import Timing
 from simulator.bounds.cuts import Cut, rate_of, time_ns
 from simulator.bounds.idle import Demand
 from simulator.cost.service import ceil_div, transfer_ns
-from simulator.hardware import reached
+from simulator.hardware import reachable
 
 Move = tuple[int, int, list[int]]
 """From which tier (id) to which one; sizes of the tensors that must get there [B]. One is the compute tier."""
@@ -122,7 +122,7 @@ class Traffic:
         """List the moves that have no way around these links."""
         links = zip(self.hardware.links, self.hardware.hops, strict=True)
         ways = [hop for name, hop in links if name not in names]
-        return [move for move in self._moves if move[1] not in reached(move[0], ways)]
+        return [move for move in self._moves if move[1] not in reachable(move[0], ways)]
 
     def _moves_ns(self, name: str) -> int:
         """Return the time of all transfers of whole tensors that must pass a link, one after another [ns]."""

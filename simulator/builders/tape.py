@@ -28,7 +28,7 @@ ID_BYTES = 4
 
 
 def starts(prefix: str, count: int) -> list[str]:
-    """Return the begins of names of what runs several times: ``mb0/``, ``mb1/`` ...; nothing where it runs once."""
+    """Return the prefixes of names of what runs several times: ``mb0/``, ``mb1/`` ...; nothing where it runs once."""
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
@@ -310,7 +310,7 @@ class Tape(Sheet):
             self.graph.op(*op, **more)
 
     def add_gradients(self, tensors: list[str], grads: list[str], sums: str = "") -> None:
-        """Note gradients of tensors, or add each to its gradient so far, in an op that is named after `sums`."""
+        """Record gradients of tensors, or add each to its gradient so far, in an op that is named after `sums`."""
         for x, grad in zip(tensors, grads, strict=True):
             if not self.wants(x):
                 continue

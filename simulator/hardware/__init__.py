@@ -16,7 +16,7 @@ from pydantic import Field
 
 from simulator.document import MOST_RANKS, Document, Few, Key, Part, Ranks, Share
 from simulator.hardware.device import Allocator, Compaction, Compute, FixedHost, Host, ReactiveHost
-from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, keep_room, resolved, stage_rates
+from simulator.hardware.memory import Bus, EfficiencyPoint, Link, Tier, reserve_chunks, stage_rates, with_stages
 from simulator.units import Bytes, BytesPerSecond, Nanoseconds, human, nearest, require
 
 __all__ = [
@@ -223,7 +223,7 @@ class Hardware(Document):
 
     def with_links(self, links: dict[str, Link]) -> Self:
         """Return the machine with other figures for its links; what goes via them follows."""
-        return self.model_copy(update={"links": resolved(links)})
+        return self.model_copy(update={"links": with_stages(links)})
 
     def _check(self) -> None:
         _check_name(self.compute_tier, self.tiers, "the compute tier is one of the tiers", "compute_tier")
@@ -242,8 +242,8 @@ class Hardware(Document):
                 _check_name(link_name, capped, "a bus caps links and ports of fabrics", "buses", name, "links")
             once = len(set(bus.links)) == len(bus.links)
             require(once, "a bus names each link once", ", ".join(bus.links), "buses", name, "links")
-        self.links.update(resolved(self.links))
-        keep_room(self.links, self.tiers, self.topology.sharing)
+        self.links.update(with_stages(self.links))
+        reserve_chunks(self.links, self.tiers, self.topology.sharing)
         for name, fabric in self.fabrics.items():
             several = self.topology.sharing[fabric.scope] > 1
             must = f"a fabric joins devices with one another (each {fabric.scope} has several)"
@@ -253,7 +253,7 @@ class Hardware(Document):
             require(name not in self.links, must, f"both {name!r}", "fabrics", name)
         self._check_queues()
         ends = [(link.source, link.target) for link in self.links.values()]
-        joined = reached(self.compute_tier, ends) | reached(self.compute_tier, [end[::-1] for end in ends])
+        joined = reachable(self.compute_tier, ends) | reachable(self.compute_tier, [end[::-1] for end in ends])
         for name in self.tiers:
             must = f"links join every tier with the compute tier {self.compute_tier!r}"
             require(name in joined, must, f"none to or from {name!r}", "tiers", name, do="add one, or remove the tier")
@@ -277,7 +277,7 @@ Place = TypeVar("Place", int, str)
 """A tier, or a rank: by number, or by name."""
 
 
-def reached(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
+def reachable(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
     """Find the places that can be reached from `start` along the edges, itself included."""
     reached, last = {start}, 0
     while len(reached) > last:

@@ -201,7 +201,7 @@ CHUNKS = 2
 """Chunks that a tier between has room for: one comes in while the other goes out."""
 
 
-def resolved(links: Mapping[str, Link]) -> dict[str, Link]:
+def with_stages(links: Mapping[str, Link]) -> dict[str, Link]:
     """Return the links, staged ones with what follows from those that they go via.
 
     Parameters
@@ -264,7 +264,7 @@ def _check_way(link: Link, links: Mapping[str, Link], *at: str) -> None:
     require(alike, must, f"sharing {link.sharing}", *at[:2], "sharing", do="write sharing: servers")
 
 
-def keep_room(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> None:
+def reserve_chunks(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> None:
     """Take from each tier what staged links keep of it for chunks that pass through.
 
     Parameters

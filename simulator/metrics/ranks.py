@@ -13,7 +13,7 @@ import numpy as np
 from simulator.bounds import Bound
 from simulator.cost.service import transfer_ns
 from simulator.graph import Graph, Job
-from simulator.hardware import Hardware, reached
+from simulator.hardware import Hardware, reachable
 from simulator.metrics.figures import figure_of
 from simulator.metrics.steps import Ran, peaks_bytes
 from simulator.metrics.summary import achieved, against, counted, exposed_ns, is_collective
@@ -78,7 +78,7 @@ def _in_step_with(job: Job, rank: int) -> list[int]:
         used = {op.collective.group for op in graph.ops if op.collective is not None}
         met.update(*(group.members for group in graph.groups if group.name in used))
     pairs = [pair for members in sorted(met) for pair in (*pairwise(members), *pairwise(members[::-1]))]
-    return sorted(peer for peer in reached(rank, pairs) if job.graph(peer).steps == job.graph(rank).steps)
+    return sorted(peer for peer in reachable(rank, pairs) if job.graph(peer).steps == job.graph(rank).steps)
 
 
 def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:
