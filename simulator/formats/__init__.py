@@ -10,7 +10,6 @@ from pathlib import Path
 
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl, jsonl, plan_jsonl, residency_json
-from simulator.formats.residency_json import Views
 from simulator.formats.tables_csv import read_requests as read_requests
 from simulator.formats.tables_csv import read_routing as read_routing
 from simulator.formats.tables_csv import requests_csv as requests_csv
@@ -70,7 +69,7 @@ def _unknown(path: Path, must: str) -> ConfigError:
     return ConfigError(f"{path}:1", must, repr(record["schema"]) if "schema" in record else keys, do)
 
 
-def read_graph(path: Path, views: Views = "reads") -> Graph:
+def read_graph(path: Path, views: residency_json.Views = "reads") -> Graph:
     """Read a graph of any format that holds one.
 
     Parameters

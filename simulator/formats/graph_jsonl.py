@@ -67,7 +67,6 @@ from typing import TYPE_CHECKING, Any, Required
 import orjson
 
 from simulator.formats import jsonl
-from simulator.formats.jsonl import Names, Record, Whole
 from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor
 from simulator.graph_builder import GraphBuilder, OpNumbers
 from simulator.plan import NOWHERE
@@ -80,16 +79,16 @@ from simulator.units import counted
 SCHEMA = "hosim-graph/1"
 
 
-class _GraphHeader(Record, total=False):
+class _GraphHeader(jsonl.Record, total=False):
     schema: Required[str]
     name: str
-    steps: Whole
+    steps: jsonl.Whole
     outputs: list[str]
-    tensors: Whole
-    ops: Whole
+    tensors: jsonl.Whole
+    ops: jsonl.Whole
 
 
-class _Tensor(Record, total=False):
+class _Tensor(jsonl.Record, total=False):
     tensor: Required[str]
     size_bytes: Required[int]
     kind: str
@@ -97,30 +96,30 @@ class _Tensor(Record, total=False):
     shared: str
 
 
-class _Group(Record):
+class _Group(jsonl.Record):
     group: str
     ranks: list[list[int]]
 
 
-class _Late(Record, total=False):
+class _Late(jsonl.Record, total=False):
     revealed_by: Required[str]
-    candidates: Required[Names]
+    candidates: Required[jsonl.Names]
     samples: int
     each: int
 
 
-class _Collective(Record, total=False):
+class _Collective(jsonl.Record, total=False):
     does: Required[str]
     group: Required[str]
     size_bytes: Required[int]
     algorithm: str
 
 
-class _Op(Record, OpNumbers, total=False):
+class _Op(jsonl.Record, OpNumbers, total=False):
     op: Required[str]
     kind: str
-    reads: Names
-    writes: Names
+    reads: jsonl.Names
+    writes: jsonl.Names
     collective: _Collective
     late: _Late
 

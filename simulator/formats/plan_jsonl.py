@@ -49,7 +49,6 @@ from pydantic import Field
 from simulator import document
 from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl
-from simulator.formats.jsonl import Names, Record, Whole
 from simulator.graph import LARGEST, Graph
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Actions, Plan
 from simulator.units import counted, suggestion
@@ -57,39 +56,39 @@ from simulator.units import counted, suggestion
 SCHEMA = "hosim-plan/1"
 
 
-class _PlanHeader(Record, total=False):
+class _PlanHeader(jsonl.Record, total=False):
     schema: Required[str]
     policy: document.Line
-    tiers: Names
+    tiers: jsonl.Names
     repeats: Annotated[int, Field(ge=1, le=LARGEST)]
     starts_ns: Annotated[str, Field(pattern="^[0-9]{1,15}( [0-9]{1,15})*$")]  # they begin within some weeks
     notes: list[document.Line]
-    homes: Whole
-    actions: Whole
+    homes: jsonl.Whole
+    actions: jsonl.Whole
 
 
-class _Compute(Record, total=False):
+class _Compute(jsonl.Record, total=False):
     compute: Required[str]
     stream: Annotated[int, Field(ge=0, lt=1000)]
 
 
-class _Copy(Record):
+class _Copy(jsonl.Record):
     copy: str
     source: Annotated[str, Field(alias="from")]
     target: Annotated[str, Field(alias="to")]
 
 
-class _Detach(Record):
+class _Detach(jsonl.Record):
     detach: str
     tier: str
 
 
-class _Home(Record):
+class _Home(jsonl.Record):
     home: str
     tier: document.Line
 
 
-class _Sync(Record):
+class _Sync(jsonl.Record):
     sync: str
 
 

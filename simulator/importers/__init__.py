@@ -23,7 +23,6 @@ from typing import NamedTuple
 from simulator import inputs
 from simulator.errors import ConfigError
 from simulator.importers.imported import Imported as Imported
-from simulator.inputs import shown
 
 Reader = Callable[..., Imported]
 """Function that reads a source, with options by keyword."""
@@ -136,11 +135,11 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
     if about:
         do = f"run `hosim import torch {stem}:FUNCTION -o {stem}.yaml` with a function that makes model and inputs"
     elif name := sniff(path):
-        do, about = f"run `hosim import {name} {shown(path)} -o {stem}.yaml`", KINDS[name].about
+        do, about = f"run `hosim import {name} {inputs.shown(path)} -o {stem}.yaml`", KINDS[name].about
     elif not path.suffix:
         return
     else:
         about, do = "another kind of file", "import it as one of the kinds that `hosim import --help` names"
     verb = "serve" if about == KINDS["requests"].about else "run"
     do += f", then `hosim {verb} --hardware NAME --workload {stem}.yaml`" if kind != "hardware" else ""
-    raise ConfigError(shown(path), f"a {kind} is a YAML document of hosim", about, do)
+    raise ConfigError(inputs.shown(path), f"a {kind} is a YAML document of hosim", about, do)

@@ -97,8 +97,7 @@ class Config:
         """Return a whole number; `derived` if no key states it."""
         value = self.get(*keys, path=path)
         if value is None and derived is not None:
-            text = f"config.json, which has no {keys[0]}: from other keys"
-            self.origins |= {path: (text, "derived")} if path else {}
+            self.origins |= {path: (f"config.json, which has no {keys[0]}: from other keys", "derived")} if path else {}
             return derived
         insist(value is not None, f"{self.where}, {keys[0]}", "a decoder has this key", "none", "add it")
         fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**9

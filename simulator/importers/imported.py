@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from simulator import catalog
+from simulator import catalog, inputs
 from simulator.builders import build_job
 from simulator.errors import ConfigError, insist, quotable, system_message
 from simulator.formats import graph_jsonl
 from simulator.graph import Graph, Job
-from simulator.inputs import shown
 from simulator.interrupts import complete, waiting
 from simulator.report import files
 from simulator.report.card import Card, model_card
@@ -113,9 +112,10 @@ class Imported:
         places = {end: path.with_name(stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
         for place in places.values():
             is_source = os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source)
-            insist(not is_source, f"-o {path}", "what is read is not written over", shown(place), "choose another name")
-            must, do = "a file that is there is kept", "choose another name, or say --force"
-            insist(force or not os.path.lexists(place), f"-o {path}", must, shown(place), do)
+            where, found, do = f"-o {path}", inputs.shown(place), "choose another name"
+            insist(not is_source, where, "what is read is not written over", found, do)
+            is_free = force or not os.path.lexists(place)
+            insist(is_free, where, "a file that is there is kept", found, f"{do}, or say --force")
             files.check_file("-o", place)
         parts = {place: place.with_name(f".part-{os.getpid()}-{place.name}") for place in places.values()}
         try:

@@ -19,7 +19,6 @@ import orjson
 from simulator import formats, inputs
 from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, residency_json
-from simulator.formats.residency_json import Views
 from simulator.graph import LARGEST, LARGEST_RUN, CollectiveKind, Graph
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.importers.imported import Imported, named
@@ -337,7 +336,7 @@ def blocks(world: int, start: int, stride: int, size: int) -> list[list[int]]:
     return [[base + off + i * stride for i in range(size)] for base in range(0, world, span) for off in range(stride)]
 
 
-def read_graph(source: str | Path, *, views: Views = "reads") -> Imported:
+def read_graph(source: str | Path, *, views: residency_json.Views = "reads") -> Imported:
     """Read a graph file, and make a workload that runs it.
 
     Parameters

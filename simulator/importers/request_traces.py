@@ -30,7 +30,6 @@ from simulator.errors import ConfigError, insist
 from simulator.formats import jsonl, read_requests, requests_csv, tables_csv
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import objects, records_of, whole
-from simulator.inputs import shown
 from simulator.units import FieldError, require
 from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
 from simulator.workload.requests import MOST
@@ -82,13 +81,13 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     ConfigError
         If the file or an option is wrong; the message names the line.
     """
-    path = Path(source)
+    path, where = Path(source), inputs.shown(Path(source))
     given = {"count": count, "slower": slower, "hash-block": hash_block, "rate": rate, "characters": characters}
     for name, value in given.items():
         insist(value is None or 0 < value < _MOST_MS, f"--{name}", "it is above 0, and no huge number", repr(value))
     most, block, derived, dropped = min(count or MOST, MOST), _BLOCK, list[str](), Counter[str]()
     if (start := _first_character(path)) in (b"{", b"["):
-        listed = () if start == b"{" else objects(records_of(path, _MOST_BYTES), shown(path), "requests are objects")
+        listed = () if start == b"{" else objects(records_of(path, _MOST_BYTES), where, "requests are objects")
         records = iter(jsonl.objects(path) if start == b"{" else enumerate(listed, 1))
         head = list(islice(records, 1))
         keys = {key for _, record in head for key in record}
@@ -96,14 +95,13 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
         read = partial(_dated_request, size=hash_block, numbers=tables_csv.Numbers()) if is_timed else undated
         trace = Arriving.first(_requests(path, chain(head, records), read, dropped), most)
         must = "a trace has requests: input_length and output_length, or a question (human) and its answer (gpt)"
-        insist(trace.requests, shown(path), must, "none", "choose another file")
+        insist(trace.requests, where, must, "none", "choose another file")
         if is_timed:
             block = hash_block
             derived.append(f"An id of hash_ids, and a block of the KV cache, are {block:,} tokens (--hash-block).")
         else:
             gaps = np.random.default_rng(_SEED).standard_exponential(len(trace.requests)) * _NS_PER_S / rate
-            times = np.cumsum(gaps) - gaps[0]
-            dated = zip(trace.requests, times, strict=True)
+            dated = zip(trace.requests, np.cumsum(gaps) - gaps[0], strict=True)
             trace = trace._replace(requests=[request._replace(arrival_ns=round(time_ns)) for request, time_ns in dated])
             derived.append(f"Requests come at random, {rate:g} in a second on average (--rate).")
             if {"conversations", "messages"} & keys:
@@ -128,7 +126,7 @@ def _first_character(path: Path) -> bytes:
     """Return the first character that is not blank."""
     with inputs.opened(path) as file:
         head = inputs.unmarked(file.read(1 << 16), path).lstrip()
-    insist(head, shown(path), "a trace of requests has some", "an empty file", "choose another file")
+    insist(head, inputs.shown(path), "a trace of requests has some", "an empty file", "choose another file")
     return head[:1]
 
 
@@ -169,7 +167,7 @@ def _requests(path: Path, records: Records, read: Reader, dropped: Counter[str])
         try:
             request, later = read(record)
         except FieldError as error:
-            where = ", ".join((f"{shown(path)}:{position}", *error.path))
+            where = ", ".join((f"{inputs.shown(path)}:{position}", *error.path))
             raise ConfigError(where, error.must, error.found, error.do) from None
         dropped.update(f"key {key!r}" for key in record.keys() - _KEYS)
         if request is None:

@@ -235,8 +235,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if is_update:
             owned = next((storage for storage in arguments if storage.persistent or storage.kind == "gradient"), None)
             if owned is not None:  # the parameter, or its gradient or state
-                owner = owned.name if owned.kind == "weight" else owned.name.rpartition(".")[0]
-                self._last = owner or owned.name
+                self._last = (owned.kind != "weight" and owned.name.rpartition(".")[0]) or owned.name
             return Site(self._last, line_of(sys._getframe(2)))
         if hasattr(node, "variable"):
             return Site(self._storage(node.variable).name, "")
