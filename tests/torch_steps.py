@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import simulator as hosim
-from simulator.importers import torch_fakes
-from simulator.importers.torch_recorder import tensors
+from simulator.importers import torch_run
+from simulator.importers.torch_run import tensors
 
 
 def classes(out):
@@ -166,8 +166,8 @@ def tracked_bytes(made_parts):
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Module is None")  # of a loss that is made in forward
         stack.enter_context(hosim.torch.fake())
-        module, optimizer = torch_fakes.copied(module, options["optimizer"])
-        step = torch_fakes.step_of(module, optimizer, options.get("loss"))
+        module, optimizer = torch_run.copied(module, options["optimizer"])
+        step = torch_run.step_of(module, optimizer, options.get("loss"))
         step(*inputs, **named)
         tracker = MemTracker()
         tracker.track_external(module, optimizer, *tensors((inputs, named)))

@@ -39,7 +39,7 @@ def fake() -> AbstractContextManager[None]:
     ConfigError
         If torch is not installed.
     """
-    context: AbstractContextManager[None] = _part("torch_fakes").fake_mode()
+    context: AbstractContextManager[None] = _part("torch_run").fake_mode()
     return context
 
 
@@ -87,16 +87,16 @@ def capture(
         If torch is not installed; or the step cannot run under fake tensors, as where it asks for the value of a
         tensor; with file and line.
     """
-    fakes, watch, recorder = (_part(f"torch_{part}") for part in ("fakes", "watch", "recorder"))
-    compiled, step = watch.is_compiled(step), getattr(step, "_orig_mod", step)
-    is_module, kind = isinstance(step, watch.torch.nn.Module), getattr(step, "__name__", type(step).__name__)
+    run, recorder = _part("torch_run"), _part("torch_recorder")
+    compiled, step = run.is_compiled(step), getattr(step, "_orig_mod", step)
+    is_module, kind = isinstance(step, run.torch.nn.Module), getattr(step, "__name__", type(step).__name__)
     must, do = "a function runs its own loss and optimizer", "call them in the function"
     insist(is_module or (optimizer is None and loss is None), "capture", must, "one beside it", do)
-    with fakes.config_errors(kind), fakes.fake_mode():
+    with run.config_errors(kind), run.fake_mode():
         if is_module:
-            step = fakes.step_of(*fakes.copied(step, optimizer), loss)
-        args, kwargs = fakes.faked((inputs, named_inputs))
-        with watch.ModuleWatch() as watched:
+            step = run.step_of(*run.copied(step, optimizer), loss)
+        args, kwargs = run.faked((inputs, named_inputs))
+        with run.ModuleWatch() as watched:
             watched.compiled = compiled
             step(*args, **kwargs)
             with recorder.OpRecorder(watched, (args, kwargs)) as record:
@@ -133,7 +133,7 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     sys.path.insert(0, folder)
     try:
         with redirect_stdout(sys.stderr):  # which the code may print to, unlike the command's output
-            with _part("torch_fakes").config_errors(where), fake():
+            with _part("torch_run").config_errors(where), fake():
                 made = _function(where, module, function)()
             return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
     finally:

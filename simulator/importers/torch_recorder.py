@@ -10,13 +10,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from simulator.errors import insist
@@ -24,7 +23,7 @@ from simulator.graph import LARGEST_RUN
 from simulator.graph.ops import AGAIN
 from simulator.graph_builder import OpFields
 from simulator.importers.recordings import Event, Storage, unique
-from simulator.importers.torch_watch import ModuleWatch, Site, line_of
+from simulator.importers.torch_run import ModuleWatch, Site, line_of, tensors
 
 _aten = torch.ops.aten
 # Data type -> key of a machine's peaks.
@@ -79,11 +78,6 @@ def _writes(func: Any) -> tuple[tuple[int, str], ...]:
     """Return position and name of the arguments that an op writes."""
     arguments = enumerate(func._schema.arguments)
     return tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
-
-
-def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Iterate over the tensors in nested containers."""
-    return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
 
 
 def batch_of(args: Any, kwargs: Any) -> dict[str, int]:

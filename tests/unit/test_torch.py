@@ -17,7 +17,7 @@ from torch_steps import graph_of, line_of, mean, small  # noqa: E402
 
 import simulator as hosim  # noqa: E402
 from simulator.errors import ConfigError  # noqa: E402
-from simulator.importers import torch_fakes, torch_recorder  # noqa: E402
+from simulator.importers import torch_recorder, torch_run  # noqa: E402
 from simulator.lifetime import Lifetimes, live_bytes  # noqa: E402
 
 
@@ -61,7 +61,7 @@ def test_models_of_many_families_are_captured_or_refused_with_the_line(name):
 def test_arithmetic_is_that_of_pytorchs_counter(name):
     module, inputs, named, options = torch_steps.made(name)
     with hosim.torch.fake(), FlopCounterMode(display=False) as counter:
-        torch_fakes.step_of(module, None, options.get("loss"))(*inputs, **named)
+        torch_run.step_of(module, None, options.get("loss"))(*inputs, **named)
     graph = torch_steps.captured(name).graph
     attention = sum(op.flops for op in graph.ops if op.op_class == "attention")  # on the CPU it does not count this
     assert sum(op.flops for op in graph.ops) == counter.get_total_flops() + attention

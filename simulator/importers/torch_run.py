@@ -1,0 +1,359 @@
+"""How a user's step of PyTorch runs here: on fake tensors, on a CPU that stands in for an accelerator, and watched.
+
+Code that asks for CUDA gets the CPU, where PyTorch then does what it does on CUDA: attention drops out inside its
+kernel, and autocast runs the same functions in fp32 (documentation of PyTorch, *Automatic Mixed Precision*, "CUDA Ops
+that can autocast to float32"). A watch follows modules and optimizers, and so tells the origin of an op in the user's
+code, and the owner of a tensor.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.nn import functional, init
+from torch.nn.modules import module as modules
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from simulator.errors import ConfigError, insist
+
+_TORCH = str(Path(torch.__file__).parent)
+_NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<")
+# The caller of the user's step, or of the function that makes it.
+_OUTSIDE = str(Path(__file__).with_name("torch.py"))
+_LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
+_CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
+_CUDA = re.compile(r"cuda(:\d+)?")
+_FEW = 1024  # the rates that models ask for when they are made are one for each layer
+# Functions that autocast runs in fp32 on CUDA.
+_IN_FP32 = """
+    __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
+    cosine_similarity cross_entropy cumprod cumsum dist erfinv exp expm1 group_norm hinge_embedding_loss kl_div l1_loss
+    layer_norm log log10 log1p log2 log_softmax margin_ranking_loss mse_loss multi_margin_loss multilabel_margin_loss
+    nll_loss norm normalize pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh smooth_l1_loss
+    soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss
+"""
+_FP32_FUNCTIONS = frozenset(_IN_FP32.split())
+
+
+def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Iterate over the tensors in nested containers."""
+    return (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+
+
+class Site(NamedTuple):
+    """The origin of an op in the user's code: path of the module, and file and line."""
+
+    path: str
+    line: str
+
+
+@cache
+def _is_users(code: CodeType) -> bool:
+    return not code.co_filename.startswith(_NOT_USERS)
+
+
+@cache
+def _is_end(code: CodeType) -> bool:
+    return code.co_name == "_engine_run_backward" or code.co_filename == _OUTSIDE
+
+
+def line_of(frame: FrameType | None) -> str:
+    """Return file and line of the innermost frame that is the user's; empty if none, or none since backward began."""
+    while frame is not None and not _is_users(frame.f_code):
+        frame = None if _is_end(frame.f_code) else frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+
+
+def line_of_error(error: BaseException) -> str:
+    """Return file and line where a user's code went wrong, or else a layer or an optimizer of PyTorch; or empty."""
+    lines = [(frame.f_code, f"{frame.f_code.co_filename}:{line}") for frame, line in walk_tb(error.__traceback__)]
+    of_users = [line for code, line in lines if _is_users(code)]
+    of_layers = [line for _, line in lines if line.startswith(_LAYERS)]
+    return (of_users or of_layers or [""])[-1]
+
+
+def is_of_scaler(error: BaseException) -> bool:
+    """Tell whether a GradScaler raised it, or a function that it called."""
+    return any(frame.f_code.co_filename == _SCALES for frame, _ in walk_tb(error.__traceback__))
+
+
+def is_compiled(step: Any) -> bool:
+    """Tell whether a module, or a part of it, was given to ``torch.compile``; a copy of it does not tell."""
+    parts = step.modules() if isinstance(step, torch.nn.Module) else ()
+    return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts)
+
+
+class ModuleWatch:
+    """Follows which module runs, and whether an optimizer does; its hooks go when it ends.
+
+    Attributes
+    ----------
+    stack
+        Paths of the modules that run, the innermost last.
+    in_update
+        Whether an optimizer runs.
+    compiled
+        Whether any code that ran was compiled.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[str] = []
+        self.in_update = self.compiled = False
+        self._paths: dict[int, str] = {}
+        self._roots: list[tuple[str, torch.nn.Module]] = []
+        self._optimizers: dict[Optimizer, None] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> ModuleWatch:
+        self._hooks = [
+            modules.register_module_forward_pre_hook(self._enter_module),
+            modules.register_module_forward_hook(self._leave_module, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._enter_update),
+            optimizers.register_optimizer_step_post_hook(self._leave_update),
+        ]
+        # Compiled code asks the stance (it is to run eager) for its callback each time that it is called.
+        compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
+        if asked := getattr(compiler, "_callback_from_stance", None):
+            compiler._callback_from_stance = partial(self._note_compiled, asked)
+            self._hooks.append(SimpleNamespace(remove=partial(setattr, compiler, "_callback_from_stance", asked)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _note_compiled(self, asked: Callable[[Any], Any], callback: Any) -> Any:
+        self.compiled |= callback not in (None, False)
+        return asked(callback)
+
+    def _enter_module(self, module: torch.nn.Module, _inputs: object) -> None:
+        if id(module) not in self._paths:
+            path = f"{self.stack[-1]}.{type(module).__name__}" if self.stack else type(module).__name__
+            if self.stack and next(module.parameters(), None) is None:  # made in forward, perhaps, and gone after it
+                self.stack.append(path)
+                return
+            self._add(module, path)
+        self.stack.append(self._paths[id(module)])
+
+    def _leave_module(self, *_: object) -> None:
+        if self.stack:  # it is empty where a module was refused
+            self.stack.pop()
+
+    def _add(self, module: torch.nn.Module, path: str) -> None:
+        """Enter a module that no known one holds, and all that it holds."""
+        alike = sum(type(root) is type(module) for _, root in self._roots)
+        prefix = f"{path}{alike or ''}." if self._roots else ""
+        real = next((name for name, p in module.named_parameters() if not isinstance(p, FakeTensor)), None)
+        must, do = "what a step uses was made in `with hosim.torch.fake():`", "make the module and its optimizer there"
+        insist(real is None, f"{path}.{real}", must, "a parameter with memory", do)
+        self._roots.append((prefix, module))
+        for name, part in module.named_modules():
+            self._paths.setdefault(id(part), prefix + name if name else prefix[:-1] or path)
+
+    def _enter_update(self, optimizer: Optimizer, *_: object) -> None:
+        self._optimizers[optimizer] = None
+        self.in_update = True
+
+    def _leave_update(self, *_: object) -> None:
+        self.in_update = False
+
+    def is_update(self, frame: FrameType | None) -> bool:
+        """Tell whether an optimizer runs, or a function called from this frame on clips gradients for it."""
+        while not (self.in_update or self.stack or frame is None or _is_users(frame.f_code)):
+            if frame.f_code.co_filename == _CLIPS:
+                return True
+            frame = frame.f_back
+        return self.in_update
+
+    def _parameters(self) -> dict[int, tuple[str, torch.Tensor]]:
+        """Return names and parameters of modules and optimizers, each parameter once, by its id."""
+        parameters: dict[int, tuple[str, torch.Tensor]] = {}
+        for prefix, root in self._roots:
+            for name, parameter in root.named_parameters():
+                parameters.setdefault(id(parameter), (prefix + name, parameter))
+        for group in (group for optimizer in self._optimizers for group in optimizer.param_groups):
+            for parameter in group["params"]:
+                parameters.setdefault(id(parameter), (f"parameter{len(parameters)}", parameter))
+        return parameters
+
+    def parameters(self) -> int:
+        """Count the elements of all parameters of modules and optimizers."""
+        return sum(parameter.numel() for _, parameter in self._parameters().values())
+
+    def owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Iterate over name, kind and tensor of all that modules and optimizers hold, gradients as well."""
+        for prefix, root in self._roots:
+            for name, buffer in root.named_buffers():
+                yield prefix + name, "weight", buffer
+        parameters = self._parameters()
+        for name, parameter in parameters.values():
+            yield name, "weight", parameter
+            if parameter.grad is not None:
+                yield f"{name}.grad", "gradient", parameter.grad
+        for parameter, state in (pair for optimizer in self._optimizers for pair in optimizer.state.items()):
+            for name, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor):
+                    yield f"{parameters[id(parameter)][0]}.{name}", "optimizer_state", value
+
+
+def _on_cpu(value: Any) -> Any:
+    """Return the CPU in place of a value that names CUDA."""
+    is_cuda = isinstance(value, str | torch.device) and _CUDA.fullmatch(str(value))
+    return "cpu" if is_cuda else value
+
+
+def _is_small_constant(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has values, and few of them."""
+    return not isinstance(tensor, FakeTensor) and tensor.numel() <= _FEW and not tensor.requires_grad
+
+
+class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tuple(map(_on_cpu, args)), {key: _on_cpu(value) for key, value in (kwargs or {}).items()}
+        if func is torch.Tensor.cuda:
+            return args[0]
+        given = list(tensors((args, kwargs)))
+        is_constant = bool(given) and all(map(_is_small_constant, given))  # rates asked for by a model's __init__
+        if func is torch.linspace or is_constant:
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if func is functional.scaled_dot_product_attention:
+            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+            args, kwargs = (), {**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0}
+        if getattr(func, "__name__", "") in _FP32_FUNCTIONS and torch.is_autocast_enabled("cpu"):
+            halves = (torch.bfloat16, torch.float16)
+            args, kwargs = tree_map_only(torch.Tensor, lambda x: x.float() if x.dtype in halves else x, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+@cache
+def mode() -> FakeTensorMode:
+    """Return the one mode of a process, so that fake tensors of different calls go together."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def fake_mode() -> Iterator[None]:
+    """Make all new tensors fake, and run on the CPU, uncompiled, code for an accelerator, as it would run there."""
+    swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
+
+    def swap_unheld(tensor: Any, other: Any) -> None:
+        """Swap as ``module.to(dtype)`` does, which refuses a tensor that the mode's memo refers to."""
+        mode().fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(tensor, other)
+
+    def autocast(self: Any, device_type: str, dtype: Any = None, *more: Any, **options: Any) -> None:
+        """Cast on the CPU as on the device that is asked for, to the type that is usual there."""
+        make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)  # it prints what is raised, too
+        stack.enter_context(warnings.catch_warnings())  # about PyTorch's own look into fake tensors
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+        stack.enter_context(patch.object(torch.autocast, "__init__", autocast))
+        # which draws until all values are in bounds
+        stack.enter_context(patch.object(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)  # recurrent layers are one op there, whose FLOPs are not counted
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_Accelerated())
+        stack.enter_context(mode())
+        yield
+
+
+def faked(values: Any) -> Any:
+    """Return the same nested containers with a fake tensor in place of each tensor."""
+    return tree_map_only(torch.Tensor, _fake, values)
+
+
+def _fake(tensor: Any) -> Any:
+    """Make a fake tensor like this one, on the CPU."""
+    if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode():
+        return tensor
+    if tensor.device.type == "cpu":
+        return mode().from_tensor(tensor, static_shapes=True)
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def copied(module: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Return a module with fake tensors, copied if it has others, and an optimizer over its parameters, or None."""
+    held, is_made = [*module.parameters(), *module.buffers()], isinstance(optimizer, torch.optim.Optimizer)
+    if is_made:
+        held += tensors(list(optimizer.state.values()))
+    fakes = {id(tensor): _fake(tensor) for tensor in held}
+    if any(fakes[id(tensor)] is not tensor for tensor in held):
+        module, optimizer = copy.deepcopy((module, optimizer), fakes)
+    return module, optimizer if is_made or optimizer is None else optimizer(module.parameters())
+
+
+def step_of(module: Any, optimizer: Any, loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
+    """Return the usual step: it frees gradients first, and what the module returns before backward."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        module.zero_grad(set_to_none=True)
+        made = module(*args, **kwargs)
+        value = loss(made) if loss else getattr(made, "loss", made)
+        del made
+        must, found = "the loss is a tensor of one element", type(value).__name__
+        is_loss = isinstance(value, torch.Tensor) and value.numel() == 1
+        insist(is_loss, type(module).__name__, must, found, "pass loss=, a function of what the module returns")
+        value.backward()
+        if optimizer is not None:
+            optimizer.step()
+        return value.detach()
+
+    return step
+
+
+_NO_SCALER = "make the GradScaler with enabled=False: it asks whether gradients are finite, and a capture takes them so"
+
+
+@contextmanager
+def config_errors(name: str) -> Iterator[None]:
+    """Turn an error of the user's code, which cannot run under fake tensors, into one with file and line.
+
+    Raises
+    ------
+    ConfigError
+        For whatever the code raises.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        where, found = line_of_error(error) or name, f"{type(error).__name__}: {error}"
+        must, do = "the step runs under fake tensors", "correct it there"
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            must, found = "nothing in a step depends on the values of tensors", f"{error.func} there"
+            do = "leave it out of the step (.item(), a condition on a tensor), or put a fixed value there"
+            do = _NO_SCALER if is_of_scaler(error) else do
+        raise ConfigError(where, must, found, do) from error
