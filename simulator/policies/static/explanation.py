@@ -228,14 +228,10 @@ def explained(problem: Problem, options: Options) -> Explanation:
     """
     result = compiled(problem, options)
     augmented, problem = result.augmented, result.augmented.problem
-    again_ns: dict[IdleInterval, int] = {}
-    if options.recompute:
-        durations_ns = problem.durations_ns
-        again_ns = {idle: sum(durations_ns[op] for op in ops) for idle, ops in recompute.remakes(problem.graph)}
+    remakes = recompute.remakes(problem.graph) if options.recompute else ()
+    again_ns = {idle: sum(problem.durations_ns[op] for op in ops) for idle, ops in remakes}
     replay = problem.replay(augmented.plan)
-    slots: tuple[Slot, ...] = ()
-    if replay.trace is not None:
-        slots = tuple(ledger(augmented, replay.trace))
+    slots = () if replay.trace is None else tuple(ledger(augmented, replay.trace))
     return Explanation(augmented, result.plan, tuple(_idle_decisions(result, again_ns)), replay, slots)
 
 
