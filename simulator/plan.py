@@ -115,14 +115,14 @@ class PlacesAsIssued:
 
     def __init__(self, home: Sequence[int], tiers: int, compute_tier: int) -> None:
         self.state = [[ABSENT] * len(home) for _ in range(tiers)]
-        self.here = self.state[compute_tier]
+        self.in_compute_tier = self.state[compute_tier]
         for tensor, tier in enumerate(home):
             if tier != NOWHERE:
                 self.state[tier][tensor] = VALID
 
     def missing(self, tensors: Iterable[int]) -> int | None:
         """Return the first of some tensors that is not valid in the compute tier, so that no op could read it."""
-        state = self.here
+        state = self.in_compute_tier
         return next((tensor for tensor in tensors if state[tensor] != VALID), None)
 
     def write(self, tensors: Iterable[int]) -> None:
@@ -131,7 +131,7 @@ class PlacesAsIssued:
             for state in self.state:
                 if state[tensor] == VALID:
                     state[tensor] = STALE
-            self.here[tensor] = VALID
+            self.in_compute_tier[tensor] = VALID
 
     def copy(self, tensor: int, source: int, target: int) -> str:
         """Make the target valid, or return what must hold for the copy and does not."""

@@ -222,7 +222,7 @@ class Counter:
         turns = [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER]
         turns += [(tensor, moves[tensor]) for tensor in writes if moves[tensor] or per_lap[tensor]]
         compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
-        states, sizes = self._issued.here, columns.size_bytes
+        states, sizes = self._issued.in_compute_tier, columns.size_bytes
         if workspace_bytes or any(states[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line_before(stream)
             self._taker, self._last_taker = stream, count

@@ -167,7 +167,7 @@ class RecomputePass:
     ) -> None:
         problem, self._remaker, self._weight, self._limit = walker.problem, walker.remaker, weight, limit_bytes
         self._problem = problem
-        self._ops, self._here = problem.graph.ops, problem.compute_tier
+        self._ops, self._compute_tier = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
         uses, self._dies = list(problem.lifetimes.uses), list(problem.lifetimes.dies)
         self._helps: dict[int, list[int]] = {}
@@ -179,7 +179,7 @@ class RecomputePass:
         self._ahead = [list(reversed(ops)) for ops in uses]
         self.made_in_passing: dict[int, list[int]] = {}
         about = zip(problem.graph.tensors, problem.homes, strict=True)
-        self._may_go = [not t.persistent and t.size_bytes > 0 and home != self._here for t, home in about]
+        self._may_go = [not t.persistent and t.size_bytes > 0 and home != self._compute_tier for t, home in about]
         self._mortal = frozenset(chain.from_iterable(problem.lifetimes.dead_after))
         self._since = [0] * len(problem.sizes)
         self._line: list[tuple[Rank, int, int]] = []
@@ -245,7 +245,7 @@ class RecomputePass:
         writer, node, sizes = self._writer, self._ops[op], self._problem.sizes
         room = node.workspace_bytes + sum(sizes[t] for t in node.writes if not writer.resident(t))
         kept: list[tuple[Rank, int, int]] = []
-        while writer.live_bytes(self._here) + room > self._limit and self._line:
+        while writer.live_bytes(self._compute_tier) + room > self._limit and self._line:
             rank, tensor, next_use = entry = heappop(self._line)
             if next_use != self._next_use(tensor) or not writer.resident(tensor):
                 continue
@@ -256,7 +256,7 @@ class RecomputePass:
             if true is not None and true > rank:
                 heappush(self._line, (true, tensor, next_use))
             elif true is not None:
-                writer.detach(tensor, self._here)
+                writer.detach(tensor, self._compute_tier)
                 self._given_up.add(tensor)
         for entry in kept:
             heappush(self._line, entry)

@@ -38,8 +38,8 @@ class Writer:
         self.problem, self.policy = problem, policy
         self.homes = problem.resolved_homes(chosen_homes)
         self.steps = Actions()
-        self._here, self._width = problem.compute_tier, len(problem.tiers)
-        self._places = PlacesAsIssued(self.homes, self._width, self._here)
+        self._compute_tier, self._width = problem.compute_tier, len(problem.tiers)
+        self._places = PlacesAsIssued(self.homes, self._width, self._compute_tier)
         self._state = self._places.state
         self._ops = problem.graph.ops
         self._live = [0] * self._width
@@ -56,7 +56,7 @@ class Writer:
 
     def resident(self, tensor: int) -> bool:
         """Return whether the tensor is valid in the compute tier, as issued."""
-        return self._places.here[tensor] == VALID
+        return self._places.in_compute_tier[tensor] == VALID
 
     def live_bytes(self, tier: int) -> int:
         """Return what the tier holds, as issued [B]."""
@@ -64,7 +64,7 @@ class Writer:
 
     def compute(self, op: int, *, again: bool = False) -> None:
         """Run an op, and free what is dead after it, unless the policy does that because ops run `again`."""
-        node, compute_tier = self._ops[op], self._here
+        node, compute_tier = self._ops[op], self._compute_tier
         missing = self._places.missing(node.reads)
         if missing is not None:
             self._refuse(f"op {node.name!r}", "what an op reads is in the compute tier", missing)
@@ -80,7 +80,7 @@ class Writer:
 
     def fetch(self, tensor: int) -> None:
         """Copy the tensor into the compute tier from the nearest tier where it is valid."""
-        self._move(tensor, self._here)
+        self._move(tensor, self._compute_tier)
 
     def recall(self, tensor: int) -> None:
         """Copy the tensor back into the compute tier, and free its other places but its home."""
@@ -109,12 +109,12 @@ class Writer:
         """Free the tensor's place in the compute tier; another tier must have a valid copy."""
         if not self._is_away(tensor):
             self._refuse("evict", "what is evicted is valid in another tier", tensor)
-        self.detach(tensor, self._here)
+        self.detach(tensor, self._compute_tier)
 
     def forget(self, tensor: int) -> None:
         """Free the tensor's places outside the compute tier, but for its home."""
         for tier in range(self._width):
-            if tier not in (self._here, self.homes[tensor]) and self.place(tensor, tier) != ABSENT:
+            if tier not in (self._compute_tier, self.homes[tensor]) and self.place(tensor, tier) != ABSENT:
                 self.detach(tensor, tier)
 
     def release(self, tensor: int) -> None:
@@ -164,7 +164,7 @@ class Writer:
             If a tier holds more than its capacity, in issue order.
         """
         persistent = (t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent)
-        for tensor in sorted(persistent, key=lambda t: self.homes[t] == self._here):
+        for tensor in sorted(persistent, key=lambda t: self.homes[t] == self._compute_tier):
             self._go_home(tensor)
         for tensor, about in enumerate(self.problem.graph.tensors):
             if not about.persistent:
@@ -196,7 +196,7 @@ class Writer:
             self.detach(tensor, tier)
 
     def _is_away(self, tensor: int) -> bool:
-        return any(state[tensor] == VALID for state in self._state if state is not self._places.here)
+        return any(state[tensor] == VALID for state in self._state if state is not self._places.in_compute_tier)
 
     def _room_away(self, tensor: int) -> int:
         tiers = self.problem.away(tensor)
@@ -230,7 +230,7 @@ class Writer:
         stay = stay[np.argsort(tenancies.taken[stay], kind="stable")]
         held, taken = tenancies.item[stay].tolist(), tenancies.taken[stay].tolist()
         came = [problem.graph.tensors[t].name for t, step in zip(held, taken, strict=True) if 0 <= step <= first]
-        if tier == self._here and self.policy != "static" and not all(map(problem.pinned, held)):
+        if tier == self._compute_tier and self.policy != "static" and not all(map(problem.pinned, held)):
             levers.append("a policy that moves more data, such as 'static', needs less")
         full = full_from(self._op_from(max(first, 0)), self._op_from(worst), came[-1] if came else "")
         return problem.shortfall(tier, self.peak_bytes[tier], self._op_from(worst), held, levers, full)
