@@ -103,7 +103,7 @@ def run(
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
     """Return for each rank the one that is simulated in its place."""
-    if fold == "never":
+    if fold == "never" or len(programs) == 1:
         return tuple(range(len(programs)))
     reason = obstacle(programs, hardware) or (fold == "always" and drawn_apart(programs))
     if reason and fold == "always":

@@ -88,7 +88,7 @@ class Case:
         return max(steps, key=lambda bound: bound.ns)
 
     def least_peak_bytes(self, step_ns: int, **kind: bool) -> int:
-        """No plan of a kind whose step takes at most `step_ns` has a lower peak in the compute tier [B]."""
+        """Return a bound on the peak in the compute tier of plans of a kind whose step takes at most `step_ns` [B]."""
         return max(task.limits(**kind).peak_bytes(step_ns) for task in self.tasks)
 
     def unfit(self, row: str | None = None) -> Shortfall | None:

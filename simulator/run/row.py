@@ -1,7 +1,7 @@
 """One row: its policy decides, the referee checks, the engine replays, the referee checks again, and metrics count.
 
-`rows_of` runs the rows of a case, `row_of` one of them: `plans_of` asks the policy, `checked` replays between the two
-checks of the referee, and `replayed` counts and holds the row against its bounds.
+`rows_of` runs the rows of a case, `row_of` one of them: it asks the policy for plans, `checked` replays these between
+the two checks of the referee, and `replayed` counts and holds the row against its bounds.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def _elsewhere(view: View) -> Iterator[Code]:
 def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool = True) -> Result:
     """Run one row; where no plan of its kind can fit, nothing is planned.
 
+    Where a policy has no plan that fits for several graphs, the one that lacks most room is told.
+
     Parameters
     ----------
     case, label, decide
@@ -100,12 +102,24 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
     advice
         Whether levers are looked for if the row does not fit.
     """
-    case = case.of(label)
+    case, plans, errors = case.of(label), list[Plan](), list[CapacityError]()
     try:
         if unfit := case.unfit(label):
             raise CapacityError(unfit)
         progress(label, 0, 0)
-        return replayed(case, label, plans_of(case, label, decide, progress), partial(progress, label))
+        case.trials.begin(lambda tries: progress(f"{label}, plan {tries:,} is tried", 0, 0))
+        for task in case.tasks:
+            try:
+                plans.append(decide(task.problem))
+            except CapacityError as error:
+                errors.append(error)
+        if errors:
+            raise max(errors, key=lambda error: error.report.short_bytes)
+        for plan in plans:
+            if not isinstance(plan, Plan):
+                rule, do = "a policy returns a Plan", "return what `Writer` or you made"
+                raise ConfigError(f"policy {label!r}", rule, repr(plan), do)
+        return replayed(case, label, plans, partial(progress, label))
     except CapacityError as error:
         short = error.report
         summary = {"policy": label, "status": "infeasible", "short_bytes": short.short_bytes, "short_at": short.at}
@@ -113,38 +127,6 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
         return Result.of(case, label, summary, shortfall=advised(case, label, decide, short, tell) if advice else short)
     except ScopeError as error:
         return Result.of(case, label, {"policy": label, "status": "refused", "notes": error.reason})
-
-
-def plans_of(case: Case, label: str, decide: Policy, progress: Progress) -> list[Plan]:
-    """Ask the policy for a plan for each graph of the job.
-
-    Parameters
-    ----------
-    case, label, decide, progress
-        As for `row_of`.
-
-    Raises
-    ------
-    CapacityError
-        If the policy has no plan that fits: the error of the graph that lacks most room.
-    ScopeError
-        If the policy does not know how to plan this.
-    """
-    plans, errors = [], []
-    case.trials.begin(lambda tries: progress(f"{label}, plan {tries:,} is tried", 0, 0))
-    for task in case.tasks:
-        try:
-            plan = decide(task.problem)
-        except CapacityError as error:
-            errors.append(error)
-        else:
-            if not isinstance(plan, Plan):
-                rule, do = "a policy returns a Plan", "return what `Writer` or you made"
-                raise ConfigError(f"policy {label!r}", rule, repr(plan), do)
-            plans.append(plan)
-    if errors:
-        raise max(errors, key=lambda error: error.report.short_bytes)
-    return plans
 
 
 def checked(

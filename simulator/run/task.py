@@ -141,7 +141,7 @@ class Trials:
             ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
             tried = replace(graph, ops=tuple(ops))
         programs = engine.programs_of(tried, plan, times_ns, [draws] * problem.ranks, problem.allocator)
-        if engine.obstacle(programs, hardware):
+        if problem.ranks > 1 and engine.obstacle(programs, hardware):
             programs = programs[:1]
         budget, switches = problem.budget_bytes, problem.switches
         whole = engine.run(programs, hardware, budget_bytes=budget, switches=switches, fold="always")

@@ -12,8 +12,6 @@ import simulator as hosim
 from simulator import engine
 from simulator.policies.problem import REHEARSED
 from simulator.run import read
-from simulator.run.row import plans_of
-from simulator.run.sweep import silent
 
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
@@ -60,7 +58,7 @@ def test_a_plan_that_was_tried_takes_what_it_did(story):
     for label in ("static", "lookahead"):
         few = case.problem.rehearsal
         assert few.graph.steps == REHEARSED
-        (plan,) = plans_of(case, label, case.rows([label])[label], silent)
+        plan = case.rows([label])[label](case.problem)
         tried = few.replay(replace(plan, repeats=REHEARSED))
         assert tried.step_ns == case.problem.replay(plan).step_ns
 
