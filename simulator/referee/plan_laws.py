@@ -179,35 +179,35 @@ class PlanWalk:
         self._compute_tier = plan.tiers.index(hardware.compute_tier)
         self._linked = {tuple(map(plan.tiers.index, (k.source, k.target))) for k in hardware.links.values()}
         places = len(graph.tensors) * self._tiers
-        self._state, self._between, self._fixed = bytearray(places), bytearray(places), set[int]()
+        self._state, self._between, self._staying = bytearray(places), bytearray(places), set[int]()
         for t, (tensor, home) in enumerate(zip(graph.tensors, plan.home, strict=True)):
             if home != NOWHERE:
                 self._state[t * self._tiers + home] = VALID
                 self._between[t * self._tiers + home] = VALID if tensor.persistent else ABSENT
             if tensor.persistent and t in pinned:
-                self._fixed.add(t * self._tiers + self._compute_tier)
+                self._staying.add(t * self._tiers + self._compute_tier)
             if tensor.persistent and tensor.shared and hardware.tiers[plan.tiers[home]].scope != "device":
-                self._fixed.add(t * self._tiers + home)
+                self._staying.add(t * self._tiers + home)
         self._unlike = sum(a != b for a, b in zip(self._state, self._between, strict=True))
         self._outputs = {t for t in graph.outputs if not graph.tensors[t].persistent}
-        self._lost: dict[int, Position] = {}
+        self._lost_at: dict[int, Position] = {}
         self._ran: set[int] = set()
         self._values, self._roles = Values(graph), Roles(graph)
         self._met, self._stream_of = dict.fromkeys(self._roles.ops, 0), dict[Call, int]()
         self._has_barriers, self._unused = any(op.barrier for op in graph.ops), set[int]()
-        self._here: Position = (NOWHERE, (SYNC, 0, 0, 0))
-        self._known = set[Code]()
-        self._last_move, self._done = self._here, 0
+        self._position: Position = (NOWHERE, (SYNC, 0, 0, 0))
+        self._checked = set[Code]()
+        self._last_move, self._steps_done = self._position, 0
         self._cacheable, self._cached = graph.cacheable, 0
         self._certain = {i: {*op.reads}.difference(op.late.candidates) for i, op in enumerate(graph.ops) if op.late}
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next actions."""
-        for index, code in enumerate(codes, self._here[0] + 1):
-            self._here = index, code
-            if code not in self._known:
+        for index, code in enumerate(codes, self._position[0] + 1):
+            self._position = index, code
+            if code not in self._checked:
                 self._check_operands(*code)
-                self._known.add(code)
+                self._checked.add(code)
             kind, a, b, c = code
             if kind == COMPUTE:
                 self._compute(a, b)
@@ -231,14 +231,14 @@ class PlanWalk:
 
     def finish(self, training_steps: int) -> None:
         """Check the end of the plan; its actions must make up so many training steps."""
-        if self._done < training_steps or self._unlike or self._cached:
+        if self._steps_done < training_steps or self._unlike or self._cached:
             self._explain_end(training_steps)
         if (overwritten := self._values.first_made()) is not None:
             must = "no op changes what outlasts the last training step after its end"
             raise self._error(must, f"that one writes {self._name(overwritten)} again", "remove it", _END)
 
     def _end_training_step(self) -> None:
-        for position, t in sorted((self._lost[t], t) for t in self._outputs & self._lost.keys()):
+        for position, t in sorted((self._lost_at[t], t) for t in self._outputs & self._lost_at.keys()):
             if position[0] < self._last_move[0]:
                 must, last = "an output keeps a valid copy until the training step ends", self._action(self._last_move)
                 found = f"that it detaches the only valid copy of {self._name(t)} before {last}"
@@ -246,13 +246,13 @@ class PlanWalk:
         self._ran.clear()
         self._unused.clear()
         self._values.begin_step()
-        self._done += 1
+        self._steps_done += 1
 
     def _compute(self, op_id: int, stream: int) -> None:
         op, tiers, compute_tier, state = self._graph.ops[op_id], self._tiers, self._compute_tier, self._state
         reads = op.reads
         if op.late is not None and self._draws is not None:
-            reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._done))
+            reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._steps_done))
         for t in reads:
             if state[t * tiers + compute_tier] != VALID:
                 self._refuse_read(t, compute_tier, f"op {op.name!r}")
@@ -267,9 +267,9 @@ class PlanWalk:
                 if state[place] == VALID:
                     self._put(place, STALE)
             self._put(t * tiers + compute_tier, VALID)
-            self._lost.pop(t, None)
+            self._lost_at.pop(t, None)
         self._ran.add(op_id)
-        self._last_move = self._here
+        self._last_move = self._position
 
     def _check_values(self, op: int) -> None:
         """Check that the op makes the values that it makes in program order, also if it runs again.
@@ -280,8 +280,8 @@ class PlanWalk:
         if wrong is None and not is_again:
             return
         has_all = len(self._ran) == len(self._graph.ops) and not self._values.unlike
-        if has_all and self._done + 1 != self._graph.steps // self._plan.repeats:
-            self._refuse_end(f"end of training step {self._done + 1}")
+        if has_all and self._steps_done + 1 != self._graph.steps // self._plan.repeats:
+            self._refuse_end(f"end of training step {self._steps_done + 1}")
         if is_again:
             must = "an op that is not repeatable runs once in a training step"
             raise self._error(must, "it again", "keep or move what it makes, instead of making it again")
@@ -313,14 +313,14 @@ class PlanWalk:
             found = f"none from {self._plan.tiers[source]} to {self._plan.tiers[target]}"
             raise self._error("a link joins the two tiers of a copy", found, "copy along the links of the machine")
         if self._state[tensor * self._tiers + source] != VALID:
-            self._refuse_read(tensor, source, f"a copy (action {self._here[0]:,})")
+            self._refuse_read(tensor, source, f"a copy (action {self._position[0]:,})")
         if self._state[tensor * self._tiers + target] == VALID:
             found = f"{self._name(tensor)} valid in {self._plan.tiers[target]} already"
             raise self._error("a copy has work to do: its target is absent or stale", found, "drop this copy")
         self._put(tensor * self._tiers + target, VALID)
         if target == self._compute_tier:
             self._unused.add(tensor)
-        self._last_move = self._here
+        self._last_move = self._position
 
     def _detach(self, tensor: int, tier: int) -> None:
         place, name = tensor * self._tiers + tier, self._plan.tiers[tier]
@@ -328,7 +328,7 @@ class PlanWalk:
         if was == ABSENT:
             do = "drop this detach, or make the tensor before it"
             raise self._error("what is detached is there", f"{self._name(tensor)} absent from {name}", do)
-        if place in self._fixed:
+        if place in self._staying:
             must = f"what the scenario puts into {name}, or several ranks read there, stays there"
             do = "keep it; or leave its home free, or do not share it"
             raise self._error(must, f"that it detaches {self._name(tensor)}", do)
@@ -336,7 +336,7 @@ class PlanWalk:
         if tier == self._compute_tier:
             self._unused.discard(tensor)
         if was == VALID and VALID not in self._state[tensor * self._tiers : (tensor + 1) * self._tiers]:
-            self._lost[tensor] = self._here
+            self._lost_at[tensor] = self._position
 
     def _put(self, place: int, state: int) -> None:
         like = self._between[place]
@@ -349,11 +349,11 @@ class PlanWalk:
 
     def _refuse_read(self, tensor: int, tier: int, reader: str) -> None:
         """Blame the detach of the only valid copy, or else the reader."""
-        if tensor in self._lost:
+        if tensor in self._lost_at:
             must = "what is used later keeps a valid copy"
             do = "store it elsewhere first, or detach it after its last use"
             found = f"that it detaches the only valid copy of {self._name(tensor)}, which {reader} reads later"
-            raise self._error(must, found, do, self._action(self._lost[tensor]))
+            raise self._error(must, found, do, self._action(self._lost_at[tensor]))
         places = self._state[tensor * self._tiers : (tensor + 1) * self._tiers]
         valid = [name for name, state in zip(self._plan.tiers, places, strict=True) if state == VALID]
         name, elsewhere = self._plan.tiers[tier], f"valid in {' and '.join(valid)}" if valid else "not written before"
@@ -363,12 +363,12 @@ class PlanWalk:
 
     def _explain_end(self, training_steps: int) -> None:
         missing = [op for op in range(len(self._graph.ops)) if op not in self._ran]
-        if missing and self._done < training_steps:
+        if missing and self._steps_done < training_steps:
             more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
             found = f"no compute of op {self._graph.ops[missing[0]].name!r}{more}"
-            found += f" in training step {self._done + 1} of {training_steps}"
+            found += f" in training step {self._steps_done + 1} of {training_steps}"
             raise self._error("every op runs in every training step", found, "add it", _END)
-        if self._done < training_steps and self._values.unlike and not self._unlike:
+        if self._steps_done < training_steps and self._values.unlike and not self._unlike:
             must = "what outlasts a training step ends it with the value that program order leaves in it"
             found = self._values.difference(*self._values.first_unlike())
             raise self._error(must, found, "run the op that makes this value last", _END)
@@ -379,10 +379,10 @@ class PlanWalk:
         place = next(p for p, (a, b) in enumerate(zip(self._state, self._between, strict=True)) if a != b)
         tensor, tier = divmod(place, self._tiers)
         home = self._plan.home[tensor]
-        if tensor in self._lost and self._graph.tensors[tensor].persistent:
+        if tensor in self._lost_at and self._graph.tensors[tensor].persistent:
             found = f"that it detaches the only valid copy of persistent {self._name(tensor)}"
             must, do = "what is used later keeps a valid copy", "copy it to its home first"
-            raise self._error(must, found, do, self._action(self._lost[tensor]))
+            raise self._error(must, found, do, self._action(self._lost_at[tensor]))
         must = "a training step ends as it began: persistent tensors valid at home, and nothing else held"
         at_home = f" (home {self._plan.tiers[home]})" if home != NOWHERE else ""
         found = f"{self._name(tensor)}{at_home} {_STATES[self._state[place]]} in {self._plan.tiers[tier]}"
@@ -396,4 +396,4 @@ class PlanWalk:
         return f"action {index:,} ({describe(self._graph, self._plan.tiers, code)})"
 
     def _error(self, must: str, found: str, do: str, where: str = "") -> PlanError:
-        return PlanError(f"plan {self._plan.name!r}, {where or self._action(self._here)}", must, found, do)
+        return PlanError(f"plan {self._plan.name!r}, {where or self._action(self._position)}", must, found, do)
