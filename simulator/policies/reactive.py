@@ -82,7 +82,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     look_ahead: tuple[int, ...] = LOOK_AHEAD if options.look_ahead == "best" else (options.look_ahead,)
     if sets.nothing_moves:
         evict, look_ahead = evict[:1], (0,)
-    elif sets.only_dynamic_moves and options.look_ahead == "best":
+    elif dynamic.readers and sets.fits_without(dynamic.candidates) and options.look_ahead == "best":
         look_ahead = (0,)
     return tune(problem, (evict, look_ahead), partial(_make, sets, options.synchronous))
 

@@ -196,15 +196,10 @@ class WorkingSets:
     @cached_property
     def nothing_moves(self) -> bool:
         """Whether everything fits into the compute tier and may live there."""
-        return self._fits_without(frozenset())
+        return self.fits_without(frozenset())
 
-    @property
-    def only_dynamic_moves(self) -> bool:
-        """Whether everything but dynamic reads fits there, beside the candidates that are read at once."""
-        return bool(self.dynamic.readers) and self._fits_without(self.dynamic.candidates)
-
-    def _fits_without(self, away: frozenset[int]) -> bool:
-        """Return whether everything but some tensors fits into the compute tier and may live there."""
+    def fits_without(self, away: frozenset[int]) -> bool:
+        """Return whether all but some tensors fit into the compute tier, beside what is read of these at once."""
         problem, awaited = self.problem, self.dynamic.awaited_bytes if away else 0
         live = live_bytes(problem.graph) - sum(problem.sizes[t] for t in away) + awaited
         homes = {home for t, home in enumerate(problem.homes) if t not in away}

@@ -181,7 +181,7 @@ class Validator:
             limits.insert(0, budget - max(returning.values(), default=0))
         for limit in limits:
             selection = whole if limit == budget else select(self.analysis, limit)
-            if selection.intervals not in seen and (limit == budget or selection.excess_bytes == 0):
+            if selection.intervals not in seen and (limit == budget or selection.live_bytes.max() <= limit):
                 seen.append(selection.intervals)
                 yield selection
 

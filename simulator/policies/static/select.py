@@ -41,11 +41,6 @@ class Selection:
     given_back: frozenset[PricedIdle] = frozenset()
 
     @property
-    def excess_bytes(self) -> int:
-        """Live bytes beyond the limit at most [B]; 0 if all fit."""
-        return int(max(0, int(self.live_bytes.max(initial=0)) - self.limit_bytes))
-
-    @property
     def note(self) -> str:
         """Sentence about what leaves."""
         if self.intervals:
