@@ -360,8 +360,8 @@ def parameters(workload: Workload) -> tuple[int, int] | None:
     laid, every, active = lay(workload, workload.model), 0, 0
     for block, weights in laid.weights.items():
         for weight in weights.values():
-            count, share = prod(weight.shape), (1, 1)
+            count = chosen = prod(weight.shape)
             if weight.kind == "expert" and isinstance(part := laid.layers[block].feed_forward, Experts):
-                count, share = count // part.held * part.routed, (part.top_k, part.routed)
-            every, active = every + count, active + count * share[0] // share[1]
+                count, chosen = count // part.held * part.routed, count // part.held * part.top_k
+            every, active = every + count, active + chosen
     return every, active
