@@ -43,10 +43,11 @@ from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
 from simulator.builders.layer import answer, embed, forward
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, starts
-from simulator.builders.weights import Laid, numbered
+from simulator.builders.weights import Laid, lay, numbered
+from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job
 from simulator.reach import Reach, TokenSpan
-from simulator.workload import Attention, DecoderModel, Linear, Pools
+from simulator.workload import Attention, DecoderModel, Linear, Pools, Workload
 
 
 def build(laid: Laid) -> Job:
@@ -233,21 +234,40 @@ def stored(source: str, target: str) -> str:
     return f"{source}.to.{target}"
 
 
-def build_iteration(laid: Laid, work: Iteration, room_bytes: int) -> Graph:
-    """Build the graph of an iteration, which runs once, on one rank.
+def decoder_of(workload: Workload) -> DecoderModel:
+    """Return the model of a workload, as a decoder's parts.
+
+    Raises
+    ------
+    ConfigError
+        If it has none.
+    """
+    if workload.model is None:
+        where = f"workload {workload.name}"
+        raise ConfigError(where, "requests are served by a model", "a graph", "choose a workload with a model")
+    return workload.model.decoder
+
+
+def least_iteration(workload: Workload) -> Iteration:
+    """Return the least iteration of a workload with requests: one sequence adds a token to one."""
+    return Iteration(decoding=1, context=1, answers=1, near=((1, 1, 1),) * len(further(decoder_of(workload))))
+
+
+def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
+    """Build the graph of an iteration of serving requests, which runs once, on one rank.
 
     Parameters
     ----------
-    laid
-        The model.
+    workload
+        With a model, and requests.
     work
         What runs together.
     room_bytes
         What the KV cache of all layers has room for in the compute tier, less what leaves it [B].
     """
-    rows, groups = work.decoding + work.reading, kept(laid.model, laid.workload.dtypes.kv_bytes)
-    t, reaches = Tape(laid, rows=rows), [group.reach for group in groups]
-    t.phase, layers = "prefill" if work.reading else "decode", [*laid.layers]
+    laid, kv_bytes, rows = lay(workload, decoder_of(workload)), workload.dtypes.kv_bytes, work.decoding + work.reading
+    groups, t = kept(laid.model, kv_bytes), Tape(laid, rows=rows)
+    t.phase, layers, reaches = "prefill" if work.reading else "decode", [*laid.layers], [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
     copied = [(loaded(tier), tokens) for tier, tokens in work.loads]
     copied += [(stored(*way), tokens) for way, tokens in work.stores]
@@ -256,8 +276,7 @@ def build_iteration(laid: Laid, work: Iteration, room_bytes: int) -> Graph:
         t.declare(t.name(name), max(0, room_bytes - coming) // len(layers), "kv_cache")
         for name, tokens in copied:
             if tokens[group]:
-                kept_bytes = _kept_bytes(t.attention, laid.workload.dtypes.kv_bytes)
-                t.declare(t.name(name), tokens[group] * kept_bytes, "kv_cache")
+                t.declare(t.name(name), tokens[group] * _kept_bytes(t.attention, kv_bytes), "kv_cache")
     if not rows:
         t.graph.tensor("idle", 0)
         t.graph.op("idle", [], ["idle"], "compute", duration_ns=0)

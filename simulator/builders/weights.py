@@ -75,7 +75,8 @@ def specs(model: DecoderModel) -> Iterator[tuple[str, Specs]]:
 def _layer(model: DecoderModel, kind: Layer) -> Specs:
     h, part = model.hidden, kind.attention
     if isinstance(part, Linear):
-        attention = _linear(h, part.width)
+        attention = {name: Spec((h, part.width), _COLUMN) for name in ("q", "k", "v", "gate")}
+        attention |= {"norm": _norm(part.width, TENSOR), "o": Spec((part.width, h), _ROW)}
     else:
         attention = _gqa(h, part) if isinstance(part, Gqa) else _mla(h, part)
         attention |= _sparse(h, part, part.sparse.compress.block) if part.sparse else {}
@@ -108,11 +109,6 @@ def _gqa(h: int, part: Gqa) -> Specs:
     widths = {"q": q, "k": kv * part.views, "v": kv * part.views}
     columns = {name: Spec((h, width), _COLUMN) for name, width in widths.items()}
     return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, part.biases)
-
-
-def _linear(h: int, width: int) -> Specs:
-    columns = {name: Spec((h, width), _COLUMN) for name in ("q", "k", "v", "gate")}
-    return columns | {"norm": _norm(width, TENSOR), "o": Spec((width, h), _ROW)}
 
 
 def _mla(h: int, part: Mla) -> Specs:
