@@ -1,4 +1,4 @@
-"""What the issue order asks of each action: which earlier actions must have ended before it may take effect.
+"""Dependencies by issue order: which earlier actions must have ended before an action may take effect.
 
 Each action that names a tensor is shared (a compute that reads it, a copy of it) or exclusive (a compute that writes
 it, a detach). Shared actions overlap; an exclusive one waits for all earlier actions that name the tensor, and all
@@ -60,7 +60,7 @@ class Exclusive:
 
 
 class DynamicReads:
-    """What each issue of an op with dynamic reads reads.
+    """Reads of each issue of an op with dynamic reads.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What happens within one instant: all ends, then all frees, then grants and starts in (rank, issue) order.
+"""The order of events within one instant: all ends, then all frees, then grants and starts in (rank, issue) order.
 
 Ends are events of the clock. The last of them at an instant closes the round: detaches that may act free their
 places, then every head that something may have changed for is tried, in (rank, issue) order. A span of 0 ns ends in

@@ -1,4 +1,4 @@
-"""How long a kernel takes that depends on others: on the ranks that it meets, or on copies that take its bandwidth.
+"""Kernels whose time depends on others: on the ranks that they meet, or on copies that take their bandwidth.
 
 A collective starts when its last member has come, and ends for all at the same instant. A member *arrives* when a
 compute could start: it is its turn, what it reads is valid, and its room and places are taken. Until the collective

@@ -1,4 +1,4 @@
-"""What each rank runs, compiled once into flat columns; and which ranks stand for others that run the same.
+"""Programs of ranks, compiled once into flat columns; and which ranks stand for others that run the same.
 
 Ranks with the same program, which includes what its dynamic reads choose, are a *class*. A run may simulate the first
 rank of each class only if nothing tells the others apart from it: what they share grants nobody a turn before somebody

@@ -1,4 +1,4 @@
-"""Who gets how much of a link: max-min fair rates, and transfers that end when their service is done.
+"""Sharing of bandwidth: max-min fair rates, and transfers that end when their service is done.
 
 A *pipe* is all flows of one path with the same cap; they have the same rate at all times, so that one virtual clock
 (service per flow since the pipe began) and one heap of finish tags serve them all, and a change costs O(log n).
@@ -52,7 +52,7 @@ Uses = tuple[tuple[Resource, int], ...]
 
 
 class Path:
-    """What a flow goes through.
+    """The resources that a flow goes through.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What ranks share: instances of tiers, buses, ports and memories, and who meets whom."""
+"""Resources that ranks share: instances of tiers, buses, ports and memories, and communicators of those that meet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _rate_row = packer(RATES)
 
 
 class Machine:
-    """What ranks share: instances of tiers, buses, ports and links, and the paths of flows through them.
+    """All that ranks share: instances of tiers, buses, ports and links, and the paths of flows through them.
 
     Parameters
     ----------

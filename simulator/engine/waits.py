@@ -1,4 +1,4 @@
-"""Why a compute stream waits: one root cause for every nanosecond (the ledger); and why a run is blocked for good.
+"""Causes of waits: one root cause for every nanosecond of a stream (the ledger); and why a run is blocked for good.
 
 The ledger starts at the blocked op and follows what each thing waits for. If it passes a wait for room, the cause is
 ``capacity``; otherwise it is the first thing that is running: a ``transfer``, the ``host``, a ``collective``, or the

@@ -37,7 +37,7 @@ Hop = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What happened when a plan was tried.
+    """Outcome of a plan that was tried.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How much room makes a row run that does not fit: every amount is tried before a message names it."""
+"""Room that makes a row run that does not fit: every amount is tried before a message names it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all rows of a run share, and which rows there are."""
+"""The case of a run: all that its rows share, and which rows there are."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Policies = Sequence[str] | Mapping[str, Policy]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """What all rows of a run share.
+    """All that the rows of a run share.
 
     Attributes
     ----------

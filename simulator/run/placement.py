@@ -1,4 +1,4 @@
-"""Where tensors live before a run, and what ranks share: room of a tier, a bus, and whether they may take turns."""
+"""Placement before a run: homes of tensors, shares of ranks in tiers and buses, and whether ranks may take turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where every number of a run comes from: documents as they were run, digests, and reasons."""
+"""Sources of every number of a run: documents as they were run, digests, and reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a run: one result per row, with tables and pictures that are made when they are asked for."""
+"""Results of a run, one for each row, with tables and pictures that are made when they are asked for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def shown(title: str, rows: Sequence[Row], sentences: Sequence[str]) -> SweepView:
-    """Show rows as notebooks do: what there is to say, and the table.
+    """Show rows as notebooks do: sentences, and the table.
 
     Parameters
     ----------

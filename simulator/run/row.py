@@ -91,7 +91,7 @@ def _elsewhere(view: View) -> Iterator[Code]:
 def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool = True) -> Result:
     """Run one row; where no plan of its kind can fit, nothing is planned.
 
-    Where a policy has no plan that fits for several graphs, the one that lacks most room is told.
+    Where a policy finds no plan that fits for several graphs, the row reports the one that lacks most room.
 
     Parameters
     ----------

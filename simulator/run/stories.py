@@ -54,7 +54,7 @@ class Planned:
         Parameters
         ----------
         tensor
-            Name of the tensor; of several graphs that have it, the first one's is told.
+            Name of the tensor; of several graphs that have it, that of the first is explained.
 
         Raises
         ------
@@ -205,7 +205,7 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     workload
         A name in the catalogue, or a path that ends in ``.yaml``.
     as_json
-        Whether it is told as JSON.
+        Whether to return JSON.
 
     Raises
     ------
