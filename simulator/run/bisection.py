@@ -25,7 +25,7 @@ from simulator.scenario import Frontier, Question
 from simulator.scenario.question import COMPUTE, FASTEST
 from simulator.units import nearest
 
-Given = Mapping[str, Any]
+Asked = Mapping[str, Any]
 _KEPT = 4
 """Cases that are kept built: rows are tried with the same values first."""
 _BESIDE = (0.5, 0.8, 1.25, 2.0)
@@ -45,24 +45,33 @@ class Search:
 
     Parameters
     ----------
-    loaded, question, policies
-        The scenario, the question, and its rows, as in `simulator.run`.
-    given
-        Fields that were asked in place of the scenario's: messages about them name the option, not the document.
+    loaded, kind, policies
+        The scenario, the class of the question, and its rows, as in `simulator.run`.
+    asked
+        Fields of the question that win over the scenario's (``of`` for ``field``): messages about them name the option.
     is_bounded
         Whether bounds are searched, too.
 
     Attributes
     ----------
+    question
+        The question.
     named
         The rows that are no functions.
+
+    Raises
+    ------
+    ConfigError
+        If the question is wrong, or of a row that does not exist or does not run.
     """
 
     def __init__(
-        self, loaded: Loaded, question: Question, policies: Policies | None, given: Given, *, is_bounded: bool = True
+        self, loaded: Loaded, kind: type[Question], asked: Asked, policies: Policies | None, *, is_bounded: bool = True
     ) -> None:
-        self.question, self._policies, self.grows = question, policies, isinstance(question, Frontier)
-        self._where = partial(catalog.place_asking, loaded, question.key, given)
+        asked = {"field" if key == "of" else key: value for key, value in asked.items()}
+        self.question = question = catalog.question(loaded, kind, asked)
+        self._policies, self.grows = policies, isinstance(question, Frontier)
+        self._where = partial(catalog.place_asking, loaded, question.key, asked)
         rows = [row.row for row in loaded.scenario.policies]
         names = tuple(dict.fromkeys([*rows, COMPUTE, *POLICIES, *[FASTEST] * self.grows]))
         rule, do = "steps are held against those of a row, or against compute", nearest(question.over, names)
@@ -72,13 +81,13 @@ class Search:
         self.axis = Axis(question.field, tuple(question.path.split(" + ")), self._where("field"), question.unit)
         with errors_at(self._where("such_that")):
             texts = question.such_that if isinstance(question, Frontier) else ()
-            self._asked = [condition(text, loaded.hardware) for text in texts]
-        columns = {column for asked in self._asked for column in asked.columns}
+            self._conditions = [condition(text, loaded.hardware) for text in texts]
+        columns = {column for clause in self._conditions for column in clause.columns}
         is_of_bounds = not columns.isdisjoint(metrics.columns(loaded.hardware, ("bound",)))
         self._cells = Cells(with_bounds=is_of_bounds or not self.grows)
         self.built, self._other = lru_cache(_KEPT)(self._built), cache(self._run_compared)
         case = self.built(self.first)
-        self._has_ratio = question.over != FASTEST or any(asked.over == OTHER for asked in self._asked)
+        self._has_ratio = question.over != FASTEST or any(clause.over == OTHER for clause in self._conditions)
         if self.grows and self._has_ratio:
             self._other(None)  # refuses before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
@@ -199,7 +208,7 @@ class Search:
         if not (kind["may_repeat"] or case.problem.switches.hbm_contention):
             row["stall_ns"] = max(0, step_ns - case.compute_ns)  # all else of a step, which may be longer, is compute
             row["recompute_ns"] = 0
-        unknown = [asked.why for asked in self._asked if not {*asked.columns} <= _OF_BOUND & {*row}]
+        unknown = [clause.why for clause in self._conditions if not {*clause.columns} <= _OF_BOUND & {*row}]
         if unknown:
             return [{"policy": name, "status": "refused", "notes": f"no bound is known that tells of {unknown[0]}"}]
         return [self._compare(row, point[0])]
@@ -209,7 +218,7 @@ class Search:
         other = self._other(self.question.beside(value)) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
         row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
-        lack = unmet(self._asked, row, other) if row["status"] == "ok" else None
+        lack = unmet(self._conditions, row, other) if row["status"] == "ok" else None
         return row if lack is None else row | {"is_unmet": True, "limit": lack[0], "limit_at": lack[1]}
 
     def _run(self, label: str, decide: Policy, value: int | float | None) -> Row:

@@ -101,9 +101,8 @@ def frontier(
         If a document or a condition is invalid, or nothing says what to search.
     """
     loaded = catalog.resolve(scenario, set)
-    asked = {"field" if key == "of" else key: value for key, value in asked.items()}
-    question = catalog.question(loaded, kind, asked)
-    search, hardware = Search(loaded, question, policies, asked), loaded.hardware
+    search, hardware = Search(loaded, kind, asked, policies), loaded.hardware
+    question = search.question
     tried = sweep([search.edge(who) for who in search.rows], progress=progress)
     by_row = grouped(tried, itemgetter("policy"))
     answers = [search.answer(rows, limit) for rows in by_row.values() for limit in question.limits]
@@ -186,8 +185,8 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     paid = [column for column in metrics.columns(machine, ("cost",)) if figure_of(column).worse != "less"]
     with errors_at("--of"):
         column = named(of, (peak, *paid)) if of else peak
-    question = catalog.question(loaded, Frontier, {"field": f"peak.{tier}", "over": COMPUTE})
-    search = Search(loaded, question, policies, {}, is_bounded=column == peak)
+    asked = {"field": f"peak.{tier}", "over": COMPUTE}
+    search = Search(loaded, Frontier, asked, policies, is_bounded=column == peak)
     case = search.built(None)
     low = max(task.limits(may_repeat=True).peak_bytes(1 << 62) for task in case.tasks)
     high = max(int(live_bytes(task.graph).max()) for task in case.tasks)
@@ -272,10 +271,8 @@ def crossover(
         If a document or the question is invalid, or there are not two rows.
     """
     loaded = catalog.resolve(scenario, set)
-    given = {"field" if key == "of" else key: value for key, value in asked.items()}
-    question = catalog.question(loaded, Frontier, given)
-    search = Search(loaded, question, policies, given, is_bounded=False)
-    names = [*search.rows]
+    search = Search(loaded, Frontier, asked, policies, is_bounded=False)
+    question, names = search.question, [*search.rows]
     rule = "a crossover is of two rows"
     insist(len(names) == 2, "--policy", rule, f"{len(names)}: {', '.join(names)}", "name two: --policy A --policy B")
     values, start = question.values, search.first

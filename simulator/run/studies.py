@@ -34,7 +34,7 @@ from simulator.hardware import without_effect
 from simulator.report.answers import limits_view
 from simulator.report.grids import scaling_view
 from simulator.report.uncertain import INSPECTION, NOMINAL, SEQUENCE, quantiles, robust_view
-from simulator.run.case import Policies, prepare
+from simulator.run.case import Policies, prepare, rows_named
 from simulator.run.conditions import Once
 from simulator.run.grid import Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
@@ -278,10 +278,10 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
         If the tested policy has no plan under nominal conditions.
     """
     loaded = catalog.resolve(scenario, set)
-    case = prepare(loaded)
-    tested, other = (next(iter(case.rows([name]))) for name in (policy, against))
+    choices = [rows_named(loaded.scenario, [name])[0] for name in (policy, against)]
+    tested, other = (choice.row for choice in choices)
     rule, do = "two rows are compared that set the same of the machine", "name two such rows"
-    are_alike = case.choice(tested).set_ == case.choice(other).set_
+    are_alike = choices[0].set_ == choices[1].set_
     insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
     insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")
     once = Once(loaded.without_questions(), (tested, other), headroom)

@@ -9,7 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from simulator import catalog
 from simulator.catalog.settings import amounts
 from simulator.policies import POLICIES
 from simulator.processes import forked
@@ -81,11 +80,11 @@ def what_would_free(
 def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: str, tell: Progress) -> str:
     """Search the bandwidth, or the capacity, with which a row is free, and say it."""
     asked = {"field": field, "such_that": (_FREE,), "resolution": 2}
-    question = catalog.question(case.loaded, Frontier, asked)
-    search = Search(case.loaded, question, policies, asked, is_bounded=False)
+    search = Search(case.loaded, Frontier, asked, policies, is_bounded=False)
     tell(f"{row}, which {kind} would make it free", 0, 0)
     has_budget = kind == "capacity" and case.loaded.scenario.budget_bytes is not None
-    return free_sentence(search.answer(search.near_bound(row), math.inf), question, kind, has_budget=has_budget)
+    answer = search.answer(search.near_bound(row), math.inf)
+    return free_sentence(answer, search.question, kind, has_budget=has_budget)
 
 
 def _ops_computed(row: Result) -> int:

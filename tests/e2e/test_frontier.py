@@ -247,8 +247,8 @@ class Smooth(Jagged):
 def test_where_it_does_not_go_on_to_hold_is_told(laid, row, holes):
     """The search finds 30 GB/s, and tries 1.25 times that: of what is found not to do the ends are searched, too."""
     loaded = catalog.resolve(laid)
-    question = catalog.question(loaded, Frontier, {"field": WIRE, "such_that": (STALL,)})
-    search = row(loaded, question, ["static"], {}, is_bounded=False)
+    search = row(loaded, Frontier, {"of": WIRE, "such_that": (STALL,)}, ["static"], is_bounded=False)
+    question = search.question
     found = search.answer(sweep([search.edge("static")]), float("inf"))
     assert found[f"least_{WIRE}"] == 30_000_000_000
     assert [*found["holes"][:1], *found["holes"][-1:]] == holes[::-1]

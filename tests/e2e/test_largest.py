@@ -13,6 +13,7 @@ from simulator.errors import ConfigError
 from simulator.report.answers import frontier_view
 from simulator.run.bisection import Search
 from simulator.run.case import prepare
+from simulator.scenario import Largest
 
 MACHINE = """\
 schema: hosim/hardware/1
@@ -313,8 +314,8 @@ def test_where_a_search_ends_is_no_answer(hosim, longest):
 def test_what_fits_with_more_and_not_with_less_is_told(longest):
     """Halving sees it by chance only: of rows as they may turn out, the hardest that fits counts; the gap is told."""
     loaded = catalog.resolve(longest())
-    question = loaded.scenario.largest
-    search = Search(loaded, question, None, {})
+    search = Search(loaded, Largest, {}, None)
+    question = search.question
     lacks = {
         "status": "infeasible",
         "limit": "hbm",
