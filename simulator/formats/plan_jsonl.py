@@ -39,10 +39,11 @@ The referee checks whether the plan obeys the rules of the machine, which takes 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Required
+from typing import Annotated, Any, Required
 
 from pydantic import Field
 
@@ -93,6 +94,8 @@ class _Sync(jsonl.Record):
 
 
 _LINES = {"compute": _Compute, "copy": _Copy, "detach": _Detach, "home": _Home, "sync": _Sync}
+Ids = Mapping[str, int]
+"""Name -> id."""
 _ACTIONS = {"copy": COPY, "detach": DETACH, "sync": SYNC}
 
 
@@ -113,63 +116,57 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     ConfigError
         If a line breaks a rule of the format, or names what graph or machine do not have; the message names the line.
     """
-    ops = {op.name: op_id for op_id, op in enumerate(graph.ops)}
-    tensors = {tensor.name: tensor_id for tensor_id, tensor in enumerate(graph.tensors)}
-    tier_ids = {tier: tier_id for tier_id, tier in enumerate(tiers)}
-    home, actions = [NOWHERE] * len(tensors), Actions()
-    lines = _lines(path)
-    header = next(lines)
-    for tier in header.record.get("tiers", ()):
-        _id(header, "tiers", tier_ids, tier)
-    for line in lines:
-        kind, record = line.kind, line.record
-        if kind == "compute":
-            actions.append(COMPUTE, _id(line, "ops", ops, record["compute"]), record.get("stream", 0))
-            continue
-        tensor = _id(line, "tensors", tensors, record[kind])
-        ends = [_id(line, "tiers", tier_ids, record[end]) for end in ("source", "target", "tier") if end in record]
-        if kind == "home":
-            home[tensor] = ends[0]
-        else:
-            actions.append(_ACTIONS[kind], tensor, *ends)
+    names = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors], tiers
+    header, homes, actions = _read(path, *({name: index for index, name in enumerate(part)} for part in names))
     return Plan(
-        policy=header.record.get("policy", path.name.split(".")[0]),
+        policy=header.get("policy", path.name.split(".")[0]),
         tiers=tuple(tiers),
-        home=tuple(home),
+        home=tuple(homes.get(tensor, NOWHERE) for tensor in range(len(graph.tensors))),
         actions=actions,
-        repeats=header.record.get("repeats", graph.steps),
-        notes=tuple(header.record.get("notes", ())),
-        starts_ns=tuple(map(int, header.record.get("starts_ns", "0").split())),
+        repeats=header.get("repeats", graph.steps),
+        notes=tuple(header.get("notes", ())),
+        starts_ns=tuple(map(int, header.get("starts_ns", "0").split())),
     )
 
 
-def _id(line: jsonl.Line, sort: str, ids: dict[str, int], name: str) -> int:
+def _id(line: jsonl.Line, sort: str, ids: Ids, name: str) -> int:
     """Look up a name of a line; an error lists the names where they are few."""
-    if name not in ids:
+    try:
+        return ids[name]
+    except KeyError:
         few = f" ({', '.join(ids)})" if len(ids) <= 10 else ""
         do = f"correct the name{suggestion(name, ids)}"
-        raise ConfigError(line.where, f"a plan names {sort} of its run{few}", repr(name), do)
-    return ids[name]
+        raise ConfigError(line.where, f"a plan names {sort} of its run{few}", repr(name), do) from None
 
 
-def _lines(path: Path) -> Iterator[jsonl.Line]:
-    """Iterate over a plan's lines, header first: one home for a tensor, then actions, and as many as it counts."""
+def _read(path: Path, ops: Ids, tensors: Ids, tiers: Ids) -> tuple[dict[str, Any], dict[int, int], Actions]:
+    """Read the header of a plan, homes, one for a tensor, and then actions, as many as it counts."""
     lines = jsonl.read(path, SCHEMA, _PlanHeader, _LINES)
-    yield (header := next(lines))
-    tiers, homes, actions = dict.fromkeys(header.record.get("tiers", ()), 0), set(), 0
+    header, homes, actions = next(lines), dict[int, int](), Actions()
+    named = dict.fromkeys(header.record.get("tiers", ()), 0)
+    for tier in named:
+        _id(header, "tiers", tiers, tier)
     for line in lines:
-        for key in {"source", "target", "tier"} & line.record.keys() if tiers else ():
-            _id(line, "tiers", tiers, line.record[key])
-        if line.kind == "home":
-            name = line.record["home"]
+        kind, record = line.kind, line.record
+        ends = [record[end] for end in ("source", "target", "tier") if end in record]
+        for tier in ends if named else ():
+            _id(line, "tiers", named, tier)
+        if kind == "compute":
+            actions.append(COMPUTE, _id(line, "ops", ops, record["compute"]), record.get("stream", 0))
+            continue
+        if kind == "home" and actions:
             must = "homes, which say where tensors are at time 0, come before the actions"
-            insist(not actions, line.where, must, f"that of {name!r} after {counted(actions, 'action')}", "move it up")
-            insist(name not in homes, line.where, "a tensor has one home", f"{name!r} twice", "remove one of them")
-            homes.add(name)
+            found = f"that of {record[kind]!r} after {counted(len(actions), 'action')}"
+            raise ConfigError(line.where, must, found, "move it up")
+        tensor, ids = _id(line, "tensors", tensors, record[kind]), [_id(line, "tiers", tiers, tier) for tier in ends]
+        if kind == "home":
+            found, do = f"{record[kind]!r} twice", "remove one of them"
+            insist(tensor not in homes, line.where, "a tensor has one home", found, do)
+            homes[tensor] = ids[0]
         else:
-            actions += 1
-        yield line
-    jsonl.count(header, {"homes": len(homes), "actions": actions})
+            actions.append(_ACTIONS[kind], tensor, *ids)
+    jsonl.count(header, {"homes": len(homes), "actions": len(actions)})
+    return header.record, homes, actions
 
 
 def write(plan: Plan, graph: Graph, path: Path) -> None:
@@ -198,11 +195,10 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
 
 def describe(path: Path) -> str:
     """Read a plan without its graph, and describe it in one line."""
-    lines = _lines(path)
-    policy = next(lines).record.get("policy", path.name.split(".")[0])
-    kinds = Counter(line.kind for line in lines)
-    actions = counted(kinds.total() - kinds["home"], "action")
-    return f"plan of {policy!r}: {actions}, {kinds['copy']:,} of them copies; {counted(kinds['home'], 'home')}"
+    header, homes, actions = _read(path, *(defaultdict(count().__next__) for _ in range(3)))  # which know any name
+    copies = sum(kind == COPY for kind, *_ in actions.codes())
+    policy, size = header.get("policy", path.name.split(".")[0]), counted(len(actions), "action")
+    return f"plan of {policy!r}: {size}, {copies:,} of them copies; {counted(len(homes), 'home')}"
 
 
 def _records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
