@@ -300,41 +300,38 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    x = t.norm("norm1", x)
-    reach, near = Reach.of(t.attention), dict(zip(further(t.model), work.near, strict=True))
-    taken, out, phase, rows = attention_inputs(t, x), t.of_heads("attn.core.out", t.attention.width), t.phase, t.rows
-    cached, coming = t.name(cache_name(t.attention)), [t.name(loaded(tier)) for tier, _ in work.loads]
-    all_of = (work.context, work.cached, work.pairs)
-    gates = t.linear("attn.gate", x) if t.attention.sparse else ""
+    x, part, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
+    inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", part.width)
+    cached, gates = t.name(cache_name(part)), t.linear("attn.gate", x) if part.sparse else ""
+    coming = [name for name in (t.name(loaded(tier)) for tier, _ in work.loads) if name in t.held]
+    reach, near = Reach.of(part), dict(zip(further(t.model), work.near, strict=True))
+    of_all = (work.context, work.cached, work.pairs)
 
     def adding(reach: Reach) -> tuple[int, int]:
         if reach.block:
             return work.decoding, work.decoding
-        context, more = near.get(reach, all_of)[0], work.decoding
+        context, more = near.get(reach, of_all)[0], work.decoding
         if reach.sparse:
             more = near[reach._replace(counted="made")][0] if reach.counted == "compressed" else 0
         return context, context + more
 
     def reading(reach: Reach) -> tuple[int, int]:
-        return near.get(reach, all_of)[1:]
+        return near.get(reach, of_all)[1:]
 
-    parts = near[reach][0] if reach.block else 0
-    together = {
-        "decode": (work.decoding, work.decoding, adding, [cached]),
-        "prefill": (parts, work.reading, reading, [*(name for name in coming if name in t.held), cached]),
-    }
-    after = list[str]()
-    for t.phase, (sequences, new, seen, held) in together.items():
-        if new:
-            t.micro, t.rows = f"{t.phase}/", (new,)
-            cache, store = Cache(t, sequences, new, seen), Store()
-            store.add(_ENDLESS.length, held)
-            cache.span, cache.store, cache.compressed = _ENDLESS, store, store
-            cache.held, cache.added, cache.before, cache.out, cache.after = held, [cached], [cached], out, after
-            if t.workload.requests:
-                cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
-            cache.gates = gates
-            attend(t, cache, taken, x)
-            after = [out]
+    parts, after = near[reach][0] if reach.block else 0, list[str]()
+    of_phases = (("decode", work.decoding, work.decoding, adding), ("prefill", parts, work.reading, reading))
+    for t.phase, sequences, new, seen in of_phases:
+        if not new:
+            continue
+        t.micro, t.rows = f"{t.phase}/", (new,)
+        cache, store = Cache(t, sequences, new, seen), Store()
+        cache.held = [cached] if t.phase == "decode" else [*coming, cached]
+        store.add(_ENDLESS.length, cache.held)
+        cache.span, cache.store, cache.compressed, cache.gates = _ENDLESS, store, store, gates
+        cache.added, cache.before, cache.out, cache.after = [cached], [cached], out, after
+        if t.workload.requests:
+            cache.expanded = min(cache.seen, t.workload.requests.max_tokens)
+        attend(t, cache, inputs, x)
+        after = [out]
     t.micro, t.phase, t.rows = "", phase, rows
     return gated_output(t, out, x)

@@ -129,7 +129,7 @@ class _Attention(Part):
 
     @property
     def groups(self) -> int:
-        """Groups of heads that choose blocks together: those that share a key."""
+        """Number of groups of heads that choose blocks together: those that share a key."""
         return 1
 
     @property
@@ -189,7 +189,7 @@ class Gqa(_Attention):
 
     @property
     def groups(self) -> int:
-        """Groups of heads that choose blocks together: those that share a key."""
+        """Number of groups of heads that choose blocks together: those that share a key."""
         return self.kv_heads
 
     def _check(self) -> None:
