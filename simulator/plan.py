@@ -210,8 +210,8 @@ class Plan:
         Whether a reactive plan looks at the machine: at its time, at room, at what has settled. One that does not
         (places as issued are always there to look at) is replayed faster.
     starts_ns
-        When ranks that run the plan begin, in turn [ns]: of n times the i-th rank has the one at i modulo n. What ranks
-        pull over a link that they share then comes at different times.
+        When ranks that run the plan begin, in turn [ns]: of n times, rank i has the one at i modulo n. So ranks that
+        share a link pull over it at different times.
     static_parts
         Parts of a reactive plan that decides about dynamic reads alone: all else was planned before, and costs the host
         what it does in a fixed plan. What is decided is what names candidates of dynamic reads, and each sync. The plan

@@ -34,9 +34,9 @@ class Stretches(NamedTuple):
     tensor, size
         Tensor id; size [B].
     after
-        The use before: an op, or -1 for the start of the step.
+        The last use before it: an op, or -1 for the start of the step.
     first, last
-        The ops that it lies over.
+        First and last op that it lies over.
     due
         The op of the line that surely starts no sooner than the one that reads the value; the number of ops if no op
         of the step reads it, or none of the line is known to wait for that.
@@ -83,33 +83,32 @@ class Demand:
     Attributes
     ----------
     cuts
-        The compute tier, and with it the tiers around it that may be too small for what it has no room for.
+        Cuts that may be short of room: around the compute tier, and around it with the tiers next to it.
     work
         Bytes that each op uses, its workspace included.
     stays
         Bytes that are needed later and stay in the compute tier, which is their home.
     held
-        Both together.
+        `work` and `stays` together.
     idle
-        All that is needed later.
+        Bytes that are needed later.
     made_in
-        For each cut, of that what was in it before, in the same step (an op made or used it there, or its home is in
-        it), and what stays in the compute tier.
+        By cut, those of `idle` that were within before in the same step (an op made or used them there, or their home
+        is within), and what stays in the compute tier.
     read_in
-        For each cut, of that what no op has to fetch from a home outside it, if an op of the step reads it later; and
-        what stays in the compute tier.
+        By cut, those of `idle` that an op of the step reads later and need not fetch from a home outside; and what
+        stays in the compute tier.
     stretches
-        The values themselves, also those that can be made again.
+        Stretches of all values, also of those that can be made again.
     moving
         Stretches whose values may leave the compute tier.
     enters
-        Tensors that come from a home, with the op of the line that awaits the first to read them; the number of ops if
-        none is known to.
+        Tensor that comes from a home -> op of the line that awaits its first reader; the number of ops if none is known
+        to.
     leaves
-        In a run of one step, tensors that go to a home, with the op of the line than which their last write starts no
-        sooner.
+        In a run of one step, tensor that goes to a home -> op of the line than which its last write starts no sooner.
     lifetimes, precedence, hardware, homes, may_repeat
-        Of the graph; the machine, homes, and whether ops may run again.
+        Lifetimes of the graph's tensors; and as given.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ class Offsets:
     at_home
         For each item that is there when a lap begins, its tenancy.
     before
-        For each tenancy those that must have been freed, each with how often more than there were laps before.
+        By tenancy: those that must have been freed, each as often as there were laps before, and so many times more.
     """
 
     tenancies: Tenancies
