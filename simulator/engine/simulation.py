@@ -73,8 +73,7 @@ def run(
         If ranks must be folded and cannot be.
     """
     stands_in = _stands_in(programs, hardware, fold)
-    machine = Machine(hardware, budget_bytes, switches or Switches(), stands_in)
-    machine.store_once(programs)
+    machine = Machine(programs, hardware, budget_bytes, switches or Switches(), stands_in)
 
     def checkpoint() -> None:
         machine.recorder.flush()

@@ -28,7 +28,7 @@ class Machine:
 
     Parameters
     ----------
-    hardware, budget_bytes, switches
+    programs, hardware, budget_bytes, switches
         See `run`.
     stands_in
         For each rank the one that is simulated in its place.
@@ -43,6 +43,7 @@ class Machine:
 
     def __init__(
         self,
+        programs: Sequence[Program],
         hardware: Hardware,
         budget_bytes: int | float | None,
         switches: Switches,
@@ -62,14 +63,11 @@ class Machine:
         self.path = cache(partial(Path, even=False))
         self.stored: set[tuple[int, int, int]] = set()
         self.stored_once: Counter[tuple[int, int, int]] = Counter()
-
-    def store_once(self, programs: Sequence[Program]) -> None:
-        """Find what is stored once for several ranks; a rank that stands for folded ones stores it for all."""
-        scopes = [tier.scope for tier in self.hardware.tiers.values()]
+        scopes = [tier.scope for tier in hardware.tiers.values()]
         folded: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
-        for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], self.hardware):
-            by = self.stands_in[rank]
-            if rank == by:
+        for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], hardware):
+            by = stands_in[rank]
+            if rank == by:  # who stands for folded ranks stores it for all
                 self.stored.update((rank, tier, tensor) for tensor in tensors)
             if rank // self._sharing[scopes[tier]] == by // self._sharing[scopes[tier]]:
                 folded[by, tier, tensors] += 1

@@ -186,10 +186,7 @@ def replayed(
         If a law is broken, that of the bound included.
     """
     trace, findings, ran = checked(case, label, plans, progress)
-    kind = {
-        "may_repeat": metrics.repeats(case.job, trace),
-        "in_turn": any(any(plan.starts_ns) for plan in plans),
-    }
+    kind = {"may_repeat": metrics.repeats(case.job, trace), "in_turn": any(any(plan.starts_ns) for plan in plans)}
     keeps = not case.with_bounds or trace.status != "ok" or _keep_program(case, plans, trace, ran)
     bound = case.bound(**kind) if keeps and case.with_bounds else None
     counts = metrics.summarise(case.job, case.hardware, trace, bound, ran)
