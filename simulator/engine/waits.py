@@ -169,7 +169,12 @@ class Explainer:
 
         Nothing if the host has issued everything and all of it has ended.
         """
-        peers = [self._about_meeting(stream) for stream in self._streams if stream.running is not None]
+        peers = list[str]()
+        for stream in self._streams:
+            if stream.running is not None and (meeting := stream.meeting):
+                group = stream.columns.roles.calls[stream.running[1]].group
+                come = f"waits for rank {meeting.peer} to come to the collective of group {group!r}"
+                peers.append(f"{self._op_name(stream.running)} {come}")
         stuck = [stream for stream in self._streams if stream.running is None and stream.queue]
         stuck.sort(key=lambda stream: stream.queue[0][0])
         sentences = [*chain.from_iterable(map(self._about_compute, stuck))]
@@ -196,13 +201,6 @@ class Explainer:
 
     def _op_name(self, queued: Queued) -> str:
         return f"op {self._graph.ops[queued[1]].name!r} (action {queued[0] & ISSUE_MASK})"
-
-    def _about_meeting(self, stream: Stream) -> str:
-        meeting, running = stream.meeting, stream.running
-        if meeting is None or running is None:
-            return ""
-        group = stream.columns.roles.calls[running[1]].group
-        return f"{self._op_name(running)} waits for rank {meeting.peer} to come to the collective of group {group!r}"
 
     def _about_compute(self, stream: Stream) -> Iterator[str]:
         """Explain why the head cannot start; nothing if it waits for another stream, which has its own sentences."""
