@@ -122,8 +122,8 @@ def _core(t: Tape, heads: Heads) -> str:
         flops, size_bytes = pairs * (3 * key + 2 * value), t.made_bytes(*statistics)
         t.op(name, reads, [*grads, *shared, *new], op_class="attention", flops=flops, workspace_bytes=size_bytes)
         whole = (t.to(grad, t.spread[x].layout.whole) for grad, x in zip(grads, heads.own, strict=True))
-        for part, x, grad in zip("qkvl", (*heads.own, *heads.shared), (*whole, *shared), strict=False):
-            t.add_gradients([x], [grad], f"{name}.{part}")
+        for letter, x, grad in zip("qkvl", (*heads.own, *heads.shared), (*whole, *shared), strict=False):
+            t.add_gradients([x], [grad], f"{name}.{letter}")
 
     t.record(context, back)
     _teach(t, heads, context, statistics)
