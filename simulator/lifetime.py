@@ -211,16 +211,15 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
             groups[kind] = _shared(graph, home, hardware)
         for (tier, shared), every in groups[kind].items():
             place = (tier, rank // sharing[tiers[tier].scope], rank // sharing[shared])
-            again = every.tensors
+            again = every
             if (kind, shared, *place) not in whole:
                 copies = {t: (*place, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in every.tensors}
-                again = tuple(t for t, copy in copies.items() if copy in stored)
+                ids = tuple(t for t, copy in copies.items() if copy in stored)
+                again = Repeated(rank, tier, ids, sum(graph.tensors[t].size_bytes for t in ids))
                 stored.update(copies.values())
                 whole.add((kind, shared, *place))
-            if again == every.tensors:
-                yield every._replace(rank=rank)
-            elif again:
-                yield Repeated(rank, tier, again, sum(graph.tensors[t].size_bytes for t in again))
+            if again.tensors:
+                yield again._replace(rank=rank)
 
 
 def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
