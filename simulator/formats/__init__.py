@@ -104,5 +104,4 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
     ConfigError
         If the file is wrong, or for another graph or machine.
     """
-    reader = residency_json.read_plan if _is_trace(path) else plan_jsonl.read
-    return reader(path, graph, tiers)
+    return residency_json.read_plan(path, graph, tiers) if _is_trace(path) else plan_jsonl.read(path, graph, tiers)

@@ -10,10 +10,10 @@ import heapq
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,8 @@ class _Node:
         about = self.id, 0, 0, self.name, schema if isinstance(schema, str) else "", reads, writes
         types = _values(inputs.text(2)), _values(outputs.text(2)), _values(inputs.text(3))
         self.operator = OperatorNode(*about, (), *types)
+        self.launcher: _Node | None = None
+        self.op: Event | None = None
 
 
 def _check_version(header: _Message, where: str, derived: list[str]) -> None:
@@ -234,12 +236,11 @@ class _Reader:
 
     def __init__(self, by_id: dict[int, _Node], nodes: list[_Node], recording: Recording, ranks: int) -> None:
         self._nodes, self._recording, self._ranks = nodes, recording, ranks
-        self._launchers = dict[int, _Node]()
         on_device = [node for node in nodes if not node.is_on_host]
         for node in on_device:  # a kernel's launcher is its first dependency
             before = (by_id[node_id] for node_id in (*node.after, *node.under) if node_id in by_id)
-            self._launchers[node.id] = launcher = next((other for other in before if other.is_on_host), node)
-            node.operator = node.operator._replace(schema=launcher.operator.schema)
+            if launcher := next((other for other in before if other.is_on_host), None):
+                node.launcher, node.operator = launcher, node.operator._replace(schema=launcher.operator.schema)
         self._timed = any(node.took for node in on_device)
         self._memory = Memory(Tree([node.operator for node in nodes]), recording)
         self._ops: dict[object, Event] = {}
@@ -247,18 +248,18 @@ class _Reader:
 
     def read(self) -> None:
         """Make the ops."""
-        recording, op_of = self._recording, dict[int, Event]()
+        recording = self._recording
         for node in self._nodes:
             if node.is_on_host:
                 self._memory.fold(node.operator, None)
-            elif node.type not in (_COMPUTE, _COLLECTIVE):
+            elif node.type in (_COMPUTE, _COLLECTIVE):
+                node.op = self._op(node)
+            else:
                 recording.dropped[f"nodes of kind {dict(enumerate(_TYPES)).get(node.type, 'unknown')}"] += 1
-            elif op := self._op(node):
-                op_of[node.id] = op
         if not self._timed:
             recording.derived.append("Without times a roofline gives them; float counts as bf16.")
-        elif op_of:
-            self._replay(op_of)
+        elif recording.ops:
+            self._replay()
         if recording.groups:
             text = "Collectives without a duration take the machine's time, and so the recorded step is not known."
             recording.derived.append(text)
@@ -267,39 +268,33 @@ class _Reader:
                 if "collective" in op.more:
                     op.more["duration_ns"] = None
 
-    def _replay(self, op_of: Mapping[int, Event]) -> None:
-        """Give ops the times of their nodes."""
-        starts, ran = self._starts(), dict[int, Activity]()
-        for node in sorted(self._nodes, key=lambda node: starts[node.id]):
-            if node.id in op_of:
-                start, launcher = starts[node.id], self._launchers[node.id]
-                launched = None if launcher is node else 1000 * min(start, starts[launcher.id] + launcher.took)
-                after = [ran[other] for other in node.after if other in ran and ran[other].end_ns <= 1000 * start]
-                times = 1000 * start, 1000 * (start + node.took)
-                ran[node.id] = Activity(op_of[node.id], *times, node.stream, launched, after=after)
+    def _replay(self) -> None:
+        """Give ops the times of their nodes: as recorded, or once those that a node depends on have ended."""
+        if not any(node.start for node in self._nodes):
+            text = "The trace has no starts: a node begins once those it depends on have ended"
+            self._recording.derived.append(f"{text}, and its thread or stream is free.")
+            ends, free = dict[int, int](), defaultdict[tuple[bool, str], int](int)
+            for node in self._nodes:
+                stream = node.is_on_host, node.stream
+                node.start = max((free[stream], *(ends.get(other, 0) for other in node.after)))
+                ends[node.id] = free[stream] = node.start + node.took
+        ran = dict[int, Activity]()
+        for node in sorted(self._nodes, key=attrgetter("start")):
+            if node.op:
+                launcher, start_ns = node.launcher, 1000 * node.start
+                launched_ns = min(start_ns, 1000 * (launcher.start + launcher.took)) if launcher else None
+                after = [ran[other] for other in node.after if other in ran and ran[other].end_ns <= start_ns]
+                times_ns = start_ns, start_ns + 1000 * node.took
+                ran[node.id] = Activity(node.op, *times_ns, node.stream, launched_ns, after=after)
         replay(self._recording, ran.values(), self._recording.ops)
-
-    def _starts(self) -> dict[int, int]:
-        """Return when each node began [us]: as recorded, or once those it depends on have ended."""
-        starts = {node.id: node.start for node in self._nodes}
-        if any(starts.values()):
-            return starts
-        text = "The trace has no starts: a node begins once those it depends on have ended"
-        self._recording.derived.append(f"{text}, and its thread or stream is free.")
-        ends, free = dict[int, int](), defaultdict[tuple[bool, str], int](int)
-        for node in self._nodes:
-            stream = node.is_on_host, node.stream
-            starts[node.id] = max((free[stream], *(ends.get(other, 0) for other in node.after)))
-            ends[node.id] = free[stream] = starts[node.id] + node.took
-        return starts
 
     def _op(self, node: _Node) -> Event | None:
         """Return the op that a node is a part of; None for a collective that no other rank joins."""
-        launcher = self._launchers[node.id]
-        key = (launcher.attrs.get("rf_id") or -launcher.id, launcher.name) if launcher is not node else node.id
+        launcher, operator = node.launcher or node, node.operator
+        key = (launcher.attrs.get("rf_id") or -launcher.id, launcher.name) if node.launcher else node.id
         if key in self._ops:
             return self._ops[key]
-        op, operator = Event(short(launcher.name)), node.operator
+        op = Event(short(launcher.name))
         self._memory.use(operator, op)
         if node.type == _COLLECTIVE and not self._joins_collective(node, op):
             return None
@@ -323,10 +318,11 @@ class _Reader:
         names = dict[object, str](enumerate(_COLLECTIVES.split()))
         kind = collective_kind(names.get(node.attrs.get("comm_type", -1), plain(op.name)))
         op.is_collective = True
-        if not node.took and (kind is None or self._ranks == 1):
+        if node.took:
+            return True
+        if kind is None or self._ranks == 1:
             self._recording.dropped[ALONE] += 1
             return False
-        if not node.took and kind is not None:
-            self._recording.groups.setdefault("all", [list(range(self._ranks))])
-            op.more["collective"] = Collective(kind, "all", whole(node.attrs.get("comm_size")))
+        self._recording.groups.setdefault("all", [list(range(self._ranks))])
+        op.more["collective"] = Collective(kind, "all", whole(node.attrs.get("comm_size")))
         return True
