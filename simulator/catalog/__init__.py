@@ -74,7 +74,7 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
         return scenario
     do = "write {'links.*.bandwidth': '50 GB/s'}"
     insist(isinstance(changes or {}, Mapping), "set", "changes are fields with their values", repr(changes), do)
-    entries: dict[str, Entry[Any]] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
+    entries: dict[str, Entry] = {} if isinstance(scenario, Scenario) else {"scenario": load(scenario, "scenario")}
     story: Scenario = scenario if isinstance(scenario, Scenario) else entries["scenario"].document
     base = entries["scenario"].path.parent if entries else Path()
     every = unsourced(changes or {})

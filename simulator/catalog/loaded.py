@@ -62,7 +62,7 @@ class Loaded:
     sha256: dict[str, str] = field(default_factory=dict)
     scale: Mapping[str, float] = field(default_factory=dict)
     unscaled: Hardware | None = field(default=None, repr=False)
-    entries: dict[str, Entry[Any]] = field(default_factory=dict, repr=False)
+    entries: dict[str, Entry] = field(default_factory=dict, repr=False)
     is_job_given: bool = False
 
     @property

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -26,8 +26,6 @@ from simulator.workload import Workload
 Keys = tuple[str, ...]
 """What leads to a field."""
 
-D = TypeVar("D", bound=Document)
-
 KINDS: Mapping[str, type[Document]] = {
     "hardware": Hardware,
     "workload": Workload,
@@ -43,7 +41,7 @@ _MOST_FAULTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Entry(Generic[D]):
+class Entry:
     """A document that was read from a file.
 
     Attributes
@@ -58,7 +56,7 @@ class Entry(Generic[D]):
         Its fields with their lines.
     """
 
-    document: D
+    document: Any
     path: Path
     sha256: str
     tree: YamlTree
@@ -104,7 +102,7 @@ def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
     return shelf[ref]
 
 
-def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -> Entry[Any]:
+def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -> Entry:
     """Find, read and check a document.
 
     Parameters

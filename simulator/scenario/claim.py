@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field, StrictBool
 from simulator.document import Count, Key, Line, Part, Reason, flaw
 from simulator.units import FieldError, in_field, in_yaml, parse, ratio, require, unit_of
 
-End = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
-"""A quantity, or a number."""
+Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+"""A quantity, a bare number (of a column without a unit) or a text."""
 _FACTOR = re.compile(r"[0-9]+(\.[0-9]+)?x")
 WITHIN = 0.05
 """The relative error that is accepted of a figure, if nothing else is said: most papers print two digits."""
@@ -88,8 +88,8 @@ class Unstated(Open):
     """
 
     parameter: Annotated[Line, Field(min_length=1)]
-    low: End | None = Field(None, alias="from")
-    high: End | None = Field(None, alias="to")
+    low: Bound | None = Field(None, alias="from")
+    high: Bound | None = Field(None, alias="to")
     multiple_of: Count | None = None
 
     @cached_property
@@ -175,9 +175,6 @@ def label_of(label: str) -> str:
 
 Label = Annotated[str, AfterValidator(label_of)]
 """The name of a row."""
-Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
-"""A quantity, a bare number (of a column without a unit) or a text."""
-
 Printed = Bound | Annotated[tuple[Bound, Bound], Field(description="a range")]
 """A printed figure, or the ends of a printed range."""
 

@@ -52,30 +52,24 @@ class Tiers:
 
     Parameters
     ----------
-    names
-        The compute tier, and those below that keep blocks, in order.
-    rooms
-        Room for blocks in each [B]; ``inf`` for all.
-    sizes
-        Size of a block, of each group of layers [B].
-    keeps
-        Whether the compute tier keeps what sequences leave.
+    rooms, block
+        The tiers with their room, and the tokens of a block.
 
     Attributes
     ----------
+    names, rooms, sizes
+        The tiers, the room of each [B], and the size of a block of each group of layers [B].
     held_bytes
         Size of the blocks of the sequences that run [B].
     stores
         ((source, target), group) -> number of blocks that were stored since this was last cleared.
     """
 
-    def __init__(
-        self, names: Sequence[str], rooms: Sequence[float], sizes: Sequence[int], *, keeps: bool = True
-    ) -> None:
-        self.names, self.rooms, self.sizes, self._keeps = tuple(names), tuple(rooms), tuple(sizes), keeps
+    def __init__(self, rooms: Rooms, block: int) -> None:
+        self.names, self.rooms, self.sizes, self._keeps = rooms.names, rooms.room_bytes, rooms.sizes(block), rooms.keeps
         self._held: dict[Block, int] = {}
-        self._cached: list[OrderedDict[Block, None]] = [OrderedDict() for _ in names]
-        self.held_bytes, self._cached_bytes = 0, [0 for _ in names]
+        self._cached: list[OrderedDict[Block, None]] = [OrderedDict() for _ in rooms.names]
+        self.held_bytes, self._cached_bytes = 0, [0 for _ in rooms.names]
         self.stores: Counter[tuple[tuple[str, str], int]] = Counter()
 
     def used(self, tier: int) -> int:

@@ -128,9 +128,7 @@ class Scheduler:
         What layers keep of a sequence.
     """
 
-    def __init__(
-        self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers] = (CachedLayers(Reach(), 1),)
-    ) -> None:
+    def __init__(self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers]) -> None:
         self.tiers, self._asked = tiers, asked
         self._groups = [(group, layers.reach) for group, layers in enumerate(groups)]
         self._windows = [(group, reach) for group, reach in self._groups if reach.window is not None]

@@ -96,8 +96,7 @@ def serve_row(
     progress
         Called now and then with the requests that have left.
     """
-    tiers = Tiers(rooms.names, rooms.room_bytes, rooms.sizes(asked.block), keeps=rooms.keeps)
-    scheduler, further = Scheduler(tiers, asked, rooms.groups), replays.further
+    scheduler, further = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups), replays.further
     story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
     come = left = 0
     while story.status == "ok":
