@@ -220,7 +220,7 @@ class OpenParameter(NamedTuple):
     Attributes
     ----------
     parameter, axis
-        What the claim says of it, and what is varied.
+        The parameter as the claim has it, and its axis.
     taken
         The value that the scenario takes, as a number of the parameter's unit, or by its name.
     """

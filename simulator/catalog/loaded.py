@@ -94,7 +94,7 @@ class Loaded:
         Parameters
         ----------
         keys
-            What leads to the field.
+            Keys that lead to the field.
         of
             The document: ``scenario``, ``hardware`` or ``workload``.
         """

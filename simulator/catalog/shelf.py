@@ -47,9 +47,9 @@ class Entry:
     Attributes
     ----------
     document
-        What it says.
+        The document.
     path
-        Where it lies.
+        Its file.
     sha256
         Digest of its bytes.
     tree

@@ -117,7 +117,7 @@ def scalar(text: str) -> bool | int | float | str | None:
     Parameters
     ----------
     text
-        What stands in the document, without quotes.
+        The scalar as it stands in the document, without quotes.
     """
     if text in _WORDS:
         return _WORDS[text]

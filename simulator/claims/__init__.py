@@ -37,9 +37,9 @@ class Judged(NamedTuple):
     scenario, verdict
         The scenario, and whether its expectation holds.
     fits
-        What was fitted, each with the paths of the fields where it stands.
+        Fitted numbers, each with the paths of its fields.
     chosen
-        What was chosen because it explains, each with the reason.
+        Choices that were made because they explain, each with the reason.
     counted
         Sentences on how many settings of what is left open reproduce figures, when that was last counted; none on a
         machine that was changed, for which it was never counted.

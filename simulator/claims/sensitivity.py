@@ -173,7 +173,7 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
     Parameters
     ----------
     rows, points
-        What `dependences` gives, and what it sums up.
+        Dependences, and the points that they sum up.
     """
     sections = []
     for group in by(rows, "scenario", "asks").values():

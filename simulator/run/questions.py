@@ -86,7 +86,7 @@ def frontier(
         ``slowdown``
             The step at the answer over that of the row ``over``, if ratios are asked for.
         ``tried``
-            How many values were tried.
+            Number of values that were tried.
         ``next``, ``next_slowdown``
             The next value, which fails, and its slowdown if it is only too slow; absent if the search ended first.
         ``holes``
@@ -163,10 +163,10 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
     scenario, set, policies, progress, workers
         As for `frontier`.
     of
-        What is held against the step: ``peak.hbm``, of the compute tier, with what no plan beats as its edge, or a cost
-        that the machine states, by its heading or its column (``cost``, ``energy/token``); default: the peak.
+        Amount to trade against the step: ``peak.hbm``, of the compute tier, with what no plan beats as its edge; or a
+        cost that the machine states, by its heading or its column (``cost``, ``energy/token``); default: the peak.
     rooms
-        How many capacities are tried first.
+        Number of capacities that are tried first.
 
     Returns
     -------

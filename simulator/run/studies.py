@@ -94,7 +94,7 @@ def scaling(
         ``ranks``
             Ranks of the job.
         ``tokens``
-            What all ranks train on, read or add in a step; None of a graph from a file that does not say.
+            Tokens that all ranks train on, read or add in a step; None of a graph from a file that does not say.
         ``efficiency``
             Tokens per second and rank, against those of the policy's first point that ran to its end. With as much
             for each rank everywhere (weak scaling) that is the step there over the step here.
@@ -176,7 +176,7 @@ def limits_at(
     workers, progress
         As for `limits`.
     title
-        What was tried.
+        Title of the table.
     """
     studies, tried = list[Study](), dict[str, None]()
     for place, policies in places:

@@ -42,7 +42,7 @@ class PolicyChoice(Part):
     staggered
         Whether ranks that share a link may begin in turn; they do if the step is then shorter.
     allocator
-        How places of the compute tier get addresses: ``ideal`` counts bytes alone; ``best_fit`` gives out the smallest
+        Allocator of addresses in the compute tier: ``ideal`` counts bytes alone; ``best_fit`` gives out the smallest
         hole of an address space that suffices; ``caching`` cuts blocks from segments that it keeps, as PyTorch does;
         ``fixed`` chooses offsets before the run, from a plan that is made before it.
     set_
@@ -95,7 +95,7 @@ class DrawsOrigin(Part):
         ``uniform``: all are equally likely. ``zipf``: the r-th most likely of a layer has a share like r to the power
         of minus `skew`; which candidate that is, is drawn for each layer.
     skew
-        How unequal the shares of ``zipf`` are: see `distribution`; ``uniform`` has none.
+        Exponent of the shares of ``zipf``: see `distribution`; ``uniform`` has none.
     stickiness
         With this probability each choice of a sample is kept from the step before.
     file
@@ -168,7 +168,7 @@ class Scenario(Document):
     hardware
         The machine: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
     workload
-        What runs on it: a name or a path, as of `hardware`.
+        The workload that runs on it: a name or a path, as of `hardware`.
     set_
         Changes to the hardware: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
     homes
@@ -176,7 +176,7 @@ class Scenario(Document):
         Default: persistent tensors in the compute tier, all else free. An output that is given another tier than that
         has room there from the start, and ends each step there.
     budget_bytes
-        What may be used of the compute tier [B]; default: its capacity less what is reserved.
+        Budget of the compute tier [B]; default: its capacity less what is reserved.
     policies
         Rows of the table. A bare name stands for the policy with its default options.
     fold
@@ -190,10 +190,10 @@ class Scenario(Document):
     least
         Down to which value of a field of the machine it does: with ``tiers.hbm.capacity``, what memory is enough.
     draws
-        What is chosen of dynamic reads, step by step: a distribution, or a file. Policies may know how likely a
+        Choices of dynamic reads, step by step: a distribution, or a file. Policies may know how likely a
         candidate is, and not what is chosen before it is revealed.
     seed
-        What all that is drawn begins with.
+        Seed of all that is drawn.
     kv_tiers
         For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
         with the room [B] for that, or null for what is there. Of the compute tier the room is that of sequences that
@@ -203,7 +203,7 @@ class Scenario(Document):
     switches
         Modelling choices about the machine.
     expect
-        What must hold of the rows; `hosim run` ends with exit code 1 if something does not.
+        Expectations on the rows; `hosim run` ends with exit code 1 if one does not hold.
     claim
         The published sentence that this scenario puts to the test.
     """

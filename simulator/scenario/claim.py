@@ -37,9 +37,9 @@ class Open(Part):
         Its field paths: of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or, of a choice,
         of the scenario (``scenario.policies.0.allocator``). All have one value.
     values
-        What may be chosen, as a document states it: a list, or a mapping from a name for people to the value.
+        Possible values, as a document states them: a list, or a mapping from a name for people to the value.
     why
-        Where the values, or the range, come from.
+        Source of the values, or of the range.
     """
 
     fields: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -126,7 +126,7 @@ class Unstated(Open):
         return float(str(value)[:-1])
 
     @property
-    def said(self) -> str:
+    def written(self) -> str:
         """Values, or range, for people."""
         return ", ".join(self.options) or f"{self.low} to {self.high}"
 
@@ -218,7 +218,7 @@ class Expectation(Part):
         hold, ours must be within `within` of it, unless it is only shown. Of a range both ends are stated, ``[8
         s, inf]``: ours must lie in it. What is only shown may be any text.
     source
-        Where it is printed, if that is not the claim's source.
+        Source that prints it, if that is not the claim's.
     figure
         Name of the printed figure, the same wherever it is used, so that no scenario is fitted to what it predicts.
     kind
@@ -329,11 +329,11 @@ class Untested(Part):
     figure
         Name of the printed figure.
     why
-        What it says, in words.
+        The figure in words.
     printed
         The figure as its source prints it.
     source
-        Where it is printed, if that is not the claim's source.
+        Source that prints it, if that is not the claim's.
     missed
         Why nothing can be run.
     """
@@ -348,17 +348,17 @@ class Untested(Part):
 class Claim(Part):
     """A published sentence that the scenario puts to the test.
 
-    Which printed figures something was fitted to, and which are predicted, its expectations say (`kind`).
+    The `kind` of its expectations says which printed figures something was fitted to, and which are predicted.
 
     Attributes
     ----------
     sentence
-        What is claimed.
+        The claim, as it is printed or in short.
     source
-        Where it is printed.
+        Source that prints it.
     chosen
-        What is not printed and was chosen because it explains printed figures, which do not come out without it: name
-        -> why.
+        Choices that are not printed and were made because they explain printed figures, which do not come out without
+        them: name -> why.
     untested
         Printed figures for which no row can be run.
     unstated
@@ -368,11 +368,12 @@ class Claim(Part):
     selects
         Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
     screens
-        Which of these is a peak where nothing moves, at inference, known before a run: what cannot have it is not run.
+        One of these that is a peak where nothing moves, at inference, known before a run: what cannot have it is not
+        run.
     predicts
         Other scenarios, by name or path, that are run with the settings that are selected.
     counted
-        What `hosim sensitivity --choices` told when it last ran, sentence by sentence; `hosim validate` shows it.
+        Sentences of `hosim sensitivity --choices` when it last ran; `hosim validate` shows them.
     """
 
     sentence: str

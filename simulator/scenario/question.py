@@ -29,7 +29,7 @@ class Question(Part):
     Attributes
     ----------
     field
-        What is varied.
+        The field that varies.
     at_most
         The largest value that is tried.
     at_least
@@ -218,14 +218,14 @@ class Frontier(Question):
     multiple_of
         Only multiples of this are tried; default: what has so many significant digits as `resolution` says.
     over
-        What ratios (``1.01x``) are of: a row with the documents as they are, the ``fastest`` of those that are asked
+        Row that ratios (``1.01x``) are of: one with the documents as they are, the ``fastest`` of those that are asked
         for, or ``compute``.
     such_that
         Conditions on the row, such as ``stall <= 0.1 %``.
     resolution
         Significant digits of the answer.
     start
-        What the documents say.
+        Value of the field in the documents.
     """
 
     key: ClassVar[str] = "frontier"

@@ -83,7 +83,7 @@ class StudyDocument(Document):
     Attributes
     ----------
     scenario
-        What runs: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
+        The scenario: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
     policies
         Rows of it, or names of policies; default: all its rows.
     set_
@@ -94,7 +94,7 @@ class StudyDocument(Document):
     list_
         Field path -> its values, of which the first run together, then the second, and so on: as many of each.
     sample
-        What is drawn.
+        Draws of what is not certain.
     plans
         ``anew``: at each point plans are made for it. ``once``: they are made for the documents as they are, and
         replayed unchanged; a runtime decides as it runs.

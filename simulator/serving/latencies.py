@@ -32,7 +32,7 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
     Parameters
     ----------
     title
-        What was served.
+        Title of the scenario.
     rows, stories
         See `simulator.serving.story`.
     """
