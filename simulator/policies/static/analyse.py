@@ -82,9 +82,7 @@ class PricedIdle(NamedTuple):
         return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
     def stretched(self, lasts_ns: int, computes_ns: int) -> PricedIdle:
-        """Return the interval with idle times as in a step that lasts longer than it computes [ns]."""
-        if lasts_ns <= computes_ns:
-            return self
+        """Return the interval with idle times as in a step that lasts no less than it computes [ns]."""
         lead_ns, trail_ns = (idle_ns * lasts_ns // max(1, computes_ns) for idle_ns in (self.lead_ns, self.trail_ns))
         return self._replace(lead_ns=lead_ns, trail_ns=trail_ns)
 

@@ -191,7 +191,7 @@ def assign_tiers(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[Pri
         room.enter(run, tier)
         tiers[run] = tier
 
-    lasts_ns = _busy_ns(intervals)
+    lasts_ns = max(_busy_ns(intervals), problem.clock[-1])
     for tier, further in pairwise(problem.neighbours):
         gone, movable = [], [run for run in tiers if tiers[run] == tier and is_tier_free(problem, run[0].tensor)]
         for run in _ranked(problem, movable, further, lasts_ns) if room.is_short(tier) else ():
