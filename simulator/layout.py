@@ -64,12 +64,13 @@ class Mesh:
                 several.append(axis)
         return tuple(several)
 
-    def position(self, rank: int, axes: Sequence[str]) -> int:
-        """Return the position of a rank along these axes taken as one, the first the coarsest."""
-        position, of_axis = 0, dict(zip(self.axis_names, np.unravel_index(rank, self.device_matrix), strict=True))
+    def positions(self, axes: Sequence[str]) -> list[int]:
+        """Return the position of each rank along these axes taken as one, the first the coarsest."""
+        along = dict(zip(self.axis_names, np.unravel_index(np.arange(self.ranks), self.device_matrix), strict=True))
+        positions = np.zeros(self.ranks, np.int64)
         for axis in axes:
-            position = position * self.sizes[axis] + int(of_axis[axis])
-        return position
+            positions = positions * self.sizes[axis] + along[axis]
+        return positions.tolist()
 
     def members(self, axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Partition the ranks into those that differ along these axes only, each part in the order of the axes."""

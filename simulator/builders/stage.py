@@ -92,7 +92,7 @@ NEXT, PREVIOUS = "pipeline.next", "pipeline.previous"
 
 def build(laid: Laid) -> Job:
     """Build a graph for each stage of the pipeline."""
-    workload, mesh, names = laid.workload, laid.mesh, [*laid.layers]
+    workload, names = laid.workload, [*laid.layers]
     ends = accumulate(stage_layers(workload, len(names), workload.name), initial=0)
     graphs = list[Graph]()
     for index, (start, stop) in enumerate(pairwise(ends)):
@@ -108,8 +108,7 @@ def build(laid: Laid) -> Job:
         _update(stage)
         graphs.append(stage.graph.build(steps=workload.steps))
     labels = tuple(f"stage {i}" for i in range(len(graphs))) if len(graphs) > 1 else (workload.name,)
-    stage_of = tuple(mesh.position(rank, ("pipeline",)) for rank in range(mesh.ranks))
-    return Job(workload.name, tuple(graphs), stage_of, labels)
+    return Job(workload.name, tuple(graphs), tuple(laid.mesh.positions(("pipeline",))), labels)
 
 
 def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterator[tuple[str, int]]:

@@ -273,19 +273,20 @@ def lay(workload: Workload, model: Model) -> Laid:
 
 def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
     """Refuse what does not divide over ranks, with what would."""
-    parallel = workload.parallel
-    tokens = {"tokens of a micro-batch": workload.batch * workload.sequence} if parallel.sequence else {}
+    parallel, tokens = workload.parallel, workload.batch * workload.sequence
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
     for attention, part in model.kinds:
-        heads = {"heads": attention.heads} | ({"kv_heads": attention.kv_heads} if isinstance(attention, Gqa) else {})
-        whole = heads | {"ffn": part.width, "vocabulary": model.vocabulary}
-        if parallel.layouts:  # they say what is cut; but at inference heads always are
-            whole = {} if workload.phase == "train" else heads
+        whole = {"heads": attention.heads} | ({"kv_heads": attention.kv_heads} if isinstance(attention, Gqa) else {})
+        if not parallel.layouts:
+            whole |= {"ffn": part.width, "vocabulary": model.vocabulary}
+        elif workload.phase == "train":  # layouts say what is cut; but at inference heads always are
+            whole = {}
+        whole |= {"tokens of a micro-batch": tokens} if parallel.sequence else {}
         experts = {"experts": part.routed} if isinstance(part, Experts) else {} if has_experts else {"experts": 1}
         if isinstance(part, Experts) and workload.phase == "train":
             senders = parallel.tensor if parallel.expert > parallel.data else 1
-            experts["choices of a rank's tokens"] = workload.batch * workload.sequence * part.top_k // senders
-        for axis, lengths in (("tensor", whole | tokens), ("expert", experts)):
+            experts["choices of a rank's tokens"] = tokens * part.top_k // senders
+        for axis, lengths in (("tensor", whole), ("expert", experts)):
             parts, most = getattr(parallel, axis), gcd(*lengths.values())
             for name, length in lengths.items():
                 must, found = f"{axis} divides {', '.join(lengths)}", f"{parts}, and {length} {name}"

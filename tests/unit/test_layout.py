@@ -26,7 +26,7 @@ def test_ranks_are_neighbours_along_the_last_axis() -> None:
 def slice_of(layout: Layout, rank: int, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """For each dimension of a tensor, where the slice of a rank begins and ends."""
     sizes = zip(layout.local_shape(shape), layout.tensor_map, strict=True)
-    starts = ((layout.mesh.position(rank, axes) * length, length) for length, axes in sizes)
+    starts = ((layout.mesh.positions(axes)[rank] * length, length) for length, axes in sizes)
     return tuple((start, start + length) for start, length in starts)
 
 
@@ -111,7 +111,7 @@ def scattered(layout: Layout, shape: tuple[int, ...], rng: np.random.Generator) 
         summands[0] = summands[0] - summands[position]
     held = []
     for rank in range(ranks):
-        summand = summands[layout.mesh.position(rank, layout.partial)]
+        summand = summands[layout.mesh.positions(layout.partial)[rank]]
         held.append(summand[tuple(slice(*ends) for ends in slice_of(layout, rank, shape))])
     return whole, held
 
@@ -155,7 +155,7 @@ def after(
             done = set()
             for other in ranks:
                 ends = slice_of(old, other, shape)
-                key = (ends, old.mesh.position(other, summed))
+                key = (ends, old.mesh.positions(summed)[other])
                 if key not in done:
                     done.add(key)
                     cells = tuple(slice(*e) for e in ends)
