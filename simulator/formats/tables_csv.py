@@ -61,6 +61,8 @@ _REQUESTS = (
     ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
+# Most tokens of a prompt or an answer, more than any model's context has; largest step, layer or candidate; latest
+# arrival [s], after 30 years.
 _MOST_TOKENS, _MOST_CHOICES, _LONGEST_S = 10_000_000, 1_000_000, 10**9
 # Most prefixes of a prompt, and of all: each new one takes 300 B, and a small packed file shall not fill the memory.
 _MOST_PARTS, _MOST_PREFIXES = 10_000, 5_000_000

@@ -88,6 +88,7 @@ KINDS: dict[str, ImportKind] = {
 }
 """Name on the command line -> kind."""
 
+# Signs may stand behind a long first entry, such as the devices' properties in a profile.
 _HEAD_BYTES = 1 << 16
 
 

@@ -22,10 +22,12 @@ from simulator.importers.recordings import json_of
 from simulator.inputs import shown
 from simulator.workload import Workload
 
+# Largest file, where real ones have some kB; tokens of a sequence where nobody asks for others.
 _MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
 # Keys of a multimodal model's decoder; and keys that stand outside of it and hold for it, too.
 _DECODERS = ("text_config", "llm_config", "language_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
+# Fields of the workload that options give.
 _ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]

@@ -66,9 +66,9 @@ class Config:
     Parameters
     ----------
     data
-        What the file says of a decoder.
+        The keys of the decoder in the file.
     family
-        How it is read.
+        The family that its ``model_type`` names.
     where
         The file, for messages.
     """

@@ -28,6 +28,7 @@ _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime",
 STEP = "ProfilerStep#"
 """Prefix of the profiler's marks of steps."""
 _NEVER_NS = 1 << 62  # later than all times
+# Names of calls that wait for the device, and of those that make a stream wait.
 _SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
 _WAITS = re.compile("StreamWaitEvent")
 UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"

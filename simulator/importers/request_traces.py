@@ -34,14 +34,15 @@ from simulator.units import FieldError, require
 from simulator.workload import Arriving, Dtypes, Request, Requests, Workload
 from simulator.workload.requests import MOST
 
+# Most tokens of a prompt or an answer, more than any model's context has; latest arrival [ms], after 30 years; most
+# bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million.
 _MOST_TOKENS, _MOST_MS, _MOST_BYTES, _SEED = 10_000_000, 10**12, 800_000_000, 0
-"""Most bytes of a list in JSON, whose text is in memory as a whole: the published file of ShareGPT has 673 million."""
 _EMPTY = "requests without a prompt or an output token"
 Records = Iterable[tuple[int, dict[str, Any]]]
 """Numbers of lines, or positions from 1, and the objects there."""
 Reader = Callable[[dict[str, Any]], tuple[Request | None, int]]
 """Function that makes a request of a record, if it has one, and counts later turns of its conversation."""
-_NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16
+_NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16  # tokens of a block of the KV cache, as vLLM has them by default
 # Types of another workload that hold for requests, too.
 _INFERENCE = ("compute", "weights", "experts", "kv_cache")
 

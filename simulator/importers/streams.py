@@ -40,11 +40,11 @@ class Activity:
     start_ns, end_ns, stream
         Time and place.
     launched_ns
-        When the host had launched it; None if unknown.
+        End of the host's launch; None if unknown.
     free_ns
-        When its predecessor on the stream had ended.
+        End of its predecessor on the stream.
     took_ns, idle_ns
-        How long it holds the stream, and how long the stream is idle before.
+        Time for which it holds the stream, and for which the stream is idle before.
     after
         Activities of other streams that it waited for.
     """
@@ -128,7 +128,8 @@ def replay(
 def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, list[Activity]], int]:
     """Return the activities of each stream, the busiest first, with successive parts of one op joined.
 
-    What begins before its predecessor has ended counts from there on; for how long in all is returned, too [ns].
+    An activity that begins before its predecessor has ended counts from there on; the sum of such overlaps is returned,
+    too [ns].
     """
     streams, seen, overlap_ns = defaultdict[str, list[Activity]](list), set[Event](), 0
     for part in in_time:
@@ -160,7 +161,7 @@ def _usual_latency(parts: Iterable[Activity], first_ns: int) -> int:
 
 
 def _find_waits(streams: Mapping[str, Sequence[Activity]], waits: Iterable[Wait]) -> int:
-    """Note which activity was told to wait for which, as recorded; return the number of such waits."""
+    """Note the recorded waits of activities for each other; return their number."""
     count, launches = 0, {name: [part.launched_ns or 0 for part in parts] for name, parts in streams.items()}
     for called_ns, stream, source, marked_ns in waits:
         if stream in streams and source in streams and stream != source:
@@ -176,7 +177,7 @@ def _find_waits(streams: Mapping[str, Sequence[Activity]], waits: Iterable[Wait]
 def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int) -> int:
     """Explain why parts, in the order of launches, did not start sooner; return the number of waits seen in times.
 
-    Where the recording does not tell what a stream was told to wait for, it is what had just ended on another one.
+    If the recording does not tell the source of a wait, it is the activity that had just ended on another stream.
     """
     called = sorted(called_ns for called_ns, *_ in waits)
     ended = sorted(parts, key=lambda part: part.end_ns)
