@@ -28,6 +28,8 @@ _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime",
 STEP = "ProfilerStep#"
 """Prefix of the profiler's marks of steps."""
 _NEVER_NS = 1 << 62  # later than all times
+# Arguments that a span keeps: others, such as shapes, would take a multiple of the file.
+_FACTS = ("correlation", "device", "bytes", "Collective name", "Record function id")
 # Names of calls that wait for the device, and of those that make a stream wait.
 _SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
 _WAITS = re.compile("StreamWaitEvent")
@@ -47,7 +49,7 @@ class TimelineSpan(NamedTuple):
     thread
         Process and thread; device and stream for a kernel.
     args
-        Other facts by name.
+        Other facts by name, of `_FACTS`.
     """
 
     start_ns: int
@@ -132,11 +134,12 @@ class Timeline:
             self.others[UNTIMED if cat in ON_DEVICE else f"events {cat!r} whose ts or dur is no number from 0"] += 1
             return
         thread = sys.intern(str(event.get("pid"))[:50]), sys.intern(str(args.get("stream", event.get("tid")))[:50])
-        span = TimelineSpan(start_ns, start_ns + took_ns, sys.intern(name), sys.intern(cat), thread, args)
+        facts = {key: args[key] for key in _FACTS if key in args}
+        span = TimelineSpan(start_ns, start_ns + took_ns, sys.intern(name), sys.intern(cat), thread, facts)
         if cat in ON_DEVICE:
             self.device.append(span)
-        elif cat == "cpu_op":  # shapes of what it reads would take a multiple of the file
-            self.ops.append(span._replace(args={"Record function id": args.get("Record function id")}))
+        elif cat == "cpu_op":
+            self.ops.append(span)
         elif cat == "user_annotation":
             self.marks.append(span)
         elif cat in _CALLS:
