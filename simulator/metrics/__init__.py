@@ -10,12 +10,12 @@ from simulator.metrics.ranks import by_rank as by_rank
 from simulator.metrics.ranks import crowds as crowds
 from simulator.metrics.ranks import summarise as summarise
 from simulator.metrics.steps import Instances as Instances
-from simulator.metrics.steps import IssuedActions as IssuedActions
 from simulator.metrics.steps import Ran as Ran
 from simulator.metrics.steps import keeps_program as keeps_program
 from simulator.metrics.steps import laid_out as laid_out
 from simulator.metrics.steps import peaks_bytes as peaks_bytes
 from simulator.metrics.steps import repeats as repeats
+from simulator.metrics.steps import step_starts as step_starts
 from simulator.metrics.summary import achieved as achieved
 from simulator.metrics.summary import counted as counted
 from simulator.metrics.summary import derived as derived

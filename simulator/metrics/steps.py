@@ -13,11 +13,12 @@ from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Plan
 from simulator.trace import ISSUED, NONE, Block, Ints, Trace, at_first, firsts, instances, pick, running, tuples
 
 
-class IssuedActions:
-    """The actions that a host issued, divided into training steps.
+def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Block, lap: int = 0) -> list[int]:
+    """Find the issue number of the first action of each training step that began.
 
     Where a fixed plan is repeated for each step, all have as many actions, which are not recorded. Otherwise a step is
-    over at the first action, once all its ops have run, after which the same places are held as at time 0.
+    over at the first action, once all its ops have run, after which the same places are held as at time 0. Copies that
+    may outlast a step, because dynamic reads may choose them again, do not count.
 
     Parameters
     ----------
@@ -31,65 +32,35 @@ class IssuedActions:
         The actions that the host issued, if they are recorded.
     lap
         How many actions each step has, if a plan is repeated for each; else 0.
-
-    Attributes
-    ----------
-    starts
-        Issue number of the first action of each step that began.
     """
+    if lap:
+        return list(range(0, graph.steps * lap, lap))
+    starts, ran, unlike = [0], set[int](), set[tuple[int, int]]()
+    exists, may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
 
-    def __init__(self, graph: Graph, home: Sequence[int], compute_tier: int, codes: Block, lap: int = 0) -> None:
-        self._ops, self._compute_tier, self._steps, self._home = len(graph.ops), compute_tier, graph.steps, home
-        self._writes = [op.writes for op in graph.ops]
-        self._exists, self._may_stay = [tensor.size_bytes > 0 for tensor in graph.tensors], graph.cacheable
-        self._unlike = set[tuple[int, int]]()
-        self._ran = set[int]()
-        self._streams = dict[int, int]()
-        self._keeps_program = True
-        self.starts = list(range(0, graph.steps * lap, lap)) if lap else [0]
-        self._follow(codes)
+    def hold(tensor: int, tier: int, *, held: bool) -> None:
+        is_home = home[tensor] == tier
+        if exists[tensor] and (is_home or tensor not in may_stay):
+            (unlike.discard if held == is_home else unlike.add)((tensor, tier))
 
-    def _follow(self, codes: Block) -> None:
-        ran, streams, hold = self._ran, self._streams, self._hold
-        seeks = len(self.starts) < self._steps  # what is held matters only until the last step begins
-        for issue, (kind, a, b, c) in enumerate(tuples(codes, *ISSUED)):
-            if kind == COMPUTE:
-                if streams.setdefault(a, b) != b or not (a in ran or a == len(ran)):
-                    self._keeps_program = False
-                ran.add(a)
-                for tensor in self._writes[a] if seeks else ():
-                    hold(tensor, self._compute_tier, held=True)
-            elif seeks and kind == COPY:
-                hold(a, c, held=True)
-            elif seeks and kind == DETACH:
-                hold(a, b, held=False)
-            if seeks and len(ran) == self._ops and not self._unlike:
-                self.starts.append(issue + 1)
-                ran.clear()
-                seeks = len(self.starts) < self._steps
-
-    def keeps_program(self, streams: Sequence[int]) -> bool:
-        """Tell whether in each step the first runs of its ops were in program order, each op on its stream.
-
-        Parameters
-        ----------
-        streams
-            By op, the stream that it should run on.
-        """
-        is_complete = len(self.starts) == self._steps and len(self._ran) == self._ops
-        return is_complete and self._keeps_program and self._streams == dict(enumerate(streams))
-
-    def _hold(self, tensor: int, tier: int, *, held: bool) -> None:
-        """Note whether a place is held, and whether that differs from time 0.
-
-        Copies that may outlast a step, because dynamic reads may choose them again, do not count.
-        """
-        is_home = self._home[tensor] == tier
-        if self._exists[tensor] and (is_home or tensor not in self._may_stay):
-            (self._unlike.discard if held == is_home else self._unlike.add)((tensor, tier))
+    for issue, (kind, a, b, c) in enumerate(tuples(codes, *ISSUED)):
+        if len(starts) == graph.steps:
+            break
+        if kind == COMPUTE:
+            ran.add(a)
+            for tensor in graph.ops[a].writes:
+                hold(tensor, compute_tier, held=True)
+        elif kind == COPY:
+            hold(a, c, held=True)
+        elif kind == DETACH:
+            hold(a, b, held=False)
+        if len(ran) == len(graph.ops) and not unlike:
+            starts.append(issue + 1)
+            ran.clear()
+    return starts
 
 
-def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: IssuedActions | None) -> bool:
+def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], codes: Block, starts: Sequence[int]) -> bool:
     """Tell whether a rank first ran all ops of each step in program order, each on its stream, as the bounds assume.
 
     Parameters
@@ -98,13 +69,18 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], issued: Issu
         The graph and its plan.
     streams
         By op, the stream that the bounds assume.
-    issued
-        The actions that the host issued, if they were recorded.
+    codes, starts
+        The actions that the host issued, if they were recorded, and where its steps begin.
     """
-    if plan.fixed is not None and plan.repeats == graph.steps:
-        codes = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
-        issued = IssuedActions(replace(graph, steps=1), plan.home, 0, codes)
-    return issued is not None and issued.keeps_program(streams)
+    steps = graph.steps
+    if plan.fixed is not None and plan.repeats == steps:  # all steps are alike
+        steps, starts, codes = 1, [0], {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
+    computes = np.flatnonzero(codes["kind"] == COMPUTE)
+    op, step = codes["a"][computes], np.searchsorted(starts, computes, "right") - 1
+    order = np.lexsort((computes, op, step))
+    first = np.sort(order[firsts(step[order], op[order])])
+    is_in_order = np.array_equal(op[first], np.tile(np.arange(len(graph.ops)), steps))
+    return is_in_order and np.array_equal(codes["b"][computes], np.array(streams)[op])
 
 
 def repeats(job: Job, trace: Trace) -> bool:
@@ -120,10 +96,10 @@ def repeats(job: Job, trace: Trace) -> bool:
     return trace.status != "ok" or computes > once
 
 
-def _issued(graph: Graph, hardware: Hardware, trace: Trace) -> IssuedActions:
-    """Find the steps of a trace of one rank."""
+def _starts(graph: Graph, hardware: Hardware, trace: Trace) -> list[int]:
+    """Find where the steps of a trace of one rank begin."""
     codes = trace.issued[0].whole()
-    return IssuedActions(graph, _homes(graph, trace), hardware.compute_tier_id, codes, trace.laps[0])
+    return step_starts(graph, _homes(graph, trace), hardware.compute_tier_id, codes, trace.laps[0])
 
 
 def _homes(graph: Graph, trace: Trace) -> list[int]:
@@ -172,7 +148,7 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
     graph, hardware, trace
         What ran, where, and what happened on the rank.
     """
-    return numbered(_issued(graph, hardware, trace).starts, trace)
+    return numbered(_starts(graph, hardware, trace), trace)
 
 
 class Instances:
@@ -227,8 +203,8 @@ class Ran:
     trace
         Its trace, with only those spans and waits that are of the last step or reach into it, unless ranks began in
         turn, so that another step may count.
-    issued
-        The actions that its host issued.
+    starts
+        Issue number of the first action of each step that began.
     ends_ns
         By stream with computes, the last end of each step's computes [ns].
     peaks_bytes
@@ -238,7 +214,7 @@ class Ran:
     """
 
     trace: Trace
-    issued: IssuedActions
+    starts: list[int]
     ends_ns: dict[int, Ints]
     peaks_bytes: dict[str, int]
     makespan_ns: int
@@ -253,15 +229,15 @@ class Ran:
         graph, hardware, trace
             What ran, where, and what happened.
         """
-        issued, spans = _issued(graph, hardware, trace), trace.spans.whole()
+        starts, spans = _starts(graph, hardware, trace), trace.spans.whole()
         computes = pick(spans, spans["kind"] == COMPUTE)
-        step = np.searchsorted(issued.starts, computes["issue"], "right") - 1
-        ends = np.zeros((1 + int(computes["track"].max(initial=0)), len(issued.starts)), np.int64)
+        step = np.searchsorted(starts, computes["issue"], "right") - 1
+        ends = np.zeros((1 + int(computes["track"].max(initial=0)), len(starts)), np.int64)
         np.maximum.at(ends, (computes["track"], step), computes["end_ns"])
         ends_ns = {stream: ends[stream] for stream in np.unique(computes["track"]).tolist()}
         return cls(
-            trace if trace.until_ns is not None else _of_last_step(graph, trace, issued.starts, ends_ns),
-            issued,
+            trace if trace.until_ns is not None else _of_last_step(graph, trace, starts, ends_ns),
+            starts,
             ends_ns,
             peaks_bytes(hardware, trace),
             int(spans["end_ns"].max(initial=0)),

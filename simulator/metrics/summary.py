@@ -135,11 +135,11 @@ def _measured(graph: Graph, ran: Ran) -> Window:
     has_line = graph.meets or any(op.stream for op in graph.ops)
     main = min(by_stream) if has_line else max(by_stream, key=lambda stream: (by_stream[stream].max(), -stream))
     if graph.steps == 1:
-        return Window(main, ran.issued.starts[-1], _NEVER, 0, ran.makespan_ns)
+        return Window(main, ran.starts[-1], _NEVER, 0, ran.makespan_ns)
     ends = np.maximum.accumulate(by_stream[main])
     last = _last_counted(ends, ran.trace.until_ns)
-    after = ran.issued.starts[last + 1] if last + 1 < len(ran.issued.starts) else _NEVER
-    return Window(main, ran.issued.starts[last], after, int(ends[last - 1]), int(ends[last]))
+    after = ran.starts[last + 1] if last + 1 < len(ran.starts) else _NEVER
+    return Window(main, ran.starts[last], after, int(ends[last - 1]), int(ends[last]))
 
 
 def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
@@ -151,7 +151,7 @@ def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
 def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
-    again = numbered(ran.issued.starts, trace)[0]["run"] > 1
+    again = numbered(ran.starts, trace)[0]["run"] > 1
     meets = is_collective(graph, trace)
     on_main_stream = (spans["kind"] == COMPUTE) & (spans["track"] == window.stream)
     on_main_stream &= (spans["start_ns"] >= window.start_ns) & (spans["end_ns"] <= window.end_ns)

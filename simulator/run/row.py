@@ -211,10 +211,9 @@ def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.
     """Return whether all ranks keep the program, of which the bounds hold."""
     tier = case.hardware.compute_tier_id
     for task, plan in zip(case.tasks, plans, strict=True):
-        issued = ran.issued if ran else None
-        if issued is None and (plan.fixed is None or plan.repeats != task.graph.steps):
-            issued = metrics.IssuedActions(task.graph, plan.home, tier, trace.issued[task.ranks[0]].whole())
-        if not metrics.keeps_program(task.graph, plan, task.problem.streams, issued):
+        codes = trace.issued[task.ranks[0]].whole()
+        starts = ran.starts if ran else metrics.step_starts(task.graph, plan.home, tier, codes)
+        if not metrics.keeps_program(task.graph, plan, task.problem.streams, codes, starts):
             return False
     return True
 

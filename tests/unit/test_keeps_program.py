@@ -11,7 +11,7 @@ import pytest
 from stories import graph
 
 import simulator as hosim
-from simulator.metrics import IssuedActions, keeps_program
+from simulator.metrics import keeps_program, step_starts
 from simulator.plan import COMPUTE, Actions, Plan
 from simulator.trace import ISSUED
 
@@ -38,7 +38,7 @@ IN_ORDER = [(0, 0), (1, 0), (2, 0)]
     ],
 )
 def test_a_fixed_plan_keeps_the_program_if_first_runs_are_in_order(computes, keeps):
-    assert keeps_program(GRAPH, fixed(*computes), (0, 0, 0), None) is keeps
+    assert keeps_program(GRAPH, fixed(*computes), (0, 0, 0), {}, []) is keeps
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,10 @@ def test_a_fixed_plan_keeps_the_program_if_first_runs_are_in_order(computes, kee
 def test_so_does_what_a_runtime_issued_in_each_step(computes, keeps):
     plan = Plan("p", ("hbm",), (0,), partial(iter, ()))
     two_steps = GRAPH.repeated(2)
-    codes = np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T
-    issued = IssuedActions(two_steps, plan.home, 0, dict(zip(ISSUED, codes, strict=True)))
-    assert keeps_program(two_steps, plan, (0, 0, 0), issued) is keeps
+    issued = np.array([(COMPUTE, op, stream, 0) for op, stream in computes]).T
+    codes = dict(zip(ISSUED, issued, strict=True))
+    starts = step_starts(two_steps, plan.home, 0, codes)
+    assert keeps_program(two_steps, plan, (0, 0, 0), codes, starts) is keeps
 
 
 @pytest.mark.parametrize("syncs", [1, 2, 3])
