@@ -1,7 +1,4 @@
-"""What runs, and where: the card of a model and of a machine, and the layout of a job over its ranks.
-
-All is counted from what was built.
-"""
+"""The cards of a model and of a machine, and the layout of a job over its ranks, counted from its graphs."""
 
 from __future__ import annotations
 
@@ -22,15 +19,15 @@ from simulator.units import counted, exact, human
 from simulator.workload import DecoderModel, Workload
 
 Card = dict[str, str]
-"""What it is -> how much, in the order in which it is told."""
+"""Name of an amount -> the amount for people, in the order of the card."""
 
 _WEIGHTS = (TensorKind.WEIGHT, TensorKind.EXPERT)
-_MOST_MEMBERS = 3
-_MOST_RANKS = 8
+_MOST_MEMBERS, _MOST_RANKS = 3, 8
+"""Most members of a group, and most ranks, that are listed: more do not fit in a line."""
 
 
 def model_card(workload: Workload | None, job: Job | None) -> Card:
-    """Describe what runs: parameters (all, and active per token), weights, KV cache, FLOPs per token, ops, tensors.
+    """Describe a model: parameters (all, and active per token), weights, KV cache, FLOPs per token, ops, tensors.
 
     Parameters
     ----------
@@ -47,10 +44,9 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
         card["parameters"] = every + (f", {active} active for a token" if counts[1] < counts[0] else "")
     whose = " a rank" if job and job.ranks > 1 else ""
     if job is not None:
-        kept = {kinds: max(_bytes(graph, kinds) for graph in job.graphs) for kinds in (_WEIGHTS, tuple(TensorKind))}
-        for name, size in zip(("weights", "persistent tensors"), kept.values(), strict=True):
-            if size and name not in card and "weights" not in card:
-                card[name] = human(size, "B") + whose
+        weights, persistent = (max(_bytes(g, kinds) for g in job.graphs) for kinds in (_WEIGHTS, tuple(TensorKind)))
+        if persistent:
+            card["weights" if weights else "persistent tensors"] = human(weights or persistent, "B") + whose
     if workload is not None and workload.model is not None and workload.phase != "train":
         card["KV cache"] = _cache(workload.model.decoder, workload.dtypes.kv_bytes)
     if job is not None:
@@ -58,10 +54,8 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     if is_served:
         card["arithmetic"] += ", the first of a sequence"
     elif job is not None:
-        graphs = ", ".join(
-            f"{counted(len(g.ops), 'op')} and {counted(len(g.tensors), 'tensor')}" for g in job.graphs[:4]
-        )
-        card["graph"] = graphs + (f" in {counted(job.ranks, 'rank')}" if whose else "")
+        sizes = ((counted(len(graph.ops), "op"), counted(len(graph.tensors), "tensor")) for graph in job.graphs[:4])
+        card["graph"] = ", ".join(map(" and ".join, sizes)) + (f" in {counted(job.ranks, 'rank')}" if whose else "")
     return card
 
 
@@ -70,8 +64,8 @@ def _cache(model: DecoderModel, kv_bytes: int) -> str:
     every, near = human(model.kv_elements * kv_bytes, "B"), Counter[int]()
     for (part, _), layers in model.kinds.items():
         near[part.window or 0] += layers
-    told = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
-    return ", ".join((f"{every} a token", *told))
+    windows = [f"in {n} of {model.layers} layers only the last {w:,} tokens" for w, n in near.items() if w]
+    return ", ".join((f"{every} a token", *windows))
 
 
 def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:
@@ -80,7 +74,7 @@ def _bytes(graph: Graph, kinds: tuple[TensorKind, ...]) -> int:
 
 def _arithmetic(job: Job, tokens: int | None) -> Card:
     """Write the arithmetic of all ranks (`Graph.arithmetic`), per token where tokens are known."""
-    flops = sum(times * sum(job.graphs[one].arithmetic.values()) for one, times in Counter(job.graph_of).items())
+    flops = sum(ranks * sum(job.graphs[index].arithmetic.values()) for index, ranks in Counter(job.graph_of).items())
     if not flops:
         return {}
     much = human(flops / (tokens or 1), "FLOP/s").removesuffix("/s")
@@ -117,21 +111,21 @@ def line(card: Card) -> str:
     return "; ".join(f"{name} {much}" for name, much in card.items())
 
 
-def amount(number: int) -> str:
+def amount(count: int) -> str:
     """Write a count for people, with three digits: ``8.03 billion``."""
     for name, size in (("trillion", 10**12), ("billion", 10**9), ("million", 10**6)):
-        if number >= 0.9995 * size:
-            return f"{number / size:#.3g}".removesuffix(".") + f" {name}"
-    return f"{number:,}"
+        if count >= 0.9995 * size:
+            return f"{count / size:#.3g}".removesuffix(".") + f" {name}"
+    return f"{count:,}"
 
 
 class Holding(NamedTuple):
-    """What each rank of a program holds [B].
+    """The bytes that each rank of a program holds.
 
     Attributes
     ----------
     program, ranks, ops
-        The program, who runs it, and its ops in a step.
+        The program, the ranks that run it, and its ops in a step.
     kept_bytes
         Kind of tensor -> bytes that are there all step, before ZeRO's shards are gathered.
     peak_bytes
@@ -160,31 +154,27 @@ class Exchange(NamedTuple):
 
 
 def layout_text(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> str:
-    """Write the layout of a job as tables: what ranks hold, how weights are cut, what ranks communicate.
+    """Write the layout of a job as tables: the memory of ranks, the cuts of weights, and the communication.
 
     Parameters
     ----------
-    job
-        What all ranks run.
-    workload
-        Which it was built from.
+    job, workload
+        The graphs of all ranks, and the workload that they were built from.
     weights
-        How weights are cut; may be empty.
+        The cuts of weights; may be empty.
     """
-    holdings = [holding(job, number) for number in range(len(job.graphs))]
-    kept = [
-        {"program": one.program, "ranks": numbers(one.ranks), "ops": one.ops, **_sizes(one.kept_bytes)}
-        for one in holdings
-    ]
-    peaks = [{"program": one.program, **_sizes(one.peak_bytes), "at_op": one.peak_op} for one in holdings]
+    programs, exchanged = holdings(job), [_exchanged(exchange) for exchange in exchanges(job)]
+    about = [{"program": p.program, "ranks": numbers(p.ranks), "ops": p.ops} for p in programs]
     parts = {
-        "held all step, by each rank": kept,
-        "live at most, if nothing moves": peaks,
+        "held all step, by each rank": [row | _sizes(p.kept_bytes) for row, p in zip(about, programs, strict=True)],
+        "live at most, if nothing moves": [
+            {"program": p.program, **_sizes(p.peak_bytes), "at_op": p.peak_op} for p in programs
+        ],
         "how weights are cut, before ZeRO": _cuts(weights, workload),
-        "communicated in a step, by each rank": [_exchanged(one) for one in exchanges(job)],
+        "communicated in a step, by each rank": exchanged,
     }
     tables = [f"{head}\n{aligned(figures(rows, _used(rows)), 2)}" for head, rows in parts.items() if rows]
-    tables += [] if parts["communicated in a step, by each rank"] else ["nothing is communicated"]
+    tables += [] if exchanged else ["nothing is communicated"]
     return "\n\n".join([f"{job.name}: {counted(job.ranks, 'rank')}{_parts(workload)}", *tables])
 
 
@@ -208,55 +198,48 @@ def layout_data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> 
     element_bytes
         Size of an element of a weight [B].
     """
-    cut = [
-        {
-            "weight": w.name,
-            "shape": w.shape,
-            "device_matrix": w.layout.mesh.device_matrix,
-            "axis_names": w.layout.mesh.axis_names,
-            "tensor_map": w.layout.tensor_map,
-            "rank_bytes": w.parameters * element_bytes,
-            "held_by_ranks": _holders(w),
-        }
-        for w in weights.values()
-    ]
+    cuts = []
+    for weight in weights.values():
+        mesh = weight.layout.mesh
+        cut = {"weight": weight.name, "shape": weight.shape, "device_matrix": mesh.device_matrix}
+        cut |= {"axis_names": mesh.axis_names, "tensor_map": weight.layout.tensor_map}
+        cuts.append(cut | {"rank_bytes": weight.parameters * element_bytes, "held_by_ranks": _holders(weight)})
     return {
         "schema": "hosim-layout/1",
         "name": job.name,
         "ranks": job.ranks,
-        "programs": [holding(job, number)._asdict() for number in range(len(job.graphs))],
-        "weights": cut,
+        "programs": [program._asdict() for program in holdings(job)],
+        "weights": cuts,
         "groups": {group.name: group.members for graph in job.graphs for group in graph.groups},
-        "collectives": [{**one._asdict(), "group": one.group.name} for one in exchanges(job)],
+        "collectives": [exchange._asdict() | {"group": exchange.group.name} for exchange in exchanges(job)],
     }
 
 
-def holding(job: Job, number: int) -> Holding:
-    """Count what each rank of a program holds, all step and at its peak."""
-    graph = job.graphs[number]
-    kept = Counter[str]()
-    for tensor in graph.tensors:
-        if tensor.persistent:
-            kept[str(tensor.kind)] += tensor.size_bytes
-    found = Lifetimes(graph)
-    op = int(live_bytes(graph).argmax())
-    peak = Counter[str]({str(TensorKind.WORKSPACE): graph.ops[op].workspace_bytes})
-    for t, tensor in enumerate(graph.tensors):
-        if 0 <= found.born[t] <= op <= found.dies[t]:
-            peak[str(tensor.kind)] += tensor.size_bytes
-    return Holding(job.labels[number], job.ranks_of(number), len(graph.ops), kept, peak, graph.ops[op].name)
+def holdings(job: Job) -> list[Holding]:
+    """Count the bytes that each rank of each program holds, all step and at its peak."""
+    programs = []
+    for index, (label, graph) in enumerate(zip(job.labels, job.graphs, strict=True)):
+        lifetimes, op = Lifetimes(graph), int(live_bytes(graph).argmax())
+        kept, peak = Counter[str](), Counter({str(TensorKind.WORKSPACE): graph.ops[op].workspace_bytes})
+        for t, tensor in enumerate(graph.tensors):
+            if tensor.persistent:
+                kept[str(tensor.kind)] += tensor.size_bytes
+            if 0 <= lifetimes.born[t] <= op <= lifetimes.dies[t]:
+                peak[str(tensor.kind)] += tensor.size_bytes
+        programs.append(Holding(label, job.ranks_of(index), len(graph.ops), kept, peak, graph.ops[op].name))
+    return programs
 
 
 def exchanges(job: Job) -> Iterator[Exchange]:
     """Count the collectives of each program in a step, in the order in which they first come."""
-    for number, graph in enumerate(job.graphs):
-        ranks, groups = set(job.ranks_of(number)), {group.name: group for group in graph.groups}
-        met = ((op.phase, what) for op in graph.ops if (what := op.collective) is not None)
-        found = Counter((phase, str(what.kind), what.group, what.size_bytes) for phase, what in met)
-        for (phase, kind, name, size_bytes), times in found.items():
+    for index, graph in enumerate(job.graphs):
+        ranks, groups = set(job.ranks_of(index)), {group.name: group for group in graph.groups}
+        met = ((op.phase, op.collective) for op in graph.ops if op.collective is not None)
+        counts = Counter((phase, str(c.kind), c.group, c.size_bytes) for phase, c in met)
+        for (phase, kind, name, size_bytes), times in counts.items():
             takes_part = {"send": slice(0, 1), "recv": slice(-1, None)}.get(kind, slice(None))
-            mine = tuple(members for members in groups[name].members if not ranks.isdisjoint(members[takes_part]))
-            yield Exchange(job.labels[number], phase, kind, Group(name, mine), times, size_bytes)
+            meeting = tuple(members for members in groups[name].members if not ranks.isdisjoint(members[takes_part]))
+            yield Exchange(job.labels[index], phase, kind, Group(name, meeting), times, size_bytes)
 
 
 def _parts(workload: Workload) -> str:
@@ -277,10 +260,10 @@ def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[dict[str, A
         return re.sub(r"\d+", "*", weight.name), " x ".join(map(str, weight.shape)), f"[{cut}]"
 
     rows = []
-    for (name, shape, cut), own in grouped(weights.values(), alike).items():
-        row: dict[str, Any] = {"weights": name, "how_many": len(own), "shape": shape, "cut_along": cut}
-        row["each_rank_bytes"] = own[0].parameters * workload.dtypes.element_bytes
-        rows.append(row | {"ranks_that_hold_it": _holders(own[0])})
+    for (name, shape, cut), group in grouped(weights.values(), alike).items():
+        row: dict[str, Any] = {"weights": name, "how_many": len(group), "shape": shape, "cut_along": cut}
+        row["each_rank_bytes"] = group[0].parameters * workload.dtypes.element_bytes
+        rows.append(row | {"ranks_that_hold_it": _holders(group[0])})
     return rows
 
 
@@ -290,14 +273,14 @@ def _holders(weight: Weight) -> int:
     return mesh.size([axis for axis in mesh.axis_names if axis not in cut])
 
 
-def _exchanged(one: Exchange) -> dict[str, Any]:
+def _exchanged(exchange: Exchange) -> dict[str, Any]:
     """Return the row of a collective for the table."""
-    members, arrow = one.group.members, one.kind in PAIRED
+    members, arrow = exchange.group.members, exchange.kind in PAIRED
     shown = [f"{a} > {b}" if arrow else numbers((a, *rest, b)) for a, *rest, b in members[:_MOST_MEMBERS]]
     meets = " | ".join(shown) + (f" | ... ({len(members)})" if len(members) > _MOST_MEMBERS else "")
-    about = {"program": one.label, "phase": one.phase, "collective": one.kind, "group": one.group.name}
-    sizes = {"times": one.times, "size_bytes": one.size_bytes, "in_all_bytes": one.times * one.size_bytes}
-    return {**about, **sizes, "who_meets": meets}
+    row: dict[str, Any] = {"program": exchange.label, "phase": exchange.phase, "collective": exchange.kind}
+    row |= {"group": exchange.group.name, "times": exchange.times, "size_bytes": exchange.size_bytes}
+    return row | {"in_all_bytes": exchange.times * exchange.size_bytes, "who_meets": meets}
 
 
 def numbers(ranks: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What moved between two results, row by row; as text, and as Markdown."""
+"""The differences between two results, row by row; as text, and as Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from simulator.errors import insist
 from simulator.metrics import figure_of
-from simulator.report.files import Said, dumped, read_summary, spent
+from simulator.report.files import Summary, dumped, read_summary, spent
 from simulator.report.rows import ABSENT, percent, shown, signed
 from simulator.report.tables import Column, in_markdown, markdown
 from simulator.report.views import Section, SweepView
@@ -27,11 +27,11 @@ class FigureChange(NamedTuple):
     Attributes
     ----------
     column, on
-        Which column of the summary; of a wait the tier, link or rank, as far as it is known.
+        A column of the summary; of a wait the tier, link or rank, as far as it is known.
     old, new
         The two values; None where there is none.
     of
-        What the change is a share of: the value before; of what a step is spent on, the step before.
+        The base of the share: the value before; for a part of a step, the step before.
     tolerance
         Share up to which a change is accepted.
     """
@@ -75,9 +75,9 @@ class FigureChange(NamedTuple):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """What JSON has of it."""
+        """It as JSON."""
         values = {"old": self.old, "new": self.new, "difference": self.difference, "share": self.share}
-        return {"column": self.column, **({"on": self.on} if self.on else {}), **values}
+        return {"column": self.column} | ({"on": self.on} if self.on else {}) | values
 
 
 class RowChange(NamedTuple):
@@ -90,14 +90,14 @@ class RowChange(NamedTuple):
     status
         Before and after; None where there is no such row.
     why
-        Where its status is another one: where room is short, or what is in its way.
+        If its status changed and it does not run: the place where room is short, or the obstacle.
     step
         The step.
     figures
-        Peaks, bytes that were moved, and what else is compared, in the order of the summary.
+        Peaks, bytes that were moved, and other figures that are compared, in the order of the summary.
     terms
-        What the step is spent on, the largest change first: the differences sum to that of the step. Only of a row that
-        ran to its end before and after.
+        The parts of the step, the largest change first: the differences sum to that of the step. Only of a row that ran
+        to its end before and after.
     """
 
     label: str
@@ -123,15 +123,14 @@ class RowChange(NamedTuple):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """What JSON has of it: every number, also those that did not move."""
-        sides = dict(zip(("old_status", "new_status"), self.status, strict=True))
-        lists = {"spent": [one.plain for one in self.terms], "figures": [one.plain for one in self.figures]}
-        flags = {"moved": self.moved, "worse": self.worse}
-        return {"policy": self.label, **sides, **flags, "step": self.step.plain, **lists}
+        """It as JSON: every number, also those that did not move."""
+        row: dict[str, Any] = {"policy": self.label, "old_status": self.status[0], "new_status": self.status[1]}
+        row |= {"moved": self.moved, "worse": self.worse, "step": self.step.plain}
+        return row | {"spent": [term.plain for term in self.terms], "figures": [each.plain for each in self.figures]}
 
 
 class Turned(NamedTuple):
-    """An expectation whose verdict changed: what is expected, whether it held, and whether it holds now."""
+    """An expectation whose verdict changed: its words, whether it held, and whether it holds now."""
 
     asks: str
     held: bool
@@ -140,7 +139,7 @@ class Turned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What moved between two results.
+    """The differences between two results.
 
     Attributes
     ----------
@@ -151,9 +150,9 @@ class Diff:
     rows
         In the order of the new result; those that only the old one has come last.
     inputs
-        What differs in what was run: what it is, before and after.
+        Inputs and settings that differ: the name, and the values before and after.
     verdicts
-        Expectations of which it changed whether they hold.
+        Expectations whose verdicts changed.
     """
 
     old: Path
@@ -175,7 +174,7 @@ class Diff:
 
     @property
     def conclusion(self) -> str:
-        """How much moved, in a sentence."""
+        """The number of rows that moved, in a sentence."""
         moved, worse = sum(row.moved for row in self.rows), sum(row.worse for row in self.rows)
         text = f"{moved} of {counted(len(self.rows), 'row')} moved by more than {percent(self.tolerance)}"
         turned = f"; {counted(len(self.verdicts), 'expectation')} turned" if self.verdicts else ""
@@ -186,12 +185,12 @@ class Diff:
 
     @property
     def view(self) -> SweepView:
-        """The table of all rows, a table of each row that changed, and what differs in inputs and verdicts."""
+        """The table of all rows, a table of each row that changed, and the differences of inputs and verdicts."""
         moved = [row for row in self.rows if row.moved]
         sections = [Section(columns=_table(self.rows))] if moved else []
         sections += [Section(row.label, _details(row)) for row in moved if row.terms]
-        inputs = [f"{what}: {old} -> {new}" for what, old, new in self.inputs]
-        turned = [f"expectation {'holds again' if one.holds else 'fails now'}: {one.asks}" for one in self.verdicts]
+        inputs = [f"{name}: {old} -> {new}" for name, old, new in self.inputs]
+        turned = [f"expectation {'holds again' if turn.holds else 'fails now'}: {turn.asks}" for turn in self.verdicts]
         return SweepView(f"{self.old} and {self.new}", sections, [self.conclusion, *inputs, *turned])
 
     def _repr_html_(self) -> str:
@@ -209,11 +208,11 @@ class Diff:
 
     def json(self) -> bytes:
         """Write it as JSON: every row with every number, also those that did not move."""
-        said = {"schema": SCHEMA, "old": str(self.old), "new": str(self.new), "tolerance": self.tolerance}
-        said |= {"moved": self.moved, "worse": self.worse}
-        said |= {"inputs": [dict(zip(("what", "old", "new"), one, strict=True)) for one in self.inputs]}
-        said |= {"rows": [row.plain for row in self.rows], "expectations": [one._asdict() for one in self.verdicts]}
-        return dumped(said)
+        content = {"schema": SCHEMA, "old": str(self.old), "new": str(self.new), "tolerance": self.tolerance}
+        content |= {"moved": self.moved, "worse": self.worse}
+        content |= {"inputs": [{"what": name, "old": old, "new": new} for name, old, new in self.inputs]}
+        content |= {"rows": [row.plain for row in self.rows]}
+        return dumped(content | {"expectations": [turned._asdict() for turned in self.verdicts]})
 
 
 def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
@@ -224,13 +223,13 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     old, new
         Folders that ``hosim run --out`` wrote, or the ``summary.json`` in them.
     tolerance
-        Share up to which a change is accepted: of a peak, or of bytes moved, of its value before; of a step, and of
-        what it is spent on, of the step before.
+        Share up to which a change is accepted: for a peak, or bytes moved, of its value before; for a step and its
+        parts, of the step before.
 
     Raises
     ------
     ConfigError
-        If a folder is none of ours, was not written to its end, or has another version of the schema.
+        If hosim did not write a folder, or not to its end, or with another version of the schema.
     """
     rule = "a tolerance is a share from 0 to below 1"
     insist(0 <= tolerance < 1, "tolerance", rule, f"{tolerance}", "write such as 0.01")
@@ -240,64 +239,71 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     return Diff(*paths, tolerance, changes(was, now, tolerance), inputs, tuple(_turned(was, now)))
 
 
-def changes(old: Said, new: Said, tolerance: float) -> tuple[RowChange, ...]:
+def changes(old: Summary, new: Summary, tolerance: float) -> tuple[RowChange, ...]:
     """Compare the rows of two results.
 
     Parameters
     ----------
     old, new
-        What they say, as `simulator.report.files.read_summary` reads it.
+        Their summaries, see `simulator.report.files.read_summary`.
     tolerance
         Share up to which a change is accepted.
     """
-    before, after = ({row["policy"]: row for row in said["rows"]} for said in (old, new))
-    labels = dict.fromkeys((*after, *before))
-    return tuple(_row(label, (before.get(label), after.get(label)), (old, new), tolerance) for label in labels)
-
-
-def _turned(old: Said, new: Said) -> Iterator[Turned]:
-    held, holds = ({one["asks"]: one["holds"] or bool(one.get("missed")) for one in said["expectations"]}
-                   for said in (old, new))  # fmt: skip
-    return (Turned(asks, held[asks], now) for asks, now in holds.items() if held.get(asks, now) != now)
-
-
-def _row(label: str, rows: tuple[Said | None, Said | None], said: tuple[Said, Said], tolerance: float) -> RowChange:
-    old, new = (row or {} for row in rows)
-    status, step = (old.get("status"), new.get("status")), old.get("step_ns")
-    compared = [column for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared]
-    was, now = (dict(spent(row, one)) for row, one in zip((old, new), said, strict=True))
-    terms = [
-        FigureChange(*key, was.get(key, 0), now.get(key, 0), step, tolerance) for key in dict.fromkeys((*was, *now))
-    ]
-    figures = [
-        FigureChange(column, "", old.get(column), new.get(column), old.get(column), tolerance) for column in compared
-    ]
-    return RowChange(
-        label,
-        status,
-        "" if status[0] == status[1] or status[1] == "ok" else new.get("short_at") or new.get("notes") or "",
-        FigureChange("step_ns", "", step, new.get("step_ns"), step, tolerance),
-        tuple(figures),
-        tuple(sorted(terms, key=lambda one: -abs(one.difference or 0))) if status == ("ok", "ok") else (),
+    before, after = ({row["policy"]: row for row in summary["rows"]} for summary in (old, new))
+    return tuple(
+        _row(label, (before.get(label, {}), old), (after.get(label, {}), new), tolerance)
+        for label in dict.fromkeys((*after, *before))
     )
 
 
-def _inputs(old: Said, new: Said) -> Iterator[tuple[str, str, str]]:
+def _turned(old: Summary, new: Summary) -> Iterator[Turned]:
+    held, holds = map(_holding, (old, new))
+    return (Turned(asks, held[asks], now) for asks, now in holds.items() if held.get(asks, now) != now)
+
+
+def _holding(summary: Summary) -> dict[str, bool]:
+    """Return of each expectation whether it holds, or is known to be missed."""
+    return {verdict["asks"]: verdict["holds"] or bool(verdict.get("missed")) for verdict in summary["expectations"]}
+
+
+def _row(label: str, before: tuple[Summary, Summary], after: tuple[Summary, Summary], tolerance: float) -> RowChange:
+    """Compare a row of two results, each with the summary that it is in; it is empty where there is none."""
+    (old, _), (new, _) = before, after
+
+    def change(column: str) -> FigureChange:
+        return FigureChange(column, "", old.get(column), new.get(column), old.get(column), tolerance)
+
+    status, step = (old.get("status"), new.get("status")), change("step_ns")
+    is_gone = status[1] not in (status[0], "ok")
+    was, now = dict(spent(*before)), dict(spent(*after))
+    places = dict.fromkeys((*was, *now)) if status == ("ok", "ok") else ()
+    terms = [FigureChange(*place, was.get(place, 0), now.get(place, 0), step.old, tolerance) for place in places]
+    return RowChange(
+        label,
+        status,
+        (new.get("short_at") or new.get("notes") or "") if is_gone else "",
+        step,
+        tuple(change(column) for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared),
+        tuple(sorted(terms, key=lambda term: -abs(term.difference or 0))),
+    )
+
+
+def _inputs(old: Summary, new: Summary) -> Iterator[tuple[str, str, str]]:
     """Iterate over inputs and settings that differ between two runs: the name, and both values."""
-    was, now = ({one["kind"]: one for one in said.get("inputs", ())} for said in (old, new))
+    was, now = ({entry["kind"]: entry for entry in run.get("inputs", ())} for run in (old, new))
     for kind in dict.fromkeys((*was, *now)):
         before, after = (files.get(kind, {"name": "none", "sha256": ""}) for files in (was, now))
         if not any(before.get(key) == after.get(key) is not None for key in ("sha256", "content")):
-            yield kind, *(f"{one['name']} {one['sha256'][:8]}".rstrip() for one in (before, after))
+            yield kind, *(f"{file['name']} {file['sha256'][:8]}".rstrip() for file in (before, after))
     for table in ("set", "switches", "draws", "hosim", "seed"):
-        values = (said.get(table, {}) for said in (old, new))
+        values = (run.get(table, {}) for run in (old, new))
         before, after = (dict(value) if isinstance(value, Mapping) else {"": value} for value in values)
         for key in dict.fromkeys((*before, *after)):
             if before.get(key) != after.get(key):
                 yield f"{table} {key}".rstrip(), _value(before, key), _value(after, key)
 
 
-def _value(values: Said, key: str) -> str:
+def _value(values: Summary, key: str) -> str:
     value = values.get(key, "not set")
     text = value if isinstance(value, str) else in_yaml(value)
     return text if text.isprintable() else repr(text)
@@ -314,13 +320,12 @@ def _table(rows: Sequence[RowChange]) -> list[Column]:
 
 def _sides(changed: Sequence[FigureChange], name: str = "") -> list[Column]:
     """Make the columns of old and new values, and of their differences."""
-    columns = [
-        Column(f"{side} {name}".rstrip(), (shown(one.column, getattr(one, side)) for one in changed), left=False)
-        for side in ("old", "new")
+    heads = (f"old {name}".rstrip(), f"new {name}".rstrip(), "change", "share")
+    lines = [
+        (shown(c.column, c.old), shown(c.column, c.new), c.written, signed(c.share) if c.difference else "")
+        for c in changed
     ]
-    shares = (signed(one.share) if one.difference else "" for one in changed)
-    written = (one.written for one in changed)
-    return [*columns, Column("change", written, left=False), Column("share", shares, left=False)]
+    return [Column(head, cells, left=False) for head, cells in zip(heads, zip(*lines, strict=True), strict=True)]
 
 
 def _status(row: RowChange) -> str:
@@ -331,16 +336,16 @@ def _status(row: RowChange) -> str:
 
 
 def _cause(row: RowChange) -> str:
-    """Name the largest change in what the step is spent on, or in the figures; or say why the row does not run."""
+    """Name the largest change in the parts of the step, or in the figures; or say why the row does not run."""
     if row.status[0] != row.status[1]:
-        short = next((one.new for one in row.figures if one.column == "short_bytes" and one.new), None)
+        short = next((change.new for change in row.figures if change.column == "short_bytes" and change.new), None)
         return f"short by {shown('short_bytes', short)} at {row.why}" if short else row.why
-    moved = next((one for one in chain(row.terms, row.figures) if one.moved), None)
+    moved = next((change for change in chain(row.terms, row.figures) if change.moved), None)
     return f"{moved.name} {moved.written}" if moved else "same"
 
 
 def _details(row: RowChange) -> list[Column]:
     """Make the table of one row: the step, and each term and figure that changed."""
-    changed = [row.step, *(one for one in (*row.terms, *row.figures) if one.old != one.new)]
-    marks = ("" if one.moved else "accepted" for one in changed)
-    return [Column("", (one.name for one in changed)), *_sides(changed), Column("", marks)]
+    changed = [row.step, *(change for change in (*row.terms, *row.figures) if change.old != change.new)]
+    marks = ("" if change.moved else "accepted" for change in changed)
+    return [Column("", (change.name for change in changed)), *_sides(changed), Column("", marks)]

@@ -1,7 +1,7 @@
-"""A compiled plan for readers: what moved and why, where each cache operator is, and how busy the links are.
+"""A compiled plan for readers: the decisions with their reasons, the cache operators, and the use of links.
 
-Everything is in three tables, which are written as files. The text sums them up by patterns: names that differ in their
-numbers alone (layers) share a line, so that a large model stays readable; one tensor can be told in full.
+Three tables, which are written as files, have every line. The text sums them up by patterns: names that differ in their
+numbers alone (layers) share a line, so that a large model stays readable; one tensor can be explained in full.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from simulator.units import counted, did_you_mean, human
 Line = dict[str, Any]
 """A line of a table, by column."""
 MOST_LINES = 12
-"""Lines of a table; what is left over is counted."""
+"""Most lines of a table, which stays readable; the others are counted."""
 
 
 def decisions(explanation: Explanation) -> list[Line]:
-    """Return a row for each idle interval of a tensor: what was decided, and every term of its score."""
+    """Return a row for each idle interval of a tensor: the decision, and every term of its score."""
     problem, ops = explanation.augmented.problem, explanation.augmented.problem.graph.ops
     lines = []
     for choice in explanation.choices:
@@ -50,19 +50,20 @@ def decisions(explanation: Explanation) -> list[Line]:
 def cache_ops(explanation: Explanation) -> list[Line]:
     """Return a row for each cache operator in the order of issue, with its window and its costs."""
     augmented, problem, lines = explanation.augmented, explanation.augmented.problem, []
-    for one in augmented.cache_ops:
-        line: Line = {"role": str(one.role), "trip": one.trip, "tensor": problem.graph.tensors[one.tensor].name}
-        line |= {"source": problem.tiers[one.source]}
-        line |= {"target": "" if one.target == NOWHERE else problem.tiers[one.target], "size_bytes": one.size_bytes}
-        line |= {"alone_ns": one.alone_ns, "first_point": one.first, "position": one.position, "last_point": one.last}
-        line |= {"issued": augmented.point(one.position), "stall_ns": one.stall_ns, "residency_ns": one.residency_ns}
-        line |= {"waited_ns": explanation.waited_ns[one.before, one.tensor] if one.role is Role.PREFETCH else 0}
-        lines.append(line)
+    for op in augmented.cache_ops:
+        line: Line = {"role": str(op.role), "trip": op.trip, "tensor": problem.graph.tensors[op.tensor].name}
+        line |= {"source": problem.tiers[op.source]}
+        line |= {"target": "" if op.target == NOWHERE else problem.tiers[op.target], "size_bytes": op.size_bytes}
+        line |= {"alone_ns": op.alone_ns, "first_point": op.first, "position": op.position, "last_point": op.last}
+        line |= {"issued": augmented.point(op.position), "stall_ns": op.stall_ns, "residency_ns": op.residency_ns}
+        lines.append(
+            line | {"waited_ns": explanation.waited_ns[op.before, op.tensor] if op.role is Role.PREFETCH else 0}
+        )
     return lines
 
 
 def slots(explanation: Explanation) -> list[Line]:
-    """Return a row for each link and slot of the step: how long it is wanted, and how long it is busy."""
+    """Return a row for each link and slot of the step: the time for which it is wanted, and busy."""
     return [slot._asdict() | {"oversubscribed": int(slot.is_oversubscribed)} for slot in explanation.slots]
 
 
@@ -82,14 +83,14 @@ def write(explanation: Explanation, folder: Path) -> None:
 
 
 _COSTS = ("alone_ns", "stall_ns", "residency_ns", "waited_ns")
-"""What a cache operator costs."""
+"""Columns of the costs of a cache operator."""
 
 
 def plan_text(explanation: Explanation) -> str:
     """Write the whole plan as tables: decisions, cache operators and links."""
     parts = []
-    for decision, found in grouped(decisions(explanation), itemgetter("decision")).items():
-        intervals = [idle | {"copies_ns": idle["out_ns"] + idle["in_ns"], "to": idle["tier"]} for idle in found]
+    for decision, lines in grouped(decisions(explanation), itemgetter("decision")).items():
+        intervals = [idle | {"copies_ns": idle["out_ns"] + idle["in_ns"], "to": idle["tier"]} for idle in lines]
         rows = _alike(intervals, ("kind", "to", "reason"), ("idle_ns", "copies_ns", "remake_ns", "score"))
         for row in rows:
             row["score"] = round(row["score"] / row["count"], 1)
@@ -101,16 +102,15 @@ def plan_text(explanation: Explanation) -> str:
         head = "cache operators, the cost terms of Algorithm 1 at their positions, and what the replay waited"
         columns = ("role", "tensors", "count", "size_bytes", *_COSTS)
         parts.append(_cut(head, _alike(moved, ("role",), _COSTS), columns))
-    links = grouped(slots(explanation), itemgetter("link"))
-    rows = [_use(link, own) for link, own in links.items()]
-    if rows:
-        count = counted(len(next(iter(links.values()))), "slot")
+    by_link = grouped(slots(explanation), itemgetter("link"))
+    if rows := [_use(link, lines) for link, lines in by_link.items()]:
+        count = counted(len(next(iter(by_link.values()))), "slot")
         parts.append(_cut(f"links, in {count} of the step", rows, tuple(rows[0])))
     return "\n\n".join(parts)
 
 
 def _use(link: str, slots: Sequence[Line]) -> Line:
-    """Return how much a link is wanted and busy, as shares of what it can serve."""
+    """Return the time for which a link is wanted and busy, as shares of the time that it can serve."""
     served_ns = sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in slots)
     shares = {f"{use}_fraction": sum(slot[f"{use}_ns"] for slot in slots) / served_ns for use in ("wanted", "busy")}
     return {"link": link, **shares, "slots_oversubscribed": sum(slot["oversubscribed"] for slot in slots)}
@@ -120,9 +120,9 @@ def _alike(lines: Sequence[Line], same: Sequence[str], summed: Sequence[str]) ->
     """Sum up rows whose tensors' names differ only in numbers, and that agree in some columns; the largest first."""
     alike = grouped(lines, lambda line: (re.sub(r"\d+", "*", line["tensor"]), *(line[column] for column in same)))
     rows = []
-    for (pattern, *values), own in alike.items():
-        row: Line = {"tensors": pattern, "count": len(own), **dict(zip(same, values, strict=True))}
-        rows.append(row | {column: sum(line[column] or 0 for line in own) for column in ("size_bytes", *summed)})
+    for (pattern, *values), group in alike.items():
+        row: Line = {"tensors": pattern, "count": len(group), **dict(zip(same, values, strict=True))}
+        rows.append(row | {column: sum(line[column] or 0 for line in group) for column in ("size_bytes", *summed)})
     return sorted(rows, key=itemgetter("size_bytes"), reverse=True)
 
 
@@ -132,7 +132,7 @@ def _cut(head: str, rows: Sequence[Line], columns: Sequence[str]) -> str:
 
 
 def tensor_text(explanation: Explanation, name: str) -> str:
-    """Write all about one tensor: each idle interval with the terms of its score, each cache operator with its costs.
+    """Explain one tensor: each idle interval with the terms of its score, each cache operator with its costs.
 
     Parameters
     ----------
@@ -150,19 +150,19 @@ def tensor_text(explanation: Explanation, name: str) -> str:
     if name not in tensors:
         do = did_you_mean(name, tensors, f"the first tensor is {next(iter(tensors))!r}")
         raise ConfigError("--tensor", "the graph has the tensor", repr(name), do)
-    said = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
+    texts = [f"{name}: {tensors[name].kind}, {human(tensors[name].size_bytes, 'B')}"]
     for idle in (line for line in decisions(explanation) if line["tensor"] == name):
         until, lasts = idle["before"] or "the end of the step", human(idle["idle_ns"], "ns")
         terms = (f"{term} {idle[f'term_{term}']:+.2f}" for term in TERMS if idle[f"term_{term}"])
-        said.append(f"  idle from {idle['after']} to {until}, for {lasts}; {idle['decision']}: {idle['reason']}")
-        said.append(f"    score {idle['score']:.2f} = {', '.join(terms)}")
+        texts.append(f"  idle from {idle['after']} to {until}, for {lasts}; {idle['decision']}: {idle['reason']}")
+        texts.append(f"    score {idle['score']:.2f} = {', '.join(terms)}")
         if idle["remake_ns"] is not None:
             by, copies = f" by {idle['made_by']}" * bool(idle["made_by"]), human(idle["out_ns"] + idle["in_ns"], "ns")
-            said.append(f"    making it again{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
+            texts.append(f"    making it again{by} takes {human(idle['remake_ns'], 'ns')}, its copies {copies}")
     point = explanation.augmented.point
-    for one in (line for line in cache_ops(explanation) if line["tensor"] == name):
-        window = f"{point(one['first_point'])} ... {point(one['last_point'])}"
-        costs = ", ".join(f"{cost.removesuffix('_ns')} {human(one[cost], 'ns')}" for cost in _COSTS)
-        said.append(f"  {one['role']} {one['issued']}; window {window}")
-        said += [f"    {one['source']} to {one['target']}: {costs}"] if one["target"] else []
-    return "\n".join(said)
+    for op in (line for line in cache_ops(explanation) if line["tensor"] == name):
+        window = f"{point(op['first_point'])} ... {point(op['last_point'])}"
+        costs = ", ".join(f"{cost.removesuffix('_ns')} {human(op[cost], 'ns')}" for cost in _COSTS)
+        texts.append(f"  {op['role']} {op['issued']}; window {window}")
+        texts += [f"    {op['source']} to {op['target']}: {costs}"] if op["target"] else []
+    return "\n".join(texts)

@@ -1,7 +1,7 @@
 """The output folder: filled beside its place and renamed when complete, so that none is ever half written.
 
-Beside it lies a folder of the run's own, whose name nobody else has. The run holds it as long as it lives: what nobody
-holds was left by one that was killed.
+Beside it lies a folder of the run's own, with a unique name. The run locks it as long as it lives: a folder without a
+lock was left by a run that was killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from glob import escape
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from tempfile import TemporaryFile, mkdtemp
 from typing import Any
@@ -26,7 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from simulator.document import Line
-from simulator.errors import ConfigError, system_message
+from simulator.errors import ConfigError, insist, system_message
 from simulator.inputs import whole
 from simulator.interrupts import complete, waiting
 
@@ -39,8 +39,8 @@ _FILES = ("report.html", COMPARISON, "summary.csv", "summary.json", "scenario.ya
 """Names in the output folder that no row's folder may have."""
 _PARTIAL, _OLD, _GONE = ".{}.partial-", "old", "gone"
 
-Said = Mapping[str, Any]
-"""What a ``summary.json`` says."""
+Summary = Mapping[str, Any]
+"""The content of a ``summary.json``."""
 
 
 def check_target(out: Path) -> None:
@@ -54,11 +54,15 @@ def check_target(out: Path) -> None:
     Raises
     ------
     ConfigError
-        If it is a file, the working directory or one above it, holds what hosim did not write, or is where nothing can
-        be made: it is filled beside its place.
+        If it is a file, the working directory or one above it, holds files that hosim did not write, or is where
+        nothing can be made: it is filled beside its place.
     """
-    where, rule, found = f"--out {out}", "the results get a folder of their own", ""
-    do = "choose another folder, or move that away"
+    where, rule, do = (
+        f"--out {out}",
+        "the results get a folder of their own",
+        "choose another folder, or move that away",
+    )
+    found = ""
     if os.path.lexists(out) and not out.is_dir():
         found = "a file, or a link that leads nowhere"
     elif out.exists() and Path.cwd().is_relative_to(out.resolve()):
@@ -88,7 +92,7 @@ def _contents(folder: Path) -> set[str]:
 def replaced(out: Path) -> Iterator[Path]:
     """Yield a folder to fill; it replaces `out` when the block ends, and is removed if the block fails.
 
-    If others put something into `out` meanwhile, all that was there is kept beside it, and told.
+    If others put something into `out` meanwhile, its content is kept beside it, and a line says so.
 
     Parameters
     ----------
@@ -106,20 +110,20 @@ def replaced(out: Path) -> Iterator[Path]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _clear(out)
-        own = Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent))
+        workspace = Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent))
         try:
-            with _held(own):
-                new = own / "new"
+            with _locked(workspace):
+                new = workspace / "new"
                 new.mkdir()
                 yield new
                 with waiting():
                     if os.path.lexists(out):
-                        out.rename(own / _OLD)
+                        out.rename(workspace / _OLD)
                     new.rename(out)
                     complete.append(str(out))
         finally:
             with waiting():
-                _settle(own, out)
+                _settle(workspace, out)
     except OSError as error:
         do = "make room for them, or choose another folder"
         raise ConfigError(f"--out {out}", "the results can be written", system_message(error), do) from error
@@ -134,10 +138,10 @@ _SPARE = 4
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Lock a folder; raise an OSError if another process holds it, or it is gone.
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a folder; raise an OSError if another process has locked it, or it is gone.
 
-    It is held by as many open files as removing it takes, so that it can be removed when no more may be opened.
+    As many files are open meanwhile as removing it takes, so that it can be removed when no more may be opened.
     """
     files = [os.open(folder, os.O_RDONLY)]
     try:
@@ -150,31 +154,31 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def _clear(out: Path) -> None:
-    """Clean up what killed runs left beside `out`."""
-    for left in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
-        with suppress(OSError), _held(left):
-            _settle(left, out)
-            _say(f"{left}: removed; a run that was killed had left it")
+    """Remove the folders that killed runs left beside `out`."""
+    for workspace in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
+        with suppress(OSError), _locked(workspace):
+            _settle(workspace, out)
+            _print(f"{workspace}: removed; a run that was killed had left it")
 
 
-def _settle(own: Path, out: Path) -> None:
+def _settle(workspace: Path, out: Path) -> None:
     """Remove a run's own folder; put the earlier `out` back if that is missing, or keep it if others wrote into it."""
-    old = own / _OLD
+    old = workspace / _OLD
     if os.path.lexists(old) and not os.path.lexists(out):
         old.rename(out)
     elif os.path.lexists(old) and (not old.is_dir() or _strange(old)):
-        free = (out.with_name(f"{out.name}~{number}") for number in count(1))
-        kept = next(path for path in free if not os.path.lexists(path))
+        paths = (out.with_name(f"{out.name}~{suffix}") for suffix in count(1))
+        kept = next(path for path in paths if not os.path.lexists(path))
         old.rename(kept)
-        _say(f"{kept}: kept; something came into the folder while that was replaced")
-    if os.path.lexists(old):  # it is known by a file in it, so that what is left of it must not be taken for it
-        old.rename(own / _GONE)
-    shutil.rmtree(own, ignore_errors=True)
-    with suppress(OSError):  # not even readable: what a umask may do
-        own.rmdir()
+        _print(f"{kept}: kept; something came into the folder while that was replaced")
+    if os.path.lexists(old):  # a result is recognised by a file in it, and a half removed one must not be
+        old.rename(workspace / _GONE)
+    shutil.rmtree(workspace, ignore_errors=True)
+    with suppress(OSError):  # not even readable: a umask may do that
+        workspace.rmdir()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     if sys.stderr is not None:
         sys.stderr.write(f"hosim: {text}\n")
 
@@ -186,7 +190,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``summary.json`` has: rows, each with every column, and more.
+    """Return the content of ``summary.json``: rows, each with every column, and more.
 
     Parameters
     ----------
@@ -199,9 +203,9 @@ def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[
     return {"schema": SUMMARY, "rows": [{column: row.get(column) for column in columns} for row in rows], **more}
 
 
-def dumped(said: Mapping[str, Any]) -> bytes:
+def dumped(data: Mapping[str, Any]) -> bytes:
     """Write data as indented JSON that ends with a newline."""
-    return orjson.dumps(said, option=orjson.OPT_INDENT_2) + b"\n"
+    return orjson.dumps(data, option=orjson.OPT_INDENT_2) + b"\n"
 
 
 def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
@@ -213,7 +217,7 @@ def write_csv(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> None:
-    """Write ``summary.csv`` and, last of all files, ``summary.json`` with the list of what the folder holds.
+    """Write ``summary.csv`` and, last of all files, ``summary.json`` with the list of all files.
 
     Parameters
     ----------
@@ -224,10 +228,10 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
     more
         Further entries of ``summary.json``: provenance, sentences, expectations.
     """
-    said = content(rows, more)
-    write_csv(folder / "summary.csv", said["rows"])
-    said["files"] = sorted({*_contents(folder), "summary.json"})
-    (folder / "summary.json").write_bytes(dumped(said))
+    summary = content(rows, more)
+    write_csv(folder / "summary.csv", summary["rows"])
+    summary["files"] = sorted({*_contents(folder), "summary.json"})
+    (folder / "summary.json").write_bytes(dumped(summary))
 
 
 def check_file(option: str, file: Path) -> None:
@@ -236,9 +240,9 @@ def check_file(option: str, file: Path) -> None:
     Parameters
     ----------
     option
-        Which one names the file.
+        The option that names the file.
     file
-        Nothing of it changes.
+        The file, which does not change.
 
     Raises
     ------
@@ -258,14 +262,14 @@ def check_file(option: str, file: Path) -> None:
 def check_beside(where: str, path: Path, must: str, do: str) -> None:
     """Raise an error if nothing can be created in a path's folder, or in the nearest existing one above it.
 
-    The system is asked by making a file there that has no name: permissions alone do not tell, and nothing can be left.
+    A file without a name is made there: permissions alone do not tell, and nothing can be left.
 
     Parameters
     ----------
     where, must, do
-        What a message begins with, the rule, and what helps.
+        See `HosimError`.
     path
-        The place.
+        The path.
 
     Raises
     ------
@@ -292,7 +296,7 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
     taken = set(_FILES)
     for label in labels:
         plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", label).strip("-.") or "row"
-        names = (plain, *(f"{plain}-{number}" for number in range(2, len(taken) + 3)))
+        names = chain([plain], (f"{plain}-{suffix}" for suffix in count(2)))
         chosen[label] = next(name for name in names if name.lower() not in taken)
         taken.add(chosen[label].lower())
     return chosen
@@ -335,7 +339,7 @@ class _Provenance(TypedDict, total=False):
     draws: dict[Line, Any]
 
 
-class _Said(TypedDict):
+class _Summary(TypedDict):
     """The keys of a summary that are read; there may be others."""
 
     rows: list[dict[Line, int | float | Line | None]]
@@ -362,30 +366,29 @@ def read_summary(result: Path) -> dict[str, Any]:
         rule = "a result is a folder that `hosim run --out` wrote, or its summary.json"
         raise ConfigError(str(result), rule, f"a folder without {path.name}, which is written last", _AGAIN)
     try:
-        said = orjson.loads(whole(path))
-        if not isinstance(said, dict) or said.get("schema") != SUMMARY:
-            found = repr(said["schema"]) if isinstance(said, dict) and "schema" in said else "none"
-            raise ConfigError(str(path), f"the schema is {SUMMARY}", found, _AGAIN)
-        TypeAdapter(_Said).validate_python(said, strict=True)
+        summary = orjson.loads(whole(path))
+        schema = summary.get("schema") if isinstance(summary, dict) else None
+        insist(schema == SUMMARY, str(path), f"the schema is {SUMMARY}", repr(schema) if schema else "none", _AGAIN)
+        TypeAdapter(_Summary).validate_python(summary, strict=True)
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path}:{error.lineno}", "a summary is JSON to its end", error.msg, _AGAIN) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = f"{path}, {', '.join(map(str, first['loc']))}"
         raise ConfigError(where, f"a summary of a run is as {SUMMARY} says", first["msg"].lower(), _AGAIN) from None
-    labels = Counter(row.get("policy") for row in said["rows"])
-    for row in said["rows"]:
-        filled_ns, label = sum(ns for _, ns in spent(row, said)), row.get("policy")
+    labels = Counter(row.get("policy") for row in summary["rows"])
+    for row in summary["rows"]:
+        filled_ns, label = sum(ns for _, ns in spent(row, summary)), row.get("policy")
         is_named = isinstance(label, str) and isinstance(row.get("status"), str) and labels[label] == 1
         if not is_named or (row["status"] == "ok" and row.get("step_ns") != filled_ns):
             rule = "a row has a label of its own, and compute, recompute and waits fill its step"
             raise ConfigError(f"{path}, row {label!r}", rule, f"{filled_ns:,} of {row.get('step_ns')} ns", _AGAIN)
-    return dict(said)
+    return dict(summary)
 
 
-def spent(row: Said, said: Said) -> Iterator[tuple[tuple[str, str], int]]:
-    """Iterate over what the step of a row was spent on [ns], by column and place; the parts sum to the step."""
+def spent(row: Summary, summary: Summary) -> Iterator[tuple[tuple[str, str], int]]:
+    """Iterate over the parts of the step of a row [ns], by column and place; they sum to the step."""
     for column in ("compute_ns", "recompute_ns", "drain_ns"):
         yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
-    for stall in said["stalls"].get(row.get("policy"), ()):
+    for stall in summary["stalls"].get(row.get("policy"), ()):
         yield (f"wait_{stall['cause']}_ns", stall["on"]), stall["ns"]

@@ -1,4 +1,4 @@
-"""What a person would say about a run: what does not fit, who is fastest and why, who takes longer and why."""
+"""Sentences about a run: the rows that do not fit, the fastest row and why, slower rows and why."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from simulator.report.rows import (
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
 _SOME = 3
-"""So many waits of what blocks are told."""
+"""Waits of a plan that blocks itself that are named: the first ones show the circle."""
 _WAYS_OUT = 2
-"""So many ways to make something fit are told in a sentence; the report has all."""
+"""Ways to make something fit that a sentence names, so that it is short; the report has all."""
 _NO_GAP = 0.0005
-"""A smaller gap is not shown."""
+"""A smaller gap is not shown: it would be written as 0 %."""
 _CROWDED = 1.05
-"""Transfers that take so many times as long as alone are told of."""
-_TOLD = 0.1
-"""Places behind a smaller share of the waits with a cause are not told."""
+"""Transfers that take so many times as long as alone are named: less does not show in a step."""
+_MAIN = 0.1
+"""Places with a smaller share of the waits of a cause are not named: where most is waited is what helps."""
 _COMPARED = ("static", "reactive")
-"""Policies of which the fastest row is told where it is not the fastest of all: what hosim is there to compare."""
+"""Policies whose fastest row has a sentence even where it is not the fastest of all: hosim is there to compare them."""
 WAITED_FOR = {
     "capacity": "room",
     "transfer": "transfers",
@@ -43,7 +43,7 @@ WAITED_FOR = {
     "order": "ops that come first",
     "collective": "collectives",
 }
-"""Cause of a wait -> what is waited for."""
+"""Cause of a wait -> the name of what is lacking."""
 _AT = {"capacity": " in ", "transfer": " over "}
 
 
@@ -58,21 +58,21 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        One sentence on what does not run, one on the fastest row, one on rows without a bound, one on why nothing
-        moved, one on its ranks, one on each row whose ranks have not settled, one on what ranks crowd, one on slower
-        rows.
+        One sentence on rows that do not run, one on the fastest row, one on rows without a bound, one on why nothing
+        moved, one on the ranks of the fastest row, one on each row whose ranks have not settled, one on the link that
+        ranks crowd, one on slower rows.
     """
     running = by_step(rows)
-    said = [_not_running(rows)]
-    said += [_fastest(rows, running), _unbounded(rows), _needless(running), _of_ranks(running[0])] if running else []
-    said += [*map(_unsettled, running), *crowded(rows), _slower(running)]
-    return [f"{text}." for text in said if text]
+    texts = [_not_running(rows)]
+    texts += [_fastest(rows, running), _unbounded(rows), _needless(running), _of_ranks(running[0])] if running else []
+    texts += [*map(_unsettled, running), *crowded(rows), _slower(running)]
+    return [f"{text}." for text in texts if text]
 
 
 def _not_running(rows: Sequence[Row]) -> str:
     parts, unfit = list[str](), [row for row in rows if row.shortfall is not None]
-    for why, own in grouped(unfit, _shortfall).items():
-        parts.append(f"{listed([row.label for row in own])} {'do' if own[1:] else 'does'} {why}")
+    for why, group in grouped(unfit, _shortfall).items():
+        parts.append(f"{listed([row.label for row in group])} {'do' if group[1:] else 'does'} {why}")
     if unfit and len(unfit) == len(rows):
         least = min((row.shortfall for row in unfit if row.shortfall), key=lambda short: short.short_bytes)
         parts += [", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
@@ -93,7 +93,7 @@ def _shortfall(row: Row) -> str:
 
 def _fastest(rows: Sequence[Row], running: Sequence[Row]) -> str:
     row, step = running[0], int(running[0].summary["step_ns"])
-    leaders = [one.label for one in running if one.summary["step_ns"] <= step * _TIE]
+    leaders = [other.label for other in running if other.summary["step_ns"] <= step * _TIE]
     leads = "tie at" if leaders[1:] else "is fastest:" if running[1:] else "takes"
     text, gap = f"{listed(leaders)} {leads} {quantity(step, 'ns')} a step", row.summary.get("gap_fraction")
     if gap is not None and present(gap):
@@ -106,12 +106,12 @@ def _slower(running: Sequence[Row]) -> str:
     """Say what slower rows lose: the fastest of each compared policy, and the slowest of all."""
     slower = [row for row in running if row.summary["step_ns"] > running[0].summary["step_ns"] * _TIE]
     firsts = [next((row for row in slower if row.policy == policy), None) for policy in _COMPARED]
-    told, behind = [row for row in slower if row in firsts or row is slower[-1]], list[str]()
-    for row in told:
-        than = f" as {running[0].label}" if row is told[0] else ""
+    texts = list[str]()
+    for row in (row for row in slower if row in firsts or row is slower[-1]):
+        than = "" if texts else f" as {running[0].label}"
         times = ratio(row.summary.get("slowdown_vs_fastest"))
-        behind.append(f"{row.label} takes {times} as long{than}: it {_spends(row) or 'computes longer'}")
-    return "; ".join(behind)
+        texts.append(f"{row.label} takes {times} as long{than}: it {_spends(row) or 'computes longer'}")
+    return "; ".join(texts)
 
 
 def _spends(row: Row, *, is_whole: bool = False) -> str:
@@ -122,18 +122,19 @@ def _spends(row: Row, *, is_whole: bool = False) -> str:
         parts.append(f"overlaps {'all' if overlapped == 1 else percent(overlapped)} of its copying with compute")
     if row.causes:
         cause, ns = next(iter(row.causes.items()))
-        places = [str(one["on"]) for one in by_place(row) if one["cause"] == cause and int(one["ns"]) >= _TOLD * ns]
-        at = f"{_AT.get(cause, ' at ')}{listed(places)}" if any(places) else ""
-        parts.append(f"loses {quantity(ns, 'ns')} waiting for {WAITED_FOR[cause]}{at}")
+        waits = [wait for wait in by_place(row) if wait["cause"] == cause and int(wait["ns"]) >= _MAIN * ns]
+        places = [str(wait["on"]) for wait in waits]
+        where = f"{_AT.get(cause, ' at ')}{listed(places)}" if any(places) else ""
+        parts.append(f"loses {quantity(ns, 'ns')} waiting for {WAITED_FOR[cause]}{where}")
     return listed(parts)
 
 
 def _unbounded(rows: Sequence[Row]) -> str:
     """Name rows without a known bound, because their plans reorder ops."""
-    found = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
-    whose = "their plans run" if found[1:] else "its plan runs"
-    text = f"no bound is known of {listed(found)}: {whose} ops in another order, or on other streams, than the program"
-    return text if found else ""
+    names = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
+    whose = "their plans run" if names[1:] else "its plan runs"
+    text = f"no bound is known of {listed(names)}: {whose} ops in another order, or on other streams, than the program"
+    return text if names else ""
 
 
 _NEVER_COPY = {"resident", "recompute"}
@@ -143,23 +144,23 @@ _NEVER_COPY = {"resident", "recompute"}
 def _needless(running: Sequence[Row]) -> str:
     """Say that policies which could move data moved none, because all of it fits."""
     able = [row for row in running if row.policy not in _NEVER_COPY and not row.recompute_ns]
-    found = [row for row in able if not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)]
-    if not found:
+    idle = [row for row in able if not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)]
+    if not idle:
         return ""
-    tier, budget = found[0].hardware.compute_tier, quantity(found[0].budget_bytes, "B")
-    peak = quantity(max(row.summary[f"peak_{tier}_bytes"] for row in found), "B")
-    who = listed([row.label for row in found])
+    tier, budget = idle[0].hardware.compute_tier, quantity(idle[0].budget_bytes, "B")
+    peak = quantity(max(row.summary[f"peak_{tier}_bytes"] for row in idle), "B")
+    who = listed([row.label for row in idle])
     return f"nothing has to move under {who}: what a step holds at once, {peak}, fits in the {budget} of {tier}"
 
 
 def _of_ranks(row: Row) -> str:
     """Say how busy the ranks of a job are."""
-    found = row.summary
-    if not found.get("ranks"):
+    figures = row.summary
+    if not figures.get("ranks"):
         return ""
-    masked = found["masked_fraction"]
-    text = f"under {row.label} the {found['ranks']} ranks compute for {percent(found['utilisation'])} of the time and "
-    text += f"wait for one another for {percent(found['bubble_fraction'])}; rank {found['slowest_rank']} is the slowest"
+    masked, bubble = figures["masked_fraction"], percent(figures["bubble_fraction"])
+    text = f"under {row.label} the {figures['ranks']} ranks compute for {percent(figures['utilisation'])} of the time"
+    text += f" and wait for one another for {bubble}; rank {figures['slowest_rank']} is the slowest"
     return text + (f"; {percent(masked)} of their communication lies under compute" if present(masked) else "")
 
 
@@ -183,11 +184,10 @@ def crowded(rows: Sequence[Row]) -> list[str]:
         The rows.
     """
     crowd = [
-        (float(value), column.removeprefix("crowding_"), row.label)
+        (row.summary[column], column.removeprefix("crowding_"), row.label)
         for row in rows
-        if row.is_ok
-        for column, value in row.summary.items()
-        if column.startswith("crowding_") and present(value) and value > _CROWDED
+        for column in row.summary
+        if row.is_ok and column.startswith("crowding_") and (row.summary[column] or 0) > _CROWDED
     ]
     link = max(crowd)[1] if crowd else ""
     times = [f"{ratio(factor)} as long as alone under {label}" for factor, name, label in crowd if name == link]
