@@ -1,4 +1,4 @@
-"""What a scenario expects of its rows, held against what came out; and the same as JUnit XML, a case an expectation."""
+"""The expectations of a scenario, checked against its rows; and as JUnit XML, with a test case for each."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ Summaries = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An expectation, what came out, and whether it holds.
+    """An expectation, the value that came out, and whether it holds.
 
     Attributes
     ----------
     row, column
-        What it is about.
+        The row and the column that it is about.
     must, found
-        What must hold and what was found, for people.
+        The condition and the value, for people.
     holds
-        Whether it does.
+        Whether the condition holds.
     why
         The sentence or printed figure behind it.
     asks
-        What is expected, in words that do not change with what came out.
+        The expectation, in words that do not change with the outcome.
     source
-        Of the claim, or of the figure.
+        The source of the claim, or of the figure.
     printed, difference
-        The figure as its source prints it, and how far ours is from it; empty if none is printed.
+        The figure as its source prints it, and the difference of ours from it; empty if none is printed.
     error
-        The same difference as a share of what is printed; None if none is printed, or nothing was found.
+        The same difference as a share of the printed figure; None if none is printed, or there is no value.
     tolerance
-        What is accepted of a printed figure, for people.
+        The difference that is accepted from a printed figure, for people.
     kind, figure, missed, headline
-        As the expectation says.
+        See `Expectation`.
     """
 
     row: str
@@ -84,7 +84,7 @@ class Verdict:
 
     @property
     def word(self) -> Word:
-        """What holds: ``holds``, ``guarded`` if nothing is printed, or its kind; else ``missed``, or ``BROKEN``."""
+        """``holds``, ``guarded`` if nothing is printed, or its kind; ``missed``, or ``BROKEN``, if it does not hold."""
         if not self.holds:
             return "missed" if self.missed else "BROKEN"
         predicted: Word = "holds" if self.printed else "guarded"
@@ -101,10 +101,9 @@ def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "")
     rows
         The rows of the table; an expectation about a row that was not run is left out.
     source
-        Of printed figures that name none of their own.
+        The source of printed figures that name none of their own.
     """
-    known = (one for one in expected if set(one.rows.values()) <= set(rows))
-    return [_verdict(one, rows, source) for one in known]
+    return [_verdict(each, rows, source) for each in expected if set(each.rows.values()) <= set(rows)]
 
 
 def untested(claim: Claim) -> list[Verdict]:
@@ -115,104 +114,103 @@ def untested(claim: Claim) -> list[Verdict]:
     claim
         Of the scenario.
     """
-    found = []
-    for one in claim.untested:
-        printed = {"printed": one.printed, "difference": ABSENT, "source": one.source or claim.source}
-        more: dict[str, Any] = {**printed, "tolerance": ABSENT, "figure": one.figure, "missed": one.missed}
-        found.append(Verdict("no row", one.why, "run", ABSENT, holds=False, why=one.why, asks=one.why, **more))
-    return found
+    made = []
+    for figure in claim.untested:
+        more: dict[str, Any] = {"printed": figure.printed, "source": figure.source or claim.source}
+        more |= {"difference": ABSENT, "tolerance": ABSENT, "figure": figure.figure, "missed": figure.missed}
+        made.append(Verdict("no row", figure.why, "run", ABSENT, holds=False, why=figure.why, asks=figure.why, **more))
+    return made
 
 
-def _verdict(one: Expectation, rows: Summaries, source: str) -> Verdict:
-    row, value = rows[one.row], _value(one, rows)
-    limits, found = _limits(one, value), f"{row.get(f'{one.column}_is', '')} {_said(one, value)}".strip()
-    if one.faster_than is not None:
-        own, other = row.get("step_ns"), rows[one.faster_than].get("step_ns")
-        limits.append((f"less than {one.faster_than}'s {_shown('step_ns', other)}", _number(own) < _number(other)))
-        found = _shown("step_ns", own)
-    must, holds = " and ".join(text for text, _ in limits), all(good for _, good in limits)
+def _verdict(expected: Expectation, rows: Summaries, source: str) -> Verdict:
+    row, value = rows[expected.row], _value(expected, rows)
+    limits = _limits(expected, value)
+    text = f"{row.get(f'{expected.column}_is', '')} {_as_text(expected, value)}".strip()
+    if expected.faster_than is not None:
+        step_ns, other_ns = row.get("step_ns"), rows[expected.faster_than].get("step_ns")
+        is_faster = _number(step_ns) < _number(other_ns)
+        limits.append((f"less than {expected.faster_than}'s {_shown('step_ns', other_ns)}", is_faster))
+        text = _shown("step_ns", step_ns)
+    condition, holds = " and ".join(limit for limit, _ in limits), all(is_kept for _, is_kept in limits)
     if not holds and not present(value) and row["status"] != "ok":
-        found = f"none, as the row is {row['status']}"
-    elif not holds and found in must and isinstance(value, int | float) and one.faster_than is None:
-        exact = f"{value:,}{f' {one.unit}' if one.unit and one.over is None else ''}"
-        found += f" ({exact} to be exact)" if found != f"{value:,}" else ""
-    must = must or "anything: the printed figure is only shown"
-    more: dict[str, Any] = {"kind": one.kind, "missed": one.missed, "headline": one.headline}
-    more |= {"figure": one.figure or "", "source": one.source or source}
-    if one.printed is not None:
-        error, tolerance = _error(one, value), ABSENT if one.kind == "shown" else must
-        if one.is_close_to_printed:
-            tolerance = "within" if isinstance(one.printed, tuple) else percent(one.within)
-        more |= {"printed": _said_range(one), "difference": signed(error), "error": error, "tolerance": tolerance}
-    return Verdict(one.row, one.column, must, found, holds, one.why, asks(one), **more)
+        text = f"none, as the row is {row['status']}"
+    elif not holds and text in condition and isinstance(value, int | float) and expected.faster_than is None:
+        exact = f"{value:,}{f' {expected.unit}' if expected.unit and expected.over is None else ''}"
+        text += f" ({exact} to be exact)" if text != f"{value:,}" else ""
+    condition = condition or "anything: the printed figure is only shown"
+    more: dict[str, Any] = {"kind": expected.kind, "missed": expected.missed, "headline": expected.headline}
+    more |= {"figure": expected.figure or "", "source": expected.source or source}
+    if expected.printed is not None:
+        error, tolerance = _error(expected, value), ABSENT if expected.kind == "shown" else condition
+        if expected.is_close_to_printed:
+            tolerance = "within" if isinstance(expected.printed, tuple) else percent(expected.within)
+        more |= {"printed": _printed(expected), "difference": signed(error), "error": error, "tolerance": tolerance}
+    return Verdict(expected.row, expected.column, condition, text, holds, expected.why, asks(expected), **more)
 
 
-def _error(one: Expectation, value: object) -> float | None:
+def _error(expected: Expectation, value: object) -> float | None:
     """Return the relative error of a value to the printed figure; None if either is no number."""
-    ends = [_number(end) for end in one.ends("printed")]
+    ends = [_number(end) for end in expected.ends("printed")]
     nearest = min(max(_number(value), ends[0]), ends[-1]) if ends else math.nan
     share = _number(value) / nearest - 1 if nearest and math.isfinite(nearest) else None
     return share if present(share) else None
 
 
-def _value(one: Expectation, rows: Summaries) -> object:
+def _value(expected: Expectation, rows: Summaries) -> object:
     """Return the value that an expectation is about; None if a row has no such value."""
-    value = _summed(one, rows[one.row])
-    if one.over is None:
+    value = _summed(expected, rows[expected.row])
+    if expected.over is None:
         return value
-    divisor = _summed(one, rows[one.rows["over"]]) if "over" in one.rows else one.divisor
+    divisor = _summed(expected, rows[expected.rows["over"]]) if "over" in expected.rows else expected.divisor
     return _number(value) / _number(divisor) if present(value) and divisor else None
 
 
-def _summed(one: Expectation, row: Mapping[str, Any]) -> object:
-    found = [row.get(column) for column in one.columns]
-    return found[0] if len(found) == 1 else None if None in found else sum(map(_number, found))
+def _summed(expected: Expectation, row: Mapping[str, Any]) -> object:
+    values = [row.get(column) for column in expected.columns]
+    return values[0] if len(values) == 1 else None if None in values else sum(map(_number, values))
 
 
-def asks(one: Expectation) -> str:
-    """Say what is expected, in words that do not depend on the outcome: two runs are matched by them."""
-    faster = [] if one.faster_than is None else [f"less than {one.faster_than}'s"]
-    limits = " and ".join([*(text for text, _ in _limits(one)), *faster])
-    over = "" if one.over is None else f" over {one.over}"
-    return f"{one.row}: {one.column}{over} is {limits or 'shown'}"
+def asks(expected: Expectation) -> str:
+    """Write an expectation in words that do not depend on the outcome: two runs are matched by them."""
+    faster = [] if expected.faster_than is None else [f"less than {expected.faster_than}'s"]
+    limits = " and ".join([*(text for text, _ in _limits(expected)), *faster])
+    over = "" if expected.over is None else f" over {expected.over}"
+    return f"{expected.row}: {expected.column}{over} is {limits or 'shown'}"
 
 
-def _limits(one: Expectation, value: object = None) -> list[tuple[str, bool]]:
+def _limits(expected: Expectation, value: object = None) -> list[tuple[str, bool]]:
     """Return each limit on the value, in words, and whether the value keeps it."""
-    found, number = list[tuple[str, bool]](), _number(value)
-    ends = [_number(end) for end in one.ends("printed")] if one.is_close_to_printed else []
-    if one.equals is not None:
-        wanted = one.ends("equals")[0]
-        found.append((_said(one, wanted), value == wanted))
+    limits, amount = list[tuple[str, bool]](), _number(value)
+    ends = [_number(end) for end in expected.ends("printed")] if expected.is_close_to_printed else []
+    if expected.equals is not None:
+        wanted = expected.ends("equals")[0]
+        limits.append((_as_text(expected, wanted), value == wanted))
     if len(ends) == 2:
-        found.append((_said_range(one), ends[0] <= number <= ends[1]))
-    if one.about is not None or len(ends) == 1:
-        target = ends[0] if ends else _number(one.ends("about")[0])
-        must = f"about {_said(one, target)} (within {percent(one.within)})"
-        found.append((must, abs(number - target) <= one.within * abs(target)))
-    if len(ends) == 1 and "%" in str(one.printed) and ends[0] != 1:  # 5 % of a ratio near 1 may be a rise for a fall
-        found.append(("a fall" if ends[0] < 1 else "a rise", (number - 1) * (ends[0] - 1) > 0))
-    found += [(f"at most {_said(one, most)}", number <= most) for most in map(_number, one.ends("at_most"))]
-    found += [(f"at least {_said(one, least)}", number >= least) for least in map(_number, one.ends("at_least"))]
-    return found
+        limits.append((_printed(expected), ends[0] <= amount <= ends[1]))
+    if expected.about is not None or len(ends) == 1:
+        target = ends[0] if ends else _number(expected.ends("about")[0])
+        near = f"about {_as_text(expected, target)} (within {percent(expected.within)})"
+        limits.append((near, abs(amount - target) <= expected.within * abs(target)))
+    if len(ends) == 1 and "%" in str(expected.printed) and ends[0] != 1:  # 5 % around it may be a rise for a fall
+        limits.append(("a fall" if ends[0] < 1 else "a rise", (amount - 1) * (ends[0] - 1) > 0))
+    mosts, leasts = map(_number, expected.ends("at_most")), map(_number, expected.ends("at_least"))
+    limits += [(f"at most {_as_text(expected, most)}", amount <= most) for most in mosts]
+    return limits + [(f"at least {_as_text(expected, least)}", amount >= least) for least in leasts]
 
 
-def _said_range(one: Expectation) -> str:
+def _printed(expected: Expectation) -> str:
     """Write a printed figure as its source prints it."""
-    if not isinstance(one.printed, tuple):
-        return one.printed if isinstance(one.printed, str) else f"{one.printed:g}"
-    low, high = (end if isinstance(end, str) else f"{end:g}" for end in one.printed)
-    return f"at least {low}" if high == "inf" else f"{low} to {high}"
+    printed = expected.printed if isinstance(expected.printed, tuple) else (expected.printed,)
+    ends = [end if isinstance(end, str) else f"{end:g}" for end in printed]
+    return f"at least {ends[0]}" if ends[1:] == ["inf"] else " to ".join(ends)
 
 
-def _said(one: Expectation, value: object) -> str:
+def _as_text(expected: Expectation, value: object) -> str:
     """Write a value for people; a ratio in the form of its printed figure, ``2.7x`` or ``-26 %``."""
-    if one.over is None or not present(value) or isinstance(value, str):
-        return _shown(one.columns[0], value)
-    printed = one.printed[0] if isinstance(one.printed, tuple) else one.printed
-    if isinstance(printed, str) and "%" in printed:
-        return f"{100 * (_number(value) - 1):+.1f} %"
-    return ratio(value)
+    if expected.over is None or not present(value) or isinstance(value, str):
+        return _shown(expected.columns[0], value)
+    first = expected.printed[0] if isinstance(expected.printed, tuple) else expected.printed
+    return f"{100 * (_number(value) - 1):+.1f} %" if isinstance(first, str) and "%" in first else ratio(value)
 
 
 def _shown(column: str, value: object) -> str:
@@ -224,10 +222,10 @@ def _number(value: object) -> float:
     return value if isinstance(value, int | float) else math.nan
 
 
-_CONDITION = re.compile(r"(?P<what>.+?)\s*(?P<sign><=|>=)\s*(?P<limit>.+?)\s*")
+_CONDITION = re.compile(r"(?P<figure>.+?)\s*(?P<sign><=|>=)\s*(?P<limit>.+?)\s*")
 _SHARE = re.compile(r"([0-9]+\.?[0-9]*)\s*%")
 ITSELF, OTHER, STEP = "itself", "other", "step"
-"""In a condition: the row that it is about, the one that ratios are of, and the step of the first."""
+"""Rows of a condition: the one that it is about, the one that ratios are of, and the step of the first."""
 
 
 def condition(text: str, hardware: Hardware) -> Expectation:
@@ -246,13 +244,13 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     FieldError
         If it is none.
     """
-    found = _CONDITION.fullmatch(text)
-    must, do = "a condition is a figure, <= or >=, and an amount", "write such as 'stall <= 0.1 %' or 'step <= 1.01x'"
-    if found is None:
-        raise FieldError(must, repr(text), do)
-    parts = [named(part, metrics.columns(hardware)) for part in found["what"].split(" + ")]
-    stated: str = found["limit"]
-    limit: str | float = stated
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        do = "write such as 'stall <= 0.1 %' or 'step <= 1.01x'"
+        raise FieldError("a condition is a figure, <= or >=, and an amount", repr(text), do)
+    parts = [named(part, metrics.columns(hardware)) for part in match["figure"].split(" + ")]
+    limit: str | float = match["limit"]
+    stated = str(limit)
     share, is_time = _SHARE.fullmatch(stated), parts[0].endswith("_ns")
     over = OTHER if stated[-1] == "x" or stated[0] in "+-" else STEP if share and is_time else None
     if share:
@@ -260,7 +258,7 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     elif over is None and unit_of(stated) is None:
         with suppress(ValueError):
             limit = float(stated)
-    asked = {"at_most" if found["sign"] == "<=" else "at_least": limit, "over": over}
+    asked = {"at_most" if match["sign"] == "<=" else "at_least": limit, "over": over}
     try:
         return Expectation(row=ITSELF, column=" + ".join(parts), why=text, **asked)
     except ValidationError as error:
@@ -275,17 +273,17 @@ def named(text: str, columns: Sequence[str]) -> str:
     FieldError
         If there is none.
     """
-    known = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
-    known |= {column: column for column in columns}
+    by_name = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
+    by_name |= {column: column for column in columns}
     part = text.strip().replace(" ", ".")
-    require(part in known, "what is asked for is a figure of the table", repr(part), do=nearest(part, tuple(known)))
-    return known[part]
+    require(part in by_name, "what is asked for is a figure of the table", repr(part), do=nearest(part, tuple(by_name)))
+    return by_name[part]
 
 
 def unmet(
     asked: Sequence[Expectation], row: Mapping[str, Any], other: Mapping[str, Any] | None
 ) -> tuple[str, str] | None:
-    """Return the figure of the first condition that a row does not meet, and what it is.
+    """Return the figure of the first condition that a row does not meet, and its value.
 
     Parameters
     ----------
@@ -294,25 +292,27 @@ def unmet(
     row, other
         The figures of the row, and of the one that ratios are of.
     """
-    for one in asked:
-        step = dict.fromkeys(one.columns, 0) | {one.columns[0]: row.get("step_ns")}  # a sum is over the step once
-        value = _value(one, {ITSELF: row, OTHER: other or {}, STEP: step})
-        if not all(holds for _, holds in _limits(one, value)):
-            limit, first = (*one.ends("at_most"), *one.ends("at_least"))[0], next(_written(one, value))
-            pairs = zip(_written(one, value), _written(one, limit), strict=True)
-            said = next((told for told, asked_for in pairs if told != asked_for), first)
-            return " + ".join(figure_of(own).head for own in one.columns), said
+    for expected in asked:
+        step = dict.fromkeys(expected.columns, 0) | {
+            expected.columns[0]: row.get("step_ns")
+        }  # a sum is over the step once
+        value = _value(expected, {ITSELF: row, OTHER: other or {}, STEP: step})
+        if not all(holds for _, holds in _limits(expected, value)):
+            limit, first = (*expected.ends("at_most"), *expected.ends("at_least"))[0], next(_written(expected, value))
+            pairs = zip(_written(expected, value), _written(expected, limit), strict=True)
+            text = next((text for text, limit_text in pairs if text != limit_text), first)
+            return " + ".join(figure_of(column).head for column in expected.columns), text
     return None
 
 
-def _written(one: Expectation, value: object) -> Iterator[str]:
-    """Write the value of a condition with more and more digits, until they tell it from what is asked for."""
-    if one.over:
-        size, unit, least = (1, "x", 5) if one.over == OTHER else (100, " %", 3)
+def _written(expected: Expectation, value: object) -> Iterator[str]:
+    """Iterate over the value of a condition with more and more digits, which tell it from the limit in the end."""
+    if expected.over:
+        size, unit, least = (1, "x", 5) if expected.over == OTHER else (100, " %", 3)
         yield from (f"{size * _number(value):.{digits}g}{unit}" for digits in range(least, 17))
     else:
-        yield _said(one, value)
-        if (unit := figure_of(one.columns[0]).unit) in ("B", "ns"):
+        yield _as_text(expected, value)
+        if (unit := figure_of(expected.columns[0]).unit) in ("B", "ns"):
             yield f"{value:,} {unit}"
 
 
@@ -322,11 +322,11 @@ class Check(NamedTuple):
     Attributes
     ----------
     name
-        What it is called, in every run alike.
+        Its name, the same in every run.
     failure, details
-        Why it fails, in one line and in full; empty if it does not.
+        The reason of a failure, in one line and in full; empty if it passes.
     skipped
-        Why it was not looked at; empty if it was.
+        The reason why it was not checked; empty if it was.
     """
 
     name: str
@@ -336,18 +336,12 @@ class Check(NamedTuple):
 
 
 def check(verdict: Verdict) -> Check:
-    """Make a test case of a verdict.
-
-    Parameters
-    ----------
-    verdict
-        Of an expectation.
-    """
+    """Make a test case of the verdict on an expectation."""
     if not verdict.is_broken:
         return Check(verdict.asks, skipped="" if verdict.holds else f"known to be missed, {verdict}: {verdict.missed}")
     printed = f"{verdict.printed} ({verdict.source})" if verdict.printed and verdict.source else verdict.printed
     lines = {"must be": verdict.must, "found": verdict.found, "why": verdict.why, "printed": printed}
-    return Check(verdict.asks, str(verdict), "\n".join(f"{what}: {said}" for what, said in lines.items() if said))
+    return Check(verdict.asks, str(verdict), "\n".join(f"{name}: {text}" for name, text in lines.items() if text))
 
 
 def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
@@ -356,9 +350,9 @@ def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
     Parameters
     ----------
     suites
-        By name of the scenario.
+        The test cases by name of the scenario.
     file
-        An earlier one is replaced; its folders are made. What XML 1.0 has no way to write is replaced in it.
+        The file, which is replaced; its folders are made. Characters that XML 1.0 lacks are replaced in the text.
     """
     text = rendered("junit.xml.j2", suites=suites)
     file.parent.mkdir(parents=True, exist_ok=True)
