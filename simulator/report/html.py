@@ -19,7 +19,7 @@ from simulator.report.views import SweepView, rendered
 from simulator.scenario import Scenario
 
 _MOST_RANKS = 16
-"""So many lines of a table are still read."""
+"""Most ranks of a table on a page: more lines are not read."""
 _MOST_BYTES, _BAR_BYTES = 4_500_000, 30
 """A page shall stay below 5 MB; bars and changes of memory took 24.6 to 26.7 bytes each where they were counted."""
 
@@ -27,25 +27,24 @@ _MOST_BYTES, _BAR_BYTES = 4_500_000, 30
 def _alternative_text(row: Row) -> str:
     """Write the alternative text of a row in the picture of the table."""
     parts = row.spent.items() if row.is_ok else ()
-    return ", ".join(f"{what} {quantity(ns, 'ns')}" for what, ns in parts) or str(row.summary["status"])
+    return ", ".join(f"{name} {quantity(ns, 'ns')}" for name, ns in parts) or str(row.summary["status"])
 
 
 def _section(row: Row, most: int) -> dict[str, Any]:
-    """Return what the page shows of a row, with a timeline of at most so many bars; of ranks the slowest."""
-    told, ranks = row, chosen(row, _MOST_RANKS)
-    if row.trace is not None and row.is_job:
-        told = of_ranks(row, [row.trace.stands_in[row.summary.get("slowest_rank") or 0]])[0]
+    """Return the section of a row, with a timeline of at most so many bars; of ranks it shows the slowest."""
+    ranks, slowest, trace = chosen(row, _MOST_RANKS), row, row.trace
+    if trace is not None and row.is_job:
+        (slowest,) = of_ranks(row, [trace.stands_in[row.summary.get("slowest_rank") or 0]])
+    tiers, alone = [usage.tier for usage in usages(slowest)], slowest.trace
     return {
         "row": row,
         "ok": row.is_ok,
-        "zoom": zoomable(row, most) if row.trace is not None else None,
-        "whose": f" (rank {told.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
+        "zoom": zoomable(row, most) if trace else None,
+        "whose": f" (rank {slowest.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
         "ranks": rank_columns(of_ranks(row, ranks)) if row.is_job else [],
         "omitted": omitted(row, ranks),
-        "stalls": largest(told),
-        "peaks": [
-            peak_breakdown(told.graph, told.hardware, told.trace, use.tier) for use in usages(told) if told.trace
-        ],
+        "stalls": largest(slowest),
+        "peaks": [peak_breakdown(slowest.graph, row.hardware, alone, tier) for tier in tiers] if alone else [],
     }
 
 
@@ -86,7 +85,7 @@ class Pages:
     def report(
         self,
         scenario: Scenario,
-        said: Mapping[str, Any],
+        summary: Mapping[str, Any],
         rows: Sequence[Row],
         parts: Sequence[tuple[SweepView, bytes | None]] = (),
         command: str = "",
@@ -97,14 +96,14 @@ class Pages:
         ----------
         scenario
             Its name, its title, and its claim if it puts a published sentence to the test.
-        said
-            What ``summary.json`` says besides the rows: sentences, expectations, stalls and provenance.
+        summary
+            The content of ``summary.json`` besides the rows: sentences, expectations, stalls and provenance.
         rows
             The rows of the table.
         parts
-            What else stands on the page, each with its picture.
+            Further views on the page, each with its picture.
         command
-            What gives the same again; a program has none.
+            The command that gives the same again; a program has none.
         """
         drawn = picture(comparison(rows, scenario.title or scenario.name)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
@@ -113,7 +112,7 @@ class Pages:
         text = rendered(
             "page.html.j2",
             scenario=scenario,
-            said=said,
+            said=summary,
             parts=parts,
             tables=folded(rows, PIPE_WIDTH),
             statuses=[str(row.summary["status"]) for row in rows],
@@ -128,6 +127,6 @@ class Pages:
         (self.folder / "report.html").write_text(text, encoding="utf-8")
 
     def _pictures(self, row: Row) -> list[bytes]:
-        """The pictures of a row."""
+        """Read the pictures of a row."""
         files = (self._folders[row.label] / name for name in (_TIMELINE, _RANKS))
         return [file.read_bytes() for file in files if file.exists()]

@@ -28,7 +28,7 @@ _CHUNK = 20_000
 _FIRST = 100_000
 """Id of the first thread: above those of all processes."""
 MOST_RANKS = 64
-"""So many ranks can still be found in a viewer, and their trace loads in seconds."""
+"""Most ranks of a file: so many can still be found in a viewer, and their trace loads in seconds."""
 
 
 def write(row: Row, path: Path) -> None:
@@ -79,8 +79,8 @@ def events(row: Row) -> Iterator[Event]:
         yield from _shared(row)
 
 
-def _meta(what: str, pid: int, tid: int, **args: object) -> Event:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
+def _meta(name: str, pid: int, tid: int, /, **args: object) -> Event:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
 
 def _slices(view: Row) -> Iterator[Event]:
@@ -99,7 +99,7 @@ def _slices(view: Row) -> Iterator[Event]:
         for step, start in zip(sorted(ends), (0, *sorted(ends.values())), strict=False)
     ]
     slices = [*steps, *spans, *waits]
-    lanes = sorted({one["lane"] for one in slices}, key=lambda lane: ("#" in lane, lane))
+    lanes = sorted({each["lane"] for each in slices}, key=lambda lane: ("#" in lane, lane))
     threads = {lane: tid for tid, lane in enumerate(lanes, _FIRST)}
     for lane, tid in threads.items():
         yield _meta("thread_name", view.rank, tid, name=lane)
@@ -115,21 +115,24 @@ def _shared(row: Row) -> Iterator[Event]:
     """Iterate over counters of what ranks share, tiers and buses, in processes of their own."""
     if row.trace is None:
         return
-    known: dict[str, int] = {}
+    processes: dict[str, int] = {}
 
     def process(scope: str, instance: int) -> int:
-        return known.setdefault(f"{scope} {instance}" if scope == "node" else scope, row.job.ranks + len(known))
+        name = f"{scope} {instance}" if scope == "node" else scope
+        return processes.setdefault(name, row.job.ranks + len(processes))
 
     for usage in usages(row):
         yield from _memory(usage, process(usage.scope, usage.instance))
     rates = row.trace.rates.whole()
-    for number, (name, bus) in enumerate(row.hardware.buses.items()):
-        cap = quantity(bus.bandwidth_bytes_per_s, "B/s")
-        for instance in np.unique(rates["instance"][rates["bus"] == number]).tolist():
-            mine = pick(rates, (rates["bus"] == number) & (rates["instance"] == instance))
-            pid = process(bus.scope, instance)
-            yield from _counter(f"{name}: rate (cap {cap})", pid, mine["time_ns"], mine["bytes_per_s"], "B/s")
-    for where, pid in known.items():
+    for index, (name, bus) in enumerate(row.hardware.buses.items()):
+        of_bus, title = (
+            pick(rates, rates["bus"] == index),
+            f"{name}: rate (cap {quantity(bus.bandwidth_bytes_per_s, 'B/s')})",
+        )
+        for instance in np.unique(of_bus["instance"]).tolist():
+            changes, pid = pick(of_bus, of_bus["instance"] == instance), process(bus.scope, instance)
+            yield from _counter(title, pid, changes["time_ns"], changes["bytes_per_s"], "B/s")
+    for where, pid in processes.items():
         yield _meta("process_name", pid, 0, name=f"shared in {where}, id")
 
 

@@ -1,4 +1,4 @@
-"""What is read out of a trace: what is waited for, what lies in each tier over time, and what its allocator keeps."""
+"""Readings of a trace: waits by place, the use of each tier over time, and the space that an allocator keeps."""
 
 from __future__ import annotations
 
@@ -32,19 +32,18 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     -------
     list of dict
         ``cause``; ``on``, the tier, link or rank, or empty; ``ns``. The longest first; of each cause they sum to the
-        row's ``wait_<cause>_ns``, what is left being without a place. Nothing if the row did not run to its end.
+        row's ``wait_<cause>_ns``, with a rest that has no place. Nothing if the row did not run to its end.
     """
-    if not row.is_ok:
+    if row.trace is None or not row.is_ok:
         return []
-    rank, sums = row.summary.get("slowest_rank", row.rank), Counter[tuple[int, int]]()
-    if row.trace is not None:
-        graph, trace = row.job.graph(rank), row.trace.by_rank()[rank if row.is_job else 0]
-        sums.update(waits_by_place(graph, Ran.of(graph, row.hardware, trace)))
+    rank = row.summary.get("slowest_rank", row.rank)
+    graph, trace = row.job.graph(rank), row.trace.by_rank()[rank if row.is_job else 0]
+    sums = Counter(waits_by_place(graph, Ran.of(graph, row.hardware, trace)))
     for cause, name in enumerate(CAUSES):
         placed = sum(ns for (other, _), ns in sums.items() if other == cause)
         sums[cause, -1] += (row.summary.get(f"wait_{name}_ns") or 0) - placed
     ordered = sorted(((key, ns) for key, ns in sums.items() if ns), key=lambda item: (-item[1], item[0]))
-    return [{"cause": CAUSES[at[0]], "on": place_name(row.hardware, *at), "ns": ns} for at, ns in ordered]
+    return [{"cause": CAUSES[place[0]], "on": place_name(row.hardware, *place), "ns": ns} for place, ns in ordered]
 
 
 def lines(row: Row, table: str) -> list[dict[str, Any]]:
@@ -85,9 +84,9 @@ class Usage(NamedTuple):
     Attributes
     ----------
     tier, scope, instance
-        Its name, who has an instance of it, and which one it is: of the ``node`` with this number, or 0.
+        Its name, its scope, and the instance: that of the ``node`` with this number, or 0.
     limit_bytes, allowed
-        What may be used of it [B] (the budget for the compute tier), inf where there is no limit; and in words.
+        The bytes of it that may be used [B] (the budget for the compute tier), inf if there is no limit; and in words.
     time_ns
         Instants of change [ns], ascending; several changes of one instant follow each other. At first nothing is there.
     kind_bytes
@@ -116,8 +115,8 @@ class Usage(NamedTuple):
 
 def tensor_kinds(graph: Graph, tensor: Ints) -> Ints:
     """Return the position in `KINDS` of each tensor id; negative ids are workspaces."""
-    known = np.array([KINDS.index(t.kind.value) for t in graph.tensors] or [0], dtype=np.int64)
-    return np.where(tensor < 0, KINDS.index(TensorKind.WORKSPACE), known[np.maximum(tensor, 0)])
+    kinds = np.array([KINDS.index(t.kind.value) for t in graph.tensors] or [0], dtype=np.int64)
+    return np.where(tensor < 0, KINDS.index(TensorKind.WORKSPACE), kinds[np.maximum(tensor, 0)])
 
 
 def usages(row: Row) -> Iterator[Usage]:
@@ -134,32 +133,33 @@ def usages(row: Row) -> Iterator[Usage]:
     instance, delta = instances.of(changes), instances.delta_bytes(changes)
     kind = np.zeros(len(delta), np.int64)
     for rank in np.unique(changes["rank"]).tolist():
-        mine = changes["rank"] == rank
-        kind[mine] = tensor_kinds(row.job.graph(rank) if row.is_job else row.graph, changes["tensor"][mine])
+        of_rank = changes["rank"] == rank
+        kind[of_rank] = tensor_kinds(row.job.graph(rank) if row.is_job else row.graph, changes["tensor"][of_rank])
     for key in np.unique(instance).tolist():
         name = row.hardware.tier_names[key // instances.ranks]
-        tier, mine = row.hardware.tiers[name], instance == key
+        tier, is_in_it = row.hardware.tiers[name], instance == key
         if row.is_job and tier.scope == "device":
             continue
-        by_kind = np.cumsum(np.where(kind[mine] == np.arange(len(KINDS))[:, None], delta[mine], 0), axis=1)
+        is_kind = kind[is_in_it] == np.arange(len(KINDS))[:, None]
+        by_kind = np.cumsum(np.where(is_kind, delta[is_in_it], 0), axis=1)
         is_budgeted = name == row.hardware.compute_tier
         limit = row.budget_bytes if is_budgeted else tier.usable_bytes
         allowed = f"{'budget' if is_budgeted else 'capacity'} {quantity(limit, 'B')}" if math.isfinite(limit) else ""
-        time_ns, held = np.append(0, changes["time_ns"][mine]), np.pad(by_kind, ((0, 0), (1, 0)))
+        time_ns, held = np.append(0, changes["time_ns"][is_in_it]), np.pad(by_kind, ((0, 0), (1, 0)))
         yield Usage(name, tier.scope, key % instances.ranks, limit, allowed, time_ns, held)
 
 
 class ReservedSpace(NamedTuple):
-    """What an allocator has reserved of the compute tier, and its largest hole, over time.
+    """The space that an allocator reserves in the compute tier, and its largest hole, over time.
 
     Attributes
     ----------
     time_ns, reserved_bytes, hole_bytes
-        Instants of change [ns]; what is reserved, and the largest hole, from then on [B].
+        Instants of change [ns]; the reserved space, and the largest hole, from then on [B].
     has_holes
-        Whether holes are looked for: not where each place has had its range since before the run.
+        Whether there can be holes: not where each place has had its range since before the run.
     compactions_ns
-        From and to of each compaction, asking included [ns].
+        Start and end of each compaction, asking included [ns].
     """
 
     time_ns: Ints
@@ -170,7 +170,7 @@ class ReservedSpace(NamedTuple):
 
 
 def space(row: Row) -> ReservedSpace | None:
-    """Compute what the allocator of a rank reserved over time; None if places have no addresses.
+    """Return the space that the allocator of a rank reserved over time; None if places have no addresses.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a report is told about one row of the table and its ranks, and how its numbers are written for people."""
+"""A row of the table and its ranks, as a report sees them, and its numbers for people."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from simulator.trace import CAUSES, Trace
 from simulator.units import counted, human, parse
 
 DRAINED = "copies after the last op"
-"""Ends what a step is spent on."""
+"""The last part of a step."""
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R", bound="Row")
 ABSENT = "-"
-"""What a cell shows when there is no such number."""
+"""The text of a cell without a number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,40 +90,40 @@ class Row:
     @property
     def causes(self) -> dict[str, int]:
         """Stall by root cause [ns], the longest first, without zeros."""
-        found = {cause: int(self.summary.get(f"wait_{cause}_ns") or 0) for cause in CAUSES}
-        return {cause: found[cause] for cause in sorted(found, key=lambda cause: -found[cause]) if found[cause]}
+        stalls = Counter({cause: int(self.summary.get(f"wait_{cause}_ns") or 0) for cause in CAUSES})
+        return dict((+stalls).most_common())
 
     @property
     def spent(self) -> dict[str, int]:
-        """What a step is spent on [ns]: compute, recompute, stalls (the longest first) and the drain, without zeros."""
+        """The parts of a step [ns]: compute, recompute, stalls (the longest first) and the drain, without zeros."""
         parts = {"compute": int(self.summary["compute_ns"]), "recompute": self.recompute_ns}
         parts |= {f"stall: {cause}": ns for cause, ns in self.causes.items()}
         parts[DRAINED] = int(self.summary.get("drain_ns") or 0)
-        return {what: ns for what, ns in parts.items() if ns}
+        return {name: ns for name, ns in parts.items() if ns}
 
     @property
     def graph(self) -> Graph:
-        """What the rank ran."""
+        """The graph that the rank ran."""
         return self.job.graph(self.rank)
 
     @property
     def plan(self) -> Plan | None:
-        """What was decided for the rank."""
+        """The plan of the rank."""
         return self.plans[self.job.graph_of[self.rank]] if self.plans else None
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """Who waits for whom, where a plan blocked itself."""
+        """The waits of a plan that blocked itself."""
         return self.trace.blocked if self.trace else ()
 
     @property
     def program(self) -> str:
-        """Name of what the rank runs; empty if all ranks run the same."""
+        """The name of the graph that the rank runs; empty if all ranks run the same."""
         return self.job.labels[self.job.graph_of[self.rank]] if len(self.job.graphs) > 1 else ""
 
     @property
     def rank_name(self) -> str:
-        """What the rank is called, runs, and for how many ranks it stands: ``rank 3, stage 0, stands for 4 ranks``."""
+        """The rank, its program, and the number of ranks that do the same: ``rank 3, stage 0, stands for 4 ranks``."""
         others = f"stands for {counted(self.stands_for, 'rank')}" if self.stands_for > 1 else ""
         return ", ".join(filter(None, (f"rank {self.rank}", self.program, others)))
 
@@ -146,7 +146,6 @@ def units(most: float, unit: str = "ns") -> tuple[str, int]:
 
 UNBOUNDED = "none"
 """Kind of bound of a row whose plan leaves the program's order or its streams."""
-
 OF_FIXED = ", fixed plans"
 """Ends the kind of a bound of fixed plans with dynamic reads: of a step on average, so that the gap is of the run."""
 
@@ -232,7 +231,7 @@ _WHATEVER_HOMES = ("compute", "critical path")
 def held_to(rows: Sequence[Row], row: Row) -> str:
     """Name the bound of a row by the plans that it covers, such as ``lower bound for this placement``.
 
-    Where others recompute and it does not, it is of plans that do not, either.
+    Where other rows recompute and it does not, the bound covers only plans that do not, either.
 
     Parameters
     ----------
@@ -253,23 +252,20 @@ def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
     row
         A row with a trace.
     ranks
-        Which of those that were simulated (`Row.simulated`).
+        Some of those that were simulated (`Row.simulated`).
     """
     trace = row.trace
     if trace is None or not row.is_job:
         return [row]
-    counts, alone, stand = by_rank(row.job, row.hardware, trace), trace.by_rank(), Counter(trace.stands_in)
-    one = replace(row, shortfall=None)
-    return [
-        replace(one, summary=dict(counts[rank]), trace=alone[rank], rank=rank, stands_for=stand[rank]) for rank in ranks
-    ]
+    summaries, traces, stand = by_rank(row.job, row.hardware, trace), trace.by_rank(), Counter(trace.stands_in)
+    return [replace(row, summary=dict(summaries[i]), trace=traces[i], rank=i, stands_for=stand[i]) for i in ranks]
 
 
 def chosen(row: Row, most: int) -> list[int]:
     """Choose at most so many ranks to show: the first of each program, the slowest, then by number."""
     if row.trace is None:
         return []
-    firsts = (row.job.ranks_of(number)[0] for number in range(len(row.job.graphs)))
+    firsts = (row.job.ranks_of(index)[0] for index in range(len(row.job.graphs)))
     wanted = [row.trace.stands_in[rank] for rank in (*firsts, row.summary.get("slowest_rank") or 0)]
     return sorted([*dict.fromkeys((*wanted, *row.simulated))][:most])
 
