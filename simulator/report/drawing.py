@@ -1,4 +1,4 @@
-"""What pictures are made of: axes with a title and one legend, bars that hide nothing, and colours.
+"""The elements of pictures: axes with a title and one legend, bars that hide nothing, and colours.
 
 Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
 import time. Axes of a picture show it in a notebook. Tensor kinds take the light fills, causes of a stall the vibrant
@@ -11,6 +11,7 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle, pairwise
 from typing import IO, Any, cast
 
 import numpy as np
@@ -53,7 +54,7 @@ COMPUTE, RECOMPUTE, DRAIN = "#75828f", "#aa4499", "#bfc6cd"
 """Compute of an op without a phase; compute that runs again, in any phase; copies after the last op."""
 SPENT = {"compute": COMPUTE, "recompute": RECOMPUTE, **{f"stall: {cause}": tint for cause, tint in CAUSE.items()}}
 SPENT[DRAINED] = DRAIN
-"""What a step is spent on -> its colour."""
+"""Part of a step -> its colour."""
 PEAK = "#b4c4d4"
 """The peak of a memory."""
 GROUPS = ("#332288", "#117733", "#882255", "#88ccee", "#999933", "#44aa99")
@@ -66,16 +67,16 @@ TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 WIDTH_IN, HEAD_IN, _DPI = 13.0, 0.8, 110
 """Width of a picture, and height of its title with the legend."""
 _LETTERS = 190
-"""Letters of the legend's small print that a line has room for."""
+"""Letters of the legend's small print that fit in a line, as measured."""
 _MARKERS = "osD^vP"
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
-"""Widths: of the curve on top, how much wider the one below it is, and at most."""
+"""Widths: of the curve on top, of what each below it shows beside it, and of the widest [points]."""
 _FEW = 120
-"""Bars of a lane that can still be told apart, and are parted by white lines."""
+"""Most bars of a lane that are parted by white lines: more cannot be told apart."""
 Drawn = Axes
-"""What something was drawn into, of a picture the first axes."""
+"""The axes that were drawn into, of a picture the first ones."""
 Given = Axes | Sequence[Axes] | None
-"""Axes to draw into; of several the first is for what matters most, and what has none is left out."""
+"""Axes to draw into; of several the first is for the main part, and a part without axes is left out."""
 
 
 @contextmanager
@@ -207,10 +208,9 @@ def name_lanes(ax: Axes, names: Sequence[str]) -> None:
 def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Choose the style of each curve: wider than those drawn after it, so that it still shows where they tie."""
     wider, styles = min(_WIDER, (_WIDEST - _THIN) / max(1, len(labels) - 1)), {}
-    for number, text in enumerate(labels):
-        width = _THIN + wider * (len(labels) - 1 - number)
-        look = {"color": GROUPS[number % len(GROUPS)], "marker": _MARKERS[number % len(_MARKERS)]}
-        styles[text] = look | {"linewidth": width, "markersize": width + 2}
+    for text, below, color, marker in zip(labels, reversed(range(len(labels))), cycle(GROUPS), cycle(_MARKERS)):
+        width = _THIN + wider * below
+        styles[text] = {"color": color, "marker": marker, "linewidth": width, "markersize": width + 2}
     return styles
 
 
@@ -229,7 +229,7 @@ def steps(ax: Axes, heights: NDArray[np.float64], edges: NDArray[np.float64], **
 def bars(
     ax: Axes, band: tuple[float, float], ends: tuple[Ints, Ints], group: Ints, tints: Sequence[str], size: int
 ) -> None:
-    """Draw one lane: what one stream or channel did, as bars.
+    """Draw one lane, of a stream or a channel, as bars.
 
     A picture has far fewer pixels than a run has ops. A pixel is divided by height as its time is, so that stalls
     between short ops show as much as they take; what is free of it does not count: nothing is too short to be seen.
@@ -251,9 +251,8 @@ def bars(
     spent = {key: _spent(edges, start[group == key], end[group == key]) for key in np.unique(group).tolist()}
     tops = np.cumsum([np.zeros(len(edges) - 1), *spent.values()], axis=0)
     heights = band[1] - (band[1] - band[0]) * tops / np.where(tops[-1] > 0, tops[-1], 1)
-    for number, key in enumerate(spent):
-        look: dict[str, Any] = {"baseline": heights[number], "fill": True, "color": tints[key], "linewidth": 0}
-        steps(ax, heights[number + 1], edges / size, **look).set_snap(True)
+    for key, (below, above) in zip(spent, pairwise(heights), strict=True):
+        steps(ax, above, edges / size, baseline=below, fill=True, color=tints[key], linewidth=0).set_snap(True)
     if len(start) <= _FEW:
         wide = start[(end - start > 3 * (edges[1] - edges[0])) & (start > edges[0])]
         ax.vlines(wide / size, *band, color="white", linewidth=0.6)
@@ -266,5 +265,5 @@ def _spent(edges: NDArray[np.float64], start: Ints, end: Ints) -> NDArray[np.flo
         ordered = np.sort(moments.clip(edges[0], edges[-1]) - edges[0])
         passed = np.searchsorted(ordered, since, "right")
         before += sign * (passed * since - np.concatenate([[0], np.cumsum(ordered)])[passed])
-    found: NDArray[np.float64] = np.diff(before).round(3)
-    return found
+    covered_ns: NDArray[np.float64] = np.diff(before).round(3)
+    return covered_ns

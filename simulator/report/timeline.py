@@ -1,4 +1,4 @@
-"""The timeline of a row: what one rank did, lane by lane, with its memory below; or what each of several ranks did.
+"""The timeline of a row: one rank, lane by lane, with its memory below; or a lane for each of several ranks.
 
 `timeline` draws it as a picture, `zoomable` writes it as numbers, in few bytes, for a page that draws it by itself.
 """
@@ -24,22 +24,22 @@ from simulator.trace import CAUSES, NONE, Block, Ints, lasts, pick
 from simulator.units import counted
 
 MOST_RANKS = 16
-"""So many ranks can be drawn below each other and still be read."""
+"""Most ranks of a picture: more lanes below each other cannot be read."""
 _FEW_STEPS = 40
-"""Steps whose ends can still be told apart."""
+"""Most steps whose ends are drawn: more lines cannot be told apart."""
 _FAR = 4
-"""A limit so many times the peak is left out of the picture."""
+"""A limit more than so many times as high as the peak is left out: it would shrink the curves too far."""
 _LANE_IN, _AXIS_IN, _MEMORY_IN = 0.4, 0.5, 1.6
-"""Heights of a lane, of the time axis, and of a memory."""
+"""Heights of a lane, of the time axis, and of a memory [in]."""
 COPIES = 1000
-"""Lanes of streams have lower numbers; those of a link begin at so many times one more than its own."""
+"""Lanes of streams have lower ids; those of the channels of link n begin at (n + 1) times it."""
 _BANDS = ((-0.42, 0.08), (0.1, 0.28), (0.3, 0.42))
 """Parts of the lane of a rank: compute, collectives and copies."""
 _RESERVED: dict[str, Any] = {"color": "#4477aa", "linewidth": 1.0}
 _HOLE: dict[str, Any] = {"color": "#332288", "linewidth": 1.0, "linestyle": ":"}
 _STEP: dict[str, Any] = {"color": drawing.FAINT, "linewidth": 0.8, "linestyle": ":"}
 _COLUMNS = 1000
-"""So many columns show memory over time: no more than a picture has pixels, so that a spike of one still shows."""
+"""Columns of memory over time: no more than a picture has pixels, so that a spike of one still shows."""
 
 
 class Lane(NamedTuple):
@@ -50,9 +50,9 @@ class Lane(NamedTuple):
     bands: list[tuple[tuple[float, float], Block]]
 
 
-def kind_name(number: int) -> str:
+def kind_name(kind: int) -> str:
     """Return the name of a kind of tensor in pictures."""
-    return KINDS[number].replace("_", " ")
+    return KINDS[kind].replace("_", " ")
 
 
 def _looks(row: Row) -> dict[str, str]:
@@ -62,7 +62,7 @@ def _looks(row: Row) -> dict[str, str]:
     looks |= {"recompute": drawing.RECOMPUTE} | {f"stall: {cause}": drawing.CAUSE[cause] for cause in CAUSES}
     groups = dict.fromkeys(op.collective.group for op in ops if op.collective is not None)
     looks |= {f"collective: {group}": drawing.GROUPS[n % len(drawing.GROUPS)] for n, group in enumerate(groups)}
-    return looks | {kind_name(number): drawing.KIND[kind] for number, kind in enumerate(KINDS)}
+    return looks | {kind_name(index): drawing.KIND[kind] for index, kind in enumerate(KINDS)}
 
 
 def _acts(row: Row, looks: Sequence[str]) -> Block:
@@ -95,18 +95,18 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
     return {name: np.concatenate(both) for name, both in parts.items()}
 
 
-def _lane(hardware: Hardware, number: int) -> str:
-    link, channel = divmod(number, COPIES)
+def _lane_name(hardware: Hardware, lane: int) -> str:
+    link, channel = divmod(lane, COPIES)
     if not link:
-        return f"stream {number}" if number else "compute"
+        return f"stream {lane}" if lane else "compute"
     name = hardware.link_names[link - 1]
     return f"{name} #{channel}" if hardware.links[name].channels > 1 else name
 
 
 def _of_one(row: Row, acts: Block) -> list[Lane]:
     """Make a lane for each stream and each channel of a link that was used."""
-    lanes = [(number, pick(acts, acts["lane"] == number)) for number in np.unique(acts["lane"]).tolist() or [0]]
-    return [Lane(_lane(row.hardware, number), row, [((-0.4, 0.4), bars)]) for number, bars in lanes]
+    lanes = [(lane, pick(acts, acts["lane"] == lane)) for lane in np.unique(acts["lane"]).tolist() or [0]]
+    return [Lane(_lane_name(row.hardware, lane), row, [((-0.4, 0.4), bars)]) for lane, bars in lanes]
 
 
 def _of_rank(view: Row, acts: Block, looks: Sequence[str]) -> Lane:
@@ -119,12 +119,12 @@ def _of_rank(view: Row, acts: Block, looks: Sequence[str]) -> Lane:
 
 
 class Scene(NamedTuple):
-    """What a timeline shows.
+    """The content of a timeline.
 
     Attributes
     ----------
     looks
-        All that a bar can mean, and its colour.
+        Meanings of bars, and their colours.
     lanes, memories
         Bars, and the use of tiers; of several ranks no memories.
     ends, first, last
@@ -140,7 +140,7 @@ class Scene(NamedTuple):
 
 
 def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
-    """Collect what a timeline shows.
+    """Collect the content of a timeline.
 
     Parameters
     ----------
@@ -150,18 +150,18 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
     looks, views = _looks(row), of_ranks(row, chosen(row, MOST_RANKS))
     acts = [_acts(view, [*looks]) for view in views]
     ends = np.sort(acts[0]["end_ns"][acts[0]["is_last"]]).tolist()
-    last = max(int(one["end_ns"].max(initial=1)) for one in acts)
+    last = max(int(bars["end_ns"].max(initial=1)) for bars in acts)
     first, last = window_ns or (ends[-3] if len(ends) > 3 else 0, last)
-    acts = [pick(one, (one["end_ns"] >= first) & (one["start_ns"] <= last)) for one in acts]
+    acts = [pick(bars, (bars["end_ns"] >= first) & (bars["start_ns"] <= last)) for bars in acts]
     if row.is_job:
-        ranks = [_of_rank(view, one, [*looks]) for view, one in zip(views, acts, strict=True)]
+        ranks = [_of_rank(view, bars, [*looks]) for view, bars in zip(views, acts, strict=True)]
         return Scene(looks, ranks, [], ends, first, last)
     return Scene(looks, _of_one(views[0], acts[0]), list(usages(row)), ends, first, last)
 
 
 @styled()
 def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None = None) -> Axes:
-    """Draw what happened: compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
+    """Draw compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
 
     Of several ranks each has a lane: its compute with stalls by cause, its collectives by group, and its copies.
 
@@ -195,7 +195,7 @@ def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None
         lines |= _memory(row, ax, usage, edges, size)
     axes[-1].set_xlabel(f"time [{unit}]", **drawing.TEXT)
     names, shown = [*looks], {kind_name(k) for usage in memories for k in usage.kinds}
-    shown |= {names[look] for lane in lanes for _, one in lane.bands for look in np.unique(one["look"]).tolist()}
+    shown |= {names[look] for lane in lanes for _, part in lane.bands for look in np.unique(part["look"]).tolist()}
     inside = [end / size for end in ends if first < end < last]
     if 0 < len(inside) <= _FEW_STEPS:
         lines["end of a step"] = _STEP
@@ -204,14 +204,14 @@ def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None
     drawing.head(axes[0], _title(row), {name: tint for name, tint in looks.items() if name in shown} | lines)
     drawing.settle(axes[0])
     for y, lane in enumerate(lanes):
-        for (top, bottom), one in lane.bands:
-            times = one["start_ns"], one["end_ns"]
-            bars(axes[0], (y + top, y + bottom), times, one["look"], [*looks.values()], size)
+        for (top, bottom), part in lane.bands:
+            times = part["start_ns"], part["end_ns"]
+            bars(axes[0], (y + top, y + bottom), times, part["look"], [*looks.values()], size)
     return axes[0]
 
 
 def _title(row: Row) -> str:
-    """Write the title: the row, its step and its stall, and what ran where."""
+    """Write the title: the row, its step and its stall, the job and the machine."""
     where = f"({row.job.name} on {row.hardware.name})"
     if not row.is_ok:
         return f"{row.label}: {row.summary['status']} {where}"
@@ -222,27 +222,28 @@ def _title(row: Row) -> str:
 
 
 def _memory(row: Row, ax: Axes, usage: Usage, edges: NDArray[np.float64], size: int) -> Mapping[str, Mapping[str, Any]]:
-    """Draw a tier: its use by tensor kind, its limit, and what its allocator reserved.
+    """Draw a tier: its use by tensor kind, its limit, and the space that its allocator reserved.
 
-    Returns what lines are drawn, with their looks.
+    Returns the lines that are drawn, with their looks.
     """
     peak, lines = int(usage.total_bytes.max()), dict[str, Mapping[str, Any]]()
     is_near = usage.limit_bytes <= _FAR * peak
-    unit, scale = units(max(float(usage.limit_bytes) if is_near else 0, peak), "B")
+    most = max(float(usage.limit_bytes) if is_near else 0, peak)
+    unit, scale = units(most, "B")
     label(ax, y=f"{usage.tier} [{unit}]")
-    ax.set_ylim(0, 1.25 * max(float(usage.limit_bytes) if is_near else 0, peak) / scale or 1)
+    ax.set_ylim(0, 1.25 * most / scale or 1)
     tops = np.cumsum(usage.kind_bytes[:, highest(usage.time_ns, usage.total_bytes, edges)], axis=0) / scale
     for k in reversed(usage.kinds):  # the highest first, each down to 0, so that no seam shows between two
         steps(ax, tops[k], edges / size, fill=True, color=drawing.KIND[KINDS[k]], linewidth=0)
     steps(ax, tops[-1], edges / size, color=drawing.FAINT, linewidth=0.6)
-    says = [f"peak {quantity(peak, 'B')}"]
+    texts = [f"peak {quantity(peak, 'B')}"]
     if is_near:
         lines["room"] = LIMIT
         ax.axhline(float(usage.limit_bytes) / scale, **LIMIT)
     if usage.allowed:
-        says.append(usage.allowed + ("" if is_near else " (beyond the picture)"))
+        texts.append(usage.allowed + ("" if is_near else " (beyond the picture)"))
     if usage.tier == row.hardware.compute_tier and (kept := space(row)) is not None:
-        says.append(f"{counted(len(kept.compactions_ns), 'compaction')} in the run")
+        texts.append(f"{counted(len(kept.compactions_ns), 'compaction')} in the run")
         reserved = kept.reserved_bytes[highest(kept.time_ns, kept.reserved_bytes, edges)]
         lines["reserved"] = _RESERVED
         steps(ax, reserved / scale, edges / size, baseline=None, **_RESERVED)
@@ -253,7 +254,7 @@ def _memory(row: Row, ax: Axes, usage: Usage, edges: NDArray[np.float64], size: 
         for start, end in kept.compactions_ns:
             ax.axvspan(start / size, end / size, color=drawing.CAUSE["compaction"], alpha=0.35, linewidth=0)
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 1.5}
-    ax.text(0.004, 0.97, ", ".join(says), transform=ax.transAxes, va="top", fontsize=8, color=drawing.INK, bbox=box)
+    ax.text(0.004, 0.97, ", ".join(texts), transform=ax.transAxes, va="top", fontsize=8, color=drawing.INK, bbox=box)
     return lines
 
 
@@ -263,26 +264,26 @@ def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:
     Parameters
     ----------
     time_ns, value
-        When it changes, ascending [ns], and to what; of several changes at one instant the last one counts.
+        Instants of changes, ascending [ns], and the new values; of several changes at one instant the last one counts.
     edges
-        Where columns begin, and where the last one ends [ns].
+        The start of each column, and the end of the last one [ns].
     """
-    at = np.flatnonzero(lasts(time_ns))
-    first = np.maximum(np.searchsorted(time_ns[at], edges[:-1], "right") - 1, 0)
-    behind = np.maximum(np.searchsorted(time_ns[at], edges[1:], "left"), first + 1)
-    values = value[at]
-    return at[[low + int(values[low:high].argmax()) for low, high in zip(first.tolist(), behind.tolist(), strict=True)]]
+    changes = np.flatnonzero(lasts(time_ns))
+    first = np.maximum(np.searchsorted(time_ns[changes], edges[:-1], "right") - 1, 0)
+    behind = np.maximum(np.searchsorted(time_ns[changes], edges[1:], "left"), first + 1)
+    ranges, values = zip(first.tolist(), behind.tolist(), strict=True), value[changes]
+    return changes[[low + int(values[low:high].argmax()) for low, high in ranges]]
 
 
 def zoomable(row: Row, most: int) -> dict[str, Any] | None:
-    """Return what `timeline` draws as numbers for a page; None if there are too many.
+    """Return the content of `timeline` as numbers for a page; None if there are too many.
 
     Parameters
     ----------
     row
         A row with a trace.
     most
-        So many bars and changes of memory are shown, and no more.
+        Most bars and changes of memory that a page may have.
 
     Returns
     -------
@@ -293,15 +294,17 @@ def zoomable(row: Row, most: int) -> dict[str, Any] | None:
     """
     shown = scene(row)
     memories = [_changes(shown, usage) for usage in shown.memories]
-    bands = [one for lane in shown.lanes for _, one in lane.bands]
-    if sum(len(one["look"]) for one in bands) + sum(len(one["gap"]) for one in memories) > most:
+    bars_shown = sum(len(part["look"]) for lane in shown.lanes for _, part in lane.bands)
+    if bars_shown + sum(len(memory["gap"]) for memory in memories) > most:
         return None
     names: dict[str, int] = {}
     drawn: list[dict[str, Any]] = []
-    for number, lane in enumerate(shown.lanes):
-        for (top, bottom), one in lane.bands:
-            drawn.append({"lane": number, "top": top, "high": bottom - top, **_bars(lane.view.graph, one, names)})
-    looks = {look for band in drawn for look in band["look"]} | {kind for one in memories for kind in one["kinds"]}
+    for index, lane in enumerate(shown.lanes):
+        for (top, bottom), part in lane.bands:
+            drawn.append({"lane": index, "top": top, "high": bottom - top, **_bars(lane.view.graph, part, names)})
+    looks = {look for band in drawn for look in band["look"]} | {
+        kind for memory in memories for kind in memory["kinds"]
+    }
     return {
         "from": shown.first,
         "to": shown.last,
@@ -316,30 +319,26 @@ def zoomable(row: Row, most: int) -> dict[str, Any] | None:
 
 def _bars(graph: Graph, bars: Block, names: dict[str, int]) -> dict[str, list[int]]:
     """Return the bars of a band in the order of their starts; add new names to `names`."""
-    order = np.argsort(bars["start_ns"], kind="stable")
-    start, end, look, item, lacks, lane, is_wait = (
-        bars[column][order] for column in ("start_ns", "end_ns", "look", "item", "lacks", "lane", "is_wait")
-    )
-    told = []
-    copies: list[bool] = ((lane >= COPIES) & (is_wait == 0)).tolist()
-    for number, tensor, is_copy in zip(item.tolist(), lacks.tolist(), copies, strict=True):
-        name = graph.tensors[number].name if is_copy else graph.ops[number].name
-        lacked = f" lacks {graph.tensors[tensor].name}" if tensor != NONE else ""
-        told.append(names.setdefault(name + lacked, len(names)))
-    gaps: list[int] = (start - np.append(0, end[:-1])).tolist()
-    return {"gap": gaps, "length": (end - start).tolist(), "look": look.tolist(), "name": told}
+    bars = pick(bars, np.argsort(bars["start_ns"], kind="stable"))
+    start, end, is_copy, indices = bars["start_ns"], bars["end_ns"], bars["lane"] >= COPIES, list[int]()
+    for item, lacks, copied in zip(bars["item"].tolist(), bars["lacks"].tolist(), is_copy.tolist(), strict=True):
+        name = (graph.tensors if copied else graph.ops)[item].name
+        lacked = f" lacks {graph.tensors[lacks].name}" if lacks != NONE else ""
+        indices.append(names.setdefault(name + lacked, len(names)))
+    times = {"gap": (start - np.append(0, end[:-1])).tolist(), "length": (end - start).tolist()}
+    return times | {"look": bars["look"].tolist(), "name": indices}
 
 
 def _changes(shown: Scene, usage: Usage) -> dict[str, Any]:
     """Return the use of a tier within the window as changes."""
-    at = np.flatnonzero(lasts(usage.time_ns))
-    at = at[max(0, np.searchsorted(usage.time_ns[at], shown.first, "right") - 1) :]
-    held, looks = usage.kind_bytes[usage.kinds][:, at], [*shown.looks]
+    rows = np.flatnonzero(lasts(usage.time_ns))
+    rows = rows[max(0, np.searchsorted(usage.time_ns[rows], shown.first, "right") - 1) :]
+    held, looks = usage.kind_bytes[usage.kinds][:, rows], [*shown.looks]
     return {
         "tier": usage.tier,
         "limit": usage.limit_bytes if usage.allowed else 0,
         "allowed": usage.allowed,
         "kinds": [looks.index(kind_name(kind)) for kind in usage.kinds],
-        "gap": np.diff(usage.time_ns[at], prepend=0).tolist(),
+        "gap": np.diff(usage.time_ns[rows], prepend=0).tolist(),
         "change": np.diff(held, prepend=0).tolist(),
     }
