@@ -195,15 +195,15 @@ class Citation(Part):
     text
         The source, in words by which a reader can find it.
     value
-        What this source prints, where it is not the figure in use or where sources disagree.
+        The value in this source, where it is not the figure in use or where sources disagree.
     basis
-        What kind of figure it is; ``inferred`` is an analogy with another machine or setting, ``announced`` is said of
+        The kind of figure; ``inferred`` is an analogy with another machine or setting, ``announced`` is said of
         a machine that could not be bought yet.
     confidence
         A: raw log or primary; B: a secondary that quotes a primary, or two that agree; C: summary, forum, analyst;
         D: derived or inferred.
     note
-        What a reader should know before trusting it.
+        A caveat for readers.
     """
 
     text: str = Field(alias="from", min_length=1)
@@ -223,11 +223,11 @@ class Fit(Part):
     Attributes
     ----------
     parameter
-        What was fitted, in a word or two; fields of one parameter have one value, and count once.
+        The name of the fitted parameter, in a word or two; fields of one parameter have one value, and count once.
     figure
         Name of the printed figure, as expectations name it.
     why
-        How it was fitted.
+        The way it was fitted.
     """
 
     parameter: str = Field(min_length=1)

@@ -30,9 +30,9 @@ def quotable(text: str, most: int) -> str:
     Parameters
     ----------
     text
-        Of any origin; its lines stay lines.
+        A text of any origin; its lines stay lines.
     most
-        How many characters it may have.
+        Most characters that it may have.
     """
     if len(text) > most:
         kept = (most - 5) // 3
@@ -54,9 +54,9 @@ class HosimError(Exception):
     must
         The rule that must hold, as a clause ("a size is at least 0 B").
     found
-        What was found instead.
+        The value that breaks it.
     do
-        What the reader can do about it.
+        The remedy, as an instruction.
 
     Notes
     -----

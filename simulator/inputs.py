@@ -91,7 +91,7 @@ def whole(path: Path, most: int | None = None) -> bytes:
     Raises
     ------
     ConfigError
-        As `opened`, or if there are more.
+        See `opened`; or if there are more.
     """
     most = most or LONGEST_LINE_BYTES
     with opened(path) as file:
@@ -117,7 +117,7 @@ def blocks(path: Path) -> Iterator[list[bytes]]:
     Raises
     ------
     ConfigError
-        As `opened`, or if there are too many bytes or lines, or too many bytes in a line.
+        See `opened`; or if there are too many bytes or lines, or too many bytes in a line.
     """
     rest: list[bytes] = []
     line_count = size = 0

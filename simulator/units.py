@@ -60,9 +60,9 @@ class FieldError(ValueError):
     must
         The rule that must hold, as a clause.
     found
-        What was found instead.
+        The value that breaks it.
     do
-        What the reader can do about it.
+        The remedy, as an instruction.
     path
         Keys that lead to the field from the part that was checked.
     """
@@ -111,7 +111,7 @@ def did_you_mean(name: object, names: Iterable[str], otherwise: str = "") -> str
     name, names
         The unknown name, and all that would do.
     otherwise
-        What is said if none is close.
+        The text if none is close.
     """
     text, candidates = str(name), list(names)
     if len(candidates) > _MANY:
@@ -138,7 +138,7 @@ def parse(text: object, unit: str) -> int | float:
     Parameters
     ----------
     text
-        What the document holds, such as ``"33.6 GB/s"`` or ``"inf"``.
+        The text of the document, such as ``"33.6 GB/s"`` or ``"inf"``.
     unit
         The unit inside: ``B``, ``B/s``, ``ns``, ``FLOP/s``, or one of those of costs.
 
@@ -245,7 +245,7 @@ def counted(count: int, noun: str) -> str:
     Parameters
     ----------
     count, noun
-        How many of what, in the singular; its plural ends in s.
+        A number, and a noun in the singular, whose plural ends in s.
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 

@@ -34,7 +34,7 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     workload
         The model, or the graph's document; None if the job is not of it.
     job
-        What all ranks run; None of requests: weights and arithmetic are then those of the least iteration.
+        The graphs of all ranks; None for requests: weights and arithmetic are then those of the least iteration.
     """
     card, is_served = Card(), job is None and workload is not None and workload.requests is not None
     if workload is not None and is_served:
@@ -194,7 +194,7 @@ def layout_data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> 
     Parameters
     ----------
     job, weights
-        As for `layout_text`.
+        See `layout_text`.
     element_bytes
         Size of an element of a weight [B].
     """

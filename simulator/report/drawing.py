@@ -155,7 +155,7 @@ def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **ho
     height_in, shape
         The height of the picture without its title [in], and its lines and columns of axes.
     **how
-        As for `Figure.subplots`.
+        See `Figure.subplots`.
     """
     if given is not None:
         return list(np.ravel(np.array(given, dtype=object)))
@@ -237,13 +237,13 @@ def bars(
     Parameters
     ----------
     ax
-        Where; its limits of time are set, and it is placed for good.
+        The axes, with their limits of time set and their place settled.
     band
         From where to where the lane reaches, the upper end first.
     ends
         Starts and ends [ns].
     group, tints
-        Which colour each has, and the colours; in a pixel that is divided the first is lowest.
+        The index of each bar's colour, and the colours; in a pixel that is divided the first is lowest.
     size
         Nanoseconds of one unit of the axis.
     """

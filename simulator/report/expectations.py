@@ -97,7 +97,7 @@ def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "")
     Parameters
     ----------
     expected
-        Of the scenario.
+        The expectations of the scenario.
     rows
         The rows of the table; an expectation about a row that was not run is left out.
     source
@@ -112,7 +112,7 @@ def untested(claim: Claim) -> list[Verdict]:
     Parameters
     ----------
     claim
-        Of the scenario.
+        The claim of the scenario.
     """
     made = []
     for figure in claim.untested:

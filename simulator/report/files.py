@@ -49,7 +49,7 @@ def check_target(out: Path) -> None:
     Parameters
     ----------
     out
-        Where the results shall be.
+        The folder of the results.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def replaced(out: Path) -> Iterator[Path]:
     Parameters
     ----------
     out
-        Where the results shall be.
+        The folder of the results.
 
     Raises
     ------

@@ -61,7 +61,7 @@ class Pages:
     folder
         An existing folder.
     labels
-        Of all rows.
+        The labels of all rows.
     more
         Called for each row, with its folder.
     """

@@ -63,7 +63,7 @@ def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
     row
         A row of one rank; without a trace it has none.
     most
-        How many.
+        Most stalls that are returned.
 
     Returns
     -------

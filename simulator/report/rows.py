@@ -37,9 +37,9 @@ class Row:
     summary
         Its figures by column (`simulator.metrics.figures`), as in ``summary.json``.
     job, hardware, budget_bytes
-        What all ranks ran, on which machine, with how much of the compute tier [B].
+        The graphs of all ranks, the machine, and the room in the compute tier that they may use [B].
     plans, trace
-        What was decided for each graph of the job, and what happened; nothing where no such plan fits. Of a rank, its
+        The plan of each graph of the job, and the trace; nothing where no such plan fits. Of a rank, its
         own trace, in which it is number 0.
     shortfall
         Why no such plan fits, and what would help; None where one ran.

@@ -145,7 +145,7 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
     Parameters
     ----------
     row, window_ns
-        As for `timeline`.
+        See `timeline`.
     """
     looks, views = _looks(row), of_ranks(row, chosen(row, MOST_RANKS))
     acts = [_acts(view, [*looks]) for view in views]

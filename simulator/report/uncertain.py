@@ -129,7 +129,7 @@ class Summed(NamedTuple):
     fastest
         The policy with the least median.
     beats
-        How often each policy beats each other one.
+        The comparison of each policy with each other one.
     """
 
     values: dict[str, Any]
