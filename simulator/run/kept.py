@@ -138,12 +138,12 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
         rows = path.with_name(path.name + ".csv")
         _arrow(path)
     phrase = f"all rows so far, in {rows},"
-    is_begun = is_mine = False
+    is_begun = False
 
     def append(more: Iterable[Mapping[str, Any]]) -> None:
         nonlocal is_begun
         if not is_begun:
-            os.ftruncate(file, 0)
+            file.truncate(0)
             _append(file, columns, [dict(zip(columns, columns, strict=True))])
             complete.append(phrase)
             is_begun = True
@@ -151,15 +151,13 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(rows, os.O_WRONLY | os.O_CREAT, 0o666)
-        try:
+        with rows.open("ab", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_mine = True
-            yield append
-        finally:
-            if is_mine and not os.fstat(file).st_size:
-                rows.unlink()
-            os.close(file)
+            try:
+                yield append
+            finally:
+                if not os.fstat(file.fileno()).st_size:
+                    rows.unlink()
         if rows != path:
             _to_parquet(rows, path, columns)
             rows.unlink()
@@ -172,20 +170,20 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
         raise ConfigError(str(rows), "rows can be written", system_message(error), do) from None
 
 
-def _append(file: int, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def _append(file: io.FileIO, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Append rows by one call of the system; if the disk is full, cut off again what was written of them.
 
     So whatever ends the process, the file holds the rows of all points up to one of them, each whole.
     """
-    text, end = io.StringIO(newline=""), os.lseek(file, 0, os.SEEK_END)
+    text, end = io.StringIO(newline=""), file.seek(0, os.SEEK_END)
     csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
     data = text.getvalue().encode()
     try:
-        written = os.write(file, data)
+        written = os.write(file.fileno(), data)
         if written < len(data):  # an error says why
-            os.write(file, data[written:])
+            os.write(file.fileno(), data[written:])
     except OSError:
-        os.ftruncate(file, end)
+        file.truncate(end)
         raise
 
 
