@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from simulator.builders import inference, stage
 from simulator.builders.inference import CachedLayers, Iteration, decoder_of, further, iteration, kept, least_iteration
-from simulator.builders.weights import lay
+from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
 from simulator.layout import Weight
@@ -56,7 +57,7 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     where = f"workload {workload.name}"
     if workload.model is not None:
         _check_size(workload, workload.model, is_built=True)
-        job = _build(workload, workload.model)
+        job = _builder(workload, workload.model)(lay(workload, workload.model))
     elif workload.graph is not None and read_graph is not None:
         graph = read_graph((base_dir or Path()) / workload.graph)
         if "steps" in workload.model_fields_set:
@@ -130,22 +131,22 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
     if about := workload.checkpoint:
         fewest["checkpoint"] = about.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
+    build = _builder(once, model)
     for kind in model.decoder.kinds:
         sizes = list[tuple[int, int]]()
         for few in (1,) if is_small else (1, 2):
-            graphs = _build(once, model.decoder.of_kind(kind, few)).graphs
+            graphs = build(lay(once, model.decoder.of_kind(kind, few))).graphs
             sizes.append((max(len(g.ops) for g in graphs), max(len(g.tensors) for g in graphs)))
         ends = zip(sizes[0], sizes[-1], strict=True)
         ops, tensors = (first + (layers - 1) * (last - first) for first, last in ends)
         check_run(times * ops, workload.steps, f"workload {workload.name}", tensors)
 
 
-def _build(workload: Workload, model: Model) -> Job:
-    """Build a graph for each pipeline stage, for each pool, or for the one rank of inference."""
+def _builder(workload: Workload, model: Model) -> Callable[[Laid], Job]:
+    """Return what builds a graph for each pipeline stage, for each pool, or for the one rank of inference."""
     must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
     found = f"phase {workload.phase} of the family {model.family}"
     insist(workload.phase != "requests", f"workload {workload.name}", must, found, do)
-    laid = lay(workload, model)
     if workload.pools is not None:
-        return inference.build_pools(laid, workload.pools)
-    return stage.build(laid) if workload.phase == "train" else inference.build(laid)
+        return partial(inference.build_pools, pools=workload.pools)
+    return stage.build if workload.phase == "train" else inference.build
