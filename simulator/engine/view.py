@@ -51,11 +51,12 @@ class Issued(Counter):
         """
         parts, dynamic, runtime = self._plan.static_parts, self._dynamic.steps if self._dynamic else {}, costs.reactive
         self._select_ns, prices_ns, step_ns = runtime.select_ns, runtime.prices_ns, costs.fixed.step_ns
+        streams = len(self._streams)
         if parts:
             codes = chain.from_iterable(parts[code[1]].codes() if code[0] == PART else (code,) for code in codes)
         for kind, a, b, c in codes:
             rows += code_row(kind, a, b, c)
-            if kind == COMPUTE:
+            if kind == COMPUTE and (a in dynamic or not 0 <= b < streams):
                 self._check_compute(a, b)
             action, price_ns = self._count[kind](a, b, c), prices_ns[kind]
             if parts and kind != SYNC and a not in (dynamic if kind == COMPUTE else self._candidates):
