@@ -102,13 +102,14 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     if not isinstance(scenario, Loaded):
         scenario = catalog.resolve(asked_for(scenario, hardware, workload, policies), set)
     loaded, asked, progress = scenario, requests_of(scenario), progress or silent
-    names, come, room = read_served(loaded, policies, progress)
+    names, arrivals, room = read_served(loaded, policies, progress)
     size = sum(room.sizes(asked.block))
-    enough = size * sum(request.prompt + request.output for request in come.requests)  # more than all ever hold at once
+    requests = arrivals.requests
+    enough = size * sum(request.prompt + request.output for request in requests)  # more than all ever hold at once
     room_bytes = int(min(room.room_bytes[0], enough)) // size * size
     replays = {name: Replays(loaded, name, room_bytes, exact=exact) for name in names}
-    stories = [serve_row(name, replayed, room, asked, come.requests, progress) for name, replayed in replays.items()]
-    rows = [summary(story, loaded, come, room) for story in stories]
+    stories = [serve_row(name, replayed, room, asked, requests, progress) for name, replayed in replays.items()]
+    rows = [summary(story, loaded, arrivals, room) for story in stories]
     view = latencies.view(loaded.scenario.title or loaded.scenario.name, rows, stories)
     tables = {
         "requests": [row for story in stories for row in story.requests],
@@ -137,15 +138,15 @@ def read_served(
     for index, choice in enumerate(loaded.scenario.policies):
         rule, where = "all rows that serve run on one machine", loaded.place("policies", str(index), "set")
         insist(not choice.set_, where, rule, "changes to it", "move set out of the row")
-    come = arriving(loaded, progress)
-    room = rooms(loaded, come.requests)
-    columns = tuple(summary(Story("", room.names, [Served(0, come.requests[0])]), loaded, come, room))
+    arrivals = arriving(loaded, progress)
+    room = rooms(loaded, arrivals.requests)
+    columns = tuple(summary(Story("", room.names, [Served(0, arrivals.requests[0])]), loaded, arrivals, room))
     for index, expected in enumerate(loaded.scenario.expect):
         rule = "an expectation of what is served names a column of its summary, and no faster_than"
         is_known, where = expected.column in columns, loaded.place("expect", str(index), "column")
         found = "faster_than" if is_known else repr(expected.column)
         insist(is_known and expected.faster_than is None, where, rule, found, nearest(expected.column, columns))
-    return rows_of(loaded, policies), come, room
+    return rows_of(loaded, policies), arrivals, room
 
 
 def arriving(loaded: Loaded, progress: Progress) -> Arriving:

@@ -62,15 +62,16 @@ class Story:
         return [{"policy": self.policy, **self._request(served)} for served in self.served]
 
     def _request(self, served: Served) -> dict[str, Any]:
-        about, first, last, more = served.request, served.first_ns, served.end_ns, served.request.output - 1
+        request, first, last, more = served.request, served.first_ns, served.end_ns, served.request.output - 1
         adding_ns = None if first is None or last is None else last - first
-        line = {"request": served.number, "arrival_ns": about.arrival_ns, "admitted_ns": served.admitted_ns}
-        line |= {"first_token_ns": first, "end_ns": last, "prompt_tokens": about.prompt, "output_tokens": about.output}
+        line = {"request": served.number, "arrival_ns": request.arrival_ns, "admitted_ns": served.admitted_ns}
+        line |= {"first_token_ns": first, "end_ns": last}
+        line |= {"prompt_tokens": request.prompt, "output_tokens": request.output}
         hit: Sequence[int | None] = served.hit or [None] * len(self.tiers)
         line |= {f"hit_{name}_tokens": tokens for name, tokens in zip(self.tiers, hit, strict=True)}
-        line |= {"ttft_ns": None if first is None else first - about.arrival_ns}
+        line |= {"ttft_ns": None if first is None else first - request.arrival_ns}
         line |= {"tpot_ns": None if adding_ns is None or not more else round(adding_ns / more)}
-        return line | {"e2e_ns": None if last is None else last - about.arrival_ns}
+        return line | {"e2e_ns": None if last is None else last - request.arrival_ns}
 
 
 def serve_row(
@@ -98,22 +99,22 @@ def serve_row(
     """
     scheduler, further = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups), replays.further
     story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
-    come = left = 0
+    arrived = left = 0
     while story.status == "ok":
-        before = come
-        while come < len(requests) and requests[come].arrival_ns <= story.end_ns:
-            scheduler.waiting.append(story.served[come])
-            come += 1
+        before = arrived
+        while arrived < len(requests) and requests[arrived].arrival_ns <= story.end_ns:
+            scheduler.waiting.append(story.served[arrived])
+            arrived += 1
         works = scheduler.next(story.end_ns)
-        if before < come == len(requests):
+        if before < arrived == len(requests):
             story.waiting_at_last = waiting = len(scheduler.waiting)
             if left and waiting > max(asked.max_sequences, len(requests) - waiting):
                 story.status, story.why = "overloaded", f"{waiting:,} requests waited when the last one came"
                 break
-        if not works and come == len(requests):
+        if not works and arrived == len(requests):
             break
         if not works:
-            story.end_ns = requests[come].arrival_ns
+            story.end_ns = requests[arrived].arrival_ns
         for work in works:
             if not _run(story, scheduler, replays, work.iteration(asked.block, len(rooms.groups), further)):
                 break
@@ -145,14 +146,14 @@ def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) 
     return True
 
 
-def summary(story: Story, loaded: Loaded, come: Arriving, rooms: Rooms) -> dict[str, Any]:
+def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> dict[str, Any]:
     """Count a row.
 
     Parameters
     ----------
     story
         Its requests and iterations.
-    loaded, come
+    loaded, arrivals
         The scenario, and the requests.
     rooms
         The tiers with KV blocks, and what layers keep of a sequence.
@@ -198,7 +199,7 @@ def summary(story: Story, loaded: Loaded, come: Arriving, rooms: Rooms) -> dict[
         "waiting_at_last": story.waiting_at_last,
         "offered_per_s": _ratio((len(story.served) - 1) * 10**9, story.served[-1].request.arrival_ns),
         "served_per_s": _ratio(finished * 10**9, busy),
-        "unanswered": come.unanswered,
+        "unanswered": arrivals.unanswered,
     }
 
 
