@@ -166,7 +166,8 @@ def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) ->
             points.append(setting)
         except ConfigError as error:
             refused[setting] = error
-    return Study(loaded, judged_setting, axes, points), refused
+    probes = None if _claim(loaded).screens else ()  # the others were checked above
+    return Study(loaded, judged_setting, axes, points, probes=probes), refused
 
 
 def _insist_each_can_be(study: Study, refused: Mapping[Point, ConfigError]) -> None:

@@ -106,7 +106,7 @@ def scaling(
     """
     loaded = catalog.resolve(scenario, set)
     study = points_of(loaded)
-    labels = list(prepare(study.at(study.points[0])).rows(policies))
+    labels = list(prepare(study.at(study.points[0]), with_bounds=False).rows(policies))
     study = replace(study, measure=Cells(policies))
     measured = sweep([study], workers, progress)  # a point that fails does so for all rows
     rows = [{**row, "policy": label} for label in labels for row in measured if row.get("policy", label) == label]
