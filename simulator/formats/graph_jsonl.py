@@ -204,14 +204,8 @@ def summary(graph: Graph) -> str:
 
 def _records(graph: Graph) -> Iterator[dict[str, object]]:
     names = [t.name for t in graph.tensors]
-    yield {
-        "schema": SCHEMA,
-        "name": graph.name,
-        "steps": graph.steps,
-        "outputs": [names[t] for t in graph.outputs],
-        "tensors": len(graph.tensors),
-        "ops": len(graph.ops),
-    }
+    outputs, counts = [names[t] for t in graph.outputs], {"tensors": len(graph.tensors), "ops": len(graph.ops)}
+    yield {"schema": SCHEMA, "name": graph.name, "steps": graph.steps, "outputs": outputs, **counts}
     plain = {field.name: field.default for field in fields(Tensor)[2:]}
     for tensor in graph.tensors:
         yield {"tensor": tensor.name, "size_bytes": tensor.size_bytes} | _stated(tensor, plain)
@@ -282,15 +276,10 @@ def write_augmented(augmented: Augmented, path: Path) -> None:
     for op, took in zip(graph.ops, problem.durations_ns, strict=True):
         used = {way: [names[t] for t in getattr(op, way)] for way in ("reads", "writes")}
         ops.append({**_fields(op, "name phase"), **used, "duration_ns": took, "barrier": op.barrier})
-    content = {
-        "schema": "hosim-augmented/1",
-        "graph": graph.name,
-        "compute_tier": tiers[problem.compute_tier],
-        "tensors": tensors,
-        "ops": ops,
-        "cache_ops": [_cache_op(augmented, cache_op) for cache_op in augmented.cache_ops],
-        "edges": [{"from": edge.source, "to": edge.target, "wraps": edge.wraps} for edge in augmented.edges()],
-    }
+    cache_ops = [_cache_op(augmented, cache_op) for cache_op in augmented.cache_ops]
+    edges = [{"from": edge.source, "to": edge.target, "wraps": edge.wraps} for edge in augmented.edges()]
+    about = {"schema": "hosim-augmented/1", "graph": graph.name, "compute_tier": tiers[problem.compute_tier]}
+    content = {**about, "tensors": tensors, "ops": ops, "cache_ops": cache_ops, "edges": edges}
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
 
 

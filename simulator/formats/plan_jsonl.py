@@ -118,15 +118,10 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     """
     names = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors], tiers
     header, homes, actions = _read(path, *({name: index for index, name in enumerate(part)} for part in names))
-    return Plan(
-        policy=header.get("policy", path.name.split(".")[0]),
-        tiers=tuple(tiers),
-        home=tuple(homes.get(tensor, NOWHERE) for tensor in range(len(graph.tensors))),
-        actions=actions,
-        repeats=header.get("repeats", graph.steps),
-        notes=tuple(header.get("notes", ())),
-        starts_ns=tuple(map(int, header.get("starts_ns", "0").split())),
-    )
+    policy, repeats = header.get("policy", path.name.split(".")[0]), header.get("repeats", graph.steps)
+    home = tuple(homes.get(tensor, NOWHERE) for tensor in range(len(graph.tensors)))
+    notes, starts_ns = tuple(header.get("notes", ())), tuple(map(int, header.get("starts_ns", "0").split()))
+    return Plan(policy, tuple(tiers), home, actions, repeats, notes, starts_ns=starts_ns)
 
 
 def _id(line: jsonl.Line, sort: str, ids: Ids, name: str) -> int:
@@ -203,19 +198,12 @@ def describe(path: Path) -> str:
 
 def _records(plan: Plan, actions: Actions, graph: Graph) -> Iterator[dict[str, object]]:
     tensors, tiers = [t.name for t in graph.tensors], plan.tiers
-    yield {
-        "schema": SCHEMA,
-        "policy": plan.policy,
-        "tiers": list(tiers),
-        "repeats": plan.repeats,
-        **({"starts_ns": " ".join(map(str, plan.starts_ns))} if any(plan.starts_ns) else {}),
-        "notes": list(plan.notes),
-        "homes": sum(home != NOWHERE for home in plan.home),
-        "actions": len(actions),
-    }
-    for name, home in zip(tensors, plan.home, strict=True):
-        if home != NOWHERE:
-            yield {"home": name, "tier": tiers[home]}
+    homes = [(name, tiers[home]) for name, home in zip(tensors, plan.home, strict=True) if home != NOWHERE]
+    starts = {"starts_ns": " ".join(map(str, plan.starts_ns))} if any(plan.starts_ns) else {}
+    about = {"schema": SCHEMA, "policy": plan.policy, "tiers": list(tiers), "repeats": plan.repeats}
+    yield {**about, **starts, "notes": list(plan.notes), "homes": len(homes), "actions": len(actions)}
+    for name, tier in homes:
+        yield {"home": name, "tier": tier}
     for kind, a, b, c in actions.codes():
         if kind == COMPUTE:
             yield {"compute": graph.ops[a].name} | ({"stream": b} if b else {})

@@ -195,18 +195,14 @@ def _grouped(c: Config, hidden: int) -> dict[str, Any]:
 
 
 def _latent(c: Config) -> dict[str, Any]:
-    path, must, do = (
-        "model.attention",
-        "biases of latent attention are not built",
-        "set it to false, if they do not matter",
-    )
+    must, do = "biases of latent attention are not built", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys say
-    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", path)}
+    part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention")}
     if c.get("q_lora_rank") is not None:
-        part["q_lora_rank"] = c.count("q_lora_rank", path=f"{path}.q_lora_rank")
+        part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
     if c.get("index_topk") is not None:
-        part["indexer"] = c.counts("indexer", f"{path}.indexer")
+        part["indexer"] = c.counts("indexer", "model.attention.indexer")
         if again := (c.list_of("indexer_types", str) or []).count("shared"):
             c.derived.append(f"{again} layers that reuse what a layer before has chosen count as choosing themselves.")
     return part
@@ -217,9 +213,8 @@ def _types(c: Config, layers: int) -> list[str]:
     codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
     types = c.list_of("layer_types", str, layers) or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
     for unknown in {*types} - {*_TYPES}:
-        raise ConfigError(
-            f"{c.where}, layer_types", "a type of layer is known", repr(unknown), nearest(unknown, _TYPES)
-        )
+        must, do = "a type of layer is known", nearest(unknown, _TYPES)
+        raise ConfigError(f"{c.where}, layer_types", must, repr(unknown), do)
     if types:
         c.used |= RULES
         return types

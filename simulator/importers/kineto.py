@@ -27,7 +27,6 @@ ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
 STEP = "ProfilerStep#"
 """Prefix of the profiler's marks of steps."""
-_NEVER_NS = 1 << 62  # later than all times
 # Arguments that a span keeps: others, such as shapes, would take a multiple of the file.
 _FACTS = ("correlation", "device", "bytes", "Collective name", "Record function id")
 # Names of calls that wait for the device, and of those that make a stream wait.
@@ -210,31 +209,28 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
 
 def _spans_of_step(timeline: Timeline, recording: Recording, step: int | None) -> tuple[Spans, range, Spans]:
     """Return the spans of one step, the time in which the host launched them [ns], and the spans of later steps."""
-    where, marks = shown(timeline.path), [mark for mark in timeline.marks if mark.name.startswith(STEP)]
-    spans = timeline.device or _outermost(timeline.ops)
+    where, spans = shown(timeline.path), timeline.device or _outermost(timeline.ops)
     if not timeline.device:
         recording.derived.append("Nothing ran on a device: the outermost operators of the host are the ops.")
     must, do = "something runs in a recording", "profile with the activities of the device"
     insist(spans, where, must, "neither kernels, nor operators of the host", do)
-    chosen = chosen_step([mark.name for mark in marks], step, where, recording)
-    if chosen is None:
-        recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
-        return spans, range(_NEVER_NS), []
-    begins_ns = [*(mark.start_ns for mark in marks), _NEVER_NS]
-    window_ns = range(begins_ns[chosen], begins_ns[chosen + 1])
+    marks = [(mark.name, mark.start_ns) for mark in timeline.marks if mark.name.startswith(STEP)]
+    name, window_ns = chosen_step(marks, step, where, recording)
     of_step = [span for span in spans if timeline.launch_ns(span) in window_ns]
-    insist(of_step, where, "something runs in the step", f"nothing in {marks[chosen].name}", "choose another --step")
+    insist(of_step, where, "something runs in the step", f"nothing in {name}", "choose another --step")
     recording.dropped["what ran in other steps"] += len(spans) - len(of_step)
     return of_step, window_ns, [span for span in spans if timeline.launch_ns(span) >= window_ns.stop]
 
 
-def chosen_step(marks: Sequence[str], step: int | None, where: str, recording: Recording) -> int | None:
-    """Choose one of the steps that the profiler marked, and return its position; None if it marked none.
+def chosen_step(
+    marks: Sequence[tuple[str, int]], step: int | None, where: str, recording: Recording
+) -> tuple[str, range]:
+    """Choose one of the steps that the profiler marked, and return its name and range; the whole if it marked none.
 
     Parameters
     ----------
     marks
-        Names of the marks, in order of time.
+        Names and begins of the marks, in order.
     step
         Number of the step that is asked for; None: the last one that another one follows.
     where, recording
@@ -248,12 +244,14 @@ def chosen_step(marks: Sequence[str], step: int | None, where: str, recording: R
     if not marks:
         must, do = "the step that is asked for was marked by the profiler", "leave --step out, or call profiler.step()"
         insist(step is None, where, must, "no ProfilerStep", do)
-        return None
-    names, must = [name.removeprefix(STEP) for name in marks], "the step is one that the profiler marked"
+        recording.derived.append("The profiler marked no steps: all that is recorded is one step.")
+        return "", range(LARGEST)
+    names, must = [name.removeprefix(STEP) for name, _ in marks], "the step is one that the profiler marked"
     insist(step is None or str(step) in names, where, must, str(step), f"choose of {', '.join(names)}")
     chosen = max(0, len(marks) - 2) if step is None else names.index(str(step))
-    recording.derived.append(f"The step is {marks[chosen]} of {counted(len(marks), 'marked step')} (--step).")
-    return chosen
+    (name, begin), (_, end) = [*marks, ("", LARGEST)][chosen : chosen + 2]
+    recording.derived.append(f"The step is {name} of {counted(len(marks), 'marked step')} (--step).")
+    return name, range(begin, end)
 
 
 def report_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:

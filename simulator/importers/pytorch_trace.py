@@ -169,12 +169,11 @@ def read_pytorch_trace(
 
 def _nodes_of_step(nodes: list[OperatorNode], step: int | None, where: str, recording: Recording) -> list[OperatorNode]:
     """Return the nodes of one of the steps that the profiler marked; all nodes if it marked none, or a single one."""
-    marks = [node for node in nodes if node.name.startswith(STEP)]
+    marks = [(node.name, node.id) for node in nodes if node.name.startswith(STEP)]
     if len(marks) < 2 and step is None:
         return nodes
-    chosen = chosen_step([mark.name for mark in marks], step, where, recording) or 0
-    begins = [*(mark.id for mark in marks), LARGEST]
-    of_step = [node for node in nodes if begins[chosen] <= node.id < begins[chosen + 1]]
+    _, ids = chosen_step(marks, step, where, recording)
+    of_step = [node for node in nodes if node.id in ids]
     recording.dropped["nodes of other steps"] += len(nodes) - len(of_step)
     return of_step
 

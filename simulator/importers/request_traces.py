@@ -143,19 +143,14 @@ def _workload(path: Path, name: str, block: int) -> Workload:
     base = catalog.read_workload(name)
     must, do = "requests are served by a model", "name a workload with a model, such as llama31_8b_chat"
     insist(base.model, f"--model {name}", must, "a graph", do)
-    origins = {
-        table: {key: why for key, why in getattr(base, table).items() if key.partition(".")[0] in ("model", "dtypes")}
-        for table in ("sources", "assumed")
-    }
-    types = {key: getattr(base.dtypes, key) for key in _INFERENCE if key in base.dtypes.model_fields_set}
-    about: dict[str, Any] = {
-        "name": named(path.name.partition(".")[0]),
-        "title": f"The requests of {path.name}, served by the model of {base.name}",
-        "requests": Requests(file=".csv", block=block),
-    }
-    return Workload(
-        model=base.model, phase="requests", **about, **({"dtypes": Dtypes(**types)} if types else {}), **origins
-    )
+    about: dict[str, Any] = {"model": base.model, "phase": "requests", "requests": Requests(file=".csv", block=block)}
+    for table in ("sources", "assumed"):
+        origins = getattr(base, table).items()
+        about[table] = {key: why for key, why in origins if key.partition(".")[0] in ("model", "dtypes")}
+    if types := {key: getattr(base.dtypes, key) for key in _INFERENCE if key in base.dtypes.model_fields_set}:
+        about["dtypes"] = Dtypes(**types)
+    title = f"The requests of {path.name}, served by the model of {base.name}"
+    return Workload(name=named(path.name.partition(".")[0]), title=title, **about)
 
 
 _LENGTHS = (("prompt_len", "output_len"), ("input_length", "output_length"))

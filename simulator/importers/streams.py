@@ -100,9 +100,8 @@ def replay(
         part.launched_ns = None if part.launched_ns is None else max(part.launched_ns, first_ns - latency_ns)
     parts.sort(key=lambda part: part.start_ns if part.launched_ns is None else part.launched_ns)
     noted, seen = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
-    end = Activity(
-        Event("end"), last_ns, last_ns, next(iter(streams)), after=[on_stream[-1] for on_stream in streams.values()]
-    )
+    newest = [on_stream[-1] for on_stream in streams.values()]
+    end = Activity(Event("end"), last_ns, last_ns, next(iter(streams)), after=newest)
     if then:
         end.start_ns, ready_ns = max(last_ns, then.start_ns), last_ns
         if then.launched_ns is not None:

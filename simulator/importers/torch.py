@@ -178,10 +178,8 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
     kept = {"parameters": amount(parameters)} if parameters else {}
-    kept |= {
-        "peak of what is live in PyTorch": human(int(live_bytes(graph).max()), "B"),
-        "ops with a source line": f"{record.lines:,} of {len(graph.ops):,}",
-    }
+    kept["peak of what is live in PyTorch"] = human(int(live_bytes(graph).max()), "B")
+    kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     lifetimes = [
         f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
@@ -201,14 +199,10 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
         *[f"Of the ops of backward, {record.again:,} run forward again (activation checkpointing)."]
         * bool(record.again),
     ]
-    workload = Workload(
-        name=named(name),
-        title=f"A training step of {name}, captured from PyTorch",
-        graph=".jsonl",
-        outputs="freed" if free_early else "kept",
-        assumed=dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input"),
-        **record.batch,
-    )
+    about = {"name": named(name), "title": f"A training step of {name}, captured from PyTorch", "graph": ".jsonl"}
+    assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
+    outputs = "freed" if free_early else "kept"
+    workload = Workload.model_validate({**about, "outputs": outputs, "assumed": assumed, **record.batch})
     return Imported({".yaml": workload, ".jsonl": graph}, kept, tuple(derived), +record.folded)
 
 
