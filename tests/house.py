@@ -21,10 +21,14 @@ HOUSE = Path(__file__).parents[1] / "simulator"
 SETTINGS = HOUSE.parent / "pyproject.toml"
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+VAGUE = {"at", "here", "known", "mine", "number", "one", "own", "said", "there", "told", "what"}
+"""Local names that do not say what they hold."""
+OF_ERRORS = {"found", "must"}
+"""Local names that say what they hold only where they are parts of an error."""
 
 
 class File(NamedTuple):
-    """One file: its name in the house, its room, its syntax, how many lines it has of what, and too long functions."""
+    """One file: its name in the house, its room, its syntax, lines of what, and faulty functions."""
 
     module: str
     room: str
@@ -33,6 +37,7 @@ class File(NamedTuple):
     code: int
     docs: int
     long: list[str]
+    vague: list[str]
 
 
 def read(path: Path) -> File:
@@ -47,7 +52,25 @@ def read(path: Path) -> File:
     code = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - docs
     module, room = ".".join(parts).removesuffix(".__init__"), parts[0] if len(parts) > 1 else "simulator"
     long = [node.name for node in functions if len({*range(node.lineno, (node.end_lineno or 0) + 1)} - docs) > 50]
-    return File(module, room, tree, text.count("\n"), len(code), len(docs), long)
+    vague = [f"{node.name}: {name}" for node in functions for name in sorted(vague_names(node))]
+    return File(module, room, tree, text.count("\n"), len(code), len(docs), long, vague)
+
+
+def vague_names(function: ast.AST) -> set[str]:
+    """Local names and parameters of a function that do not say what they hold."""
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    parameters = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
+    in_errors = {id(name) for node in ast.walk(function) if is_error(node) for name in ast.walk(node)}
+    outside = {node.id for node in names if isinstance(node.ctx, ast.Load) and id(node) not in in_errors}
+    return (stored | parameters) & VAGUE | stored & OF_ERRORS & outside
+
+
+def is_error(node: ast.AST) -> bool:
+    """Whether an error is made here."""
+    callee = node.func if isinstance(node, ast.Call) else None
+    name = callee.id if isinstance(callee, ast.Name) else getattr(callee, "attr", "")
+    return isinstance(node, ast.Raise) or name in {"insist", "require", "broken"} or name.endswith(("Error", "_error"))
 
 
 def circles(files: list[File]) -> list[list[str]]:
@@ -84,6 +107,7 @@ def faults(files: list[File], allowed: dict[str, Any]) -> Iterator[str]:
         if file.lines > 400:
             yield f"{file.module}: a file has at most 400 lines, found {file.lines}"
         yield from (f"{file.module}, {name}: a function has at most 50 lines" for name in file.long)
+        yield from (f"{file.module}, {name}: a local name says what it holds; find another" for name in file.vague)
     rooms, budgets = counts(files), {room: [0, 0] for room in counts(files)} | allowed["rooms"]
     for table in (rooms, budgets):
         table["in all"] = [sum(column) for column in zip(*table.values(), strict=True)]

@@ -59,6 +59,15 @@ def test_files_and_functions_are_short(check):
     assert check({"room/one.py": long.replace("    a = 1\n", '    """a"""\n', 1)}) == []
 
 
+def test_local_names_say_what_they_hold(check):
+    text = "def f(xs):\n    found = [{name} for {name} in xs]\n    {use}\n"
+    assert check({"room/one.py": text.format(name="x", use='insist(xs, "xs", "must", found)')}) == []
+    expected = "room.one, f: {}: a local name says what it holds; find another"
+    assert check({"room/one.py": text.format(name="x", use="return found")}) == [expected.format("found")]
+    assert check({"room/one.py": text.format(name="one", use="raise E(found)")}) == [expected.format("one")]
+    assert check({"room/one.py": "def f(at):\n    return at\n"}) == [expected.format("at")]
+
+
 def test_docstrings_have_their_share(tmp_path, monkeypatch):
     monkeypatch.setattr(house, "HOUSE", tmp_path)
     (tmp_path / "one.py").write_text("a = 1\n" * 9 + 'def f():\n    """f"""\n')
