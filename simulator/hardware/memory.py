@@ -248,20 +248,20 @@ def stage_rates(link: Link) -> list[int | float]:
     return rates
 
 
-def _check_way(link: Link, links: Mapping[str, Link], *at: str) -> None:
+def _check_way(link: Link, links: Mapping[str, Link], *path: str) -> None:
     """Refuse a way over others than wires, of which each begins where the one before it ends."""
     place = link.source
     for stage in link.via:
-        require(stage in links, "a link goes via other links", repr(stage), *at, do=nearest(stage, tuple(links)))
-        require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *at)
+        require(stage in links, "a link goes via other links", repr(stage), *path, do=nearest(stage, tuple(links)))
+        require(not links[stage].via, "a link goes via links that are wires", f"{stage!r}, which is none", *path)
         must, source = "the links that a link goes via connect", links[stage].source
-        require(source == place, must, f"{stage!r} from {source!r} after {place!r}", *at)
+        require(source == place, must, f"{stage!r} from {source!r} after {place!r}", *path)
         place = links[stage].target
     must = "a link goes via two others at least, which end at its target"
-    require(len(link.via) > 1 and place == link.target, must, f"{', '.join(link.via)} to {place!r}", *at)
+    require(len(link.via) > 1 and place == link.target, must, f"{', '.join(link.via)} to {place!r}", *path)
     alike = link.servers == link.channels or all(links[stage].sharing != "servers" for stage in link.via)
     must = "several channels over servers are servers, too"
-    require(alike, must, f"sharing {link.sharing}", *at[:2], "sharing", do="write sharing: servers")
+    require(alike, must, f"sharing {link.sharing}", *path[:2], "sharing", do="write sharing: servers")
 
 
 def reserve_chunks(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> None:

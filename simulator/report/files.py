@@ -62,15 +62,15 @@ def check_target(out: Path) -> None:
         "the results get a folder of their own",
         "choose another folder, or move that away",
     )
-    found = ""
+    obstacle = ""
     if os.path.lexists(out) and not out.is_dir():
-        found = "a file, or a link that leads nowhere"
+        obstacle = "a file, or a link that leads nowhere"
     elif out.exists() and Path.cwd().is_relative_to(out.resolve()):
-        found = "the working directory"
+        obstacle = "the working directory"
     elif strange := _strange(out):
-        found = f"{strange[0]!r} in it, and {len(strange)} files in all that are not of an earlier run"
-    if found:
-        raise ConfigError(where, rule, found, do)
+        obstacle = f"{strange[0]!r} in it, and {len(strange)} files in all that are not of an earlier run"
+    if obstacle:
+        raise ConfigError(where, rule, obstacle, do)
     check_beside(where, out, rule, do)
 
 
