@@ -256,14 +256,11 @@ def _numbers(ran: DispatchedOp, sources: list[torch.Tensor]) -> OpFields:
     if flops and dtype == "fp32":
         backend = torch.backends.cudnn if "conv" in name else torch.backends.cuda.matmul
         dtype = "tf32" if backend.allow_tf32 else dtype
-    return {
-        "read_bytes": sum(read_bytes),
-        "write_bytes": write_bytes,
-        "flops": int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0,
-        "op_class": "vector" if not flops else "attention" if "attention" in name else "matmul",
-        "dtype": dtype,
-        "repeatable": torch.Tag.nondeterministic_seeded not in ran.func.tags,
-    }
+    fields: OpFields = {"read_bytes": sum(read_bytes), "write_bytes": write_bytes, "dtype": dtype}
+    fields["flops"] = int(flops(*ran.args, **ran.kwargs, out_val=ran.made)) if flops else 0
+    fields["op_class"] = "vector" if not flops else "attention" if "attention" in name else "matmul"
+    fields["repeatable"] = torch.Tag.nondeterministic_seeded not in ran.func.tags
+    return fields
 
 
 # Phase -> its short form in names of ops.
