@@ -63,9 +63,8 @@ def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
         If it is no file, cannot be read, or breaks off.
     """
     try:
-        insist(
-            isfile(path), shown(path), "an input is a file", no_file(path), "correct the path; hosim downloads nothing"
-        )
+        do = "correct the path; hosim downloads nothing"
+        insist(isfile(path), shown(path), "an input is a file", no_file(path), do)
         with path.open("rb") as file:
             is_packed = not is_raw and file.read(2) == b"\x1f\x8b"
         with cast(BinaryIO, gzip.open(path)) if is_packed else path.open("rb") as file:

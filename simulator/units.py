@@ -283,11 +283,8 @@ def _quantity(unit: str, *, endless: bool = False, zero: bool = True) -> tuple[A
         "pattern": f"^({quantity}|inf)$" if endless else f"^{quantity}$",
         "examples": [example],
     }
-    return (
-        BeforeValidator(read),
-        PlainSerializer(lambda value: exact(value, unit), return_type=str),
-        WithJsonSchema(schema),
-    )
+    serializer = PlainSerializer(lambda value: exact(value, unit), return_type=str)
+    return BeforeValidator(read), serializer, WithJsonSchema(schema)
 
 
 Bytes = Annotated[int, *_quantity("B")]

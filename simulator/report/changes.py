@@ -250,10 +250,9 @@ def changes(old: Summary, new: Summary, tolerance: float) -> tuple[RowChange, ..
         Share up to which a change is accepted.
     """
     before, after = ({row["policy"]: row for row in summary["rows"]} for summary in (old, new))
-    return tuple(
-        _row(label, (before.get(label, {}), old), (after.get(label, {}), new), tolerance)
-        for label in dict.fromkeys((*after, *before))
-    )
+    labels = dict.fromkeys((*after, *before))
+    pairs = ((label, (before.get(label, {}), old), (after.get(label, {}), new)) for label in labels)
+    return tuple(_row(*pair, tolerance) for pair in pairs)
 
 
 def _turned(old: Summary, new: Summary) -> Iterator[Turned]:
@@ -278,14 +277,10 @@ def _row(label: str, before: tuple[Summary, Summary], after: tuple[Summary, Summ
     was, now = dict(spent(*before)), dict(spent(*after))
     places = dict.fromkeys((*was, *now)) if status == ("ok", "ok") else ()
     terms = [FigureChange(*place, was.get(place, 0), now.get(place, 0), step.old, tolerance) for place in places]
-    return RowChange(
-        label,
-        status,
-        (new.get("short_at") or new.get("notes") or "") if is_gone else "",
-        step,
-        tuple(change(column) for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared),
-        tuple(sorted(terms, key=lambda term: -abs(term.difference or 0))),
-    )
+    terms.sort(key=lambda term: -abs(term.difference or 0))
+    figures = tuple(change(column) for column in dict.fromkeys((*new, *old)) if figure_of(column).is_compared)
+    why = (new.get("short_at") or new.get("notes") or "") if is_gone else ""
+    return RowChange(label, status, why, step, figures, tuple(terms))
 
 
 def _inputs(old: Summary, new: Summary) -> Iterator[tuple[str, str, str]]:

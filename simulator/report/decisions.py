@@ -56,9 +56,8 @@ def cache_ops(explanation: Explanation) -> list[Line]:
         line |= {"target": "" if op.target == NOWHERE else problem.tiers[op.target], "size_bytes": op.size_bytes}
         line |= {"alone_ns": op.alone_ns, "first_point": op.first, "position": op.position, "last_point": op.last}
         line |= {"issued": augmented.point(op.position), "stall_ns": op.stall_ns, "residency_ns": op.residency_ns}
-        lines.append(
-            line | {"waited_ns": explanation.waited_ns[op.before, op.tensor] if op.role is Role.PREFETCH else 0}
-        )
+        line["waited_ns"] = explanation.waited_ns[op.before, op.tensor] if op.role is Role.PREFETCH else 0
+        lines.append(line)
     return lines
 
 

@@ -214,7 +214,7 @@ def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def pixels(ax: Axes, size: int) -> NDArray[np.float64]:
+def pixels(ax: Axes, size: float) -> NDArray[np.float64]:
     """Return the edges of the pixels of a time axis [ns]; `size` is how many ns its unit has."""
     return np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
 
@@ -227,7 +227,7 @@ def steps(ax: Axes, heights: NDArray[np.float64], edges: NDArray[np.float64], **
 
 
 def bars(
-    ax: Axes, band: tuple[float, float], ends: tuple[Ints, Ints], group: Ints, tints: Sequence[str], size: int
+    ax: Axes, band: tuple[float, float], ends: tuple[Ints, Ints], group: Ints, tints: Sequence[str], size: float
 ) -> None:
     """Draw one lane, of a stream or a channel, as bars.
 

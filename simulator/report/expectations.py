@@ -293,9 +293,8 @@ def unmet(
         The figures of the row, and of the one that ratios are of.
     """
     for expected in asked:
-        step = dict.fromkeys(expected.columns, 0) | {
-            expected.columns[0]: row.get("step_ns")
-        }  # a sum is over the step once
+        first_column, *others = expected.columns
+        step = {first_column: row.get("step_ns")} | dict.fromkeys(others, 0)  # a sum is over the step once
         value = _value(expected, {ITSELF: row, OTHER: other or {}, STEP: step})
         if not all(holds for _, holds in _limits(expected, value)):
             limit, first = (*expected.ends("at_most"), *expected.ends("at_least"))[0], next(_written(expected, value))

@@ -57,20 +57,15 @@ def check_target(out: Path) -> None:
         If it is a file, the working directory or one above it, holds files that hosim did not write, or is where
         nothing can be made: it is filled beside its place.
     """
-    where, rule, do = (
-        f"--out {out}",
-        "the results get a folder of their own",
-        "choose another folder, or move that away",
-    )
-    obstacle = ""
-    if os.path.lexists(out) and not out.is_dir():
-        obstacle = "a file, or a link that leads nowhere"
-    elif out.exists() and Path.cwd().is_relative_to(out.resolve()):
-        obstacle = "the working directory"
-    elif strange := _strange(out):
-        obstacle = f"{strange[0]!r} in it, and {len(strange)} files in all that are not of an earlier run"
-    if obstacle:
-        raise ConfigError(where, rule, obstacle, do)
+    where, rule = f"--out {out}", "the results get a folder of their own"
+    do = "choose another folder, or move that away"
+    is_file = os.path.lexists(out) and not out.is_dir()
+    insist(not is_file, where, rule, "a file, or a link that leads nowhere", do)
+    is_around = out.exists() and Path.cwd().is_relative_to(out.resolve())
+    insist(not is_around, where, rule, "the working directory", do)
+    if strange := _strange(out):
+        found = f"{strange[0]!r} in it, and {len(strange)} files in all that are not of an earlier run"
+        raise ConfigError(where, rule, found, do)
     check_beside(where, out, rule, do)
 
 

@@ -125,10 +125,8 @@ def _shared(row: Row) -> Iterator[Event]:
         yield from _memory(usage, process(usage.scope, usage.instance))
     rates = row.trace.rates.whole()
     for index, (name, bus) in enumerate(row.hardware.buses.items()):
-        of_bus, title = (
-            pick(rates, rates["bus"] == index),
-            f"{name}: rate (cap {quantity(bus.bandwidth_bytes_per_s, 'B/s')})",
-        )
+        of_bus = pick(rates, rates["bus"] == index)
+        title = f"{name}: rate (cap {quantity(bus.bandwidth_bytes_per_s, 'B/s')})"
         for instance in np.unique(of_bus["instance"]).tolist():
             changes, pid = pick(of_bus, of_bus["instance"] == instance), process(bus.scope, instance)
             yield from _counter(title, pid, changes["time_ns"], changes["bytes_per_s"], "B/s")

@@ -58,9 +58,8 @@ def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
         Axes for the steps, and for memories; default: those of a picture.
     """
     machine = rows[0].hardware
-    used = [
-        tier for tier in machine.tiers if tier == machine.compute_tier or any(_peak_bytes(row, tier) for row in rows)
-    ]
+    peaks = {tier: max(_peak_bytes(row, tier) for row in rows) for tier in machine.tiers}
+    used = [tier for tier, most in peaks.items() if most or tier == machine.compute_tier]
     widths, height_in = [_STEP_WIDTH, *[1] * len(used)], _AXIS_IN + _ROW_IN * len(rows)
     steps, *memories = drawing.places(given, height_in, (1, len(widths)), sharey=True, width_ratios=widths)
     shorten = partial(textwrap.wrap, width=30, max_lines=2, placeholder=" …")
@@ -215,22 +214,15 @@ def _beside(given: Given, count: int, height_in: float) -> list[Axes]:
     return places[: max(1, count)]
 
 
-def _scale(value: float, unit: str) -> tuple[str, float]:
-    """Choose the multiple of a unit for an axis with such values: its name, and how many of the unit it has."""
-    if unit in ("ns", "B", "B/s"):
-        return units(value, unit)
-    return unit, 0.01 if unit == "%" else 1.0
-
-
 def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
     rows = [row for row in panel.rows if present(row.get(panel.y))]
     heights = [float(row[key]) for row in rows for key in (panel.y, *panel.band) if present(row.get(key))]
     most = max(heights, default=1)
     limit = panel.limit if 0 < panel.limit <= _NEAR * most else 0
-    unit, size = _scale(max(most, limit), panel.unit)
+    unit, size = units(max(most, limit), panel.unit)
     values = list(dict.fromkeys(row[panel.x] for row in rows))
     middle = sorted(values)[len(values) // 2] if values and panel.axis_unit else 0
-    x_unit, x_size = _scale(middle, panel.axis_unit)
+    x_unit, x_size = units(middle, panel.axis_unit)
     places = _places(ax, values, x_size, panel.dense)
     for (name,), group in by(rows, panel.of).items():
         style = styles[str(name)] | ({"marker": ""} if panel.dense else {})
@@ -260,9 +252,8 @@ def _places(ax: Axes, values: Sequence[Any], size: float, dense: str) -> dict[An
     ax.xaxis.set_major_formatter("{x:g}")
     if len(places) <= _LABELS and not dense:
         ax.minorticks_off()
-        ax.set_xticks(
-            list(places.values()), [written(value / size if are_numbers else value, "count") for value in places]
-        )
+        labels = [written(place if are_numbers else value, "count") for value, place in places.items()]
+        ax.set_xticks(list(places.values()), labels)
     return places
 
 

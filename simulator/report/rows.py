@@ -138,9 +138,11 @@ def quantity(value: object, unit: str) -> str:
     return human(value, unit) if present(value) else ABSENT  # type: ignore[arg-type]
 
 
-def units(most: float, unit: str = "ns") -> tuple[str, int]:
-    """Choose the unit of an axis whose largest value is given: its name, and how many of `unit` it has."""
-    name = human(most, unit).partition(" ")[2]
+def units(value: float, unit: str = "ns") -> tuple[str, float]:
+    """Choose the multiple of a unit for an axis with such a value: its name, and how many of `unit` it has."""
+    if unit not in ("ns", "B", "B/s"):
+        return unit, 0.01 if unit == "%" else 1
+    name = human(value, unit).partition(" ")[2]
     return name, int(parse(f"1 {name}", unit))
 
 

@@ -221,7 +221,9 @@ def _title(row: Row) -> str:
     return f"{row.label}: {step} a step{warm}{ranks}, {stall} of it stalled {where}"
 
 
-def _memory(row: Row, ax: Axes, usage: Usage, edges: NDArray[np.float64], size: int) -> Mapping[str, Mapping[str, Any]]:
+def _memory(
+    row: Row, ax: Axes, usage: Usage, edges: NDArray[np.float64], size: float
+) -> Mapping[str, Mapping[str, Any]]:
     """Draw a tier: its use by tensor kind, its limit, and the space that its allocator reserved.
 
     Returns the lines that are drawn, with their looks.
@@ -302,14 +304,13 @@ def zoomable(row: Row, most: int) -> dict[str, Any] | None:
     for index, lane in enumerate(shown.lanes):
         for (top, bottom), part in lane.bands:
             drawn.append({"lane": index, "top": top, "high": bottom - top, **_bars(lane.view.graph, part, names)})
-    looks = {look for band in drawn for look in band["look"]} | {
-        kind for memory in memories for kind in memory["kinds"]
-    }
+    looks = [look for band in drawn for look in band["look"]]
+    looks += [kind for memory in memories for kind in memory["kinds"]]
     return {
         "from": shown.first,
         "to": shown.last,
         "looks": list(shown.looks.items()),
-        "shown": sorted(looks),
+        "shown": sorted(set(looks)),
         "names": list(names),
         "lanes": [lane.name for lane in shown.lanes],
         "bands": drawn,
