@@ -264,6 +264,11 @@ class Document(Part):
     assumed: dict[str, Reason] = {}
     fitted: dict[str, Fit] = {}
 
+    @property
+    def heading(self) -> str:
+        """The title, or the name of a document without one."""
+        return self.title or self.name
+
     def origin_of(self, path: str) -> str:
         """Say whether the figure at `path` is ``cited``, ``assumed`` or ``fitted``; ``mine`` if nothing is said of it.
 

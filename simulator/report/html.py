@@ -105,7 +105,7 @@ class Pages:
         command
             The command that gives the same again; a program has none.
         """
-        drawn = picture(comparison(rows, scenario.title or scenario.name)).png()
+        drawn = picture(comparison(rows, scenario.heading)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
         pictures = sum(len(picture) for row in rows for picture in self._pictures(row))
         most = int(_MOST_BYTES - pictures * 4 / 3) // _BAR_BYTES // len(rows)

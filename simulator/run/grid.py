@@ -247,7 +247,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
             rows += [{key: row[key] for key in needed if key in row} for row in new] if append else new
     story = base.scenario
     cells, more = _summed(rows, shown)
-    view = grid_view(rows, shown, base.hardware, study.title or story.title or story.name, story.budget_bytes, cells)
+    view = grid_view(rows, shown, base.hardware, study.title or story.heading, story.budget_bytes, cells)
     again = study.model_copy(update={"scenario": "scenario.yaml", "set_": {}, "policies": names_in(rows_asked)})
     texts = {"study.yaml": catalog.dump(again)}
     return Sweep("sweep", [loaded], rows, view, {"points": rows}, more, file, texts)

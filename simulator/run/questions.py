@@ -112,8 +112,8 @@ def frontier(
     budget = loaded.scenario.budget_bytes
     if budget is not None and search.base.scenario.budget_bytes is None and not question.field.startswith("peak."):
         capped.append(f"All this is without the budget of the scenario, {exact(budget, 'B')}.")
-    points, title = tried if search.grows else [], loaded.scenario.title or loaded.scenario.name
-    view = frontier_view(answers, points, question, hardware.compute_tier, capped, title)
+    points, tier = tried if search.grows else [], hardware.compute_tier
+    view = frontier_view(answers, points, question, tier, capped, loaded.scenario.heading)
     also = _limiting(search, {row["policy"]: row for row in answers}, workers, progress)
     return Sweep(question.key, [loaded], answers, view, {"points": points} if search.grows else {}, also=also)
 
@@ -203,7 +203,7 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
         who: {price: case.least_peak_bytes(ns, **kind) for price, ns in slowest.items()}
         for who, kind in search.bounds.items()
     }
-    view = pareto_view(front, floors, column, tier, loaded.scenario.title or loaded.scenario.name)
+    view = pareto_view(front, floors, column, tier, loaded.scenario.heading)
     least = {who: rows[0] for who, rows in fronts.items() if rows}
     return Sweep("frontier", [loaded], front, view, {"points": tried}, also=_limiting(search, least, workers, progress))
 
@@ -294,7 +294,7 @@ def crossover(
         for end, pair in (("from", first), ("to", last)):
             ends |= {f"{end}_{row['policy']}_ns": row.get("step_ns") for row in pair}
         ranges.append(ends)
-    view = crossover_view(ranges, tried, names, question, loaded.scenario.title or loaded.scenario.name)
+    view = crossover_view(ranges, tried, names, question, loaded.scenario.heading)
     return Sweep("crossover", [loaded], ranges, view, {"points": tried})
 
 

@@ -312,7 +312,7 @@ class Results(dict[str, Result]):
         from simulator.report.pictures import comparison  # noqa: PLC0415 - drawing takes time to import
 
         scenario = self.case.loaded.scenario
-        return comparison(list(self.values()), scenario.title or scenario.name, ax)
+        return comparison(list(self.values()), scenario.heading, ax)
 
     def write(self, out: str | Path, command: str = "") -> None:
         """Write all results into a folder: tables, plans, pictures, Perfetto traces and a report.

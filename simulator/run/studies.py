@@ -116,7 +116,7 @@ def scaling(
         row["efficiency"] = each and each / first.setdefault(row["policy"], each)
     machine, asked = loaded.hardware, loaded.scenario
     budget = machine.tiers[machine.compute_tier].usable_bytes if asked.budget_bytes is None else asked.budget_bytes
-    view = scaling_view(rows, [axis.name for axis in study.axes], machine, budget, asked.title or asked.name)
+    view = scaling_view(rows, [axis.name for axis in study.axes], machine, budget, asked.heading)
     return Sweep("scaling", [loaded], rows, view)
 
 
@@ -154,8 +154,8 @@ def limits(
         If a document is wrong.
     """
     loaded = catalog.resolve(scenario, set).without_questions()
-    title = loaded.scenario.title or loaded.scenario.name
-    return limits_at(loaded, [(loaded, policies)], workers or os.cpu_count() or 1, progress, title)
+    workers = workers or os.cpu_count() or 1
+    return limits_at(loaded, [(loaded, policies)], workers, progress, loaded.scenario.heading)
 
 
 def limits_at(

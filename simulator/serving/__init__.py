@@ -110,7 +110,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     replays = {name: Replays(loaded, name, room_bytes, exact=exact) for name in names}
     stories = [serve_row(name, replayed, room, asked, requests, progress) for name, replayed in replays.items()]
     rows = [summary(story, loaded, arrivals, room) for story in stories]
-    view = latencies.view(loaded.scenario.title or loaded.scenario.name, rows, stories)
+    view = latencies.view(loaded.scenario.heading, rows, stories)
     tables = {
         "requests": [row for story in stories for row in story.requests],
         "iterations": [row for story in stories for row in story.iterations],
