@@ -124,7 +124,7 @@ class Search:
 
         def holds(index: int) -> bool:
             if index not in tried:
-                (tried[index],) = study.placed((values[index],), study.rows((values[index],)))
+                (tried[index],) = study.labelled((values[index],), study.rows((values[index],)))
             return _meets(tried[index], math.inf)
 
         def holds_in_bound(value: int | float) -> bool:
@@ -215,7 +215,7 @@ class Search:
 
     def _compare(self, row: Row, value: int | float) -> Row:
         """Compare a row with another one, and with the conditions."""
-        other = self._other(self.question.beside(value)) if self._has_ratio and row["status"] == "ok" else {}
+        other = self._other(self.question.value_for_over(value)) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
         row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
         lack = unmet(self._conditions, row, other) if row["status"] == "ok" else None

@@ -115,12 +115,12 @@ class Study:
                 raise
             return [{"status": "infeasible" if isinstance(error, BudgetError) else "failed", "notes": str(error)}]
 
-    def placed(self, point: Point, rows: Rows) -> Rows:
+    def labelled(self, point: Point, rows: Rows) -> Rows:
         """Put the columns of the study, and the values of a point, in front of the rows of the point."""
         where = {**self.about, **{axis.name: value for axis, value in zip(self.axes, point, strict=True)}}
         return [{**where, **row} for row in rows]
 
-    def wanted(self, measured: Mapping[Point, Rows]) -> list[Point]:
+    def next_points(self, measured: Mapping[Point, Rows]) -> list[Point]:
         """Return the points to measure next: those given first, then a candidate between any two whose rows differ."""
         missing = [point for point in dict.fromkeys(self.points) if point not in measured]
         if missing or self.differ is None:
@@ -140,7 +140,7 @@ class Pace:
         self._progress, self._workers, self._is_told, self._since_s = progress or silent, workers, is_told, monotonic()
         self._new = self._done = self._total = 0
 
-    def more(self, tasks: int, new: int) -> None:
+    def expect(self, tasks: int, new: int) -> None:
         """Note the number of further points, and of those among them that are new."""
         self._total = self._done + tasks
         self._done += tasks - new
@@ -199,18 +199,18 @@ def streamed(
         study.check()
     measuring, is_searched = _Measuring(studies, workers, pace, kept, run_tasks), any(study.differ for study in studies)
     measured: list[dict[Point, Rows]] = [{} for _ in studies]
-    while tasks := [(n, point) for n, study in enumerate(studies) for point in study.wanted(measured[n])]:
+    while tasks := [(n, point) for n, study in enumerate(studies) for point in study.next_points(measured[n])]:
         with closing(measuring.in_order(tasks)) as outcomes:
             for (n, point), rows in outcomes:
                 if is_searched:
                     measured[n][point] = rows
                 else:  # memory does not grow with rows that were given out
-                    yield studies[n].placed(point, rows)
+                    yield studies[n].labelled(point, rows)
         if not is_searched:
             return
     for study, by_point in zip(studies, measured, strict=True):
         for point in sorted(by_point) if study.differ else study.points:
-            yield study.placed(point, by_point[point])
+            yield study.labelled(point, by_point[point])
 
 
 class _Measuring:
@@ -229,7 +229,7 @@ class _Measuring:
     def in_order(self, tasks: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
         """Yield the rows of points in their order, and measure those that were not measured before."""
         new, ended = dict.fromkeys(task for task in tasks if self._kept_rows(task) is None), dict[Task, Rows]()
-        self._pace.more(len(tasks), len(new))
+        self._pace.expect(len(tasks), len(new))
         with closing(self._measured(list(new))) as outcomes:
             for task in tasks:
                 while task in new and task not in ended:

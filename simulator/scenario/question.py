@@ -124,7 +124,7 @@ class Question(Part):
         step = self.written(self.read("multiple_of"))
         return "whole numbers" if step == "1" else f"multiples of {step}"
 
-    def beside(self, value: int | float) -> int | float | None:
+    def value_for_over(self, value: int | float) -> int | float | None:
         """Return the value with which the row `over` runs; None: with the documents as they are."""
         return None
 
@@ -171,7 +171,7 @@ class Largest(Question):
     at_least: Count = 1
     multiple_of: Count = 1
 
-    def beside(self, value: int | float) -> int | float | None:
+    def value_for_over(self, value: int | float) -> int | float | None:
         """Return the value with which the row `over` runs: the same."""
         return value
 
@@ -194,7 +194,7 @@ class Least(Question):
     at_least: str | Count = 0
     multiple_of: str | Count = 0
 
-    def beside(self, value: int | float) -> int | float | None:
+    def value_for_over(self, value: int | float) -> int | float | None:
         """Return the value with which the row `over` runs: the largest one."""
         return self.values[-1]
 

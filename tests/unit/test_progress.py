@@ -65,7 +65,7 @@ def test_points_are_counted_before_any_is_measured_and_timed_without_the_start(m
     now, told = [100.0], []
     monkeypatch.setattr(sweep, "monotonic", lambda: now[0])
     own = sweep.Pace(lambda *one: told.append(one), 2, is_told=is_told)
-    own.more(9, 7)
+    own.expect(9, 7)
     assert told == [(one, 0, -1) for one in said]
     for at in (135, 135, 145, 145, 155, 155, 165):
         now[0] = at
