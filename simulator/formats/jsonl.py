@@ -108,8 +108,8 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
             raise ConfigError(where, fault.must, fault.found, fault.do) from None
         if kind == "schema":
             expected, must = [*kinds], f"a line has one of the keys {', '.join(kinds)}"
-    if "schema" in expected:
-        raise ConfigError(f"{path}:1", f"the first line is a header of {schema}", "an empty file", "write the header")
+    must = f"the first line is a header of {schema}"
+    insist("schema" not in expected, f"{path}:1", must, "an empty file", "write the header")
 
 
 def count(header: Line, read_counts: Mapping[str, int]) -> None:

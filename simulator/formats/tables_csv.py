@@ -146,8 +146,7 @@ def read_routing(path: Path) -> Shares | Routing:
         If it cannot be read, has other columns, or a line is wrong; the message names the line.
     """
     table = _Table(path, _SHARES, _ROUTING)
-    shares: dict[int, dict[int, float]] = {}
-    routing: dict[tuple[int, str], tuple[int, ...]] = {}
+    shares, routing = dict[int, dict[int, float]](), dict[tuple[int, str], tuple[int, ...]]()
     try:
         for row in table.rows():
             if table.names == _SHARES:

@@ -243,8 +243,7 @@ class _Reader:
                 node.launcher, node.operator = launcher, node.operator._replace(schema=launcher.operator.schema)
         self._timed = any(node.took for node in on_device)
         self._memory = Memory(Tree([node.operator for node in nodes]), recording)
-        self._ops: dict[object, Event] = {}
-        self._links: dict[int, Storage] = {}
+        self._ops, self._links = dict[object, Event](), dict[int, Storage]()
 
     def read(self) -> None:
         """Make the ops."""

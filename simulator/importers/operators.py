@@ -266,8 +266,7 @@ class Memory:
 
     def __init__(self, tree: Tree, recording: Recording) -> None:
         self._tree, self._recording = tree, recording
-        self._storages: dict[int, Storage] = {}
-        self._stretched: set[int] = set()
+        self._storages, self._stretched = dict[int, Storage](), set[int]()
 
     def _make(self, view: TensorView, kind: str = "activation", *, persistent: bool = False) -> Storage:
         self._storages[view.storage] = storage = self._recording.storage(view.until_bytes, kind, persistent=persistent)

@@ -130,11 +130,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self.watch, self.calls, self.folded = watch, list[Event](), Counter[str]()
         self.lines = self.again = 0
         self.batch = batch_of(*inputs)
-        self.died: dict[Storage, int] = {}
-        self._by_id: dict[int, tuple[Storage, Any]] = {}
-        self._sites: dict[int, Site] = {}
-        self._first: dict[str, Site] = {}
-        self._taken: Counter[str] = Counter()
+        self.died, self._by_id = dict[Storage, int](), dict[int, tuple[Storage, Any]]()
+        self._sites, self._first, self._taken = dict[int, Site](), dict[str, Site](), Counter[str]()
         self._last = "optimizer"
         for position, tensor in enumerate(tensors(inputs)):
             self._storage(tensor, f"input{position}", "input", persistent=True)

@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from traceback import walk_tb
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -121,30 +121,27 @@ class ModuleWatch:
     """
 
     def __init__(self) -> None:
-        self.stack: list[str] = []
         self.in_update = self.compiled = False
-        self._paths: dict[int, str] = {}
-        self._roots: list[tuple[str, torch.nn.Module]] = []
-        self._optimizers: dict[Optimizer, None] = {}
-        self._hooks: list[Any] = []
+        self.stack, self._paths, self._roots = list[str](), dict[int, str](), list[tuple[str, torch.nn.Module]]()
+        self._optimizers, self._hooks = dict[Optimizer, None](), ExitStack()
 
     def __enter__(self) -> ModuleWatch:
-        self._hooks = [
+        for hook in (
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
             optimizers.register_optimizer_step_pre_hook(self._enter_update),
             optimizers.register_optimizer_step_post_hook(self._leave_update),
-        ]
+        ):
+            self._hooks.callback(hook.remove)
         # Compiled code asks the stance (it is to run eager) for its callback each time that it is called.
         compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
         if asked := getattr(compiler, "_callback_from_stance", None):
-            compiler._callback_from_stance = partial(self._note_compiled, asked)
-            self._hooks.append(SimpleNamespace(remove=partial(setattr, compiler, "_callback_from_stance", asked)))
+            note = partial(self._note_compiled, asked)
+            self._hooks.enter_context(patch.object(compiler, "_callback_from_stance", note))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.close()
 
     def _note_compiled(self, asked: Callable[[Any], Any], callback: Any) -> Any:
         self.compiled |= callback not in (None, False)
