@@ -16,11 +16,8 @@ from simulator.formats.tables_csv import requests_csv as requests_csv
 from simulator.graph import Graph
 from simulator.plan import Plan
 
-FORMATS: dict[str, Callable[[Path], str]] = {
-    graph_jsonl.SCHEMA: graph_jsonl.describe,
-    plan_jsonl.SCHEMA: plan_jsonl.describe,
-    residency_json.SCHEMA: residency_json.describe,
-}
+_MODULES = (graph_jsonl, plan_jsonl, residency_json)
+FORMATS: dict[str, Callable[[Path], str]] = {module.SCHEMA: module.describe for module in _MODULES}
 """Schema -> a function that reads and checks a whole file and describes it in one line."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json")

@@ -289,15 +289,11 @@ def _fields(record: object, names: str) -> dict[str, Any]:
 
 def _cache_op(augmented: Augmented, cache_op: CacheOp) -> dict[str, Any]:
     ops, tiers = augmented.problem.graph.ops, augmented.problem.tiers
-    return {
-        "name": augmented.name(cache_op),
-        **_fields(cache_op, "role trip"),
-        "tensor": augmented.problem.graph.tensors[cache_op.tensor].name,
-        "source": tiers[cache_op.source],
-        "target": None if cache_op.target == NOWHERE else tiers[cache_op.target],
-        **_fields(cache_op, "size_bytes alone_ns"),
-        "after": ops[cache_op.after].name if cache_op.after >= 0 else None,
-        "before": ops[cache_op.before].name if 0 <= cache_op.before < len(ops) else None,
-        "window": [cache_op.first, cache_op.last],
-        **_fields(cache_op, "position stall_ns residency_ns"),
-    }
+    tensor = augmented.problem.graph.tensors[cache_op.tensor].name
+    target = None if cache_op.target == NOWHERE else tiers[cache_op.target]
+    after = ops[cache_op.after].name if cache_op.after >= 0 else None
+    before = ops[cache_op.before].name if 0 <= cache_op.before < len(ops) else None
+    about = {"name": augmented.name(cache_op), **_fields(cache_op, "role trip"), "tensor": tensor}
+    copy = {"source": tiers[cache_op.source], "target": target, **_fields(cache_op, "size_bytes alone_ns")}
+    order = {"after": after, "before": before, "window": [cache_op.first, cache_op.last]}
+    return about | copy | order | _fields(cache_op, "position stall_ns residency_ns")

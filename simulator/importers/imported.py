@@ -105,33 +105,32 @@ class Imported:
         ConfigError
             If one of them exists already, or cannot be written.
         """
-        path = Path(out)
+        path, where = Path(out), f"-o {Path(out)}"
         must = "what is written begins with a workload, whose name ends in .yaml"
-        insist(path.suffix == _WORKLOAD, f"-o {path}", must, repr(path.name), "write such as mine.yaml")
-        stem = path.name.removesuffix(_WORKLOAD)
-        places = {end: path.with_name(stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
+        insist(path.suffix == _WORKLOAD, where, must, repr(path.name), "write such as mine.yaml")
+        places = {end: path.with_name(path.stem + end) for end in sorted(self.files, key=_WORKLOAD.__ne__)}
+        parts = {end: place.with_name(f".part-{os.getpid()}-{place.name}") for end, place in places.items()}
         for place in places.values():
             is_source = os.path.exists(place) and os.path.exists(source) and os.path.samefile(place, source)
-            where, found, do = f"-o {path}", inputs.shown(place), "choose another name"
+            found, do = inputs.shown(place), "choose another name"
             insist(not is_source, where, "what is read is not written over", found, do)
             is_free = force or not os.path.lexists(place)
             insist(is_free, where, "a file that is there is kept", found, f"{do}, or say --force")
             files.check_file("-o", place)
-        parts = {place: place.with_name(f".part-{os.getpid()}-{place.name}") for place in places.values()}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             for end, content in self.files.items():
-                part = parts[places[end]]
                 if isinstance(content, Graph):
-                    graph_jsonl.write(content, part)
+                    graph_jsonl.write(content, parts[end])
                 else:
-                    part.write_bytes(self._document(content, places) if isinstance(content, Workload) else content)
+                    text = self._document(content, places) if isinstance(content, Workload) else content
+                    parts[end].write_bytes(text)
             with waiting():
-                for place, part in parts.items():
-                    part.replace(place)
+                for end, part in parts.items():
+                    part.replace(places[end])
                 complete.append(str(path))
         except OSError as error:
-            raise ConfigError(f"-o {path}", "the files can be written", system_message(error), "make room") from None
+            raise ConfigError(where, "the files can be written", system_message(error), "make room") from None
         finally:
             for part in parts.values():
                 part.unlink(missing_ok=True)
