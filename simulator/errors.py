@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 """Characters that move a terminal's cursor, ring, or reverse the order of text; not line ends and tabs."""
@@ -94,6 +96,27 @@ def insist(holds: object, where: str, must: str, found: str, do: str = "correct 
     """
     if not holds:
         raise ConfigError(where, must, found, do)
+
+
+def import_extra(where: str, must: str, do: str, *modules: str) -> list[Any]:
+    """Import modules of an extra, or refuse what needs them.
+
+    Parameters
+    ----------
+    where, must, do
+        As of a `HosimError`.
+    modules
+        Their names.
+
+    Raises
+    ------
+    ConfigError
+        If one is not installed.
+    """
+    try:
+        return [import_module(module) for module in modules]
+    except ImportError:
+        raise ConfigError(where, must, "none", do) from None
 
 
 class ScopeError(ConfigError):

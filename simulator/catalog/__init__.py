@@ -36,7 +36,7 @@ from simulator.catalog.shelf import (
 )
 from simulator.catalog.text import scalar
 from simulator.document import Document, faults
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.scenario import Frontier, Question, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
 from simulator.scenario.study import StudyDocument
@@ -200,18 +200,16 @@ def _check_tiers(loaded: Loaded) -> None:
 def _check_figures(loaded: Loaded) -> None:
     """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
     documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
-    fits = {fit.figure: (path, document) for document in documents for path, fit in document.fitted.items()}
+    fits = {fit.figure: f"{path} of {document.name}" for document in documents for path, fit in document.fitted.items()}
     for index, expectation in enumerate(loaded.scenario.expect):
         where = loaded.place("expect", str(index), "figure")
-        if expectation.kind == "predicted" and expectation.figure in fits:
-            path, document = fits[expectation.figure]
-            rule = "no scenario predicts a printed figure that something in it was fitted to"
-            found = f"{expectation.figure!r}, which {path} of {document.name} was fitted to"
-            raise ConfigError(where, rule, found, "set kind: fitted, or name another figure")
-        if expectation.kind == "fitted" and expectation.figure not in fits:
-            rule = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
-            do = nearest(expectation.figure or "", tuple(fits)) if fits else "add what was fitted to it, or drop kind"
-            raise ConfigError(where, rule, repr(expectation.figure), do)
+        kind, figure = expectation.kind, expectation.figure or ""
+        rule = "no scenario predicts a printed figure that something in it was fitted to"
+        found, do = f"{figure!r}, which {fits.get(figure)} was fitted to", "set kind: fitted, or name another figure"
+        insist(kind != "predicted" or figure not in fits, where, rule, found, do)
+        rule = "a fitted figure is named in the table fitted of the scenario, its machine or its workload"
+        do = nearest(figure, tuple(fits)) if fits else "add what was fitted to it, or drop kind"
+        insist(kind != "fitted" or figure in fits, where, rule, repr(expectation.figure), do)
 
 
 class OpenParameter(NamedTuple):

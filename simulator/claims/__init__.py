@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.document import Fit
-from simulator.errors import ConfigError
+from simulator.errors import ConfigError, insist
 from simulator.report.expectations import Check, Verdict, check, untested, verdicts
 from simulator.report.rows import ABSENT, grouped, listed, percent
 from simulator.report.tables import Column
@@ -228,8 +228,7 @@ def read(scenarios: Sequence[str | Path] | None, must: str, has: Callable[[Scena
         If there is none, or a document is wrong.
     """
     names = claims(has) if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
-    if not names:
-        raise ConfigError("scenarios", must, "none", "name one, or leave them out")
+    insist(names, "scenarios", must, "none", "name one, or leave them out")
     return [catalog.resolve(name) for name in names]
 
 
@@ -303,10 +302,9 @@ def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
 def checked(loaded: Loaded, point: Point) -> Rows:
     """Judge all expectations of a scenario, each with the fits and choices that its row stands on."""
     scenario, claim = loaded.scenario, loaded.scenario.claim
-    if not scenario.expect:
-        must = "a scenario that is validated expects something of a row"
-        do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
-        raise ConfigError(loaded.place("expect"), must, "nothing", do)
+    rule = "a scenario that is validated expects something of a row"
+    do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
+    insist(scenario.expect, loaded.place("expect"), rule, "nothing", do)
     judgements = judged(loaded, scenario.expect) + (untested(claim) if claim else [])
     fits: dict[str, dict[Fit, dict[str, None]]] = {choice.row: {} for choice in scenario.policies}
     for document in (scenario, loaded.hardware, loaded.workload):

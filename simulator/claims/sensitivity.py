@@ -19,7 +19,7 @@ from typing import Any
 from simulator import builders, catalog, metrics
 from simulator.catalog import Loaded
 from simulator.claims import Judged, judged, read
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.lifetime import live_bytes
 from simulator.report.rows import listed, present, signed
 from simulator.report.tables import Column
@@ -88,10 +88,10 @@ def _studies(loaded: Loaded) -> list[Study]:
         turned = None if unstated.options else _turns  # between two names there is nothing
         points = [(value,) for value in unstated.options or (taken, *spread)]
         studies.append(Study(loaded, figures, (axis,), points, unstated.tried, turned, about, is_strict=True))
-    if not studies or not compared_to_printed(loaded):
-        must = "a claim leaves parameters open, and prints numbers that ours are held against"
-        do = "list parameters under claim: unstated, with a range or values each, and add printed to an expectation"
-        raise ConfigError(loaded.place("claim"), must, "no number" if studies else "no parameter", do)
+    rule = "a claim leaves parameters open, and prints numbers that ours are held against"
+    do = "list parameters under claim: unstated, with a range or values each, and add printed to an expectation"
+    is_whole, lacking = studies and compared_to_printed(loaded), "no number" if studies else "no parameter"
+    insist(is_whole, loaded.place("claim"), rule, lacking, do)
     return studies
 
 

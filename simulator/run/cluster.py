@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any
 
 import simulator
-from simulator.errors import ConfigError, insist
+from simulator.errors import ConfigError, import_extra, insist
 from simulator.processes import Make
 from simulator.run.kept import code_key
 
@@ -50,13 +50,10 @@ def clustered(
         hosim or Python.
     """
     where = f"--cluster {address}"
+    rule, do = "a cluster is reached by Dask", "pip install 'hosim[dask]'"
+    distributed, comm = import_extra(where, rule, do, "distributed", "distributed.comm")
     try:
-        import distributed  # noqa: PLC0415 - an extra, and slow to import
-        from distributed.comm import CommClosedError, resolve_address  # noqa: PLC0415
-    except ImportError:
-        raise ConfigError(where, "a cluster is reached by Dask", "none", "pip install 'hosim[dask]'") from None
-    try:
-        resolve_address(address)  # a client that finds it wrong is never closed, and says so at the end
+        comm.resolve_address(address)  # a client that finds it wrong is never closed, and says so at the end
         client = distributed.Client(address, timeout=_WAIT_S, set_as_default=False)
     except (OSError, ValueError) as error:  # a TimeoutError is an OSError
         do = "start `dask scheduler` and `dask worker`, and name its address"
@@ -76,7 +73,7 @@ def clustered(
                 continue  # told by whoever misses it
             try:
                 rows = future.result()
-            except (CancelledError, CommClosedError):
+            except (CancelledError, comm.CommClosedError):
                 do = "start it and sweep again: what is kept is not measured again"
                 raise ConfigError(where, "a Dask scheduler answers to the end", "that it went away", do) from None
             yield indices[future.key], rows

@@ -19,7 +19,7 @@ from simulator import catalog
 from simulator.catalog import Axis, Loaded
 from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
-from simulator.errors import CapacityError, ConfigError, PlanError, insist
+from simulator.errors import CapacityError, PlanError, import_extra, insist
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.plan import Plan
@@ -53,8 +53,8 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
     ConfigError
         If SciPy is not installed, or what a distribution states has no unit, or several.
     """
-    stats, axes, columns = scipy_stats(where), list[Axis](), list[Any]()
-    size, wide = sample.size, len(sample.of)
+    _, stats = import_extra(where, "what is drawn needs SciPy", "pip install 'hosim[study]'", "scipy", "scipy.stats")
+    axes, columns, size, wide = list[Axis](), list[Any](), sample.size, len(sample.of)
     if sample.method == "sobol" and wide:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that a power of two is best stands in the documents
@@ -84,21 +84,6 @@ def _scaled(stated: Distribution, where: str) -> tuple[str | None, float, float]
     rule, do = "loc and scale are numbers, of one unit, and scale is above 0", "write such as loc: 1 us, scale: 2 us"
     insist(is_number and float(scale) > 0, where, rule, f"{stated.loc!r} and {stated.scale!r}", do)
     return unit, float(loc), float(scale)
-
-
-def scipy_stats(where: str) -> Any:
-    """Import ``scipy.stats``, which only those need that draw, or count draws.
-
-    Raises
-    ------
-    ConfigError
-        If it is not installed; an error points at `where`.
-    """
-    try:
-        from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
-    except ImportError:
-        raise ConfigError(where, "what is drawn needs SciPy", "none", "pip install 'hosim[study]'") from None
-    return stats
 
 
 def jittered(case: Case, level: float, draw: int, seed: int) -> Case:

@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 
-from simulator.errors import ConfigError, insist, system_message
+from simulator.errors import ConfigError, import_extra, insist, system_message
 from simulator.interrupts import complete
 from simulator.metrics import figure_of
 
@@ -69,8 +69,8 @@ class KeptRows:
             folder.mkdir(parents=True, exist_ok=True)
             self._base = sqlite3.connect(self._path, timeout=_WAIT_S, isolation_level=None)
             (form,) = self._base.execute("PRAGMA user_version").fetchone()
-            if form not in (0, _FORM):
-                raise ConfigError(str(self._path), f"rows are kept in form {_FORM}", f"form {form}", _REMOVE)
+            rule = f"rows are kept in form {_FORM}"
+            insist(form in (0, _FORM), str(self._path), rule, f"form {form}", _REMOVE)
             self._base.execute("PRAGMA journal_mode = WAL")
             self._base.execute("PRAGMA synchronous = NORMAL")  # a killed process loses nothing, a lost host the last
             self._base.execute("CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, rows BLOB NOT NULL)")
@@ -187,20 +187,15 @@ def _append(file: io.FileIO, columns: Sequence[str], rows: Iterable[Mapping[str,
         raise
 
 
-def _arrow(path: Path) -> Any:
+def _arrow(path: Path) -> list[Any]:
     """Import pyarrow, or refuse to write Parquet."""
-    try:
-        from pyarrow import csv as arrow_csv  # noqa: PLC0415 - an extra
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError:
-        do = "pip install 'hosim[parquet]', or name a .csv"
-        raise ConfigError(str(path), "a Parquet file is written by pyarrow", "none", do) from None
-    return arrow_csv, parquet
+    rule, do = "a Parquet file is written by pyarrow", "pip install 'hosim[parquet]', or name a .csv"
+    return import_extra(str(path), rule, do, "pyarrow", "pyarrow.csv", "pyarrow.parquet")
 
 
 def _to_parquet(rows: Path, path: Path, columns: Sequence[str]) -> None:
     """Write a table as Parquet, block by block."""
-    arrow_csv, parquet = _arrow(path)
+    _, arrow_csv, parquet = _arrow(path)
     types = {column: _TYPES[unit] for column in columns if (unit := figure_of(column).unit) in _TYPES}
     types |= dict.fromkeys(("policy", "notes", "remarks", "short_at"), "string")
     options = arrow_csv.ConvertOptions(column_types=types, strings_can_be_null=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from simulator import catalog
 from simulator.catalog import Axis, Named
-from simulator.errors import insist
+from simulator.errors import import_extra
 from simulator.run.grid import Cells
 from simulator.run.results import Results
 from simulator.run.row import rows_of
@@ -118,9 +117,7 @@ def interact(
         If a document is wrong, or ipywidgets is not installed.
     """
     do = "install it: pip install 'hosim[notebook]'"
-    insist(find_spec("ipywidgets") is not None, "interact", "ipywidgets draws sliders", "none", do)
-    import ipywidgets  # noqa: PLC0415 - an extra
-
+    (ipywidgets,) = import_extra("interact", "ipywidgets draws sliders", do, "ipywidgets")
     ask, shown, sliders = WhatIf(scenario, policy=policy, set=set), ipywidgets.HTML(), {}
     for name, usual in ask.usual.items():
         values = [usual if times == 1 else round(usual * times, 2) for times in TIMES[name]]

@@ -29,7 +29,7 @@ from typing import Any
 from simulator import catalog
 from simulator.catalog import Axis, Loaded, Named
 from simulator.catalog.settings import amounts
-from simulator.errors import CapacityError, ConfigError, insist
+from simulator.errors import CapacityError, insist
 from simulator.hardware import without_effect
 from simulator.report.answers import limits_view
 from simulator.report.grids import scaling_view
@@ -57,9 +57,8 @@ def points_of(loaded: Loaded) -> Study:
         If the scenario lists no point.
     """
     scaling = loaded.scenario.scaling
-    if not scaling:
-        must, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
-        raise ConfigError(loaded.place("scaling"), must, "none", do)
+    rule, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
+    insist(scaling, loaded.place("scaling"), rule, "none", do)
     axes = tuple(Axis(key, (f"workload.{key}",), loaded.place("scaling", key)) for key in scaling)
     return Study(loaded.without_questions(), Cells(), axes, list(zip(*scaling.values(), strict=True)))
 

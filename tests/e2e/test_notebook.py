@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 
 import chain
 import pytest
@@ -80,9 +80,6 @@ def test_what_is_asked_is_checked(scenario):
 
 
 def test_without_ipywidgets_one_is_told_what_to_install(scenario, monkeypatch):
-    known = importlib.util.find_spec
-    from simulator.run import sliders
-
-    monkeypatch.setattr(sliders, "find_spec", lambda name: None if name == "ipywidgets" else known(name))
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
     with pytest.raises(hosim.ConfigError, match=r"pip install 'hosim\[notebook\]'"):
         hosim.interact(scenario)
