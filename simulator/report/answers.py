@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from simulator.metrics import figure_of
 from simulator.report.rows import ABSENT, listed, present, quantity, ratio, shown, signed
-from simulator.report.tables import Column, figures, occurring
+from simulator.report.tables import Column, figures, filled, occurring
 from simulator.report.views import Panel, Row, Rows, Section, SweepView, by
 from simulator.scenario import Question
 from simulator.units import counted, human, parse, unit_of
@@ -52,8 +52,7 @@ def frontier_view(
         columns.append(Column("within", (question.within(row["within"]) for row in rows)))
     columns.append(Column(f"{question.direction} {question.field}", map(value, rows), left=False))
     columns += figures(rows, ("step_ns",))
-    if any(row.get("slowdown") for row in rows):
-        columns.append(Column("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False))
+    columns += filled([Column("slowdown", (_slowdown(row.get("slowdown"), question) for row in rows), left=False)])
     columns += figures(rows, (*occurring(rows, (f"peak_{tier}_bytes", "least_peak_bytes")), *_cost_columns(rows)))
     columns.append(Column("limited by", (row.get("limit") or ABSENT for row in rows)))
     ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)

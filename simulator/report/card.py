@@ -92,13 +92,12 @@ def machine_card(hardware: Hardware) -> Card:
     peaks = (f"{dtype} {human(rate, 'FLOP/s')}" for dtype, rate in hardware.compute.peak_flops.items())
     card = {"peak arithmetic": ", ".join(peaks)}
     for name, tier in hardware.tiers.items():
-        rate = tier.bandwidth_bytes_per_s
-        reached = [link.bandwidth_bytes_per_s for link in hardware.links.values() if link.source == name]
-        rate = max(reached, default=None) if rate is None else rate
+        reading = [link.bandwidth_bytes_per_s for link in hardware.links.values() if link.source == name]
+        rate = tier.bandwidth_bytes_per_s or max(reading, default=None)
         card[name] = human(tier.capacity_bytes, "B") + ("" if rate is None else f", {human(rate, 'B/s')}")
         if tier.endurance_bytes is not None:
             card[name] += f", endures {human(tier.endurance_bytes, 'B')}"
-        if tier.price_nusd_per_gb_month:  # 0 is what a device's price has in it
+        if tier.price_nusd_per_gb_month:  # 0: it is part of the price of a device
             card[name] += f", {exact(tier.price_nusd_per_gb_month, 'nUSD/GB/month')}"
     costs = ((hardware.compute.power_mw, "mW"), (hardware.compute.price_uusd_per_h, "uUSD/h"))
     if stated := [exact(cost, unit) for cost, unit in costs if cost is not None]:

@@ -39,6 +39,7 @@ def _section(row: Row, most: int) -> dict[str, Any]:
     return {
         "row": row,
         "ok": row.is_ok,
+        "spoken": _alternative_text(row),
         "zoom": zoomable(row, most) if trace else None,
         "whose": f" (rank {slowest.rank}{', the slowest' if row.is_ok else ''})" if row.is_job else "",
         "ranks": rank_columns(of_ranks(row, ranks)) if row.is_job else [],
@@ -115,10 +116,7 @@ class Pages:
             said=summary,
             parts=parts,
             tables=folded(rows, PIPE_WIDTH),
-            statuses=[str(row.summary["status"]) for row in rows],
             comparison=drawn,
-            spoken=[(row.label, _alternative_text(row)) for row in rows],
-            recomputes=any(row.recompute_ns for row in rows),
             sections=[_section(row, most) for row in rows],
             command=command,
             pictures=self._pictures,
