@@ -285,7 +285,7 @@ class _Reader:
                 after = [ran[other] for other in node.after if other in ran and ran[other].end_ns <= start_ns]
                 times_ns = start_ns, start_ns + 1000 * node.took
                 ran[node.id] = Activity(node.op, *times_ns, node.stream, launched_ns, after=after)
-        replay(self._recording, ran.values(), self._recording.ops)
+        replay(self._recording, ran.values(), self._recording.ops, calls=((), ()))
 
     def _op(self, node: _Node) -> Event | None:
         """Return the op that a node is a part of; None for a collective that no other rank joins."""

@@ -70,11 +70,7 @@ Calls = tuple[Sequence[Sync], Sequence[Wait]]
 
 
 def replay(
-    step: Recording,
-    ran: Iterable[Activity],
-    ops: Sequence[Event],
-    calls: Calls = ((), ()),
-    then: Activity | None = None,
+    step: Recording, ran: Iterable[Activity], ops: Sequence[Event], calls: Calls, then: Activity | None = None
 ) -> None:
     """Give ops the times and streams of what ran, and add ops in which the host works and streams are idle.
 

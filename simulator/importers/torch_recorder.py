@@ -157,7 +157,8 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(tensors((args, kwargs)))
-        arguments = dict.fromkeys(map(self._argument, given))
+        # An argument that no op of the step has made existed before.
+        arguments = dict.fromkeys(self._storage(tensor, "constant", "input", persistent=True) for tensor in given)
         made = func(*args, **kwargs)
         outs = list(tensors(made))
         new = [tensor for tensor in outs if self._storage(tensor) not in arguments]
@@ -165,11 +166,6 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         if outs or changed:
             self._record(DispatchedOp(func, args, kwargs, made, given, changed, new), list(arguments))
         return made
-
-    def _argument(self, tensor: torch.Tensor) -> Storage:
-        """Return the storage of an argument; one that no op of the step has made existed before."""
-        is_known = id(tensor.untyped_storage()) in self._by_id
-        return self._storage(tensor) if is_known else self._storage(tensor, "constant", "input", persistent=True)
 
     def _record(self, ran: DispatchedOp, arguments: list[Storage]) -> None:
         """Enter a call as an op, unless it folds; `arguments` are storages that existed before it."""
