@@ -12,6 +12,7 @@ from typing import Any
 from simulator.hardware import Hardware
 from simulator.metrics import columns as columns_of
 from simulator.metrics import figure_of
+from simulator.report import views
 from simulator.report.rows import listed, percent, present, quantity, ratio, shown
 from simulator.report.sentences import WAITED_FOR
 from simulator.report.tables import WAITS, Column, figures, occurring
@@ -64,7 +65,7 @@ def grid_view(
         ran = [row for row in rows if row["status"] == "ok"]
         steps = ("status", "step_ns", "slowdown_vs_fastest", "stall_ns")
         held = occurring(rows, (peak, *columns_of(hardware, ("cost",))))
-        tables = [Section(columns=[*_point_columns(lines, axes), *figures(lines, (*steps, *held))])]
+        tables = [Section(columns=[*views.point_columns(lines, axes), *figures(lines, (*steps, *held))])]
         sentences = [*_extremes(ran, axes), *_flat(ran, axes, hardware, budget_bytes)]
         drawn, band = {"one step": "step_ns", "stall": "stall_ns", f"peak {hardware.compute_tier}": peak}, ()
     sentences += did_not_run(rows, fixed)
@@ -103,7 +104,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     used = occurring(rows, limits)
     of_ranks = ("collective_ns", "masked_fraction") if over_ranks else ("gap_fraction", "bound_kind")
     shares = ("status", "step_ns", "compute_ns", "stall_ns", *occurring(rows, WAITS), *of_ranks, "tokens_per_s")
-    columns, x = [*_point_columns(rows, axes), *figures(rows, shares)], axes[0].name
+    columns, x = [*views.point_columns(rows, axes), *figures(rows, shares)], axes[0].name
     panels = [Panel("one step", x, "ns", rows, x, "step_ns")]
     if over_ranks:
         efficiency = (percent(row.get("efficiency")) for row in rows)
@@ -113,7 +114,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
         panels.append(Panel("tokens per second", x, "", rows, x, "tokens_per_s"))
     tables, ran = [Section(columns=columns)], [row for row in rows if row["status"] == "ok"]
     if ran and used:
-        tables.append(Section(columns=[*_point_columns(ran, axes), *figures(ran, used)]))
+        tables.append(Section(columns=[*views.point_columns(ran, axes), *figures(ran, used)]))
     for column in used:
         room = f", room {quantity(limits[column], 'B')}" if limits[column] < math.inf else ""
         panels.append(Panel(f"{figure_of(column).head}{room}", x, "B", rows, x, column, limit=limits[column]))
@@ -129,10 +130,6 @@ def _throughput(ran: Rows, axes: Sequence[Varied]) -> Iterator[str]:
         cause = _waits_most(ends[-1:])
         most = f", there most for {cause}" if cause else ""
         yield f"{policy} makes {listed(much)}; it waits for {listed(waits)} of a step{most}."
-
-
-def _point_columns(rows: Rows, axes: Sequence[Varied]) -> list[Column]:
-    return [*figures(rows, ("policy",)), *(axis.column(rows) for axis in axes)]
 
 
 def _waits_most(rows: Rows) -> str:

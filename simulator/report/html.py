@@ -49,8 +49,6 @@ def _section(row: Row, most: int) -> dict[str, Any]:
     }
 
 
-RowWriter = Callable[[Any, Path], None]
-"""Writes more about a row into its folder."""
 _TIMELINE, _RANKS = "timeline.png", "ranks.png"
 
 
@@ -64,10 +62,10 @@ class Pages:
     labels
         The labels of all rows.
     more
-        Called for each row, with its folder.
+        Writes more about a row into its folder.
     """
 
-    def __init__(self, folder: Path, labels: Sequence[str], more: RowWriter) -> None:
+    def __init__(self, folder: Path, labels: Sequence[str], more: Callable[[Any, Path], None]) -> None:
         self.folder, self._more = folder, more
         self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from simulator.report.rows import ABSENT, grouped, listed, quantity, ratio
 from simulator.report.tables import Column, figures
-from simulator.report.views import Panel, Row, Rows, Section, SweepView, Varied, by, point
+from simulator.report.views import Panel, Row, Rows, Section, SweepView, Varied, by, point, point_columns
 
 CONFIDENCE = 0.95
 """Share of studies whose interval holds the true value, if draws are independent: as is usual."""
@@ -126,15 +126,12 @@ class Summed(NamedTuple):
     quantiles
         A row for each policy, see `quantiles`, and of each but the worst with ends of an interval, ``<name>_low_ns``
         and ``<name>_high_ns``: see `quantile_interval`.
-    fastest
-        The policy with the least median.
     beats
         The comparison of each policy with each other one.
     """
 
     values: dict[str, Any]
     quantiles: list[dict[str, Any]]
-    fastest: str
     beats: list[Beats]
 
 
@@ -158,9 +155,8 @@ def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
         for line, name in product(lines, _SHOWN):
             low_ns, high_ns = quantile_interval(steps[line["policy"]], QUANTILES[name])
             line.update({f"{name}_low_ns": low_ns, f"{name}_high_ns": high_ns})
-        fastest = min(lines, key=lambda line: line["median_step_ns"] or math.inf)["policy"]
         pairs = [beats(steps, *pair) for pair in permutations(steps, 2)]
-        cells.append(Summed(dict(zip(keys, values, strict=True)), lines, fastest, pairs))
+        cells.append(Summed(dict(zip(keys, values, strict=True)), lines, pairs))
     return cells
 
 
@@ -175,7 +171,7 @@ def quantile_tables(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Sec
         The fields that vary beside draws.
     """
     rows = [line for cell in cells for line in cell.quantiles]
-    where = [*figures(rows, ("policy",)), *(axis.column(rows) for axis in axes)]
+    where = point_columns(rows, axes)
     steps = figures(rows, ("draws",))
     steps += (Column(head, map(partial(_step, name), rows), left=False) for name, head in _SHOWN.items())
     tables, policies = [Section(columns=[*where, *steps])], dict.fromkeys(row["policy"] for row in rows)
@@ -200,14 +196,14 @@ def _step(name: str, line: Row) -> str:
 def comparisons(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str]:
     """Say how likely the policy with the least median is the faster one; parameters as of `quantile_tables`."""
     for cell in cells:
-        fastest = next(line for line in cell.quantiles if line["policy"] == cell.fastest)
-        median_ns = fastest["median_step_ns"]
+        fastest = min(cell.quantiles, key=lambda line: line["median_step_ns"] or math.inf)
+        policy, median_ns = fastest["policy"], fastest["median_step_ns"]
         if median_ns is None:
             continue
         where = f"At {point(fastest, axes)} " if axes else ""
-        others = [f"{pair.other} in {pair}" for pair in cell.beats if pair.policy == cell.fastest]
+        others = [f"{pair.other} in {pair}" for pair in cell.beats if pair.policy == policy]
         alike = [line["policy"] for line in cell.quantiles if line["median_step_ns"] == median_ns]
-        has, and_ = ("has", ", and") if len(alike) == 1 else ("have", f"; {cell.fastest}")
+        has, and_ = ("has", ", and") if len(alike) == 1 else ("have", f"; {policy}")
         faster = f"{and_} is faster than {'; than '.join(others)} of {fastest['draws']:,} draws" if others else ""
         yield f"{where}{listed(alike)} {has} the least median, {quantity(median_ns, 'ns')}{faster}."
     yield (

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from simulator.report.rows import grouped, listed, percent, quantity, written
-from simulator.report.tables import PIPE_WIDTH, Column, aligned
+from simulator.report.tables import PIPE_WIDTH, Column, aligned, figures
 from simulator.units import counted
 
 Row = Mapping[str, Any]
@@ -188,9 +188,11 @@ class Varied(NamedTuple):
         value = row[self.name]
         return written(value, "count") if self.unit is None else quantity(value, self.unit)
 
-    def column(self, rows: Iterable[Row]) -> Column:
-        """Make a column of its values in some rows."""
-        return Column(self.name, map(self.written, rows), left=False)
+
+def point_columns(rows: Rows, axes: Iterable[Varied]) -> list[Column]:
+    """Make the columns that say what a row is about: its policy, and its value on each axis."""
+    values = (Column(axis.name, map(axis.written, rows), left=False) for axis in axes)
+    return [*figures(rows, ("policy",)), *values]
 
 
 def point(row: Row, axes: Iterable[Varied]) -> str:
