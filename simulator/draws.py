@@ -3,8 +3,8 @@
 Ops with the same candidates, samples and number of choices choose alike: they are one *chooser*, such as the router of
 a layer, and what it chooses may stick from one draw to the next. Each of its samples draws its candidates one after
 another, each with its share among those that the sample has not drawn yet. Draws follow from the graph, the
-distribution, the seed and the rank alone. Ranks that run the same have the same shares, as they have the same router,
-and each draws for itself; what a file says was chosen is so on each of them.
+distribution, the seed and the rank alone. Ranks that run the same graph have the same shares, as they have the same
+router, and each draws for itself; choices recorded in a file hold for each of them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from simulator.trace import Bools, Ints
 from simulator.units import counted
 
 _TRIES = 3
-"""Draws of a choice that the sample has made already, before it draws from the others alone."""
+"""Draws of a candidate that may be held already, which is quick, before one is drawn from the others alone."""
 
 Floats = NDArray[np.float64]
 
-_SEEDS_APART = 1_000_003  # between what the draws of two ranks begin with
+_SEEDS_APART = 1_000_003  # distance between the seeds of two ranks
 
 _RANKS, _CHOICES, _REHEARSAL, _PREDICTIONS = range(4)
 """Uses of random numbers: each has a stream of its own."""
@@ -59,7 +59,7 @@ class Routing:
     Attributes
     ----------
     by_step
-        (step, name of an op) -> positions of what was chosen among the op's candidates.
+        (step, name of an op) -> positions of the chosen ones among the op's candidates.
     source
         Name of the file in messages.
     """
@@ -103,13 +103,13 @@ class Draws:
         return np.asarray(self.chosen_flags[op] @ sizes)
 
     def durations_ns(self, op: int) -> list[int]:
-        """Return, for each step, the time of an op with what it chooses then, alone [ns]."""
+        """Return, for each step, how long an op takes alone with what it chooses then [ns]."""
         node, chosen = self.graph.ops[op], self.chosen_bytes(op).tolist()
         times = {size: duration_ns(chosen_op(node, size), self.hardware) for size in set(chosen)}
         return [times[size] for size in chosen]
 
     def step_durations_ns(self, durations_ns: Sequence[int], step: int) -> list[int]:
-        """Return the times of all ops with what they choose in a step [ns], from what they take as planned."""
+        """Return how long all ops take with what they choose in a step [ns], from their planned durations."""
         changed = {op: self.durations_ns(op)[step] for op in self.chosen_flags}
         return [changed.get(op, planned_ns) for op, planned_ns in enumerate(durations_ns)]
 
@@ -121,7 +121,7 @@ class Draws:
         op, step
             Op and step of the draw.
         accuracy
-            Of what is chosen, each is guessed right with this probability; for the others something else is guessed.
+            Probability that each choice is guessed right; in place of the others, wrong candidates are guessed.
         """
         chosen = self.chosen_flags[op][step]
         rng = np.random.default_rng((self.seed, _PREDICTIONS, op, step))
@@ -157,7 +157,7 @@ def drawn(
     Parameters
     ----------
     graph, hardware
-        What runs, where.
+        Graph that runs; machine that it runs on.
     origin
         Source of the draws.
     seed
@@ -165,7 +165,7 @@ def drawn(
     rank
         Rank that draws.
     rehearsal
-        Draw apart, with the same shares: what a policy may try plans with.
+        Draw other choices with the same shares, for policies to try plans with.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def drawn(
 def _draw_group(
     group: Mapping[Late, list[int]], shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
 ) -> dict[int, Bools]:
-    """Draw all steps of choosers with as many candidates, samples, choices and ops each, side by side."""
+    """Draw all steps of choosers with equal numbers of candidates, samples, choices and ops, side by side."""
     choosers, candidates = shares.shape
     late, first = next(iter(group.items()))
     flags = np.zeros((choosers, len(first), steps, candidates), bool)
@@ -205,36 +205,37 @@ def _draw_group(
 
 
 def _draw_missing(held: Ints, shares: Floats, chooser: Ints, rng: np.random.Generator) -> None:
-    """Draw, for each row, what it does not hold (-1), one after another, each among what the row does not hold yet.
+    """Fill the empty slots (-1) of each row one after another, each with a candidate that the row does not hold yet.
 
-    What is held already is drawn again; after a few times, from the shares of the others alone, which is the same.
+    A candidate that is held already is drawn again; after a few times, from the shares of the others alone: both give
+    the same distribution.
     """
     candidates = shares.shape[1]
     flat = (np.cumsum(shares, axis=1) + np.arange(len(shares))[:, None]).ravel()
     flat[candidates - 1 :: candidates] = np.arange(1, len(shares) + 1)
-    for place in range(held.shape[1]):
-        rows = np.flatnonzero(held[:, place] < 0)
+    for slot in range(held.shape[1]):
+        rows = np.flatnonzero(held[:, slot] < 0)
         for _ in range(_TRIES):
             owner = chooser[rows]
             choice = np.searchsorted(flat, rng.random(len(rows)) + owner, "right") - owner * candidates
             choice = np.clip(choice, 0, candidates - 1)
             is_new = (held[rows] != choice[:, None]).all(axis=1) & (shares[owner, choice] > 0)
-            held[rows[is_new], place] = choice[is_new]
+            held[rows[is_new], slot] = choice[is_new]
             rows = rows[~is_new]
             if not len(rows):
                 break
         else:
-            held[rows, place] = _draw_others(shares[chooser[rows]], held[rows], rng)
+            held[rows, slot] = _draw_others(shares[chooser[rows]], held[rows], rng)
 
 
 def _draw_others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
     """Draw for each row a candidate that it does not hold."""
-    row, place = np.nonzero(held >= 0)
-    shares[row, held[row, place]] = 0.0
-    upto = np.cumsum(shares, axis=1)
-    wanted = rng.random(len(shares)) * upto[:, -1]
-    past_last = shares.shape[1] - 1 - np.argmax(shares[:, ::-1] > 0, axis=1)
-    return np.asarray(np.minimum((upto <= wanted[:, None]).sum(axis=1), past_last))
+    row, slot = np.nonzero(held >= 0)
+    shares[row, held[row, slot]] = 0.0
+    cumulative = np.cumsum(shares, axis=1)
+    thresholds = rng.random(len(shares)) * cumulative[:, -1]
+    last_likely = shares.shape[1] - 1 - np.argmax(shares[:, ::-1] > 0, axis=1)
+    return np.asarray(np.minimum((cumulative <= thresholds[:, None]).sum(axis=1), last_likely))
 
 
 def _choosers(graph: Graph) -> dict[Late, list[int]]:
@@ -287,7 +288,7 @@ def _shares_of_file(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[
 
 
 def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
-    """Return what a file says was chosen, of each op in each step."""
+    """Return the recorded choices of each op in each step."""
     flags = dict[int, Bools]()
     for op, late in graph.dynamic_reads.items():
         name, least, count = graph.ops[op].name, late.each, len(late.candidates)
@@ -303,6 +304,6 @@ def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
 
 
 def _frequency_shares(graph: Graph, origin: Routing) -> dict[int, Floats]:
-    """Return shares by how often candidates were chosen; one more each, so that none is impossible."""
-    often = {op: flags.sum(axis=0) + 1.0 for op, flags in _recorded_flags(graph, origin).items()}
-    return {op: np.asarray(times / times.sum()) for op, times in often.items()}
+    """Return shares by how often candidates were chosen, each once more than recorded, so that none is impossible."""
+    counts = {op: flags.sum(axis=0) + 1.0 for op, flags in _recorded_flags(graph, origin).items()}
+    return {op: np.asarray(times / times.sum()) for op, times in counts.items()}

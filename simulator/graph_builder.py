@@ -69,14 +69,14 @@ class GraphBuilder:
     Parameters
     ----------
     name
-        For people.
+        Name of the graph, for people.
     where
-        What the messages call the origin of the graph: a file, or the builder's name.
+        Origin of the graph in messages: a file, or the builder's name.
 
     Attributes
     ----------
     line
-        Where in that file the next tensor or op stands; messages name it unless it is 0.
+        Line of that file with the next tensor or op; messages name it unless it is 0.
     groups
         The groups so far, by name.
     """
@@ -89,11 +89,11 @@ class GraphBuilder:
         self._tensor_ids: dict[str, int] = {}
         self._op_ids: dict[str, int] = {}
         self.groups: dict[str, Group] = {}
-        self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members can meet for this
+        self._sound: set[tuple[str, CollectiveKind]] = set()  # groups whose members were checked for this kind
         self._sizes: list[int] = []
         self._shared: set[int] = set()
         self._present: set[int] = set()  # from the start, or written by an op so far
-        self._early: dict[int, tuple[str, int]] = {}
+        self._early: dict[int, tuple[str, int]] = {}  # read before it is written -> first reader, its line
 
     def tensor(
         self,
@@ -197,7 +197,7 @@ class GraphBuilder:
         reads, writes
             Names of tensors that were added before.
         kind
-            Where it runs.
+            An `OpKind`: what it runs on.
         **more
             Other fields of `Op`; by default ``read_bytes`` and ``write_bytes`` are the sizes of the tensors, but for
             candidates of dynamic reads.
@@ -323,38 +323,40 @@ class GraphBuilder:
             raise self._error("op", op, must, found, "correct the lists")
 
     def _check_collective(self, op: str, kind: str, fields: OpFields) -> None:
-        about = fields.get("collective")
-        if kind != "collective" or (about is None and fields.get("duration_ns") is None):
+        collective = fields.get("collective")
+        if kind != "collective" or (collective is None and fields.get("duration_ns") is None):
             must = "an op is of kind collective if it says what it does with others, or how long that took"
-            found = f"kind {kind} {'with' if about else 'without'} a collective"
+            found = f"kind {kind} {'with' if collective else 'without'} a collective"
             raise self._error("op", op, must, found, "correct its kind, or add collective or duration_ns")
-        if about is None:
+        if collective is None:
             return
-        if about.kind not in [*CollectiveKind]:
-            raise self._choice_error("op", op, "its collective", str(about.kind), [*map(str, CollectiveKind)])
-        if about.algorithm not in ALGORITHMS:
-            raise self._choice_error("op", op, "its algorithm", about.algorithm, ALGORITHMS)
-        if not _is_whole(about.size_bytes):
-            raise self._number_error("op", op, "the size_bytes of its collective", about.size_bytes)
-        group = self.groups.get(about.group)
+        if collective.kind not in [*CollectiveKind]:
+            raise self._choice_error("op", op, "its collective", str(collective.kind), [*map(str, CollectiveKind)])
+        if collective.algorithm not in ALGORITHMS:
+            raise self._choice_error("op", op, "its algorithm", collective.algorithm, ALGORITHMS)
+        if not _is_whole(collective.size_bytes):
+            raise self._number_error("op", op, "the size_bytes of its collective", collective.size_bytes)
+        group = self.groups.get(collective.group)
         if group is None:
             must, do = "a collective names a group of the graph", "declare the group before, or correct the name"
-            raise self._error("op", op, must, repr(about.group), f"{do}{suggestion(about.group, self.groups)}")
-        self._check_members(op, about, group)
+            raise self._error(
+                "op", op, must, repr(collective.group), f"{do}{suggestion(collective.group, self.groups)}"
+            )
+        self._check_members(op, collective, group)
 
-    def _check_members(self, op: str, about: Collective, group: Group) -> None:
-        """Refuse members that overlap, or of a message are no pairs."""
-        if (group.name, about.kind) in self._sound:
+    def _check_members(self, op: str, collective: Collective, group: Group) -> None:
+        """Refuse members that overlap, or that are not pairs although a message is sent."""
+        if (group.name, collective.kind) in self._sound:
             return
-        self._sound.add((group.name, about.kind))
+        self._sound.add((group.name, collective.kind))
         meeting = [*chain(*group.members)]
-        if about.kind in PAIRED:
+        if collective.kind in PAIRED:
             odd = next((ranks for ranks in group.members if len(ranks) != 2), None)
             if odd is not None:
-                must = f"{about.kind} is between pairs (from, to) of group {group.name!r}"
+                must = f"{collective.kind} is between pairs (from, to) of group {group.name!r}"
                 raise self._error("op", op, must, str(list(odd)), "name pairs, or use another group")
-            meeting = meeting[0 if about.kind is CollectiveKind.SEND else 1 :: 2]
+            meeting = meeting[0 if collective.kind is CollectiveKind.SEND else 1 :: 2]
         if len(set(meeting)) < len(meeting):
             twice = next(rank for rank, times in Counter(meeting).items() if times > 1)
-            must = f"no rank meets twice for {about.kind} in group {group.name!r}"
+            must = f"no rank meets twice for {collective.kind} in group {group.name!r}"
             raise self._error("op", op, must, f"rank {twice} twice", "correct the members")

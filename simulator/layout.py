@@ -33,7 +33,7 @@ class Mesh:
     device_matrix
         Size of each axis.
     axis_names
-        Its name; ranks that are neighbours along the last axis have consecutive numbers.
+        Name of each axis; ranks that are neighbours along the last axis have consecutive numbers.
     """
 
     device_matrix: tuple[int, ...]
@@ -91,11 +91,11 @@ class LayoutChange(NamedTuple):
     Attributes
     ----------
     kind
-        The collective, or None for what each rank does alone: to keep a slice of what it holds.
+        The collective; None if each rank just keeps a slice of what it holds.
     axes
         The ranks that meet differ along these axes only.
     layout
-        What the tensor has afterwards.
+        Layout of the tensor afterwards.
     """
 
     kind: CollectiveKind | None
@@ -157,9 +157,9 @@ class Layout:
         Parameters
         ----------
         shape
-            Of the whole tensor.
+            Shape of the whole tensor.
         where
-            What a message calls it.
+            Name of the tensor in messages.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class Layout:
         Parameters
         ----------
         target
-            On the same mesh. What is partial there must be partial here.
+            Layout on the same mesh; it may only be partial where this one is.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class Layout:
 
 
 laid_out = lru_cache(Layout)
-"""Returns the layout, of which a model has few, each made once."""
+"""Return a layout; a model has few, and each is made once."""
 
 
 class Weight(NamedTuple):
@@ -217,15 +217,15 @@ class Weight(NamedTuple):
     Attributes
     ----------
     name
-        Of its tensor, such as ``L03/attn.q.weight``.
+        Name of its tensor, such as ``L03/attn.q.weight``.
     shape, layout
         Of the whole weight, and how it is cut over the mesh.
     kind
         Its kind of tensor.
     parameters, size_bytes
-        How many a rank has of it (before ZeRO shards them), and their size as they are kept [B].
+        Number of its parameters on a rank (before ZeRO shards them), and their size as stored [B].
     replicas
-        Axes along which ranks hold the same of it, and add up its gradient.
+        Axes along which ranks hold the same slice of it, and add up its gradient.
     is_trained
         Whether it has a gradient in training.
     """

@@ -13,8 +13,8 @@ dies
 dead after an op
     Its last use is that op and nobody needs it later: it is neither persistent nor an output.
 live bytes
-    What is born and has not died while an op runs, with the op's workspace: after its allocations and before
-    its frees, which is where a peak is.
+    Size of what is born and has not died while an op runs, and of the op's workspace: after the op's allocations
+    and before its frees, where peaks are.
 idle interval
     The ops between two consecutive uses of a tensor. A persistent tensor of a graph that runs several steps
     has one more, which wraps: from its last use over the step boundary to its first use in the next step.
@@ -38,7 +38,7 @@ from simulator.hardware import Hardware
 from simulator.trace import Ints, held_bytes
 
 NEVER = -1
-"""The op index of what does not happen."""
+"""Op index of what never happens."""
 
 
 class IdleInterval(NamedTuple):
@@ -128,8 +128,8 @@ def idle_intervals(graph: Graph) -> Iterator[IdleInterval]:
         for after, before in pairwise(uses):
             if before > after + 1:
                 yield IdleInterval(t, after, before)
-        is_around = graph.steps > 1 and graph.tensors[t].persistent
-        if is_around and uses and (uses[0] > 0 or uses[-1] < len(graph.ops) - 1):
+        may_wrap = graph.steps > 1 and graph.tensors[t].persistent
+        if may_wrap and uses and (uses[0] > 0 or uses[-1] < len(graph.ops) - 1):
             yield IdleInterval(t, uses[-1], uses[0], wraps=True)
 
 
@@ -167,16 +167,16 @@ def working_set_bytes(graph: Graph) -> Ints:
     return np.array([op.workspace_bytes + sum(sizes[t] for t in {*op.reads, *op.writes}) for op in graph.ops], np.int64)
 
 
-# storage of several ranks: shared tensors whose home is a tier that these ranks share
+# tensors that ranks share: stored once in each instance of a tier that these ranks share
 
 
 class Repeated(NamedTuple):
-    """Tensors that another rank has stored for this one.
+    """Shared tensors of a rank that a lower rank stores already.
 
     Attributes
     ----------
     rank, tier
-        Rank for which it is stored, and tier.
+        The rank, and the tier in which they are stored.
     tensors
         Ids of the tensors that take no room of their own there.
     size_bytes
@@ -190,40 +190,41 @@ class Repeated(NamedTuple):
 
 
 def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -> Iterator[Repeated]:
-    """Yield, rank by rank, what another rank has stored for it.
+    """Yield, rank by rank, the shared tensors that a lower rank stores already.
 
-    A shared tensor has one copy in each instance of a tier for all ranks of a node, or of the supernode, as it says:
-    that of the lowest of these ranks.
+    In each instance of a tier a shared tensor is stored once for all ranks of a node, or of the supernode, as the
+    tensor says: by the lowest of these ranks.
 
     Parameters
     ----------
     ranks
-        For each the graph that it runs, and where each tensor is at time 0 (a tier id; below 0 in none).
+        For each rank its graph, and the tier id of each tensor at time 0 (negative: in no tier).
     hardware
         Scopes of the tiers.
     """
     groups: dict[tuple[int, int], dict[tuple[int, str], Repeated]] = {}
-    stored, whole, sharing = set[tuple[object, ...]](), set[tuple[object, ...]](), hardware.topology.sharing
+    stored, complete, sharing = set[tuple[object, ...]](), set[tuple[object, ...]](), hardware.topology.sharing
     tiers = list(hardware.tiers.values())
     for rank, (graph, home) in enumerate(ranks):
         kind = (id(graph), id(home))
         if kind not in groups:
             groups[kind] = _shared(graph, home, hardware)
         for (tier, shared), every in groups[kind].items():
-            place = (tier, rank // sharing[tiers[tier].scope], rank // sharing[shared])
-            again = every
-            if (kind, shared, *place) not in whole:
-                copies = {t: (*place, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in every.tensors}
+            instance = (tier, rank // sharing[tiers[tier].scope], rank // sharing[shared])
+            duplicates = every
+            if (kind, shared, *instance) not in complete:
+                tensors = {t: graph.tensors[t] for t in every.tensors}
+                copies = {t: (*instance, tensor.name, tensor.size_bytes) for t, tensor in tensors.items()}
                 ids = tuple(t for t, copy in copies.items() if copy in stored)
-                again = Repeated(rank, tier, ids, sum(graph.tensors[t].size_bytes for t in ids))
+                duplicates = Repeated(rank, tier, ids, sum(tensors[t].size_bytes for t in ids))
                 stored.update(copies.values())
-                whole.add((kind, shared, *place))
-            if again.tensors:
-                yield again._replace(rank=rank)
+                complete.add((kind, shared, *instance))
+            if duplicates.tensors:
+                yield duplicates._replace(rank=rank)
 
 
 def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
-    """Return, by tier and who shares it, what of a graph is stored once, for a rank that finds all of it stored."""
+    """Return the shared tensors of a graph by tier and by who shares them, as if all were stored already."""
     scopes, shared = [tier.scope for tier in hardware.tiers.values()], dict[tuple[int, str], list[int]]()
     for index, (tensor, tier) in enumerate(zip(graph.tensors, home, strict=True)):
         if tensor.shared is not None and tensor.persistent and tier >= 0 and scopes[tier] != "device":

@@ -5,7 +5,7 @@ An action is one of four, and each is a code of four whole numbers ``(kind, a, b
 ===========  ==================================  =============================================
 ``COMPUTE``  ``a`` op, ``b`` stream              run an op
 ``COPY``     ``a`` tensor, ``b`` and ``c`` tiers  copy from tier ``b`` into tier ``c``
-``DETACH``   ``a`` tensor, ``b`` tier            give up the tensor's place in the tier
+``DETACH``   ``a`` tensor, ``b`` tier            free the tensor's place in the tier
 ``SYNC``     ``a`` tensor                        the host waits for all earlier actions that name it
 ===========  ==================================  =============================================
 
@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 COMPUTE, COPY, DETACH, SYNC = range(4)
 PART = SYNC + 1
-"""In what a reactive plan issues, ``(PART, i, 0, 0)`` stands for the actions of the i-th of its `static_parts`."""
+"""A reactive plan issues ``(PART, i, 0, 0)`` in place of all actions of the i-th of its `static_parts`."""
 
 NOWHERE = -1
 """Home of a tensor that does not exist at time 0."""
@@ -43,7 +43,7 @@ class Actions:
 
     @classmethod
     def from_columns(cls, kind: Iterable[int], a: Iterable[int], b: Iterable[int], c: Iterable[int]) -> Self:
-        """Make the actions from the four columns of their codes."""
+        """Make actions from the four columns of their codes."""
         actions = cls()
         for column, values in ((actions.kind, kind), (actions.a, a), (actions.b, b), (actions.c, c)):
             column.extend(values)
@@ -65,7 +65,7 @@ class Actions:
         self.append(COPY, tensor, source, target)
 
     def detach(self, tensor: int, tier: int) -> None:
-        """Give up a tensor's place in a tier once all earlier users of the tensor have ended."""
+        """Free a tensor's place in a tier once all earlier users of the tensor have ended."""
         self.append(DETACH, tensor, tier)
 
     def sync(self, tensor: int) -> None:
@@ -94,9 +94,9 @@ STATES = ("absent", "valid", "stale")
 
 
 class PlacesAsIssued:
-    """States of all places (a tensor in a tier) once all issued actions have acted.
+    """States of all places (a tensor in a tier) *as issued*: once every action issued so far has taken effect.
 
-    Policies and the engine use this one; the referee keeps its own, so that neither hides a mistake of the other.
+    Policies and the engine share this class; the referee keeps its own, so that neither hides a mistake of the other.
 
     Parameters
     ----------
@@ -121,12 +121,12 @@ class PlacesAsIssued:
                 self.state[tier][tensor] = VALID
 
     def missing(self, tensors: Iterable[int]) -> int | None:
-        """Return the first of some tensors that is not valid in the compute tier, so that no op could read it."""
+        """Return the first of these tensors that no op could read, as it is not valid in the compute tier."""
         state = self.in_compute_tier
         return next((tensor for tensor in tensors if state[tensor] != VALID), None)
 
     def write(self, tensors: Iterable[int]) -> None:
-        """Note that an op writes: what it writes becomes valid in the compute tier, and stale elsewhere."""
+        """Mark tensors that an op writes as valid in the compute tier, and stale elsewhere."""
         for tensor in tensors:
             for state in self.state:
                 if state[tensor] == VALID:
@@ -134,7 +134,7 @@ class PlacesAsIssued:
             self.in_compute_tier[tensor] = VALID
 
     def copy(self, tensor: int, source: int, target: int) -> str:
-        """Make the target valid, or return what must hold for the copy and does not."""
+        """Mark the target as valid; or return the rule that the copy breaks."""
         if self.state[source][tensor] != VALID:
             return "what is copied is valid at its source"
         if self.state[target][tensor] == VALID:
@@ -143,7 +143,7 @@ class PlacesAsIssued:
         return ""
 
     def detach(self, tensor: int, tier: int) -> str:
-        """Make the place absent, or return what must hold for the detach and does not."""
+        """Mark the place as absent; or return the rule that the detach breaks."""
         if self.state[tier][tensor] == ABSENT:
             return "what is detached is there"
         self.state[tier][tensor] = ABSENT
@@ -155,18 +155,18 @@ class PlacesAsIssued:
 
 
 class View(Protocol):
-    """State that a reactive plan may look at, as of the moment the host asks; read-only."""
+    """Read-only state of the run that a reactive plan may look at, as of now."""
 
     @property
     def steps(self) -> int:
-        """Number of times the graph runs: a plan is tried in fewer steps than it runs in if these are many."""
+        """Number of steps; a plan may be tried over fewer than it will run."""
 
     @property
     def now_ns(self) -> int:
         """The time [ns]."""
 
     def place(self, tensor: int, tier: int) -> str:
-        """Return the state of a place once all issued actions have acted: ``absent``, ``valid`` or ``stale``."""
+        """Return the state of a place as issued: ``absent``, ``valid`` or ``stale``."""
 
     def settled(self, tensor: int) -> bool:
         """Return whether every issued action that names the tensor has ended."""
@@ -175,16 +175,16 @@ class View(Protocol):
         """Return what is free in the tier now [B]."""
 
     def chosen(self, op: int) -> tuple[int, ...]:
-        """Return what the next issue of an op reads of its candidates; known once the op that reveals it has ended.
+        """Return which candidates the next run of an op reads; known once the op that reveals the choice has ended.
 
-        A host that has synced what that op writes may ask, also one that does not look at the machine otherwise.
+        A plan that has synced what the revealing op writes may ask, even if it does not look at the machine (`looks`).
         """
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
-        """Guess what the next issue of an op chooses; each choice is right with a probability.
+        """Guess what the next run of an op chooses; `accuracy` is the probability that each choice is guessed right.
 
-        It is made once the op has ended that reveals dynamic reads before the one that reveals these, in program order;
-        before the first one comes the last one of the step before.
+        The guess is available one revealing op early: once the last op before the revealing one that reveals dynamic
+        reads has ended; before the first of a step comes the last of the step before.
         """
 
 
@@ -210,12 +210,12 @@ class Plan:
         Whether a reactive plan looks at the machine: at its time, at room, at what has settled. One that does not
         (places as issued are always there to look at) is replayed faster.
     starts_ns
-        When ranks that run the plan begin, in turn [ns]: of n times, rank i has the one at i modulo n. So ranks that
-        share a link pull over it at different times.
+        Start offsets of the ranks that run the plan [ns]: of n offsets, rank i has the one at i modulo n. So ranks that
+        share a link copy over it at different times.
     static_parts
-        Parts of a reactive plan that decides about dynamic reads alone: all else was planned before, and costs the host
-        what it does in a fixed plan. What is decided is what names candidates of dynamic reads, and each sync. The plan
-        issues its parts in turn, again and again; in between it copies and detaches candidates, which no part does.
+        Compiled parts of a reactive plan that decides about dynamic reads alone: they cost the host what a fixed plan
+        does. Actions on candidates of dynamic reads, and each sync, count as decided at run time. The plan issues its
+        parts in turn, step after step; in between it copies and detaches candidates, which no part does.
     file
         File that it was read from, as people wrote it; empty if it was made here.
     """

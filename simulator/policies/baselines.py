@@ -1,7 +1,7 @@
 """The baselines: `resident`, `lookahead`, `offload_saved` and `upstream_greedy`.
 
 Each is a rule that picks idle intervals: which tensor leaves, after which op, and before which op it comes back. None
-models the links; the writer makes a valid plan of what they pick, and refuses what has no room.
+models the links; the writer turns their picks into a valid plan, and refuses what has no room.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ SELECT_DISTANCES = (100, 200, 400)
 DISTANCES = (50, 20, 100)
 """Distances that ``best`` tries [ops]; MindSpore's defaults first."""
 PARTS = (4, 8, 16)
-"""Fractions of the graph's length that it tries as well: distances in ops suit graphs of some lengths only."""
+"""The graph's length over each of these is tried as well: a fixed number of ops suits some lengths only."""
 
 
 class Lookahead(Part):
@@ -99,7 +99,7 @@ def lookahead(problem: Problem, options: Lookahead) -> Plan:
 
 
 def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan:
-    """Plan with these two distances."""
+    """Make the plan of two distances."""
     lifetimes, ops, fences = problem.lifetimes, len(problem.graph.ops), problem.fences
     live, visitors = Profile(live_bytes(problem.graph)), set(problem.visitors)
     made = (t for t, uses in enumerate(lifetimes.uses) if uses and t not in lifetimes.inputs and not problem.pinned(t))
@@ -117,7 +117,7 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     away.sort(key=lambda trip: trip[0].before)
     leaving = [idle for idle, _ in away if idle.after != NEVER]
     moves = [Move(lifetimes.first_use[idle.tensor] + 1, Writer.back_up, idle.tensor) for idle in leaving]
-    moves += [Move(idle.after + 1, _leave, idle.tensor) for idle in leaving]
+    moves += [Move(idle.after + 1, _evict_once_copied, idle.tensor) for idle in leaving]
     moves += [Move(back, Writer.fetch, idle.tensor) for idle, back in away if back < ops]
     note = f"select_distance {select_distance}, distance {distance}: {counted(moved, 'tensor')} that ops make moved"
     return write(problem, "lookahead", moves, (note,))
@@ -131,13 +131,13 @@ def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[Idle
 
 
 def _at_ends(problem: Problem, visitor: int) -> list[IdleInterval]:
-    """List when a tensor with its home elsewhere is away: from the start (`NEVER`), and if it persists to the end."""
+    """List when a tensor with its home elsewhere is away: from the start (`NEVER`), and to the end if it persists."""
     uses, ops = problem.lifetimes.uses[visitor], len(problem.graph.ops)
     intervals = [IdleInterval(visitor, NEVER, uses[0]), IdleInterval(visitor, uses[-1], ops)]
     return intervals if problem.graph.tensors[visitor].persistent else intervals[:1]
 
 
-def _leave(writer: Writer, tensor: int) -> None:
+def _evict_once_copied(writer: Writer, tensor: int) -> None:
     """Wait for the copy out to end, then free the place."""
     writer.back_up(tensor)
     writer.sync(tensor)
@@ -186,7 +186,7 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
     away = [*saved, *(idle for tensor in problem.visitors for idle in _at_ends(problem, tensor))]
     after = {idle.tensor: idle.after for idle in away if idle.after != NEVER}
-    leave, come = (_leave_alone, _come_alone) if options.synchronous else (Writer.store, Writer.recall)
+    leave, come = (_evict_and_wait, _recall_and_wait) if options.synchronous else (Writer.store, Writer.recall)
     moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
     for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
         moves += [Move(turn, Writer.sync, tensor) for turn in turns if turn > op][:1]
@@ -228,7 +228,7 @@ def _copies_in(problem: Problem, away: list[IdleInterval], first: int, options: 
     return comes
 
 
-def _come_alone(writer: Writer, tensor: int) -> None:
+def _recall_and_wait(writer: Writer, tensor: int) -> None:
     """Copy in while the host waits, before and after."""
     writer.drain()
     writer.fetch(tensor)
@@ -236,10 +236,10 @@ def _come_alone(writer: Writer, tensor: int) -> None:
     writer.forget(tensor)
 
 
-def _leave_alone(writer: Writer, tensor: int) -> None:
+def _evict_and_wait(writer: Writer, tensor: int) -> None:
     """Copy out while the host waits, before and after."""
     writer.drain()
-    _leave(writer, tensor)
+    _evict_once_copied(writer, tensor)
 
 
 class UpstreamGreedy(Part):
@@ -248,8 +248,8 @@ class UpstreamGreedy(Part):
     Attributes
     ----------
     limit
-        What it may hold of all that it plans for [B]; whether the machine has more or less is not its business.
-        Default: the budget, less what persistent tensors take in the compute tier.
+        Most bytes that it may hold of the tensors that it plans for, whatever the machine has [B]. Default: the
+        budget, less what persistent tensors take in the compute tier.
     lead
         How many ops before its use a copy in is issued, but not before its room was freed. The original's is 0, so
         that no copy in is ever hidden if copies wait for the op before them to end.
@@ -263,9 +263,9 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     """Copy out after the last write before the idle interval, free when it starts, copy in before it ends.
 
     This is the decision rule of the open-source HyperOffload planner, from its description. It knows the order of the
-    ops and the sizes of what they make; it knows no durations, no bandwidth, no other traffic. Persistent tensors and
-    workspaces are not among what it plans for, and what a step puts out counts only up to its last use, although it
-    stays. A valid copy in the other tier is not written again, and is kept until the tensor dies. Persistent tensors
+    ops and the sizes of what they make; it knows no durations, no bandwidth, no other traffic. It does not plan for
+    persistent tensors and workspaces, and counts the outputs of a step only up to their last use, although they
+    stay. A valid copy in the other tier is not written again, and is kept until the tensor dies. Persistent tensors
     whose home is another tier come in when they are needed and stay until the end of the step.
 
     Parameters

@@ -1,12 +1,12 @@
-"""Plans are decided by replay: of several the fastest that fits; and as a row decides, under its conditions.
+"""Decide by replay: the fastest of several plans that fits, and the plan of a row under its conditions.
 
 A row decides over few steps, with its allocator, as if alone or with start offsets.
 
-*Start offsets*: while ranks that share a link do the same at the same time, the link is crowded when all pull, and idle
-when none does. A rank that begins later pulls while others compute. That lasts, because ranks which never meet keep
-their distance. It cannot beat the time in which the shared link carries the bytes of all, so nothing is won where that
-is never idle; and ranks that meet in each step wait for the last one to begin, so that they are left alone (both
-proofs: docs/explanation/many-ranks.md).
+*Start offsets*: while ranks that share a link do the same at the same time, the link is crowded when all copy, and idle
+when none does. A rank that begins later copies while others compute. That lasts, because ranks which never meet keep
+their distance. No step is shorter than the shared link needs for the bytes of all, so nothing is won where that link is
+never idle. Ranks that meet in each step wait for the last one to begin, so they get no offsets (both proofs:
+docs/explanation/many-ranks.md).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from simulator.scenario import PolicyChoice
 from simulator.units import human
 
 Policy = Callable[[Problem], Plan]
-"""What decides: any function from a problem to a plan."""
+"""A function from a problem to a plan."""
 
 _PARTS = 256
-"""The budget is searched in such parts of it, of 0.4 % each: every part that is tried takes a plan and a replay."""
+"""Parts of the budget, of 0.4 % each, by which smaller ones are tried: each costs a plan and a replay."""
 _DOUBLED = (1, 2, 4, 8, 16, 32, 64, 128)
-"""So many parts are left out at first: most plans that block lack little, and each is planned anew."""
+"""Parts to leave out, in turn, until a plan runs: most plans that block lack little."""
 
 Candidate = TypeVar("Candidate")
 
@@ -45,7 +45,7 @@ class Best(Generic[Candidate]):
     Parameters
     ----------
     problem
-        What the plans are for.
+        Problem that the plans are for.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class Best(Generic[Candidate]):
         with self.trying():
             replay = self._problem.replay(plan)
             problem, compute_tier = self._problem, self._problem.hardware.compute_tier
-            rooms = zip(problem.tiers, problem.capacities, strict=True)  # the engine keeps the budget, see `granted`
+            rooms = zip(problem.tiers, problem.capacities, strict=True)  # the engine keeps the budget, see `unblocked`
             fits = all(replay.peak_bytes.get(name, 0) <= room for name, room in rooms if name != compute_tier)
             if replay.status == "blocked":
                 self._blocked = self._blocked or candidate
@@ -98,9 +98,9 @@ class Best(Generic[Candidate]):
         return None
 
     def chosen(self) -> Candidate:
-        """Return the fastest candidate; if all plans block themselves, the first, so that its row shows who waits.
+        """Return the fastest candidate; if all plans block themselves, the first, so that its row shows what waits.
 
-        Plans block themselves where links share a queue; one that does is only returned if none was refused.
+        Plans may block themselves where links share a queue; a blocked one is only returned if none was refused.
 
         Raises
         ------
@@ -117,16 +117,16 @@ class Best(Generic[Candidate]):
 def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[..., Plan]) -> Plan:
     """Choose values for several options by replay and return the fastest plan.
 
-    One option is chosen after the other, from the first value of each; if nothing of that fits, all combinations are
-    tried. An option with one value has nothing to choose; if all have, there is no replay. Nor is there one after a
-    plan under which the one stream that there is never waits: the first of the fastest is chosen, whatever follows.
+    Options are chosen one after another, starting from the first value of each; if no plan on that way fits, all
+    combinations are tried. If all options have one value, nothing is replayed. The search ends with a plan under which
+    the only stream never waits, as no other can be faster.
 
     Parameters
     ----------
     problem
-        What the plans are for.
+        Problem that the plans are for.
     options
-        For each option the values to try; the first ones are the start.
+        For each option the values to try; the search starts from the first ones.
     make
         Makes a plan from one value of each option, or raises `CapacityError`.
 
@@ -143,7 +143,7 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
     busy_ns = sum(problem.durations_ns) if is_plain else -1
 
     def attempt(values: tuple[Any, ...]) -> None:
-        """Try a combination once; fixed plans that differ in their notes alone are replayed once."""
+        """Try a combination once; replay fixed plans that differ only in their notes once."""
         if values in tried or best.step_ns <= busy_ns:
             return
         tried.add(values)
@@ -164,36 +164,36 @@ def tune(problem: Problem, options: Sequence[Sequence[Any]], make: Callable[...,
 
 
 def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
-    """Decide as a row does.
+    """Decide on the plan of a row.
 
     Parameters
     ----------
     choice
         The row.
     decide
-        What its policy does.
+        Its policy, with options.
     problem
-        What is to be solved.
+        Problem to plan for.
     """
     few = problem.rehearsal
     if choice.allocator != "ideal":
-        few, decide = replace(few, allocator=choice.allocator), partial(granted, decide=decide)
+        few, decide = replace(few, allocator=choice.allocator), partial(unblocked, decide=decide)
     plan = staggered(few, decide) if choice.staggered else decide(few.alone if choice.alone else few)
     return replace(plan, repeats=problem.graph.steps)
 
 
-def granted(problem: Problem, decide: Policy) -> Plan:
+def unblocked(problem: Problem, decide: Policy) -> Plan:
     """Decide; if a fixed plan blocks itself under the allocator of the row, plan with a smaller budget.
 
-    The replay keeps all of the budget. Every budget that is tried is planned with and replayed: less by one part, by
-    two, by four and so on until a plan runs, and then halved. No larger one is promised to block.
+    Replays keep the whole budget. Plans for budgets smaller by one part, two, four and so on are replayed until one
+    runs; bisection then looks for a larger budget, which need not be the largest whose plan runs.
 
     Parameters
     ----------
     problem
-        What is to be solved, with plans tried under the allocator of the row.
+        Problem to plan for; plans are tried under the allocator of the row.
     decide
-        What its policy does.
+        Policy of the row, with options.
 
     Returns
     -------
@@ -211,7 +211,7 @@ def granted(problem: Problem, decide: Policy) -> Plan:
 
     @cache
     def smaller(parts: int) -> Plan | None:
-        """Return a plan for a budget that is smaller by so many parts, if one is found that runs in the whole one."""
+        """Return a plan for a budget that is smaller by so many parts, if it runs in the whole one."""
         less = replace(problem, budget_bytes=whole - whole * parts // _PARTS, trial=in_the_whole)
         try:
             plan = decide(less)
@@ -234,9 +234,9 @@ def staggered(problem: Problem, decide: Policy) -> Plan:
     Parameters
     ----------
     problem
-        What is to be solved; `Problem.turns` says into how many groups its ranks may be divided.
+        Problem to plan for; `Problem.turns` says into how many groups its ranks may be divided.
     decide
-        The policy. Its plan is tried, and also the one it makes as if each rank were alone: with offsets, it nearly is.
+        Policy, with options. Its plan is tried, and also the one for each rank alone: with offsets, it nearly is.
 
     Returns
     -------
@@ -256,8 +256,8 @@ def staggered(problem: Problem, decide: Policy) -> Plan:
         for groups in problem.turns:
             turned = replace(base, starts_ns=tuple(step_ns * turn // groups for turn in range(groups)))
             replay = problem.replay(turned)
-            lasts = replay.status == "ok" and replay.step_ns >= supply_ns
-            if lasts and _cost(replay) < least:
+            is_lasting = replay.status == "ok" and replay.step_ns >= supply_ns
+            if is_lasting and _cost(replay) < least:
                 best, least = turned, _cost(replay)
     if best is plan:
         return _with_note(plan, "ranks begin together: no turns are faster")
@@ -272,7 +272,7 @@ def _cost(replay: Replay) -> tuple[int, float]:
 
 
 def _supply_ns(problem: Problem, plan: Plan) -> int:
-    """Return how long a shared bus is busy with the bytes of all ranks [ns]: no start offsets make a step shorter."""
+    """Return how long a shared bus is busy with the bytes of all ranks [ns]; no offsets make a step shorter."""
     moved, hardware, supply_ns = Counter[str](), problem.hardware, 0
     for kind, tensor, source, target in plan.fixed or ():
         if kind == COPY:

@@ -1,14 +1,14 @@
-"""`hybrid`: a static part that is compiled, and a cache for what is known only while the step runs.
+"""`hybrid`: a compiled static part, and a cache for what is known only while the step runs.
 
 `static` plans all that is known before the run, in the budget less the room of a cache; this part costs the host what a
 fixed plan does. Of the candidates of dynamic reads with a free home, the likeliest live in the compute tier as far as
 there is room; if all do, and no other may move, nothing is left to decide. The runtime decides about the others: it
-syncs what reveals them, copies in what is chosen and not in the cache, and lets others leave. It may fetch ahead for
-the ops whose dynamic reads are revealed next: all candidates, or a guess. Copies stay in the cache from one step to the
-next, and leave when the run ends.
+syncs what reveals a choice, copies in the chosen candidates that are not in the cache, and evicts others. It may fetch
+ahead for the ops whose dynamic reads are revealed next: all candidates, or a guess. Copies stay in the cache from one
+step to the next, and leave when the run ends.
 
 Where a cache beside the static part could cost more than compiling saves, or has no room, a runtime that decides about
-everything on demand is tried as well: it holds awaited reads only while they are awaited.
+everything on demand is tried as well: it holds chosen candidates only while an op awaits them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Options(Part):
 
 
 def plan(problem: Problem, options: Options) -> Plan:
-    """Plan what is known, and handle dynamic reads at run time; without any it is the plan of `static`.
+    """Plan what is known, and handle dynamic reads at run time; if there are none, return the plan of `static`.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     Raises
     ------
     CapacityError
-        If the cache has no room for what one op may choose, or the static part none beside it.
+        If the cache has no room for what one op may choose, or the static part does not fit beside it.
     ScopeError
         If dynamic reads cannot be handled at run time.
     """
@@ -113,8 +113,8 @@ def _decide_at_run_time(dynamic: DynamicReaders, options: Options) -> Plan:
 def _resident_sets(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int], ...]:
     """List sets of candidates that may live in the compute tier: all if they fit, else the likeliest for several rooms.
 
-    Some are the likeliest that have room beside a cache of what comes and goes, and beside a static part of which
-    nothing moves, or of which as much moves as a runtime would let go.
+    The rooms are those beside a cache for what comes and goes and a static part of which nothing moves, or as much as
+    under a runtime; and what a larger cache leaves of itself.
     """
     if not dynamic.free:
         return (frozenset(),)
@@ -172,7 +172,7 @@ def _check_links(dynamic: DynamicReaders) -> None:
 
 
 def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:
-    """Return the size of the cache [B]: the option, or what is left, but what an op may choose at least."""
+    """Return the size of the cache [B]: the option; else what is left, but at least what may be chosen at once."""
     problem, least = dynamic.problem, dynamic.most_awaited_bytes
     if asked is not None and asked < least:
         moment = f"op {problem.graph.ops[dynamic.awaited_bytes.argmax()].name!r}, for what may be chosen"
@@ -215,7 +215,7 @@ def _with_cache(options: Options, order: str, dynamic: DynamicReaders, planned: 
 def _batches(
     dynamic: DynamicReaders, ends: list[int], options: Options, cache: RuntimeCache, view: View
 ) -> Iterator[list[Code]]:
-    """Issue the static part piece by piece; after each op that reveals dynamic reads, fetch what they chose."""
+    """Issue the static part by its parts; after each op that reveals dynamic reads, fetch the chosen candidates."""
     revealed, order = dynamic.revealed, sorted(dynamic.revealed)
     following = dict(zip(order, (*order[1:], *order[:1]), strict=True))
     for step in range(view.steps):
@@ -239,7 +239,7 @@ def _fetch_ahead(
     """Fetch ahead, as far as there is room, for the ops whose dynamic reads are revealed next."""
     fences, prefetch, wanted = dynamic.problem.fences, options.prefetch, dict[int, None]()
     for reader in dynamic.revealed[coming] if prefetch != "none" else ():
-        # What the first op of a step reveals may be read behind the last one that reveals: then in this step.
+        # What the first revealing op of a step reveals may be read after the last revealing op: then in this step.
         if (coming > op or reader < op) and fences[reader] <= op + 1:
             is_guess = prefetch == "speculative"
             late = dynamic.readers[reader]
@@ -253,7 +253,7 @@ def _fetch_ahead(
 
 
 def _parts(dynamic: DynamicReaders, steps: Actions) -> tuple[tuple[Actions, ...], list[int]]:
-    """Cut the static part after each op that reveals or reads dynamically; return the pieces, and these ops, then -1.
+    """Cut the static part after each op that reveals or reads dynamically; return the parts, and these ops, then -1.
 
     What is revealed is synced.
     """
@@ -269,7 +269,7 @@ def _parts(dynamic: DynamicReaders, steps: Actions) -> tuple[tuple[Actions, ...]
 
 
 def _in_passing_bytes(dynamic: DynamicReaders, options: Options) -> int:
-    """Return the room for what passes through the cache [B]: revealed reads that wait, and what is fetched ahead."""
+    """Return the room for what passes through the cache [B]: candidates that ops await, and those fetched ahead."""
     awaited, sizes = dynamic.most_awaited_bytes, dynamic.problem.sizes
     if options.prefetch == "next_layer_all":
         every = ({t for op in readers for t in dynamic.readers[op].candidates} for readers in dynamic.revealed.values())

@@ -2,7 +2,7 @@
 
 A *pinned* tensor has its home in the compute tier and never leaves it. A tensor may *move* if its home is left free
 or lies in another tier. *Away* is where a tensor that may move goes: its own home if that is another tier, else
-every tier that links join to the compute tier both ways, directly or over others, the fastest round trip first.
+every tier that links join to the compute tier both ways, directly or via others, the fastest round trip first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from simulator.trace import Trace
 REHEARSED = 16
 """Most steps in which policies try their plans.
 
-All steps of a graph are alike, so that a plan is chosen by how it does when it has settled. What one step of a fixed
-plan leaves to the next is shorter than a step: persistent tensors are at home in between. A runtime also leaves a
-cache; one that holds more than this many steps choose is judged while it still fills. What is chosen so runs, and is
-checked, over all steps.
+All steps of a graph are alike, so a plan is judged once it has settled. A fixed plan settles soon, as what a step
+leaves under way is shorter than a step: persistent tensors are at home in between. A runtime also leaves a cache; one
+that holds more than this many steps choose is judged while it still fills. The chosen plan runs, and is checked, over
+all steps.
 """
 
 Hop = tuple[int, int]
@@ -54,7 +54,7 @@ class Replay:
     begun_ns
         Sum of the starts of all computes [ns].
     demand
-        For each bus that ranks share, the most that is asked of it at once, as a multiple of what it carries.
+        For each bus that ranks share, the most bandwidth asked of it at once, as a multiple of its own.
     """
 
     status: str
@@ -88,15 +88,14 @@ class Problem:
     sharers
         For each bus that ranks share, how many of them use one instance of it.
     room_bytes
-        What may be used of each tier where other ranks use it, too [B]; None: all that is usable. The budget goes
-        before.
+        What may be used of each tier where other ranks use it, too [B]; None: all that is usable. In the compute tier
+        the budget counts instead.
     ranks
-        On how many ranks a plan is tried, which all do the same.
+        Number of ranks on which a plan is tried; all do the same.
     turns
-        Into how many groups its ranks may be divided that begin one after another; none where that cannot help.
+        Numbers of groups, to begin one after another, into which ranks may be divided; none where that cannot help.
     popularity
-        For each op with dynamic reads, the share of each candidate in what is chosen; what is chosen nobody knows
-        before.
+        For each op with dynamic reads, the share of each candidate in its choices; policies never know the choices.
     allocator
         How places of the compute tier get addresses when a plan is tried.
     tiers, compute_tier, capacities
@@ -109,8 +108,8 @@ class Problem:
     known_homes
         Where each tensor is at time 0, `FREE`, or `NOWHERE` if an op makes it: what a bound may rely on.
     gives_homes, visitors
-        Whether the home of some tensor that ops use is given, rather than free; those of them whose home is another
-        tier than the compute tier.
+        Whether any tensor that ops use has a given home rather than a free one; those tensors whose given home is not
+        the compute tier.
     links, link_names, queues
         For each ordered pair of tiers, or *hop*, that a link joins, the first such link, its name, and the number of
         its copy queue. Hops of one queue share its channels.
@@ -185,8 +184,8 @@ class Problem:
     def clock(self) -> tuple[int, ...]:
         """Start of each op, and then the end of the last, if nothing but other ops keeps them waiting [ns].
 
-        On one stream they run back to back. What runs on a stream of its own counts as starting no sooner than the ops
-        before it, so that the times ascend.
+        On one stream they run back to back. An op on another stream counts as starting no sooner than the ops before
+        it, so that the times ascend.
         """
         if not any(self.streams):
             return tuple(accumulate(self.durations_ns, initial=0))
@@ -211,7 +210,7 @@ class Problem:
 
     @cached_property
     def arrivals(self) -> Mapping[int, Sequence[int]]:
-        """By op, tensors that come in from a home elsewhere once, to stay: when the step starts or behind a barrier."""
+        """Op -> tensors that come in before it from a home elsewhere, to stay: at the start or behind a barrier."""
         arrivals: dict[int, list[int]] = {}
         for tensor in filter(self.comes_in, self.visitors):
             arrivals.setdefault(self.fences[self.lifetimes.first_use[tensor]], []).append(tensor)
@@ -266,11 +265,11 @@ class Problem:
         Parameters
         ----------
         tier, demand_bytes, moment
-            Which tier, what it would hold [B], and when, as a phrase.
+            The tier, what it would hold [B], and when, as a phrase.
         held
             The tensors that it would hold.
         levers, full
-            As for `Shortfall`; a smaller batch is one of the levers always.
+            As for `Shortfall`; a smaller batch is always among the levers.
         """
         order = sorted(held, key=lambda t: (-self.sizes[t], t))
         largest = tuple((self.graph.tensors[t].name, self.sizes[t]) for t in order[:5])

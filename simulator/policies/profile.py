@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _largest = np.maximum.reduce
-"""Faster than the method of an array, which takes half as long again for the few values of one call."""
+"""Faster than ``max`` of an array, which takes half as long again for the few values of a call."""
 
 
 class Profile:

@@ -1,9 +1,8 @@
 """`reactive`: the runtime baseline, which decides while it runs.
 
 Before each op the runtime looks at what is there, fetches what the op lacks, evicts under pressure and frees what
-is dead (it counts references). It knows the op at hand and, with `look_ahead`, a few more. It counts room in issue
-order, and waits for what it gives up unused, so whatever it issues can run: it never blocks itself where each link has
-a queue of its own.
+is dead (it counts references). It knows the op at hand and, with `look_ahead`, a few more. It never blocks itself where
+each link has a queue of its own (`runtime_cache` says why).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LOOK_AHEAD = (32, 0, 64)
 """Orders, and numbers of ops, that ``best`` tries; `ON_DEMAND` where dynamic reads are handled on demand."""
 
 _AT_ONCE = 64
-"""Most steps that are decided before they are handed on: a run that blocks ends soon, and one by one takes longer."""
+"""Codes that are decided before they are handed on: singly takes longer, and a run that blocks should end soon."""
 
 
 class Options(Part):
@@ -58,7 +57,7 @@ class Options(Part):
 
 
 def plan(problem: Problem, options: Options) -> Plan:
-    """Make a runtime that fetches on demand and evicts under pressure.
+    """Plan a runtime that fetches on demand and evicts under pressure.
 
     Persistent tensors whose home is free start in the compute tier, in the order of their first use, as far as they
     leave room for the largest working set; the others start away. At the end of a step everything goes home.

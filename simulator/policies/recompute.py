@@ -1,23 +1,23 @@
-"""`recompute`: gives up what can be made again, and makes it again before its use. Nothing is copied.
+"""`recompute`: gives up tensors that can be made again, and makes them again before their use. Nothing is copied.
 
-It goes through the step in issue order. Where the next op finds no room, it gives up the tensors with the highest
+It walks the step in issue order. Where the next op finds no room, it gives up the tensors with the highest
 
     ``score = size * idle time ** weight / time of the ops to run again``
 
-until there is; of the plans by several weights the fastest is taken. Room is bought where a byte costs least compute.
+until there is room; the fastest plan of several weights wins. So room is bought where a byte costs least compute.
 Tensors that are used again sooner than they can be made again go last; those that take long to make again go late.
-Where an op reads what was given up, the ops that make it run again from what is there; what else they make on the way
-is kept while it is needed again and has room, so that in backward each layer is made again once. Under a tight
+Where an op reads a tensor that was given up, the ops that make it run again from what is there; what else they make is
+kept while it is needed again and has room, so that in backward each layer is made again once. Under a tight
 budget this leaves checkpoints at growing distances: of `n` equal layers about the square root of ``2 n`` stay, and the
 others are made again once, as in checkpointing by hand (Chen et al., arXiv 1604.06174; the rule is that of dynamic
 tensor rematerialisation, Kirisame et al., arXiv 2006.09616, with known next uses instead of guesses). Under a tighter
 one layers are made again more than once.
 
-A tensor that is made again in passing more than once, after its own uses, may be worth keeping: then a second pass lets
-it live until it has helped for the last time, and the faster of the two plans is taken.
+A tensor that is made again in passing more than once, after its own uses, may be worth keeping: a second pass keeps it
+until it has helped for the last time, and the faster of the two plans wins.
 
 A tensor is queued with the score of its maker alone; its true score is computed when it comes first, as a score only
-falls when what the tensor is made of is given up. So each choice costs a few steps of a heap and the ops of one chain.
+falls when tensors that it is made of are given up. So each choice costs a few heap operations and the ops of one chain.
 
 An op may run again before op ``k`` if it makes there what it made the first time, and nothing else:
 
@@ -44,14 +44,14 @@ from simulator.policies.writer import Writer
 from simulator.units import counted, human
 
 LONGEST_CHAIN = 256
-"""Most ops to make a tensor again; what takes more is kept, so that each choice takes a bounded time."""
+"""Most ops to make a tensor again; a tensor that takes more is kept, so that each choice takes bounded time."""
 
 TIME_WEIGHTS = (0.0, 0.5, 1.0)
-"""Exponents of the idle time in the score: each is tried, the fastest plan is taken."""
+"""Exponents of the idle time in the score: each is tried, and the fastest plan wins."""
 
 
 Rank = tuple[bool, float]
-"""Whether a tensor is used again sooner than it can be made again, and its score with the sign turned: least first."""
+"""Whether a tensor is used again sooner than it can be made again, and its negated score: the least goes first."""
 
 
 class Options(Part):
@@ -75,12 +75,12 @@ def plan(problem: Problem, _: Options) -> Plan:
         If no plan was found that fits; the report tells the least peak that was reached.
     """
     walker, limit = Walker(problem), problem.budget_bytes
-    manners = [TIME_WEIGHTS, walker.keeping(limit)]
-    return tune(problem, manners, lambda *manner: walker.walk(limit, *manner).plan())
+    values = [TIME_WEIGHTS, walker.keeping(limit)]
+    return tune(problem, values, lambda weight, keeps: walker.walk(limit, weight, keeps).plan())
 
 
 class Walker:
-    """Plan the step under several limits, each once.
+    """Passes over the step under several limits, each made once.
 
     Parameters
     ----------
@@ -100,12 +100,12 @@ class Walker:
         self._walks: dict[tuple[int | float, float, bool], RecomputePass] = {}
 
     def keeping(self, limit_bytes: int | float) -> tuple[bool, ...]:
-        """List whether to keep what helps: in a second pass if something is recomputed in passing several times."""
+        """Return the values of `keeps` to try: also True if some tensor is made again in passing several times."""
         again = self.walk(limit_bytes, TIME_WEIGHTS[0]).made_in_passing.values()
         return (False, True) if any(len(ops) > 1 for ops in again) else (False,)
 
     def walk(self, limit_bytes: int | float, weight: float, keeps: bool = False) -> RecomputePass:
-        """Free tensors until the step keeps to a limit, as far as that is possible.
+        """Make a pass that gives up tensors until the step keeps to a limit, as far as that is possible.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class Walker:
         weight
             Exponent of the idle time in the score.
         keeps
-            Whether tensors that help to make others again live on.
+            Whether tensors live on that help to make others again.
         """
         key = max(limit_bytes, self._least_bytes), weight, keeps
         if key not in self._walks:
@@ -126,7 +126,7 @@ class Walker:
 def least_peak_bytes(problem: Problem, remaker: Remaker) -> int:
     """Return the peak if everything that can be recomputed is held only while ops use it [B].
 
-    No plan of this policy needs less; one that is tried with less than this only makes things again in vain.
+    No plan of this policy needs less; a lower limit only makes it recompute in vain.
 
     Parameters
     ----------
@@ -146,18 +146,18 @@ class RecomputePass:
     Parameters
     ----------
     walker
-        The problem, and what remakes tensors.
+        The problem, and the remaker of its tensors.
     weight
         Exponent of the idle time in the score.
     limit_bytes
         The limit that it tries to keep to [B].
     kept
-        Tensors that live longer than their last use: by tensor, the ops before which they help to make others again.
+        Tensor that lives beyond its last use -> the ops before which it helps to make others again.
 
     Attributes
     ----------
     made_in_passing
-        Tensors that were made again after their last use, on the way to others: the ops before which that was.
+        Tensor that was made again after its last use, on the way to others -> the ops before which it was.
     again_ns
         Time of the ops that ran again [ns].
     """
@@ -170,21 +170,21 @@ class RecomputePass:
         self._ops, self._compute_tier = problem.graph.ops, problem.compute_tier
         self._writer = Writer(problem, "recompute")
         uses, self._dies = list(problem.lifetimes.uses), list(problem.lifetimes.dies)
-        self._helps: dict[int, list[int]] = {}
+        self._helpers_before: dict[int, list[int]] = {}
         for tensor, ops in kept.items():
             uses[tensor] += tuple(ops)
             self._dies[tensor] = ops[-1]
             for op in ops:
-                self._helps.setdefault(op, []).append(tensor)
-        self._ahead = [list(reversed(ops)) for ops in uses]
+                self._helpers_before.setdefault(op, []).append(tensor)
+        self._uses_left = [list(reversed(ops)) for ops in uses]
         self.made_in_passing: dict[int, list[int]] = {}
         about = zip(problem.graph.tensors, problem.homes, strict=True)
         self._may_go = [not t.persistent and t.size_bytes > 0 and home != self._compute_tier for t, home in about]
         self._mortal = frozenset(chain.from_iterable(problem.lifetimes.dead_after))
-        self._since = [0] * len(problem.sizes)
-        self._line: list[tuple[Rank, int, int]] = []
+        self._idle_since = [0] * len(problem.sizes)
+        self._queue: list[tuple[Rank, int, int]] = []
         self._given_up: set[int] = set()
-        self._again = self.again_ns = 0
+        self._repeated_runs = self.again_ns = 0
         self._run()
 
     def plan(self) -> Plan:
@@ -195,9 +195,9 @@ class RecomputePass:
         CapacityError
             If it does not fit.
         """
-        gone, runs = counted(len(self._given_up), "tensor"), counted(self._again, "run")
+        gone, runs = counted(len(self._given_up), "tensor"), counted(self._repeated_runs, "run")
         note = f"{gone} given up and made again by {runs}, {human(self.again_ns, 'ns')} in all"
-        return self._writer.finish((note,) if self._again else ())
+        return self._writer.finish((note,) if self._repeated_runs else ())
 
     def _run(self) -> None:
         """Issue all ops of the step."""
@@ -210,14 +210,14 @@ class RecomputePass:
                 self._make_again(missing, op)
             self._make_room(op, {*node.reads, *node.writes})
             writer.compute(op, again=True)
-            for t in (*dict.fromkeys((*node.reads, *node.writes)), *self._helps.get(op, ())):
-                self._ahead[t].pop()
+            for t in (*dict.fromkeys((*node.reads, *node.writes)), *self._helpers_before.get(op, ())):
+                self._uses_left[t].pop()
                 if self._next_use(t) == NEVER and t in self._mortal:
                     writer.release(t)
-                self._line_up(t, op + 1)
+                self._enqueue(t, op + 1)
 
     def _next_use(self, tensor: int) -> int:
-        return self._ahead[tensor][-1] if self._ahead[tensor] else NEVER
+        return self._uses_left[tensor][-1] if self._uses_left[tensor] else NEVER
 
     def _make_again(self, wanted: list[int], before: int) -> None:
         """Run the ops that make the wanted tensors; keep what else is needed later, and drop the rest."""
@@ -233,42 +233,42 @@ class RecomputePass:
                 if last[t] == op and t not in needed:
                     locked.discard(t)
                     if self._next_use(t) != NEVER:
-                        self._line_up(t, before)
+                        self._enqueue(t, before)
                     elif t in self._mortal:
                         writer.release(t)
                         self.made_in_passing.setdefault(t, []).append(before)
-        self._again += len(ops)
+        self._repeated_runs += len(ops)
         self.again_ns += self._time_ns(ops)
 
     def _make_room(self, op: int, locked: set[int]) -> None:
-        """Free tensors until the op has room, or none is left that may go."""
+        """Give up tensors until the op has room, or none is left that may go."""
         writer, node, sizes = self._writer, self._ops[op], self._problem.sizes
         room = node.workspace_bytes + sum(sizes[t] for t in node.writes if not writer.resident(t))
         kept: list[tuple[Rank, int, int]] = []
-        while writer.live_bytes(self._compute_tier) + room > self._limit and self._line:
-            rank, tensor, next_use = entry = heappop(self._line)
+        while writer.live_bytes(self._compute_tier) + room > self._limit and self._queue:
+            rank, tensor, next_use = entry = heappop(self._queue)
             if next_use != self._next_use(tensor) or not writer.resident(tensor):
                 continue
             if tensor in locked:
                 kept.append(entry)
                 continue
-            true = self._rank(tensor, next_use)
-            if true is not None and true > rank:
-                heappush(self._line, (true, tensor, next_use))
-            elif true is not None:
+            true_rank = self._rank(tensor, next_use)
+            if true_rank is not None and true_rank > rank:
+                heappush(self._queue, (true_rank, tensor, next_use))
+            elif true_rank is not None:
                 writer.detach(tensor, self._compute_tier)
                 self._given_up.add(tensor)
         for entry in kept:
-            heappush(self._line, entry)
+            heappush(self._queue, entry)
 
-    def _line_up(self, tensor: int, now: int) -> None:
-        """Queue the tensor as one that may be freed until its next use."""
+    def _enqueue(self, tensor: int, now: int) -> None:
+        """Queue the tensor as one that may be given up until its next use."""
         next_use = self._next_use(tensor)
         if self._may_go[tensor] and next_use != NEVER and self._writer.resident(tensor):
-            self._since[tensor] = now
+            self._idle_since[tensor] = now
             maker = self._remaker.maker(tensor, next_use)
             if maker != NEVER:
-                heappush(self._line, (self._rank_of(tensor, next_use, (maker,)), tensor, next_use))
+                heappush(self._queue, (self._rank_of(tensor, next_use, (maker,)), tensor, next_use))
 
     def _rank(self, tensor: int, next_use: int) -> Rank | None:
         """Return the rank of the tensor in the queue; None if it cannot be recomputed."""
@@ -282,7 +282,7 @@ class RecomputePass:
 
     def _rank_of(self, tensor: int, next_use: int, ops: tuple[int, ...]) -> Rank:
         clock = self._problem.clock
-        idle_ns = clock[next_use] - clock[min(self._since[tensor], next_use)]
+        idle_ns = clock[next_use] - clock[min(self._idle_since[tensor], next_use)]
         cost_ns = max(1, self._time_ns(ops))
         score = self._problem.sizes[tensor] * float(idle_ns) ** self._weight / cost_ns
         return idle_ns < cost_ns, -score
@@ -292,7 +292,7 @@ class RecomputePass:
 
 
 class Remaker:
-    """Finds the ops to run again.
+    """Find the ops that make tensors again.
 
     Parameters
     ----------
@@ -305,7 +305,7 @@ class Remaker:
         self._until = [self._repeatable_until(op) for op in range(len(graph.ops))]
 
     def _repeatable_until(self, op: int) -> int:
-        """Return the last op before which this one may run again; `NEVER` if it may not."""
+        """Return the last op before which this one may run again; `NEVER` if there is none."""
         node, tensors, last = self._graph.ops[op], self._graph.tensors, len(self._graph.ops)
         if node.kind is not OpKind.COMPUTE or not node.repeatable or any(tensors[t].persistent for t in node.writes):
             return NEVER

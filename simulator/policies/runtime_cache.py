@@ -1,7 +1,7 @@
-"""The cache of a runtime: where each tensor lies once all that was issued has acted, and the steps that change it.
+"""The cache of a runtime: where each tensor lies as issued, and the actions that change it.
 
-Room is counted in issue order, and what is given up unused is waited for, so that whatever is issued can run: a runtime
-never blocks itself where each link has a queue of its own.
+Room is counted in issue order, and a copy in that is evicted unused is waited for, so whatever is issued can run: a
+runtime never blocks itself where each link has a queue of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Eviction:
     Parameters
     ----------
     order
-        ``lru`` and ``hot``: the last use longest ago. Others: the least of `RANKS`.
+        ``lru`` and ``hot``: the last use longest ago first. Others: the lowest rank first (`RANKS`).
     problem
         Problem with the graph that runs.
     stay
@@ -39,7 +39,7 @@ class Eviction:
     def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
         self.problem, self.now, self.touches, self.uses = problem, -1, 0, Counter[int]()
         self._rank, self._stay = RANKS.get(order), stay
-        # An ordered dictionary: of a plain one, the first of thousands is found slowly once those before were deleted.
+        # OrderedDict, as the first key of a plain dict is slow to find once thousands before it were deleted.
         self._ranks = OrderedDict[int, Any]()
         self._heap: list[tuple[Any, int]] = []
 
@@ -118,7 +118,7 @@ RANKS: dict[str, Callable[[Eviction, int], Any]] = {
     "fifo": _oldest_producer,
     "furthest": _furthest_use,
 }
-"""Order -> rank of a tensor that just came, or is just used."""
+"""Order -> function that ranks a tensor as it comes in or is used."""
 
 
 class RuntimeCache:
@@ -127,13 +127,13 @@ class RuntimeCache:
     Parameters
     ----------
     homes
-        The tensors that it decides about -> tier at time 0, or `NOWHERE`.
+        Tensor that it decides about -> its tier at time 0, or `NOWHERE`.
     room_bytes
         Room that they may take of the compute tier [B].
     eviction
         Choice of the tensor that leaves first.
     is_direct
-        Whether copies take the link between two tiers, rather than the fastest way over others.
+        Whether copies take the link between two tiers, rather than the fastest path via others.
     synchronous
         Whether the host waits for each copy.
 
@@ -175,7 +175,7 @@ class RuntimeCache:
         self.awaited: dict[int, tuple[int, ...]] = {}
         self.unused = set[int]()
         self.needed_until = [-1] * len(self.sizes)
-        self._gone: dict[int, None] = {}
+        self._gone: dict[int, None] = {}  # tensors with a copy below, in the order in which they left
         for tensor, tier in homes.items():
             if tier == self.tier:
                 self.hold(tensor)
@@ -200,9 +200,9 @@ class RuntimeCache:
         self.hold(tensor)
 
     def reveal(self, readers: Iterable[int], view: View) -> Iterator[list[Code]]:
-        """Ask what ops read, and fetch it; evict others for it, but nothing that an op awaits.
+        """Ask which candidates ops read, and fetch them; evict others for them, but nothing that an op awaits.
 
-        What was issued is handed on before each question.
+        Codes issued so far are handed on before each question.
         """
         for op in readers:
             yield self.take()
@@ -215,7 +215,7 @@ class RuntimeCache:
                     self.fetch(tensor)
 
     def make_room(self, needed_bytes: int, kept: Collection[int], until: int | None = None) -> bool:
-        """Evict until there is room, but nothing kept or awaited; stop at a victim that an op after `until` uses."""
+        """Evict until there is room; return False where all is kept or awaited, or the victim is used after `until`."""
         room = self.room
         if room[self.tier] < needed_bytes:
             kept = {*kept, *chain.from_iterable(self.awaited.values())}
@@ -229,7 +229,7 @@ class RuntimeCache:
     def evict(self, tensor: int) -> None:
         """Evict a tensor, with a copy out unless a valid one is below; wait for a copy in that nobody has used yet.
 
-        Until then what is issued later may take the room that is freed here, and keep the copy in out.
+        Otherwise what is issued later could take the room that is freed here, and that copy in would never start.
         """
         if tensor in self.unused:
             self.unused.remove(tensor)
@@ -304,12 +304,10 @@ class RuntimeCache:
             raise self._too_small(tensor, tier)
 
     def _demote_for(self, tensor: int, tier: int) -> bool:
-        """Demote tensors, those first that left the compute tier longest ago; return whether there is room now."""
+        """Demote tensors, the one first that left the compute tier longest ago; return whether there is room."""
         while self.room[tier] < self.sizes[tensor]:
-            lying = (
-                t for t in [*self._gone] if self.below[t] == tier and self.problem.homes[t] == FREE and t != tensor
-            )
-            if not any(self._give_way(t, tier) for t in lying):
+            others = (t for t in [*self._gone] if self.below[t] == tier and t != tensor)
+            if not any(self._give_way(t, tier) for t in others if self.problem.homes[t] == FREE):
                 return False
         return True
 

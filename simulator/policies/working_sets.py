@@ -27,7 +27,7 @@ class DynamicReaders:
     problem
         Problem with these reads.
     on_demand
-        Whether they are handled once they are revealed; else there are none, and all candidates are read.
+        Whether they are handled once they are revealed; else `readers` is empty, and ops read all candidates.
     """
 
     problem: Problem
@@ -138,9 +138,9 @@ def assign_homes(problem: Problem, order: Iterable[int], left: dict[int, int | f
     problem, order
         Problem of the tensors, and their order.
     left
-        Tier -> what it has left [B], the best first; what is assign_homes is taken off.
+        Tier -> room it has left [B], the best first; reduced by the tensors that are assigned.
     full
-        The tier for what has room in none.
+        The tier for tensors that no tier has room for.
     """
     homes = {}
     for tensor in order:
@@ -163,7 +163,7 @@ class WorkingSets:
     ops
         The ops; without their dynamic reads if these are handled apart.
     reads, uses
-        By op: tensors that it reads, or uses, without those that are there for good.
+        By op: tensors that it reads, or uses, without those that stay in the compute tier for good.
     pinned
         Tensors that never leave.
     homes
@@ -199,7 +199,7 @@ class WorkingSets:
         return self.fits_without(frozenset())
 
     def fits_without(self, away: frozenset[int]) -> bool:
-        """Return whether all but some tensors fit into the compute tier, beside what is read of these at once."""
+        """Return whether all tensors but those away fit into the compute tier, beside what ops await of these."""
         problem, awaited = self.problem, self.dynamic.awaited_bytes if away else 0
         live = live_bytes(problem.graph) - sum(problem.sizes[t] for t in away) + awaited
         homes = {home for t, home in enumerate(problem.homes) if t not in away}

@@ -1,7 +1,7 @@
-"""The one place that makes a valid plan of decisions.
+"""The one place that turns decisions into a valid plan.
 
-A policy says *fetch this, run that, store those*; the writer keeps what every step leads to **as issued**: which
-places are valid, stale or absent, and how many bytes each tier holds. It places deaths, brings every persistent
+A policy says *fetch this, run that, store those*; the writer tracks where each action leads **as issued**: which
+places are valid, stale or absent, and how many bytes each tier holds. It frees dead tensors, brings every persistent
 tensor home at the end of the step, refuses nonsense at once, and knows the peak that the plan reaches in issue order.
 A policy that decides before it writes hands over a list of moves.
 """
@@ -22,7 +22,7 @@ from simulator.policies.problem import Problem
 
 
 class Writer:
-    """Writes the actions of one step, and keeps what they lead to.
+    """Write the actions of one step, and track where they lead.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ class Writer:
         self._ops = problem.graph.ops
         self._live = [0] * self._width
         self.peak_bytes = [0] * self._width
-        self._peak_at = [0] * self._width
+        self._peak_position = [0] * self._width
         self._last_op: int | None = None
         for tensor, tier in enumerate(self.homes):
             if tier != NOWHERE:
@@ -213,15 +213,15 @@ class Writer:
     def _note_peak(self, tier: int, extra_bytes: int) -> None:
         if self._live[tier] + extra_bytes > self.peak_bytes[tier]:
             self.peak_bytes[tier] = self._live[tier] + extra_bytes
-            self._peak_at[tier] = len(self.steps)
+            self._peak_position[tier] = len(self.steps)
 
     def _refuse(self, where: str, must: str, tensor: int) -> None:
         found = f"{self.problem.graph.tensors[tensor].name!r} {self._places.as_text(tensor, self.problem.tiers)}"
         raise PlanError(f"policy {self.policy!r}, {where}", must, found, "correct the policy's decision")
 
     def _shortfall(self, tier: int) -> Shortfall:
-        """Report what the tier holds at its peak, from which op on it is full, and what came last of what stays."""
-        problem, worst, levers = self.problem, self._peak_at[tier], list[str]()
+        """Report what the tier holds at its peak, from which op on it is full, and which of these tensors came last."""
+        problem, worst, levers = self.problem, self._peak_position[tier], list[str]()
         plan = Plan(self.policy, problem.tiers, self.homes, self.steps)
         tenancies = tenancies_of(problem.graph, plan, tier)
         first = int((tenancies.live_bytes() > problem.capacities[tier]).argmax()) - 1

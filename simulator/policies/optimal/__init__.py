@@ -1,25 +1,25 @@
-"""`optimal`: the best plan over one lower tier for a small graph, by constraint programming. A yardstick, no compiler.
+"""`optimal`: the best plan over one lower tier for a small graph, by constraint programming: a yardstick, no compiler.
 
 It is the best of all plans for one compute stream that
 
 - run each op once, in program order, and never let the host wait (no `Sync`);
 - keep each tensor in the compute tier or in one tier below it, with at most one copy out of each version of a tensor,
   and one copy in for each idle interval that it spends away;
-- give up room as soon as nobody needs it, and cross no barrier with a copy in;
+- free room as soon as nobody needs it, and cross no barrier with a copy in;
 - repeat themselves, if there are several steps.
 
-Free are: which intervals are spent away; where a tensor of free home lives; when each copy goes out (also ahead of the
-last use) and comes in; and the order of the copies on each link.
+The solver chooses which intervals are spent away; where a tensor of free home lives; when each copy goes out (also
+ahead of the last use) and comes in; and the order of the copies on each link.
 
-The search starts from the plan of `static`: its step is the horizon, and no longer one is looked at.
+The search starts from the plan of `static`: its step is the horizon beyond which nothing is searched.
 
 All numbers are whole, so that a proof is a proof: *proved* means that no plan of this kind has a shorter step, and that
 the replay of this one takes just as long, to the nanosecond.
 
 *Several steps*: the program models the window of one step (see `window`); no step beats its minimum, be it the last one
-of two or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay
-reaches its minimum is proved; where late copies make every step longer than that, the plan is the best that was
-found, and says how far it may be from the best there is.
+of two or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay reaches this
+minimum is proved; where late copies make every step longer, the plan is the best that was found, and says how far it
+may be from the optimum.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     Parameters
     ----------
     problem
-        Problem to plan for: at most 60 ops, copies whose times do not depend on each other.
+        Problem to plan for: at most 60 ops, and copies that do not slow each other down.
     options
         See `Options`.
 
@@ -159,7 +159,7 @@ def _check_scope(problem: Problem) -> None:
 
 
 def _out_of_scope(problem: Problem) -> Iterator[str]:
-    """Yield what is outside of the program's scope, in words."""
+    """Yield phrases that say what is outside of the program's scope."""
     graph, hardware, size_bytes = problem.graph, problem.hardware, sum(problem.sizes)
     if len(graph.ops) > MOST_OPS:
         yield f"{len(graph.ops):,} ops"
@@ -180,7 +180,7 @@ def _out_of_scope(problem: Problem) -> Iterator[str]:
 
 
 def _slowdowns(problem: Problem, hop: tuple[int, int]) -> Iterator[str]:
-    """Yield what may slow down copies over a hop, in words."""
+    """Yield phrases that say what may slow down copies over a hop."""
     hardware, ends = problem.hardware, f"from {problem.tiers[hop[0]]} to {problem.tiers[hop[1]]}"
     if hop not in problem.links:
         yield f"no link {ends}"

@@ -1,9 +1,9 @@
-"""The step as a scheduling problem for CP-SAT, in whole nanoseconds and bytes; and the plan that a solution is.
+"""The step as a scheduling problem for CP-SAT, in whole nanoseconds and bytes; and how a solution becomes a plan.
 
 *Base* is what the compute tier holds if nothing moves: what exists from the start, and from each op what it takes at
-its start and gives up at its end. Moving only ever takes tensors out of it, for one idle interval or
-several. Each copy is an optional interval of the solver, the copies of a link do not overlap, and a reservoir holds
-what is in the compute tier at every moment.
+its start and frees at its end. Moving only ever takes tensors out of it, for one idle interval or several. Each
+copy is an optional interval of the solver, the copies of a link do not overlap, and a reservoir holds what is in the
+compute tier at every moment.
 
 Every run of a plan of this kind on the engine is a solution, so no plan is faster than the best solution. A solution
 may let something wait that the engine would start; the replay tells.
@@ -132,8 +132,8 @@ class ScheduleModel:
     problem
         Problem with all its steps; of several, the program models the window of one.
     horizon_ns, least_ns
-        No step is looked at that takes longer, or if it is endless than all ops and copies one after another; none
-        takes less [ns].
+        The longest step that is searched (if infinite: as long as all ops and copies one after another), and one that
+        no step is shorter than [ns].
 
     Attributes
     ----------
@@ -192,7 +192,7 @@ class ScheduleModel:
         return self._zero if op < 0 else self.starts[op] + self._durations[op]
 
     def _add_tensor(self, tensor: int) -> None:
-        """Add what a tensor takes and gives up if it stays; if it may move its idle intervals, over borders, too."""
+        """Add what a tensor takes and frees if it stays; if it may move, its idle intervals, also those at the ends."""
         p, size, exists = self._problem, self._problem.sizes[tensor], tensor in self._problem.lifetimes.inputs
         uses, about = p.lifetimes.uses[tensor], p.graph.tensors[tensor]
         if exists:
@@ -293,7 +293,7 @@ class ScheduleModel:
         return holds
 
     def compute_first(self) -> None:
-        """Let no copy take room before an op that is ready: constraints that slow the solver, and seldom matter."""
+        """Let no copy take room before an op that is ready: constraints that slow the solver and seldom matter."""
         for op in (op for op, taken_bytes in enumerate(self._taken_bytes) if taken_bytes):
             ready: list[tuple[LinearExpr, BoolVarT]] = [(self._ended(op - 1), self._always)]
             ready += [(idle.back.end, idle.away) for idle in self.idle if idle.before == op and idle.back is not None]
@@ -320,8 +320,8 @@ class ScheduleModel:
     def _plan(self, solver: CpSolver) -> Plan:
         """Write the plan of a solution, which is repeated if there are several steps.
 
-        At each point, after the op: copies out, then the rooms that are given up, then copies in. What is given up is
-        issued no later than it happens, what is taken in the order in which it is, so that the plan fits as issued.
+        At each point, after the op: copies out, then evictions, then copies in. As issued, room is freed no later than
+        in the solution, and taken in the order of the solution, so that the plan fits.
         """
         p, to, compute_tier, value = self._given, self._to, self._given.compute_tier, solver.value
         spent = [idle for idle in self.idle if value(idle.away)]

@@ -1,9 +1,9 @@
 """`static`: a compiler that places every copy before the run, by time, bandwidth and room.
 
-Its passes are pure functions: `analyse` finds the idle intervals of tensors, `select` takes those that are worth
-spending away until live bytes fit, `insert` adds a store, a detach and a prefetch for each, and `place` moves these to
-where they cost least. The candidates that come of it are replayed, and the fastest is kept. If ops may run again, `mix`
-rewrites the graph first, and the same passes compile it.
+Its passes are pure functions: `analyse` finds the idle intervals of tensors, `select` takes those that are best spent
+away until live bytes fit, `insert` adds a store, a detach and a prefetch for each, and `place` moves these to where
+they cost least. The resulting candidates are replayed, and the fastest is kept. If ops may run again, `mix` rewrites
+the graph first, and the same passes compile it.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from simulator.policies.static.place import Augmented, insert, place
 from simulator.policies.static.select import Selection, select
 
 GOOD_ENOUGH = 1.001
-"""The search ends within 0.1 % of the bound."""
+"""The search ends with a plan within 0.1 % of the lower bound: hardly anything is left to gain."""
 
 RESERVES = (0, 1, 2, 4, 8, 16)
-"""Room kept for copies in under way, in units of the largest tensor that moves."""
+"""Room that candidates keep free for copies in under way, in units of the largest tensor that moves."""
 
 EFFORT = 40_000
-"""Ops of all candidates together, beyond the first: a large graph gets few candidates, and planning stays linear."""
+"""Most ops of all candidates together, unless one alone has more: so planning time stays linear in large graphs."""
 
 FEW = 8
-"""A graph whose effort is spent with fewer candidates than this begins with those that promise most on large ones."""
+"""A graph for which `EFFORT` allows fewer candidates than this begins with those that do best on large graphs."""
 
 PLACEMENTS = (False, True)
 """Whether copies in come as early as there is room, or just in time. Early is faster where links are the limit; late
-leaves room to tensors that need a hole of their own (fixed offsets: 44 %) and to dynamic reads (`hybrid`: 6 %), so that
-it wins a tie. A large graph with few candidates begins with early."""
+leaves room for tensors that need a hole of their own (fixed offsets: 44 %) and for dynamic reads (`hybrid`: 6 %), so it
+comes first and wins ties. A large graph with few candidates begins with early."""
 
 TRIES = 6
-"""Most candidates that are replayed: beyond these none was ever the fastest of a shipped scenario."""
+"""Most candidates that are replayed: in no shipped scenario was a later one the fastest."""
 
 SMALL = 128
 """Most ops of a graph on which single changes are tried: each costs a replay."""
@@ -82,7 +82,7 @@ class Options(Part):
         Raises
         ------
         ScopeError
-            If a pattern matches none that may leave.
+            If a pattern matches no tensor that may leave.
         """
         asked: set[int] = set()
         for pattern in self.move:
@@ -99,7 +99,7 @@ class Options(Part):
 
 
 class Validator:
-    """Replays candidates and keeps the fastest.
+    """Search that replays candidates and keeps the fastest.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Validator:
     Attributes
     ----------
     analysis
-        Its intervals.
+        Idle intervals of the problem.
     best
         The fastest so far.
     """
@@ -141,12 +141,12 @@ class Validator:
         return self.best.chosen()
 
     def first(self) -> Augmented:
-        """Return what the whole budget asks for, copied on demand, without a search for anything faster.
+        """Return the selection for the whole budget, copied on demand, without a search for a faster one.
 
         Raises
         ------
         CapacityError
-            If that does not fit.
+            If it does not fit.
         """
         augmented = insert(select(self.analysis, self._problem.budget_bytes))
         if augmented.intervals:
@@ -167,8 +167,8 @@ class Validator:
     def _selections(self) -> Iterator[Selection]:
         """Yield selections for the whole budget, and for smaller ones that can be met.
 
-        Where the effort is spent with few candidates, the first keep room for what any one op waits for: without it
-        these copies in wait until what they replace has left, and of so many intervals a few more make no difference.
+        Where only few candidates are tried, the first ones keep room for all that comes in for any one op: otherwise
+        these copies wait until what they replace has left. Among so many intervals a few more make no difference.
         """
         budget, seen = self._problem.budget_bytes, []
         whole = select(self.analysis, budget)
@@ -192,7 +192,7 @@ class Validator:
         return None
 
     def _is_met(self, share: float = 1.0) -> bool:
-        """Return whether the fastest plan is within a factor of the lower bound, computed only where needed."""
+        """Return whether the fastest plan is within a factor of the lower bound, which is only computed if needed."""
         step_ns = self.best.step_ns
         if step_ns <= self._problem.clock[-1] * share:
             return True
@@ -204,7 +204,7 @@ class Validator:
         return self.best.replays >= TRIES or spent > EFFORT or self._is_met(GOOD_ENOUGH)
 
     def _has_few(self, selection: Selection) -> bool:
-        """Return whether the graph is so large that the effort is spent with few candidates."""
+        """Return whether the graph is so large that `EFFORT` allows only few candidates."""
         return FEW * self._effort(selection) > EFFORT
 
     def _effort(self, selection: Selection) -> int:
@@ -231,7 +231,7 @@ def plan(problem: Problem, options: Options) -> Plan:
 
 
 def witness(problem: Problem, options: Options) -> Plan:
-    """Compile a plan that shows that one fits, however slow it is: of a large graph, a single candidate.
+    """Compile a plan to show that one fits, however slow it is; a large graph gets a single candidate.
 
     Parameters
     ----------
@@ -263,13 +263,13 @@ class Compiled:
     Attributes
     ----------
     augmented
-        What was chosen for the problem that was compiled: as given, or rewritten so that some ops run again.
+        The chosen graph with its cache operators, of the problem that was compiled: as given, or rewritten.
     plan
         The plan for the problem as given.
     replayed_ns
         Its step [ns]; infinite if it was not replayed.
     rewritten
-        The way from the problem as given to what was compiled, if ops run again.
+        The rewritten problem, if ops run again; it translates plans back.
     """
 
     augmented: Augmented
@@ -287,7 +287,7 @@ class Compiled:
 
 
 def compiled(problem: Problem, options: Options) -> Compiled:
-    """Compile a plan, with recompute if allowed and faster, and keep what led to it."""
+    """Compile a plan, with recompute if that is allowed and faster; return it with what led to it."""
     with no_garbage_search():
         try:
             best: Compiled | CapacityError = _compile_once(problem, options)

@@ -1,8 +1,8 @@
 """First pass: find which tensors idle, when and for how long, and what it costs and gains to spend that time away.
 
-A score with named terms decides which idle interval is spent away, and is kept for the reader. A term is the binary
-logarithm of a quantity, so that terms add up, no unit matters, and size, idle time and bandwidth rank by *room times
-time gained, per time of link taken*. Intervals that cannot hide their copies come last.
+A score with named terms decides which idle intervals are spent away, and later explains the decision. A term is the
+binary logarithm of a quantity, so that terms add up, units do not matter, and size, idle time and bandwidth rank by
+*room times time gained, per link time taken*. Intervals that cannot hide their copies come last.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PricedIdle(NamedTuple):
     returns
         Whether a copy in ends the interval (not if the next use only writes, or there is none).
     size_bytes
-        Room that it leaves [B].
+        Room that it frees [B].
     lead_ns, trail_ns
         Idle time before the next use, and, if the interval wraps, after the last one [ns].
     out_ns, in_ns
@@ -82,7 +82,7 @@ class PricedIdle(NamedTuple):
         return self._replace(away=tier, out_ns=out_ns, in_ns=in_ns)
 
     def stretched(self, lasts_ns: int, computes_ns: int) -> PricedIdle:
-        """Return the interval with idle times as in a step that lasts no less than it computes [ns]."""
+        """Return the interval with its idle times scaled from a step of `computes_ns` to one of `lasts_ns`."""
         lead_ns, trail_ns = (idle_ns * lasts_ns // max(1, computes_ns) for idle_ns in (self.lead_ns, self.trail_ns))
         return self._replace(lead_ns=lead_ns, trail_ns=trail_ns)
 
@@ -109,7 +109,7 @@ class Analysis:
     Attributes
     ----------
     problem, asked
-        Problem to plan for; tensors that were asked to leave.
+        Problem to plan for; tensors that option `move` asks to leave.
     live_bytes
         By op: live bytes if everything stays in the compute tier [B].
     forced
@@ -134,9 +134,9 @@ class Analysis:
     def ranking(self) -> list[tuple[PricedIdle, Score]]:
         """The candidates with their scores: those that were asked for first, then by score.
 
-        All that an op needs must be there at once, so that its copies in with like scores queue up: of blocks of a few
-        caches some of each leave, rather than all of a few. Candidates with alike scores (`SHADES`) are spread over the
-        step, as tensor ids follow its course.
+        An op needs all its tensors at once, so copies in for it with like scores queue up, and each scores lower than
+        the one before: of several KV caches some blocks each leave, rather than all blocks of a few. Candidates with
+        like scores (`SHADES`) are spread over the step, as tensor ids follow its course.
         """
         queues_ns: dict[tuple[int, int, int], int] = {}
         alike: dict[tuple[bool, int], list[tuple[PricedIdle, Score]]] = {}
@@ -176,7 +176,7 @@ def analyse(problem: Problem, asked: frozenset[int] = frozenset()) -> Analysis:
 
 
 def moving_homes(problem: Problem) -> frozenset[int]:
-    """Find read-only tensors that live in another tier if they move at all: the copy in before their first use hides.
+    """Find read-only tensors that get a home in another tier if they move at all.
 
     These are the weights, experts and blocks of a KV cache whose home is free, unless the copy in before the first use
     would be exposed at the beginning of each step.
@@ -246,19 +246,18 @@ def priced(problem: Problem, idle: IdleInterval, *, goes_out: bool, returns: boo
 Alike = TypeVar("Alike")
 
 TERMS = ("size", "idle", "bandwidth", "exposed")
-"""The terms of a score, in order: of the room that is gained; of the idle time that is left after the copies, and after
-those that come in for the same op before; against the time that the copies take of the links; against copies that last
-longer than the idle time."""
+"""The terms of a score, in order: for the room gained; for the idle time left after these copies and those that come in
+for the same op before them; against the link time that the copies take; against copies that outlast the idle time."""
 
 EXPOSED = 64.0
-"""Weight of an exposed copy: more than the sum of the other terms can be, so that it ranks behind all that hide."""
+"""Weight of an exposed copy: more than the other terms can add up to, so that it ranks behind all hidden ones."""
 
 BITS = 64
-"""Doublings of the exposed time that weigh as much as being exposed at all: these never overtake those that hide."""
+"""Doublings of the exposed time that weigh as much as being exposed at all: times below 2**64 at most double it."""
 
 
 SHADES = 64
-"""Parts of a score to which it is rounded to count as alike: idle times within 1 % of one another do."""
+"""Fractions of a doubling to which scores are rounded to count as alike: idle times within 1 % of one another do."""
 
 
 class Score(NamedTuple):
@@ -311,15 +310,15 @@ def ranking_key(pair: tuple[PricedIdle, Score]) -> tuple[bool, float, int, int]:
     return not score.is_asked, -score.total, idle.tensor, idle.after
 
 
-def spread(row: Sequence[Alike]) -> list[Alike]:
-    """Order items of the same score so that any number of them from the front lies evenly over the step.
+def spread(items: Sequence[Alike]) -> list[Alike]:
+    """Order items of the same score so that the first few, however many, lie evenly over the step.
 
     Parameters
     ----------
-    row
+    items
         Items of the same score, in the order of the step.
     """
-    if len(row) < 3:
-        return [*row]
-    width = (len(row) - 1).bit_length()
-    return [row[i] for i in sorted(range(len(row)), key=lambda i: int(f"{i:0{width}b}"[::-1], 2))]
+    if len(items) < 3:
+        return [*items]
+    width = (len(items) - 1).bit_length()
+    return [items[i] for i in sorted(range(len(items)), key=lambda i: int(f"{i:0{width}b}"[::-1], 2))]

@@ -5,10 +5,10 @@ points at which it may be issued, and the one that was chosen. For each trip awa
 
     producer -> Store -> Detach -> Prefetch -> consumer
 
-of which a trip has what it needs: a tensor that is valid away is not stored again, what is not read again is not
-prefetched, and in a trip over the step boundary the Prefetch comes first. A Store is a copy out; the Detach frees the
-place in the compute tier once the copy and all earlier users have ended. Deaths are no cache operators: the writer
-places them from lifetimes alone. No window reaches across a barrier.
+of which a trip has what it needs: a tensor with a valid copy away is not stored again, one that is not read again is
+not prefetched, and in a trip over the step boundary the Prefetch comes first. A Store is a copy out; the Detach frees
+the place in the compute tier once the copy and all earlier users have ended. Freeing dead tensors takes no cache
+operator: the writer does that from lifetimes alone. No window reaches across a barrier.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Role(StrEnum):
 
 
 STORE, DETACH, PREFETCH = Role
-"""Global names for the roles: faster to look up than members of an enumeration, and used often."""
+"""The roles as globals, which are faster to look up than members of an enumeration."""
 
 
 class CacheOp(NamedTuple):
@@ -49,8 +49,8 @@ class CacheOp(NamedTuple):
     position
         The point that was chosen.
     stall_ns, residency_ns
-        The cost terms of Algorithm 1 at that point: what the copy lasts beyond the compute that it overlaps, and what
-        it costs to hold the room meanwhile.
+        The cost terms of Algorithm 1 at that point: the time by which the copy outlasts the compute that it overlaps,
+        and the cost of the room that it holds meanwhile.
     """
 
     role: Role
@@ -70,7 +70,7 @@ class CacheOp(NamedTuple):
 
 
 def issue_order(cache_op: CacheOp) -> tuple[int, bool, int, int, bool]:
-    """Sort key: by point; at a point stores and detaches come first, by last use, and then prefetches, by next use."""
+    """Return the sort key: by point; at a point stores and detaches by last use, and then prefetches by next use."""
     comes = cache_op.role is PREFETCH
     use = cache_op.before if comes else cache_op.after
     return cache_op.position, comes, use, cache_op.tensor, cache_op.role is DETACH

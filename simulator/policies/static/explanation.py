@@ -1,9 +1,8 @@
 """Answers to what a compiler engineer asks of a plan: which intervals, why, where cache operators are, what links do.
 
-A tensor that is given up and made again idles from its last use to the run that makes it again. In that interval it
-is neither kept nor moved: this third answer costs the time of the run, and saves the room meanwhile and the copies out
-and in. What was dead and is made again only because others are made of it is made *in passing*: that costs time and
-saves none.
+A tensor that is recomputed idles from its last use to the run that makes it again. In that interval it is neither kept
+nor moved: this third choice costs the time of the run, and saves the room meanwhile and the copies out and in. A dead
+tensor that is made again only because others are made of it is made *in passing*: that costs time and saves none.
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ class IdleDecision:
     reason
         Why, as a phrase.
     remake_ns
-        Time to make the tensor again if all else that is live then is there [ns]; None if that is impossible, or not
-        allowed. Where it was decided, what the op reads may be made again as well, by a decision of its own.
+        Time to make the tensor again if everything else that is live then is there [ns]; None if that is impossible or
+        not allowed. Where the decision is to recompute, what its op reads may be recomputed too, by its own decision.
     """
 
     interval: PricedIdle
@@ -82,11 +81,11 @@ class Slot(NamedTuple):
     Attributes
     ----------
     link, number
-        Name of the link, and which slot.
+        Name of the link, and index of the slot.
     start_ns, end_ns
         Its part of the step [ns].
     wanted_ns, busy_ns
-        Time of copies that just-in-time positions would put there, and that the replay did [ns].
+        Time of copies there: with just-in-time positions, and in the replay [ns].
     servers
         Number of copies that the link serves at a time.
     """
@@ -112,8 +111,8 @@ HopCopy = tuple[tuple[int, int], int, int]
 def ledger(augmented: Augmented, trace: Trace, slots: int = SLOTS) -> list[Slot]:
     """Count how long each link is wanted and busy in each slot of the step; copies outside the step count at its ends.
 
-    *Wanted* is what just-in-time copies would take: each copy out right after the last use, each copy in so that it
-    ends at its next use. Where more is wanted than a link can serve, placement must move copies to other slots.
+    *Wanted* is the time of just-in-time copies: each copy out starts right after the last use, each copy in ends at its
+    next use. Where more is wanted than a link can serve, placement must move copies to other slots.
 
     Parameters
     ----------
@@ -174,7 +173,7 @@ class Explanation:
     Attributes
     ----------
     augmented
-        What was compiled, with its plan and its problem; if ops run again, that has an op for each run.
+        The compiled graph, with its plan and its problem; if ops run again, it has an op for each run.
     plan
         The plan for the problem as given.
     choices
@@ -199,8 +198,8 @@ class Explanation:
     def waited_ns(self) -> Counter[tuple[int, int]]:
         """Op and tensor -> how long the op waited for it in the last step of the replay [ns].
 
-        The `stall_ns` of a prefetch is what the pass expects where the copy begins at its position; what comes before
-        it on its channel, or has not left the room that it needs, adds to that.
+        The `stall_ns` of a prefetch is what the pass expects if the copy begins at its position; copies before it on
+        its channel, and tensors that have not left the room it needs, add to that.
         """
         waited_ns: Counter[tuple[int, int]] = Counter()
         if self.replay.trace is None or self.replay.status != "ok":

@@ -1,9 +1,9 @@
 """Extra pass for small graphs: local search by replays.
 
-Where a replay takes a millisecond the compiler can afford to try changes one by one: another position of a cache
-operator, one idle interval less, one more, one instead of another. A change stays if the replayed step is shorter, or
-as long with its ops starting earlier in sum. After a round without gain the search goes on from a neighbour of the best
-plan (changes drawn with a fixed seed), until its replays are used up or the bound is met.
+Where a replay takes a millisecond, the compiler can afford to try changes one by one: move a cache operator; drop, add
+or swap an idle interval. A change stays if the replayed step is shorter, or just as long with a lower sum of the starts
+of its ops. After a round without gain the search goes on from a neighbour of the best plan (drawn with a fixed seed),
+until its replays are used up or the bound is met.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ REPLAYS = 250
 """Most replays of a search: about a second of planning."""
 
 Offer = Callable[[Augmented], Replay | None]
-Place = tuple[PricedIdle, Role]
+CacheOpKey = tuple[PricedIdle, Role]
 """A cache operator by its idle interval and role, whatever else is chosen."""
 
 
-State = tuple[frozenset[PricedIdle], Mapping[Place, int]]
+State = tuple[frozenset[PricedIdle], Mapping[CacheOpKey, int]]
 """Idle intervals that are spent away, and the program points of cache operators that are not at their default."""
 
 
@@ -70,9 +70,9 @@ class Improver:
     def run(self) -> None:
         """Search for better plans."""
         start = best = self._try(self._start)
-        before = -1
-        while start is not None and best is not None and self._goes_on(best) and len(self._seen) > before:
-            before = len(self._seen)
+        states_before = -1
+        while start is not None and best is not None and self._goes_on(best) and len(self._seen) > states_before:
+            states_before = len(self._seen)
             best = min(best, self._climb(start), key=lambda trial: trial.cost)
             start = self._kick(best)
 
@@ -80,7 +80,7 @@ class Improver:
         return self.left > 0 and best.cost[0] > self._enough_ns
 
     def _climb(self, best: Trial) -> Trial:
-        """Take changes that help until none does."""
+        """Make changes that help until none does."""
         while self._goes_on(best):
             changes = list(self._neighbours(best))
             self._random.shuffle(changes)
@@ -106,9 +106,9 @@ class Improver:
         """Yield the states that one change leads to."""
         (chosen, points), intervals = trial.state, trial.augmented.selection.intervals
         for node in trial.augmented.cache_ops:
-            place = intervals[node.trip], node.role
+            key = intervals[node.trip], node.role
             for point in _other_points(node):
-                yield chosen, {**points, place: point}
+                yield chosen, {**points, key: point}
         forced, asked = {*self._analysis.forced}, self._analysis.asked
         movable = [idle for idle in intervals if idle not in forced and idle.tensor not in asked]
         others = [idle for idle in self._analysis.candidates if idle not in chosen]
@@ -133,7 +133,7 @@ class Improver:
         return self._seen[key]
 
 
-def _move_to(augmented: Augmented, points: Mapping[Place, int]) -> Augmented:
+def _move_to(augmented: Augmented, points: Mapping[CacheOpKey, int]) -> Augmented:
     """Move cache operators to the points of a state, as far as windows and chains allow."""
     changed, intervals = {}, augmented.selection.intervals
     for idle, spent, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):

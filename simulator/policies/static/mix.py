@@ -1,14 +1,14 @@
-"""Keep, move or make again: recompute and copies in one plan.
+"""Keep, move or recompute: copies and recompute in one plan.
 
-What is made again is chosen by the walk of `recompute`, under a limit above the budget: it gives up first what costs
-least compute for its bytes. What is still too much then is left to copies. The runs that the walk repeats are written
-out as a graph of their own: an op that runs again is an op of its own (``name#2``), and a tensor that was given up is a
-new tensor once it is made again (``name#2``). So the compiler plans copies for it as for any other graph, and its plan
-is translated back step by step.
+The pass of `recompute` chooses what to make again, under a limit above the budget: it gives up first the tensors that
+cost least compute for their bytes. What is still too much is left to copies. The result is written out as a graph of
+its own: each repeated run is an op of its own (``name#2``), and a tensor that is made again is a new tensor
+(``name#2``). So the compiler plans copies for it as for any other graph, and its plan is translated back action by
+action.
 
-The lower the limit, the more compute and the fewer copies. For a limit the *lower bound* of the rewritten graph tells
-what may be hoped for without planning it: the sum of its ops rises as the limit falls, and what copies cost falls. So
-the best limit is where the two meet, which bisection finds.
+The lower the limit, the more compute and the fewer copies. The *lower bound* of the rewritten graph tells what a limit
+promises, without a plan: as the limit falls, the sum of the ops rises and the time of the copies falls. The best limit
+is where the two meet, which bisection finds.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from simulator.policies.problem import Problem
 from simulator.units import counted, human
 
 LARGEST = 25_000
-"""Ops of a step up to which recompute is considered, and of all rewritten graphs that are compiled, beyond the first:
-about 10 s of planning."""
+"""Most ops of a step for which recompute is considered, and of all rewritten graphs that are compiled, unless the first
+alone has more: about 10 s of planning."""
 
 HALVINGS = 4
-"""Bisection steps between the budget and the peak of all that is live, to a sixteenth of it: each takes a walk."""
+"""Bisection steps between the budget and the peak of all that is live, to a sixteenth of it: each takes a pass."""
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A problem in which some ops run again, and how plans for it translate back.
+    """A problem in which some ops run again, and how its plans translate back.
 
     Attributes
     ----------
     problem
-        The problem: its graph has an op for each run, and a tensor for each time that one is made.
+        The problem: its graph has an op for each run, and a new tensor each time that one is made again.
     op_of, tensor_of
         Op and tensor of the original graph, by op and tensor of the rewritten one.
     """
@@ -115,8 +115,8 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
 def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewritten]:
     """Search for the limit at which recompute and copies balance, and return the rewritten problems on the way.
 
-    They come with the best bound first, and at last the best that needs no copies; each once, as several limits may
-    lead to the same.
+    The one with the best bound comes first, and the best that needs no copies last; several limits may lead to the same
+    problem, which is returned once.
 
     Parameters
     ----------
@@ -131,11 +131,11 @@ def rewrites(problem: Problem, kept: frozenset[int] = frozenset()) -> list[Rewri
         return []
     homes = tuple([problem.compute_tier if t in kept else home for t, home in enumerate(problem.homes)])
     walker = recompute.Walker(replace(problem, budget_bytes=math.inf, homes=homes))
-    manners = product(recompute.TIME_WEIGHTS, walker.keeping(low))
-    manner = min(manners, key=lambda manner: walker.walk(low, *manner).again_ns)
+    variants = product(recompute.TIME_WEIGHTS, walker.keeping(low))
+    variant = min(variants, key=lambda variant: walker.walk(low, *variant).again_ns)
 
     def rewritten(limit_bytes: float) -> Rewritten:
-        return rewrite(problem, walker.walk(limit_bytes, *manner).plan())
+        return rewrite(problem, walker.walk(limit_bytes, *variant).plan())
 
     first = rewritten(low)
     tried: list[Rewritten] = []

@@ -3,16 +3,16 @@
 *Inserted*, each is at the point that is best for memory: a copy out right after the last use, a copy in right before
 the next.
 
-*Placed*, it is where the clock of the ops and live bytes allow. The cost of a position is
-``max(0, C_trans - C_overlap) + alpha * residency`` (Algorithm 1 of HyperOffload): what the
-copy lasts beyond the compute time that it overlaps, and the share of the budget that it holds, over the time it holds
-it before its use. Moving a copy earlier lowers the cost by 1 ns per ns until it is hidden, and from there on raises it
-slowly. So the cheapest position is that kink, or the earliest feasible one if the kink lies before it.
+*Placed*, each is where the clock of the ops and live bytes allow. The cost of a position is
+``max(0, C_trans - C_overlap) + alpha * residency`` (Algorithm 1 of HyperOffload): the time by which the copy outlasts
+the compute that it overlaps, and the share of the budget that it holds times how long it holds it before its use.
+Moving a copy earlier lowers the cost by 1 ns per ns until it is hidden, and raises it slowly from there on. So the
+cheapest position is that kink, or the earliest feasible one if the kink lies before it.
 
-A channel that is free takes the store whose room is given up first, also before its last reader has run, but behind its
-writer. Copies in come *just in time*, at that kink: each ends before its use and before the next copy of its channel
-begins, so that what would overlap is staggered. Or they come *early*, as soon as there is room for them until their
-use, the next use first. Room is what live bytes leave as issued: in the run a copy waits for the stores before it.
+A free channel serves the store whose room is freed first: behind its writer, but perhaps before its last reader has
+run. Copies in come *just in time*, at that kink: each ends before its use and before the next copy of its channel
+begins, so that copies which would overlap are staggered. Or they come *early*, as soon as there is room for them until
+their use, the next use first. Room is what live bytes leave as issued: in the run a copy waits for earlier stores.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Augmented:
 
     @property
     def problem(self) -> Problem:
-        """What is planned for."""
+        """Problem that it was compiled for."""
         return self.selection.analysis.problem
 
     @cached_property
@@ -140,7 +140,7 @@ class Augmented:
 
 
 def insert(selection: Selection) -> Augmented:
-    """Add the cache operators of the selected idle intervals to the graph.
+    """Augment the graph with the cache operators of the selected idle intervals.
 
     Parameters
     ----------
@@ -157,14 +157,14 @@ def insert(selection: Selection) -> Augmented:
     ops, nodes = problem.graph.ops, list[CacheOp]()
     barriers = [*(i for i, op in enumerate(ops) if op.barrier), len(ops)]
     for trip, idle in enumerate(intervals):
-        wall = barriers[bisect_left(barriers, idle.after + 1)]  # no operator moves from there across a barrier
+        wall = barriers[bisect_left(barriers, idle.after + 1)]  # the next barrier: no operator moves across it
         nodes += _cache_ops(problem, idle, trip, wall, stored)
     nodes.sort(key=issue_order)
     return Augmented(selection, homes, intervals, tuple(nodes))
 
 
 def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
-    """Make the cache operators of an interval; `stored`: tensor -> op that wrote what is valid away, or `NOWHERE`."""
+    """Make the cache operators of an interval; `stored`: tensor -> writer of the copy valid away, or `NOWHERE`."""
     tensor, tier, point, ops, nodes = idle.tensor, problem.compute_tier, idle.after + 1, len(problem.graph.ops), []
     leaves = not idle.wraps or problem.graph.tensors[tensor].persistent
     last = min(wall, ops if idle.wraps else idle.before)
@@ -188,7 +188,7 @@ def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored:
 
 
 def place(augmented: Augmented, *, eager: bool) -> Augmented:
-    """Choose where each cache operator is issued, and note the cost of a copy in there.
+    """Choose where each cache operator is issued, and note what each copy in costs there.
 
     Parameters
     ----------
@@ -254,12 +254,12 @@ def _stores_in_turn(problem: Problem, augmented: Augmented) -> Iterator[tuple[Ca
         written = {store: ends[store.after] if store.after >= 0 else problem.clock[store.first] for store in stores}
         arrivals = sorted(stores, key=lambda store: (store.first, store.last, store.tensor), reverse=True)
         ready: list[tuple[int, int, int, CacheOp]] = []
-        servers = [0] * problem.links[_compute_hop(problem, stores[0])].servers
+        free_ns = [0] * problem.links[_compute_hop(problem, stores[0])].servers  # by channel
         while arrivals or ready:
-            while arrivals and (not ready or written[arrivals[-1]] <= servers[0]):
+            while arrivals and (not ready or written[arrivals[-1]] <= free_ns[0]):
                 store = arrivals.pop()
                 heappush(ready, (store.position, store.tensor, store.trip, store))
             store = heappop(ready)[-1]
-            begin_ns = max(servers[0], written[store])
-            heapreplace(servers, begin_ns + problem.copy_ns(store.tensor, *_compute_hop(problem, store)))
+            begin_ns = max(free_ns[0], written[store])
+            heapreplace(free_ns, begin_ns + problem.copy_ns(store.tensor, *_compute_hop(problem, store)))
             yield store, begin_ns

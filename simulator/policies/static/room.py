@@ -4,10 +4,10 @@ Only a tier that could not hold all tensors at once is *scarce*, and counted. A 
 to its last copy back, or always if the tier is its home; in a tier that its copies only pass, at their points alone.
 
 A tensor without a home of its own may go to any tier that links reach: first to the one with the fastest round trip.
-What overflows a tier goes on to the next, which is to it what the first is to the compute tier: the same score chooses,
-with the prices of the longer way. Idle times are stretched to the time of the busiest link, which no step beats. Of
-intervals with about the same score every other one goes on, or every fourth, evenly over the step, so that neither way
-waits while the other has all to do.
+What overflows a tier goes on to the next, just as what overflows the compute tier goes to the first: by the same score,
+with the copy times of the longer path. For it, idle times are scaled to a step as long as the busiest link needs, which
+no step beats. Of intervals with about the same score every other or every fourth goes on, evenly over the step, so that
+no link idles while another has all the work.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from simulator.policies.profile import Profile
 from simulator.policies.static.analyse import PricedIdle, scored, spread
 from simulator.policies.static.cache_ops import STORE, CacheOp
 
-Run = tuple[PricedIdle, ...]
-"""Idle intervals of one tensor that share a copy away, because no op writes between them."""
+Stay = tuple[PricedIdle, ...]
+"""Idle intervals of one tensor that share a copy away, because no op writes between them: one stay in a lower tier."""
 
 
-def runs(problem: Problem, intervals: Sequence[PricedIdle]) -> list[Run]:
+def stays(problem: Problem, intervals: Sequence[PricedIdle]) -> list[Stay]:
     """Group intervals by the copy away that they share.
 
     Parameters
@@ -44,7 +44,7 @@ def runs(problem: Problem, intervals: Sequence[PricedIdle]) -> list[Run]:
     for idle in intervals:
         version = 0 if idle.tensor in wrapping else bisect_right(writes[idle.tensor], idle.after)
         by_version.setdefault((idle.tensor, version), []).append(idle)
-    return [tuple(run) for run in by_version.values()]
+    return [tuple(stay) for stay in by_version.values()]
 
 
 def is_tier_free(problem: Problem, tensor: int) -> bool:
@@ -75,13 +75,13 @@ class PlannedRoom:
         """Whether any tier is scarce."""
         return bool(self._profiles)
 
-    def is_short(self, tier: int, run: Run = (), extra_bytes: int = 0) -> bool:
-        """Return whether a tier would overflow with some more bytes: while a run is away, or at any point."""
+    def is_short(self, tier: int, stay: Stay = (), extra_bytes: int = 0) -> bool:
+        """Return whether a tier would overflow with some more bytes: during a stay, or at any point."""
         profile = self._profiles.get(tier)
         if profile is None:
             return False
         room = self._problem.capacities[tier] - extra_bytes
-        return profile.exceeds(*self._span(run), room)
+        return profile.exceeds(*self._span(stay), room)
 
     def nearest(self, idle: PricedIdle) -> int:
         """Find the first tier with room for an idle interval; if none has, the last that it may go to."""
@@ -89,7 +89,7 @@ class PlannedRoom:
         return next((t for t in tiers if not self.is_short(t, (idle,), idle.size_bytes)), tiers[-1])
 
     def settle(self, size_bytes: int) -> int:
-        """Take room for a tensor that is never copied in the furthest tier that has it; in the first if none has."""
+        """Take room for a tensor that is never copied: in the furthest tier that has it, else in the first."""
         for tier in reversed(self._problem.neighbours):
             if not self.is_short(tier, extra_bytes=size_bytes):
                 if tier in self._profiles:
@@ -97,51 +97,51 @@ class PlannedRoom:
                 return tier
         return self._problem.neighbours[0]
 
-    def enter(self, run: Run, tier: int, sign: int = 1) -> None:
-        """Count a run in its tier and in those that its copies pass; a sign of -1 takes it out again."""
-        self._stay(run, tier, sign * run[0].size_bytes)
-        stored, fetched = {i.after + 1 for i in run if i.out_ns}, {i.before for i in run if i.in_ns}
+    def enter(self, stay: Stay, tier: int, sign: int = 1) -> None:
+        """Count a stay in its tier and in those that its copies pass; a sign of -1 takes it out again."""
+        self._count(stay, tier, sign * stay[0].size_bytes)
+        stored, fetched = {i.after + 1 for i in stay if i.out_ns}, {i.before for i in stay if i.in_ns}
         for passed in self._profiles.keys() & self._problem.path(self._problem.compute_tier, tier)[1:-1]:
             for point in stored | fetched:
-                self._profiles[passed].add(point, point, sign * run[0].size_bytes)
+                self._profiles[passed].add(point, point, sign * stay[0].size_bytes)
 
-    def visit(self, run: Run) -> None:
-        """Count a run in its own tier alone."""
-        self._stay(run, run[0].away, run[0].size_bytes)
-        if not any(idle.wraps for idle in run):
-            self._last.add((run[0].tensor, max(idle.before for idle in run)))
+    def visit(self, stay: Stay) -> None:
+        """Count a stay in its own tier alone, and note which prefetch ends it."""
+        self._count(stay, stay[0].away, stay[0].size_bytes)
+        if not any(idle.wraps for idle in stay):
+            self._last.add((stay[0].tensor, max(idle.before for idle in stay)))
 
-    def _stay(self, run: Run, tier: int, delta_bytes: int) -> None:
-        lives_there = self._problem.homes[run[0].tensor] == tier and run[0].tensor in self._problem.lifetimes.inputs
+    def _count(self, stay: Stay, tier: int, delta_bytes: int) -> None:
+        lives_there = self._problem.homes[stay[0].tensor] == tier and stay[0].tensor in self._problem.lifetimes.inputs
         if tier in self._profiles and not lives_there:
-            self._profiles[tier].add(*self._span(run), delta_bytes)
+            self._profiles[tier].add(*self._span(stay), delta_bytes)
 
-    def _span(self, run: Run) -> tuple[int, int]:
-        """Return the first and last point at which a tier holds a run; all points if no run is given."""
-        if not run or any(idle.wraps for idle in run):
+    def _span(self, stay: Stay) -> tuple[int, int]:
+        """Return the first and last point of a stay; all points if none is given."""
+        if not stay or any(idle.wraps for idle in stay):
             return 0, self._end
-        return min(idle.after for idle in run) + 1, max(idle.before for idle in run)
+        return min(idle.after for idle in stay) + 1, max(idle.before for idle in stay)
 
     def earliest(self, cache_op: CacheOp, point: int, latest: int) -> int:
-        """Find the first point, no earlier than a wanted one, at which a copy fits into the tiers on its way.
+        """Find the first point from the wanted one on at which a copy fits into the tiers on its path.
 
         Parameters
         ----------
         cache_op
             A store, or a prefetch.
         point, latest
-            The point that is wanted, and one at which it fits.
+            The wanted point, and one at which the copy surely fits.
         """
         for tier in self._problem.path(cache_op.source, cache_op.target)[1:] if self._profiles else ():
             profile = self._profiles.get(tier)
             room = self._problem.capacities[tier] - cache_op.size_bytes
-            stays = latest - 1 if tier == cache_op.target else point
-            if profile is not None and profile.exceeds(point, stays, room):
+            until = latest - 1 if tier == cache_op.target else point
+            if profile is not None and profile.exceeds(point, until, room):
                 point = profile.last_above(point, latest - 1, room) + 1
         return point
 
     def move(self, cache_op: CacheOp, point: int) -> None:
-        """Count a copy that is issued sooner than it was: a store fills its tier, a last prefetch empties it."""
+        """Count a copy that is moved to an earlier point: a store fills its tier, a last prefetch empties it."""
         is_store = cache_op.role is STORE
         profile = self._profiles.get(cache_op.target if is_store else cache_op.source)
         if profile is not None and is_store:
@@ -161,13 +161,13 @@ def planned_room(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRo
         Idle intervals, with the tiers in which they are spent.
     """
     room = PlannedRoom(problem)
-    for run in runs(problem, intervals) if room.is_scarce else ():
-        room.visit(run)
+    for stay in stays(problem, intervals) if room.is_scarce else ():
+        room.visit(stay)
     return room
 
 
 DIGITS = 1
-"""Digits to which scores agree that count as the same: a tenth of a power of two, 7 % of room times time."""
+"""Decimal digits to which scores are rounded to count as the same: a tenth of a doubling, 7 % of room times time."""
 
 
 def assign_tiers(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[PricedIdle, ...]:
@@ -182,41 +182,41 @@ def assign_tiers(problem: Problem, intervals: Sequence[PricedIdle]) -> tuple[Pri
     """
     if len(problem.neighbours) < 2:
         return tuple(intervals)
-    room, tiers = PlannedRoom(problem), {run: run[0].away for run in runs(problem, intervals)}
-    for run, tier in tiers.items():
-        room.enter(run, tier)
+    room, tiers = PlannedRoom(problem), {stay: stay[0].away for stay in stays(problem, intervals)}
+    for stay, tier in tiers.items():
+        room.enter(stay, tier)
 
-    def move(run: Run, tier: int) -> None:
-        room.enter(run, tiers[run], -1)
-        room.enter(run, tier)
-        tiers[run] = tier
+    def move(stay: Stay, tier: int) -> None:
+        room.enter(stay, tiers[stay], -1)
+        room.enter(stay, tier)
+        tiers[stay] = tier
 
     lasts_ns = max(_busy_ns(intervals), problem.clock[-1])
     for tier, further in pairwise(problem.neighbours):
-        gone, movable = [], [run for run in tiers if tiers[run] == tier and is_tier_free(problem, run[0].tensor)]
-        for run in _ranked(problem, movable, further, lasts_ns) if room.is_short(tier) else ():
-            if room.is_short(tier, run):
-                move(run, further)
-                gone.append(run)
-        for run in reversed(gone):
-            move(run, tier)
-            if room.is_short(tier, run):
-                move(run, further)
-    moved = {idle: idle.spent_in(problem, tier) for run, tier in tiers.items() for idle in run}
+        gone, movable = [], [stay for stay in tiers if tiers[stay] == tier and is_tier_free(problem, stay[0].tensor)]
+        for stay in _ranked(problem, movable, further, lasts_ns) if room.is_short(tier) else ():
+            if room.is_short(tier, stay):
+                move(stay, further)
+                gone.append(stay)
+        for stay in reversed(gone):
+            move(stay, tier)
+            if room.is_short(tier, stay):
+                move(stay, further)
+    moved = {idle: idle.spent_in(problem, tier) for stay, tier in tiers.items() for idle in stay}
     return tuple(moved[idle] for idle in intervals)
 
 
-def _ranked(problem: Problem, candidates: Sequence[Run], tier: int, lasts_ns: int) -> list[Run]:
-    """Order runs that may go on to a tier by the score of their worst idle interval there, the best first."""
-    alike: dict[float, list[Run]] = {}
-    for run in sorted(candidates, key=lambda run: (run[0].before, run[0].tensor)):
-        spent = (idle.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for idle in run)
-        alike.setdefault(-round(min(scored(idle).total for idle in spent), DIGITS), []).append(run)
-    return [run for key in sorted(alike) for run in spread(alike[key])]
+def _ranked(problem: Problem, candidates: Sequence[Stay], tier: int, lasts_ns: int) -> list[Stay]:
+    """Order stays that may go on to a tier by the score of their worst idle interval there, the best first."""
+    alike: dict[float, list[Stay]] = {}
+    for stay in sorted(candidates, key=lambda stay: (stay[0].before, stay[0].tensor)):
+        spent = (idle.stretched(lasts_ns, problem.clock[-1]).spent_in(problem, tier) for idle in stay)
+        alike.setdefault(-round(min(scored(idle).total for idle in spent), DIGITS), []).append(stay)
+    return [stay for key in sorted(alike) for stay in spread(alike[key])]
 
 
 def _busy_ns(intervals: Sequence[PricedIdle]) -> int:
-    """Return how long the busiest path to or from a tier is busy with these intervals [ns]; no step is shorter."""
+    """Return how long these intervals keep the busiest path to or from a tier busy [ns]; no step is shorter."""
     busy = Counter[tuple[int, bool]]()
     for idle in intervals:
         busy[idle.away, True] += idle.in_ns

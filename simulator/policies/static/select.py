@@ -23,7 +23,7 @@ class Selection:
     Attributes
     ----------
     analysis
-        Of the problem.
+        Analysis of the problem.
     intervals
         The chosen idle intervals, by op and tensor.
     live_bytes
@@ -31,7 +31,7 @@ class Selection:
     limit_bytes
         The limit of live bytes [B].
     given_back
-        Idle intervals that were taken, and proved needless once others were.
+        Idle intervals that were taken at first, and that others taken later made needless.
     """
 
     analysis: Analysis
@@ -53,14 +53,14 @@ class Selection:
 def select(analysis: Analysis, limit_bytes: int | float) -> Selection:
     """Take idle intervals in order until live bytes fit the limit everywhere; then give back those that are needless.
 
-    What is asked for and hides its copies is taken in any case, another interval only if it helps somewhere: one sort,
-    and a few range operations per interval. A tensor that is detached and never stored lives away, so that all of its
-    intervals that help are taken with the first, and the one over the step boundary in any case.
+    Intervals that option `move` asks for are always taken if they hide their copies, others only if live bytes exceed
+    the limit there: one sort, and a few range operations per interval. With the first interval of a tensor that lives
+    away if it moves (`moving_homes`), its others that help are taken too, and always the one over the step boundary.
 
     Parameters
     ----------
     analysis
-        Of the problem.
+        Analysis of the problem.
     limit_bytes
         The limit of live bytes [B].
     """
@@ -82,7 +82,7 @@ def select(analysis: Analysis, limit_bytes: int | float) -> Selection:
 
 
 class _Taker:
-    """Take candidates in order; one without room in a tier below is queued again by its score in the next tier."""
+    """Take candidates in order; one for which a tier below has no room is queued again by its score in the next."""
 
     def __init__(self, analysis: Analysis, limit_bytes: int | float) -> None:
         self._analysis, self._room, self._limit = analysis, PlannedRoom(analysis.problem), limit_bytes
@@ -107,11 +107,11 @@ class _Taker:
                 break
             if idle not in self.taken and exceeds(self.live, idle, self._limit):
                 self._take(idle)
-                # Now and then: a look at all live bytes takes as long as a few candidates.
+                # Only every eighth time: checking all live bytes takes as long as a few candidates.
                 over = count % 8 != 7 or self.live.exceeds(0, last, self._limit)
 
     def _take(self, idle: PricedIdle) -> None:
-        """Take an idle interval and those that go with it, and count each in the first tier that has room."""
+        """Take an idle interval and those taken with it, and count each in the first tier that has room."""
         for interval in self._together.get(idle.tensor, (idle,)):
             helps = interval in self.asked or interval.wraps or exceeds(self.live, interval, self._limit)
             if interval not in self.taken and helps:

@@ -9,7 +9,7 @@ from policy_problems import problem, train
 
 from simulator.errors import CapacityError, Shortfall
 from simulator.policies import POLICIES
-from simulator.policies.decide import granted
+from simulator.policies.decide import unblocked
 
 WHOLE = 25_600
 PART = WHOLE // 256
@@ -33,7 +33,7 @@ def played(runs_with, fits_from=0):
         done = given.replay(replace(plan, notes=()))
         return replace(done, status="ok" if made[plan.notes[:1]] <= runs_with else "blocked")
 
-    return granted(replace(given, trial=tried), decide), asked
+    return unblocked(replace(given, trial=tried), decide), asked
 
 
 def test_a_plan_that_runs_is_left_alone():
