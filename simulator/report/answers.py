@@ -269,15 +269,10 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     columns = figures(rows, ("policy", "figure"))
     columns.append(Column("value", (_short(row["value"]) for row in rows), left=False))
     columns += figures(rows, ("origin", "step_ns"))
-    columns.append(Column("with 10 % more", map(_effect, rows), left=False))
+    columns.append(Column("with 10 % more", (signed(0.1 * row["elasticity"]) for row in rows), left=False))
     premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
     idle = [f"{premise}; those not listed change no step."] if usual else []
     return SweepView(title, [Section(columns=columns)], [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)])
-
-
-def _effect(row: Row) -> str:
-    """Write by how much the step changes with 10 % more of a figure."""
-    return signed(0.1 * row["elasticity"])
 
 
 def _short(value: object) -> object:
@@ -292,7 +287,7 @@ def _strongest(rows: Rows, usual: Mapping[str, int]) -> Iterator[str]:
         strong = [row for row in rows if row["policy"] == policy and abs(row["elasticity"]) >= _LEAST]
         effect = ", whatever figure is 10 % more"
         if strong:
-            effect = f"; with 10 % more of {strong[0]['figure']} it changes by {_effect(strong[0])}"
+            effect = f"; with 10 % more of {strong[0]['figure']} it changes by {signed(0.1 * strong[0]['elasticity'])}"
         yield f"{policy} takes {quantity(step_ns, 'ns')}{effect}."
 
 

@@ -316,11 +316,10 @@ def _table(rows: Sequence[RowChange]) -> list[Column]:
 def _sides(changed: Sequence[FigureChange], name: str = "") -> list[Column]:
     """Make the columns of old and new values, and of their differences."""
     heads = (f"old {name}".rstrip(), f"new {name}".rstrip(), "change", "share")
-    lines = [
-        (shown(c.column, c.old), shown(c.column, c.new), c.written, signed(c.share) if c.difference else "")
-        for c in changed
-    ]
-    return [Column(head, cells, left=False) for head, cells in zip(heads, zip(*lines, strict=True), strict=True)]
+    shares = [signed(change.share) if change.difference else "" for change in changed]
+    sides = ([shown(change.column, getattr(change, side)) for change in changed] for side in ("old", "new"))
+    cells = (*sides, [change.written for change in changed], shares)
+    return [Column(head, texts, left=False) for head, texts in zip(heads, cells, strict=True)]
 
 
 def _status(row: RowChange) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from simulator.errors import Shortfall
 from simulator.report.readings import by_place
 from simulator.report.rows import (
     UNBOUNDED,
@@ -70,22 +71,19 @@ def sentences(rows: Sequence[Row]) -> list[str]:
 
 
 def _not_running(rows: Sequence[Row]) -> str:
-    parts, unfit = list[str](), [row for row in rows if row.shortfall is not None]
-    for why, group in grouped(unfit, _shortfall).items():
-        parts.append(f"{listed([row.label for row in group])} {'do' if group[1:] else 'does'} {why}")
+    parts, unfit = list[str](), {row.label: row.shortfall for row in rows if row.shortfall is not None}
+    for why, labels in grouped(unfit, lambda label: _why_unfit(unfit[label])).items():
+        parts.append(f"{listed(labels)} {'do' if labels[1:] else 'does'} {why}")
     if unfit and len(unfit) == len(rows):
-        least = min((row.shortfall for row in unfit if row.shortfall), key=lambda short: short.short_bytes)
+        least = min(unfit.values(), key=lambda short: short.short_bytes)
         parts += [", or ".join(least.levers[:_WAYS_OUT])] if least.levers else []
     parts += [f"{row.label} is refused: {row.summary['notes']}" for row in rows if row.summary["status"] == "refused"]
     parts += [f"{row.label} blocks itself: {'; '.join(row.blocked[:_SOME])}" for row in rows if row.blocked]
     return "; ".join(parts)
 
 
-def _shortfall(row: Row) -> str:
-    """Say why a row does not fit."""
-    short = row.shortfall
-    if short is None:
-        return ""
+def _why_unfit(short: Shortfall) -> str:
+    """Say where, and by how much, a row does not fit."""
     place = short.at if " " in short.at else f"op {short.at!r}"
     full = f", and full {short.full}" if short.full else ""
     return f"not fit in {short.tier}: short by {quantity(short.short_bytes, 'B')} at {place}{full}"
