@@ -59,10 +59,8 @@ def native(context: click.Context, parameter: click.Parameter, reference: str) -
     return reference
 
 
-_WITHOUT_SCENARIO = {
-    "workload": "Run this there, without a scenario; a name or a .yaml.",
-    "hardware": "Run on this machine, without a scenario; a name or a .yaml.",
-}
+_WORKLOAD = "Run this there, without a scenario; a name or a .yaml."
+_HARDWARE = "Run on this machine, without a scenario; a name or a .yaml."
 
 
 def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,8 +76,8 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
             raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
         return function(asked_for(scenario, hardware, workload, more.get("policies")), **more)
 
-    for name, about in _WITHOUT_SCENARIO.items():
-        with_scenario = click.option(f"--{name}", metavar="NAME", help=about)(with_scenario)
+    with_scenario = click.option("--workload", metavar="NAME", help=_WORKLOAD)(with_scenario)
+    with_scenario = click.option("--hardware", metavar="NAME", help=_HARDWARE)(with_scenario)
     return click.argument("scenario", required=False)(with_scenario)
 
 

@@ -163,12 +163,11 @@ def layout_text(job: Job, workload: Workload, weights: Mapping[str, Weight]) -> 
         The cuts of weights; may be empty.
     """
     programs, exchanged = holdings(job), [_exchanged(exchange) for exchange in exchanges(job)]
-    about = [{"program": p.program, "ranks": numbers(p.ranks), "ops": p.ops} for p in programs]
+    kept = [{"program": p.program, "ranks": numbers(p.ranks), "ops": p.ops, **_sizes(p.kept_bytes)} for p in programs]
+    peaks = [{"program": p.program, **_sizes(p.peak_bytes), "at_op": p.peak_op} for p in programs]
     parts = {
-        "held all step, by each rank": [row | _sizes(p.kept_bytes) for row, p in zip(about, programs, strict=True)],
-        "live at most, if nothing moves": [
-            {"program": p.program, **_sizes(p.peak_bytes), "at_op": p.peak_op} for p in programs
-        ],
+        "held all step, by each rank": kept,
+        "live at most, if nothing moves": peaks,
         "how weights are cut, before ZeRO": _cuts(weights, workload),
         "communicated in a step, by each rank": exchanged,
     }
