@@ -17,6 +17,8 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
+from simulator.errors import ConfigError
+
 
 class _Dimension(NamedTuple):
     """A dimension: how messages call it, how a document may state it, and its units, with the size of each."""
@@ -53,7 +55,7 @@ _MANY = 1000
 
 
 class FieldError(ValueError):
-    """A fault of one field; whoever knows the file and the line makes a `ConfigError` of it.
+    """A fault of one field; whoever knows the file and the line makes a `ConfigError` of it (`at`).
 
     Parameters
     ----------
@@ -73,6 +75,10 @@ class FieldError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.must}, found {self.found}; {self.do}"
+
+    def at(self, where: str) -> ConfigError:
+        """Make the error of a field that stands there: in a file and line, say."""
+        return ConfigError(where, self.must, self.found, self.do)
 
 
 def require(holds: object, must: str, found: object, *path: str, do: str = "correct it") -> None:

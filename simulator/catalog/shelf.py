@@ -229,7 +229,7 @@ def errors_at(where: str) -> Iterator[None]:
     try:
         yield
     except FieldError as error:
-        raise ConfigError(where, error.must, error.found, error.do) from None
+        raise error.at(where) from None
     except ConfigError as error:
         raise ConfigError(where, error.must, f"{error.found}: {error.where!r}", error.do) from None
 
@@ -246,7 +246,7 @@ def to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str])
     place
         From the keys that lead to a field to where it stands: file, line and path.
     """
-    every = [ConfigError(place(*fault.path), fault.must, fault.found, fault.do) for fault in faults]
+    every = [fault.at(place(*fault.path)) for fault in faults]
     errors = {str(error): error for error in every}
     if len(errors) == 1:
         return every[0]

@@ -104,8 +104,7 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
             yield Line(path, line_number, kind, adapters[kind].validate_python(record))
         except ValidationError as error:
             fault = faults(error, record, tuple(types[kind].__annotations__))[0]
-            where = f"{path}:{line_number}, {'.'.join(fault.path)}"
-            raise ConfigError(where, fault.must, fault.found, fault.do) from None
+            raise fault.at(f"{path}:{line_number}, {'.'.join(fault.path)}") from None
         if kind == "schema":
             expected, must = [*kinds], f"a line has one of the keys {', '.join(kinds)}"
     must = f"the first line is a header of {schema}"
@@ -142,7 +141,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             found = f"{error.msg} (column {error.colno})" if text.endswith(b"\n") else "a last line that breaks off"
             raise ConfigError(f"{path}:{line_number}", must, found, "correct the line") from None
         except FieldError as error:
-            raise ConfigError(f"{path}:{line_number}", error.must, error.found, error.do) from None
+            raise error.at(f"{path}:{line_number}") from None
         yield line_number, record
 
 

@@ -95,14 +95,19 @@ class _Table:
         if absent := [name for name in self.names if name not in names]:
             found += f" without {', '.join(absent)}" if len(absent) < len(self.names) else ""
             must = f"the first line names {' or '.join(map(','.join, heads))}"
-            raise self.error(FieldError(must, found, "name the columns"))
+            raise ConfigError(self.where, must, found, "name the columns")
         if twice := [name for name in names if name and self.columns.count(name) > 1]:
-            raise self.error(FieldError("each column is named once", f"{min(twice)!r} again", "remove one of them"))
+            raise ConfigError(self.where, "each column is named once", f"{min(twice)!r} again", "remove one of them")
 
     @property
     def number(self) -> int:
         """Number of the line that was read last."""
         return max(1, self._rows.line_num)
+
+    @property
+    def where(self) -> str:
+        """The line that was read last, for errors."""
+        return f"{self.path}:{self.number}"
 
     def _read(self) -> Iterator[list[str]]:
         try:
@@ -115,12 +120,8 @@ class _Table:
         """Iterate over the rows below the head, without empty ones."""
         for row in filter(None, self._read()):
             if len(row) != len(self.columns):
-                raise self.error(FieldError(f"a line has {len(self.columns)} fields", f"{len(row)}", "correct it"))
+                raise ConfigError(self.where, f"a line has {len(self.columns)} fields", f"{len(row)}", "correct it")
             yield dict(zip(self.columns, map(str.strip, row), strict=True))
-
-    def error(self, fault: FieldError) -> ConfigError:
-        """Make the error of the line that was read last."""
-        return ConfigError(f"{self.path}:{self.number}", fault.must, fault.found, fault.do)
 
 
 def _whole(column: str, text: str, most: int) -> int:
@@ -160,7 +161,7 @@ def read_routing(path: Path) -> Shares | Routing:
                 routing[key] = tuple([_whole("chosen", index, _MOST_CHOICES) for index in row["chosen"].split()])
         require(shares or routing, "a file of routing has lines", "none", do="add them")
     except FieldError as error:
-        raise table.error(error) from None
+        raise error.at(table.where) from None
     return Shares(shares, str(path)) if shares else Routing(routing, str(path))
 
 
@@ -216,7 +217,7 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
         come = Arriving.first(answered(), count or MOST)
         require(come.requests, "a file of requests has some that add a token", "none", do="add lines")
     except FieldError as error:
-        raise table.error(error) from None
+        raise error.at(table.where) from None
     return come._replace(unanswered=unanswered)
 
 

@@ -206,7 +206,7 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
         path = ".".join(fault.path)
         keys = (text for field, (text, _) in c.origins.items() if f"{field}.".startswith(f"{path}."))
         where = f"{c.where}, {next(keys, path).removeprefix('config.json, ')}"
-        raise ConfigError(where, fault.must, fault.found, fault.do) from None
+        raise fault.at(where) from None
     if workload.phase != "requests":
         check(workload)
     return workload

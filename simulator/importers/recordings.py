@@ -95,7 +95,7 @@ def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
                 json.loads(text, object_pairs_hook=jsonl.distinct)
         return parsed
     except FieldError as error:
-        raise ConfigError(inputs.shown(path), error.must, error.found, error.do) from None
+        raise error.at(inputs.shown(path)) from None
     except orjson.JSONDecodeError as error:
         if b"Infinity" in text or b"NaN" in text:  # which Python writes though JSON has none
             with suppress(ValueError, RecursionError):

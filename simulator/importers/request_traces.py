@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from simulator import catalog, inputs
-from simulator.errors import ConfigError, insist
+from simulator.errors import insist
 from simulator.formats import jsonl, read_requests, requests_csv, tables_csv
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import objects, records_of, whole
@@ -163,8 +163,7 @@ def _requests(path: Path, records: Records, read: Reader, dropped: Counter[str])
         try:
             request, later = read(record)
         except FieldError as error:
-            where = ", ".join((f"{inputs.shown(path)}:{position}", *error.path))
-            raise ConfigError(where, error.must, error.found, error.do) from None
+            raise error.at(", ".join((f"{inputs.shown(path)}:{position}", *error.path))) from None
         dropped.update(f"key {key!r}" for key in record.keys() - _KEYS)
         if request is None:
             dropped["conversations without question and answer"] += 1

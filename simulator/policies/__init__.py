@@ -12,7 +12,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from simulator.document import Part, faults
-from simulator.errors import ConfigError
 from simulator.plan import FREE, Plan
 from simulator.policies import baselines, hybrid, optimal, reactive, recompute, static
 from simulator.policies.problem import Problem, Replay
@@ -64,7 +63,7 @@ class PolicyEntry:
         except ValidationError as error:
             fault = faults(error, dict(given))[0]
             where = place(*fault.path) if place else f"policy {self.name!r}, option {'.'.join(fault.path)!r}"
-            raise ConfigError(where, fault.must, fault.found, fault.do) from None
+            raise fault.at(where) from None
 
     def plan(self, problem: Problem, options: Part | Mapping[str, Any] | None = None) -> Plan:
         """Make a plan.

@@ -10,6 +10,7 @@ from pathlib import Path
 from simulator import bounds, engine, formats, metrics, referee
 from simulator.builders import build_job
 from simulator.catalog import Loaded
+from simulator.catalog.shelf import errors_at
 from simulator.cost import durations_ns
 from simulator.draws import popularity
 from simulator.errors import ConfigError, Shortfall
@@ -24,7 +25,7 @@ from simulator.run.placement import home_ids, sharers, shares, turns, with_lasti
 from simulator.run.task import RunDraws, Task, Trials
 from simulator.scenario import AllocatorKind, PolicyChoice, Scenario, label_of
 from simulator.trace import Trace
-from simulator.units import FieldError, nearest
+from simulator.units import nearest
 
 Policies = Sequence[str] | Mapping[str, Policy]
 
@@ -137,10 +138,8 @@ class Case:
             if not callable(decide):
                 must = "a policy by name is a function from a problem to a plan"
                 raise ConfigError(f"policies, {name}", must, repr(decide), "write a function, or policies=[names]")
-            try:
+            with errors_at("policies"):
                 label_of(name)
-            except FieldError as error:
-                raise ConfigError("policies", error.must, error.found, error.do) from None
         choices: Sequence[PolicyChoice] = self.loaded.scenario.policies
         if policies is not None and not isinstance(policies, Mapping):
             choices = rows_named(self.loaded.scenario, policies)
