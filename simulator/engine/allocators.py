@@ -1,4 +1,4 @@
-"""Address spaces: where places lie, what is reserved for them, and what compaction makes of that."""
+"""Address spaces: where places lie, what is reserved for them, and how compaction moves them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Holes:
             self._add(0, size)
 
     def take(self, size: int, least_rest: int = 1) -> Range | None:
-        """Take a range of so many bytes, or a whole hole of which less than `least_rest` would be left; None if none.
+        """Take a range of so many bytes, or the whole hole if less than `least_rest` would be left; None if none fits.
 
         Returns
         -------
@@ -127,11 +127,11 @@ class AddressSpace:
         return self.places.pop(item)
 
     def is_fragmented(self, wanted: Wanted) -> bool:
-        """Return whether giving back what is cached, or a compaction, would make holes for all of them."""
+        """Return whether releasing what is cached, or a compaction, would make holes for all of them."""
         return False
 
-    def gives_back(self, wanted: Wanted) -> bool:
-        """Give back what is cached; return whether there is then a hole for all of them."""
+    def release_cached(self, wanted: Wanted) -> bool:
+        """Release what is cached; return whether there is then a hole for all of them."""
         return False
 
     def in_order(self) -> list[tuple[int, Range]]:
@@ -211,7 +211,7 @@ class BestFit(AddressSpace):
 
 
 class Ranges(AddressSpace):
-    """Each place has a range that was chosen before the run; it is free once the place before it there has left.
+    """Each place has a range that was chosen before the run; it is free once the places before it there are freed.
 
     Parameters
     ----------
@@ -263,15 +263,14 @@ class Ranges(AddressSpace):
 class CachedSegments(AddressSpace):
     """Blocks of cached segments, by the rules of `simulator.hardware.device.Caching`.
 
-    The smallest cached block that suffices is given out, split if enough is left; where there is none, a segment is got
-    from the device if that has as much left. A block that returns joins its neighbours in its segment, which is kept.
-    Segments lie in virtual memory, which does not end: what counts against the device is their sum. There is one pool
-    for all streams, as where what one stream frees is not used before it has ended.
+    The smallest cached block that suffices is given out, split if enough is left; if there is none, a segment is got
+    from the device, if that has as much left. A block that is freed joins its neighbours in its segment, which is kept.
+    Segments lie in virtual memory, which is endless: only their sum counts against the device. There is one pool for
+    all streams, as where what one stream frees is not used before it has ended.
 
-    When the device has too little left, first all segments without a place are given back, as in PyTorch and torch_npu
+    When the device has too little left, all segments without a place are released first, as in PyTorch and torch_npu
     (NPUCachingAllocator.cpp: if npuMalloc fails, cached blocks that are not split are freed, and it tries again).
-    Compaction puts the blocks of each pool into one
-    segment, as a remap of their pages does.
+    Compaction puts the blocks of each pool into one segment, as a remap of their pages does.
 
     Parameters
     ----------
@@ -321,7 +320,7 @@ class CachedSegments(AddressSpace):
         return place
 
     def is_fragmented(self, wanted: Wanted) -> bool:
-        """Return whether giving back, or compaction, would let all of them have blocks of new segments."""
+        """Return whether releasing segments, or compaction, would make blocks of new segments for all of them."""
         new = sum(self._rules.segment_bytes(self._rules.block_bytes(size)) for _, size in wanted)
         if self._reserved - sum(size for *_, size in self._unused()) + new <= self._capacity:
             return True
@@ -337,17 +336,17 @@ class CachedSegments(AddressSpace):
         segments = self._segments.items()
         return [(offset, pool, size) for offset, (pool, size) in segments if pool.has(offset, size)]
 
-    def gives_back(self, wanted: Wanted) -> bool:
-        """Give segments without a place back; return whether there are blocks for all of them then."""
-        self._give_back_unused()
+    def release_cached(self, wanted: Wanted) -> bool:
+        """Release segments without a place; return whether there are then blocks for all of them."""
+        self._release_unused()
         fits = self.take(wanted)
         if fits:
             for item, _ in wanted:
                 self.give(item)
-            self._give_back_unused()
+            self._release_unused()
         return fits
 
-    def _give_back_unused(self) -> None:
+    def _release_unused(self) -> None:
         for offset, pool, size in self._unused():
             pool.remove(offset, size)
             del self._segments[offset]

@@ -1,11 +1,11 @@
-"""Compaction: what fits in bytes and in no hole waits until nothing runs, and until all holes are one.
+"""Compaction: places that fit in bytes but in no hole wait until nothing runs, and until all holes are one.
 
-From when it is asked for, no copy from or to the tier starts, and no compute; those under way end, detaches act. Then
-it takes its time, all places move at once at its end, and whoever waited tries again. All waits of the rank's streams
-in that time are for it. A collective that has been come to is not waited for (its peers may be late), and may begin:
-what it sends lies in memory that is registered for that, and stays where it is.
+Once it is asked for, no compute starts, and no copy from or to the tier; those under way end, and detaches act. Then it
+takes its time, all places move at once at its end, and the heads that waited are tried again. Meanwhile all waits of
+the rank's streams are for it. It does not wait for a collective at which the rank has arrived (its peers may be late),
+which may also start: what it sends lies in memory that is registered for that, and stays where it is.
 
-It is the gate of the streams and links that it stops; that of all others never opens.
+A compactor is the gate of the streams and links that it stops; other gates never close.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from simulator.offsets import Offsets, offsets, without_stream
 from simulator.units import human
 
 _LARGEST = 3
-"""So many of the largest places are named where offsets span too much."""
+"""An error about offsets that span too much names this many of the largest places."""
 _ENDLESS = 1 << 62
 """Size of an address space without a limit [B]."""
 
 
 def space_for(program: Program, tier: TierInstance, figures: Allocator) -> AddressSpace:
-    """Make the address space of a rank's compute tier, by the allocator of its program.
+    """Make the address space of a rank's compute tier for the allocator of its program.
 
     Raises
     ------
@@ -75,15 +75,15 @@ class Compactor(Gate):
     Parameters
     ----------
     tier
-        Whose holes are made one.
+        The tier instance.
     allocator
-        What that costs.
+        Figures of its cost.
     streams, links
         Those that work in the tier.
 
     Attributes
     ----------
-    is_open
+    is_closed
         Whether a compaction is asked for, or under way.
     considered
         Whether it is on the agenda.
@@ -94,7 +94,7 @@ class Compactor(Gate):
     ) -> None:
         self._tier, self._figures = tier, allocator
         self._streams, self._links, self._rounds = streams, links, streams[0].places.rounds
-        self.considered = self.is_open = self._is_remap = False
+        self.considered = self.is_closed = self._is_remap = False
         self._wanted: Wanted = []
         self._asked_ns, self._start_ns, self._pages = 0, -1, 0
         self._done = Recurring(self._rounds.clock, self._finish)
@@ -105,29 +105,29 @@ class Compactor(Gate):
 
     def ask(self, wanted: Wanted) -> None:
         """Ask for a compaction: these places fit in bytes but find no hole."""
-        if self.is_open:
+        if self.is_closed:
             return
-        self.is_open, self._wanted = True, wanted
+        self.is_closed, self._wanted = True, wanted
         self._asked_ns, self._start_ns = self._rounds.clock.now, -1
         for stream in self._streams:
             if _is_busy(stream):
                 stream.ended.wait(stream.ended.reached + 1, self.look_again)
-        self._rounds.restless += [stream.waiting for stream in self._streams]
+        self._rounds.restless += [stream.ledger for stream in self._streams]
         self.look_again()
 
     def look_again(self) -> None:
-        """In this round, check whether anything still runs."""
+        """Ask for a check in this round whether anything still runs."""
         self._rounds.consider(self, -1 - self._streams[0].rank)
 
     def try_start(self) -> None:
         """Start once nothing runs any more."""
-        if not self.is_open or self._start_ns >= 0 or any(map(_is_busy, self._streams)):
+        if not self.is_closed or self._start_ns >= 0 or any(map(_is_busy, self._streams)):
             return
         if any(link.running for link in self._links):
             return
         now = self._start_ns = self._rounds.clock.now
         compaction, space = self._figures.compaction, self._tier.space
-        self._is_remap = not space.gives_back(self._wanted) and compaction is not None
+        self._is_remap = not space.release_cached(self._wanted) and compaction is not None
         self._pages = cost = 0
         if self._is_remap and compaction is not None:
             self._pages = pages(space, self._figures)
@@ -136,11 +136,11 @@ class Compactor(Gate):
 
     def _finish(self, event: simpy.Event) -> None:
         """Move the places, and let everything that was stopped go on."""
-        self.is_open = False
+        self.is_closed = False
         self._tier.compact((self._asked_ns, self._start_ns), self._pages, is_remap=self._is_remap)
         for head in self._heads:
             head.look_again()
-        self._rounds.restless += [stream.waiting for stream in self._streams]
+        self._rounds.restless += [stream.ledger for stream in self._streams]
 
 
 def _is_busy(stream: Stream) -> bool:

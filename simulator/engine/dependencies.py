@@ -1,11 +1,11 @@
-"""Dependencies by issue order: which earlier actions must have ended before an action may take effect.
+"""Dependencies that follow from issue order: which earlier actions must end before an action may take effect.
 
 Each action that names a tensor is shared (a compute that reads it, a copy of it) or exclusive (a compute that writes
 it, a detach). Shared actions overlap; an exclusive one waits for all earlier actions that name the tensor, and all
-later ones wait for it. Computes of one stream are in order anyway, so that two kinds of counters keep this order:
+later ones wait for it. Computes of one stream are in order anyway, so two kinds of counts keep this order:
 
-- of each stream, how many computes have ended; an action that follows computes knows the number (1 is the first) of
-  the last one that it follows;
+- per stream, how many computes have ended; an action that must follow computes knows the number (from 1) of the last of
+  them;
 - per tensor, how many of its *moves* (copies and detaches) have ended. An exclusive action with `n` moves issued before
   it waits until `n` have ended, a shared one until those up to the last detach (the *fence*) have. As nothing behind
   an exclusive action can begin before that has ended, a count is enough.
@@ -14,12 +14,11 @@ Room in the compute tier is given in issue order: with several streams, a comput
 tier, waits for the start of the last compute before it that takes some. Otherwise one stream could take what another
 needs to go on, although all fits in issue order.
 
-What a compute has seen to, those behind it on its stream need not look at again, until the tensor is detached. If a
-compute wrote it, and it was not copied either since, no other copy is valid.
+Once a compute has waited for a tensor, later computes of its stream need not, until the tensor is detached. While a
+tensor has been neither detached nor copied since a compute wrote it, no other copy of it is valid.
 
 The k-th issue of an op with dynamic reads reads what is drawn for step k. In issue order it names all its candidates,
-so that a detach after it waits for it; but only what it is sure to read, and what is chosen, must be valid when it
-starts.
+so a detach after it waits for it; but only its other reads, and what is chosen, must be valid when it starts.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Exclusive:
 
 
 class DynamicReads:
-    """Reads of each issue of an op with dynamic reads.
+    """The reads of each issue of an op with dynamic reads, and from when on they are known.
 
     Parameters
     ----------
@@ -74,8 +73,8 @@ class DynamicReads:
     steps
         By op with dynamic reads, the step that its next issue belongs to.
     certain, possible
-        Per op: tensors that it reads for certain and that no op reads dynamically; its other reads. Of the latter
-        nothing is known from the ops before, which may have named them without reading them.
+        Per op: its reads that no op reads dynamically; its other reads. That earlier ops named the latter says nothing
+        about them, since they may not have read them.
     """
 
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
@@ -92,7 +91,7 @@ class DynamicReads:
         self._revealed_by: dict[int, tuple[int, Waits]] = {late.revealed_by: (0, ()) for late in self._late_of.values()}
 
     def needed(self, op: int, stream: Stream, count: int) -> tuple[int, ...]:
-        """Return the possible reads that this issue of an op does read, the stream's compute of that count."""
+        """Return the possible reads that this issue of an op, compute number `count` of the stream, does read."""
         if op in self._revealed_by:
             self._revealed_by[op] = self._revealed_by[op][0] + 1, ((stream.ended, count),)
         if op not in self.steps:
@@ -100,8 +99,8 @@ class DynamicReads:
         self.steps[op] += 1
         return (*self.draws.chosen(op, self.steps[op] - 1), *self._others[op])
 
-    def time(self, op: int, compute: QueuedCompute) -> None:
-        """Give the compute just counted, of an op with dynamic reads, the time of what it reads."""
+    def set_time(self, op: int, compute: QueuedCompute) -> None:
+        """Set the time and the chosen bytes of the compute just counted, of an op with dynamic reads."""
         step = self.steps[op] - 1
         compute.duration_ns, compute.chosen_bytes = self._durations[op][step], self._chosen_bytes[op][step]
 
@@ -127,8 +126,8 @@ Counted = tuple[int, int, Any, int]
 """An action's kind, its op or tensor, what it waits for (by its kind), and what the host pays for it [ns]."""
 
 
-class Counter:
-    """Numbers actions in issue order, and tells each which counts it must wait for.
+class DependencyCounter:
+    """Counts actions in issue order, and gives each the counts that it must wait for.
 
     Parameters
     ----------
@@ -156,7 +155,7 @@ class Counter:
         self._seen: list[set[int]] = [set() for _ in streams]
         self._sole: set[int] = set()
         self._issued = PlacesAsIssued(program.plan.home, len(places.tiers), columns.compute_tier)
-        self._gate, self._taker = 0, 0
+        self._last_stream, self._taker = 0, 0
         self._last_taker = NEVER
         self._count: tuple[Callable[[int, int, int], Action], ...]
         self._count = (self._compute, self._copy, self._detach, self._sync)
@@ -175,10 +174,10 @@ class Counter:
             yield kind, a, self._count[kind](a, b, c), price_ns
 
     def laps(self, codes: Iterable[Code], laps: int, price_ns: int) -> Iterator[list[Counted]]:
-        """Count the actions of a lap once, however often it is run: in each lap all counts grow by what one lap adds.
+        """Count the actions of a lap once for all laps: from lap to lap, all counts grow by what one lap adds.
 
-        Such counts follow from the issue order alone. A count that refers to the lap before is not positive; in the
-        first lap it asks for nothing.
+        Counts follow from the issue order alone. One that refers to the lap before is not positive, and in the first
+        lap nothing waits for it.
         """
         codes, computes, moves = list(codes), self._computes, self._moves
         for _ in self.actions(codes, price_ns):
@@ -199,7 +198,7 @@ class Counter:
 
     def _compute(self, op: int, stream: int, _: int) -> QueuedCompute:
         columns, dynamic, last_use, seen = self._columns, self._dynamic, self._last_use[stream], self._seen[stream]
-        self._gate = stream
+        self._last_stream = stream
         count = self._computes[stream] = self._computes[stream] + 1
         after = self._awaited_ends(op, stream) if len(self._streams) > 1 else ()
         for tensor in columns.reads[op]:
@@ -228,11 +227,11 @@ class Counter:
             self._taker, self._last_taker = stream, count
         self._issued.write(writes)
         if dynamic is not None and is_timed:
-            dynamic.time(op, compute)
+            dynamic.set_time(op, compute)
         return compute
 
     def _line_before(self, stream: int) -> Waits:
-        """Return the start of the last compute that took room, unless it is on this stream."""
+        """Return the start of the last compute that takes room, unless it is on this stream."""
         if self._taker == stream or self._last_taker <= NEVER:
             return ()
         return ((self._streams[self._taker].started, self._last_taker),)
@@ -240,7 +239,7 @@ class Counter:
     def _awaited_ends(self, op: int, stream: int) -> Waits:
         """Return the last ends of other streams' computes that write what this one reads, or use what it writes.
 
-        What an earlier compute of this stream has waited for, a later one need not.
+        A later compute of this stream need not wait for what an earlier one has waited for.
         """
         after, reads, writes = [], self._columns.reads[op], self._columns.writes[op]
         for other, waited in enumerate(self._waited[stream]):
@@ -258,7 +257,7 @@ class Counter:
         return tuple([(end, counts[tensor]) for end, counts in by_stream if counts[tensor] > NEVER])
 
     def _refuse(self, action: str, must: str, tensor: int, do: str) -> None:
-        """Let it pass: a fixed plan was checked before its run, and one that was not shows where it blocks."""
+        """Do nothing: a fixed plan was checked before its run; one that was not blocks where it is wrong."""
 
     def _copy(self, tensor: int, source: int, target: int) -> QueuedCopy:
         if broken_rule := self._issued.copy(tensor, source, target):
@@ -272,10 +271,10 @@ class Counter:
         writers = self._last_ends(self._last_write, tensor) if tensor in self._columns.written else ()
         self._moves[tensor] += 1
         self._sole.discard(tensor)
-        gate: Waits = ((self._streams[self._gate].pace, self._computes[self._gate]),)
+        after: Waits = ((self._streams[self._last_stream].pace, self._computes[self._last_stream]),)
         if target == self._columns.compute_tier:
-            gate += self._line_before(self._gate)
-        return QueuedCopy(link, tensor, self._fence[tensor], gate, writers)
+            after += self._line_before(self._last_stream)
+        return QueuedCopy(link, tensor, self._fence[tensor], after, writers)
 
     def _detach(self, tensor: int, tier: int, _: int) -> Exclusive:
         moves, users, state = self._moves[tensor], self._last_ends(self._last_use, tensor), self._issued.state

@@ -19,10 +19,10 @@ RANK_SHIFT = 40
 """An action's key is its rank times 2^40 plus its issue number: keys sort in (rank, issue) order."""
 
 ISSUE_MASK = (1 << RANK_SHIFT) - 1
-"""What of a key is the issue number."""
+"""Mask of the issue number in a key."""
 
 Wanted = list[tuple[int, int]]
-"""Places that are to be taken at once: tensors (``-1 - op`` for a workspace) and sizes [B]."""
+"""Places to take at once: tensors (``-1 - op`` for a workspace) and sizes [B]."""
 
 
 class Head(Protocol):
@@ -51,22 +51,22 @@ class Taker(Head, Protocol):
 
 
 class Gate:
-    """Stops heads while it is open; this one never opens, a compaction does.
+    """Stops heads while it is closed; this one never closes, a `Compactor` does.
 
     Attributes
     ----------
-    is_open
+    is_closed
         Whether nothing may start.
     """
 
-    is_open = False
+    is_closed = False
 
     def look_again(self) -> None:
         """Check whether anything still runs."""
 
 
 class Account(Protocol):
-    """The waits of a stream.
+    """The waits of a stream, each with its cause: its `Ledger`.
 
     Attributes
     ----------
@@ -77,17 +77,17 @@ class Account(Protocol):
     is_open: bool
 
     def look(self) -> None:
-        """Find the cause of the present wait again, if there is a wait."""
+        """Find the cause of the current wait again, if there is a wait."""
 
     def end(self, issue: int, op: int) -> None:
-        """Write the wait: the stream starts this op."""
+        """Write the wait that ends as the stream starts this op."""
 
     def add(self, start_ns: int, end_ns: int, reason: tuple[int, int, int, int]) -> None:
-        """Write a wait of the running op."""
+        """Write a wait for a peer, which the running collective had before it started."""
 
 
 Watchers = list[Account]
-"""Waits that may have another cause once what they watch changes."""
+"""Accounts of waits whose cause may change with what they watch."""
 
 
 class Clock(simpy.Environment):
@@ -119,12 +119,12 @@ class Clock(simpy.Environment):
 
 
 class Recurring(simpy.Event):
-    """An event that can be used again and again with `Clock.at`, one use at a time.
+    """An event that can be scheduled again and again with `Clock.at`, one use at a time.
 
     Parameters
     ----------
     clock, callback
-        When it happens, and what is called with it then.
+        The clock, and what is called with the event when it happens.
     """
 
     def __init__(self, clock: Clock, callback: Callable[[simpy.Event], None]) -> None:
@@ -144,11 +144,11 @@ class Rounds:
     Attributes
     ----------
     heads
-        Heads to be tried, by the keys of their first steps.
+        Heads to be tried, by the keys of their first actions.
     frees, touched
-        What frees a place, with tensor and tier, and what shares bandwidth anew, at this instant.
+        Calls of this instant: those that free a place (with its tensor and tier), and those that set rates anew.
     restless
-        Waits that may have another cause.
+        Accounts of waits whose cause may have changed.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -159,7 +159,7 @@ class Rounds:
         self.restless: Watchers = []
 
     def consider(self, head: Head, key: int) -> None:
-        """Try this head, whose first action has this key, in this round."""
+        """Put this head, whose first action has this key, on the agenda of this round."""
         if not head.considered:
             head.considered = True
             heappush(self.heads, (key, head))
@@ -186,7 +186,7 @@ class Rounds:
     def settle(self) -> None:
         """Free, grant and start until nothing more can happen at this instant.
 
-        What is detached while heads are tried is freed when no head is left to try.
+        Places that are detached while heads are tried are freed once no head is left to try.
         """
         heads, frees = self.heads, self.frees
         while frees or heads:

@@ -13,26 +13,26 @@ from simulator.engine.places import Places
 from simulator.engine.stream import Stream, is_waiting, unmet
 from simulator.plan import COMPUTE, COPY, DETACH
 
-_STEPS_PER_CHECKPOINT = 1024
+_ACTIONS_PER_CHECKPOINT = 1024
 """Actions between checkpoints, or a few more: rows are closed into blocks while they are few (`Recorder.flush`)."""
 
 
 class HostThread:
     """The runtime of one rank.
 
-    It has a time of its own, which what it pays moves on. Its decisions do not depend on what the device does in the
+    It has a time of its own, which each payment moves on. What it issues does not depend on what the device does in the
     meantime, except where it waits for the device (at a sync, or because the queue is full) and where a reactive plan
     looks at the machine. So it runs ahead of the clock up to the next such action, and each action takes effect at its
-    time of issue: no event is needed for a payment.
+    time of issue: a payment needs no event.
 
     Parameters
     ----------
     places, streams
         Where it issues to.
     laps
-        What it issues; counts of a lap refer to its begin.
+        What it issues; counts are from the start of each lap.
     queue_depth
-        Computes that may be issued and not yet started.
+        Number of computes that may be issued and not yet started.
     checkpoint
         Called now and then.
 
@@ -41,11 +41,11 @@ class HostThread:
     now
         Its time: when the action at hand is issued [ns].
     looks
-        Whether its plan looks at the machine, so that it waits until it has paid.
+        Whether its plan looks at the machine: then the clock must have caught up before each action.
     awaited, finished
-        The tensor that it waits for at a sync, or -1; it has issued all actions.
+        The tensor that it waits for at a sync, or -1; whether it has issued all actions.
     watchers
-        Waits that depend on it.
+        Accounts of waits that depend on it.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class HostThread:
         self._depth, self._checkpoint = queue_depth, checkpoint
         self._rounds, self._clock = places.rounds, places.rounds.clock
         self._key = places.rank << RANK_SHIFT
-        self._next_checkpoint = self._key + _STEPS_PER_CHECKPOINT
+        self._next_checkpoint = self._key + _ACTIONS_PER_CHECKPOINT
         self._credit = self._asked = 0
         self._pending: Counted | None = None
         self._caught_up = Recurring(self._clock, lambda _: self.advance())
@@ -72,7 +72,7 @@ class HostThread:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the host's time is ahead of the clock: until then it is paying."""
+        """Whether the host's time is ahead of the clock, so that it is still paying."""
         return self.now > self._clock.now
 
     def advance(self) -> None:
@@ -125,9 +125,9 @@ class HostThread:
         return self.awaited < 0
 
     def _has_credit(self) -> bool:
-        """Return whether a compute may be issued; a full queue is filled up again when half of it has started."""
+        """Return whether a compute may be issued; a full queue is refilled once half of it has started."""
         if self._key >= self._next_checkpoint:
-            self._next_checkpoint = self._key + _STEPS_PER_CHECKPOINT
+            self._next_checkpoint = self._key + _ACTIONS_PER_CHECKPOINT
             self._checkpoint()
         ahead = self._count_unstarted()
         self._credit = self._depth - ahead
@@ -140,9 +140,9 @@ class HostThread:
         return sum([len(stream.queue) for stream in self._streams])
 
     def _wait_for_starts(self, excess: int) -> None:
-        """Look again before `excess` more computes can have started: by then some stream must have started its share.
+        """Look again at the latest when `excess` more computes have started: then some stream has started its share.
 
-        The first stream that comes so far makes the looks needless that were asked for at the others.
+        The first stream that gets there cancels the looks at the others.
         """
         self._asked += 1
         look, part = partial(self._fill_up, self._asked), ceil_div(excess, len(self._streams))
@@ -150,7 +150,7 @@ class HostThread:
             stream.started.wait(stream.started.reached + part, look)
 
     def _fill_up(self, asked: int) -> None:
-        """Go on if half of the queue has started, unless another look has come first."""
+        """Go on if half of the queue has started, unless this look was cancelled."""
         if asked == self._asked:
             excess = self._count_unstarted() - self._depth // 2
             if excess > 0:

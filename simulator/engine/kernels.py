@@ -26,7 +26,7 @@ PEER = CAUSES.index("peer")
 
 
 class Communicator:
-    """Some ranks that meet again and again, always in the same order, in one meeting at a time.
+    """Ranks that run collectives together; it holds their current *meeting*, one at a time.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ class Communicator:
     ranks
         All that meet, in order; more than the members if some of these stand for others.
     hardware
-        Its fabrics.
+        Has the fabrics.
     path
-        From a fabric's name and a member to what that member's flow goes through; None if it sends nothing.
+        Returns the path of a member's flow on a fabric (by name); None if the member sends nothing.
     network
         Where flows share bandwidth.
 
@@ -46,7 +46,7 @@ class Communicator:
     peer
         The lowest rank that has not arrived; -1 once the collective runs.
     watchers
-        Waits that depend on the present meeting.
+        Accounts of waits that depend on the current meeting.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Communicator:
         self.watchers: Watchers = []
 
     def arrive(self, stream: Stream, collective: Collective) -> None:
-        """Let a member arrive at the present meeting; the last to arrive starts the collective."""
+        """Let a member arrive at the current meeting; the last to arrive starts the collective."""
         now = self._rounds.clock.now
         if not self._arrived:
             self._stages, self._others, self._since_ns = iter(self._stages_of(collective)), iter(self._in_order), now
@@ -92,7 +92,7 @@ class Communicator:
             member.start_ns = now
             for start, end, peer in self._parts:
                 if end > arrived_ns:
-                    member.waiting.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
+                    member.ledger.add(max(start, arrived_ns), end, (PEER, -1, peer, -1))
         self._begin_stage()
 
     def _begin_stage(self) -> None:
@@ -106,7 +106,7 @@ class Communicator:
             self._arrived.clear()
         else:
             first = self._stage[0]
-            _delayed(first.hops * self._fabrics[first.fabric].latency_ns, self._begin_flows, self._rounds.clock)
+            _delay(first.hops * self._fabrics[first.fabric].latency_ns, self._begin_flows, self._rounds.clock)
 
     def _begin_flows(self) -> None:
         """Start a flow for each member that sends something."""
@@ -136,13 +136,13 @@ class Kernels:
     Parameters
     ----------
     graph, hardware
-        For traffic and arithmetic of each op; a measured duration counts as arithmetic.
+        Give the traffic and arithmetic of each op; a measured duration counts as arithmetic.
     network
         Where flows share bandwidth.
     meets
-        By op, with whom it meets for what.
+        Op -> its communicator and its collective.
     path
-        Where memory traffic flows; None: kernels that meet nobody take their time alone.
+        Path of memory traffic; if None, all kernels but collectives take their time alone.
     """
 
     def __init__(
@@ -178,10 +178,10 @@ class Kernels:
         def end() -> None:
             stream.end_after(max(0, until_ns - clock.now))
 
-        _delayed(self._hardware.compute.launch_ns, partial(self._network.join, path, self._cap, work, key, end), clock)
+        _delay(self._hardware.compute.launch_ns, partial(self._network.join, path, self._cap, work, key, end), clock)
 
 
-def _delayed(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:
+def _delay(delay_ns: int, flow: Callable[[], None], clock: Clock) -> None:
     """Start a flow after a delay."""
     if delay_ns:
         clock.at(clock.now + delay_ns, Recurring(clock, lambda event: flow()))

@@ -1,7 +1,7 @@
 """One rank's link: transfers in issue order on its channels, which several links may share.
 
-A link that nobody else can slow down needs one event for a transfer, at its end. Its channels carry one transfer
-after another, so that one object for each channel serves as event, and as flow where bandwidth is shared.
+A link that nothing else can slow down needs one event for each transfer, at its end. A channel carries one transfer
+after another, so one object for each channel serves as that event, and as the flow where bandwidth is shared.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from simulator.trace import Recorder, span_row
 
 @dataclass(slots=True)
 class QueuedCopy:
-    """A copy with the counts of what must have happened before it starts.
+    """A copy, and the counts that must be reached before it starts.
 
     Attributes
     ----------
     link, tensor
         What moves where.
     moves
-        Moves of the tensor that must have ended.
-    gate
-        The start (or the end: a switch) of the last compute issued before, and its line, as for a compute.
+        Number of moves of the tensor that must have ended.
+    after
+        The start (or the end, by a switch) of the last compute issued before it, and its line, as for a compute.
     writers
         Ends of computes issued before that write the tensor.
     """
@@ -40,7 +40,7 @@ class QueuedCopy:
     link: LinkQueue
     tensor: int
     moves: int
-    gate: Waits
+    after: Waits
     writers: Waits
 
 
@@ -74,7 +74,7 @@ class Channel(Recurring):
 class LinkQueue:
     """Transfers of one rank on one link, started strictly in issue order; each takes the lowest free channel.
 
-    Links of one copy queue share it: the head of the queue is started by its own link.
+    Links of one copy queue share `queue` and channels. The *head* is the first transfer; its own link starts it.
 
     Parameters
     ----------
@@ -92,9 +92,9 @@ class LinkQueue:
     queue, free, running
         Transfers that have not started; channels that are free, and in use.
     gate
-        Stops it while it is open.
+        Stops it while closed.
     watchers
-        Waits that depend on this link.
+        Accounts of waits that depend on this link.
     """
 
     def __init__(self, index: int, link: Link, places: Places, recorder: Recorder) -> None:
@@ -113,7 +113,7 @@ class LinkQueue:
         self._rounds, self._at_issue = places.rounds, Recurring(self.clock, lambda _: self.look_again())
 
     def share_bandwidth(self, link: Link, path: Path, network: Network) -> None:
-        """Let the bytes of a transfer flow beside others, through a path, once its latency (and fill) is over."""
+        """Let the bytes of a transfer flow through a path, beside others, once its latency (and fill) is over."""
         self._path, self._network = path, network
         self._lead_ns = cache(partial(lead_ns, link=link))
         self._cap = cache(partial(rate_cap, link=link))
@@ -133,16 +133,16 @@ class LinkQueue:
             self.look_again()
 
     def look_again(self) -> None:
-        """Ask for a try of the first transfer by its link: in this round, or as soon as it is eligible."""
+        """Ask for a try of the head by its link: in this round, or once its compute has started or ended."""
         if not self.queue:
             return
         key, copy, _, lap = self.queue[0]
-        if not is_waiting(copy.gate, lap, self.look_again):
+        if not is_waiting(copy.after, lap, self.look_again):
             self._rounds.consider(copy.link, key)
 
-    def is_gated(self, copy: QueuedCopy, lap: int) -> bool:
-        """Return whether the copy waits for the last compute issued before it, or one that takes room before it."""
-        return unmet(copy.gate, lap) is not None
+    def waits_for_compute(self, copy: QueuedCopy, lap: int) -> bool:
+        """Return whether the copy waits for the last compute before it, or for the last one that takes room."""
+        return unmet(copy.after, lap) is not None
 
     def lacks_tensor(self, copy: QueuedCopy, lap: int) -> bool:
         """Return whether the source is not valid yet, or an earlier detach or write of the tensor has not ended."""
@@ -159,8 +159,8 @@ class LinkQueue:
         return [(tensor, self.places.size_bytes[tensor])]
 
     def try_start(self) -> None:
-        """Start the first transfer, which is eligible, or register with what it waits for."""
-        if not self.queue or not self.free or self.gate.is_open:
+        """Start the head, which waits for no compute, or register with what it waits for."""
+        if not self.queue or not self.free or self.gate.is_closed:
             return
         key, copy, issued_ns, lap = self.queue[0]
         places, tensor, target = self.places, copy.tensor, self.target
@@ -221,6 +221,6 @@ class LinkQueue:
         places.end_move(tensor)
         if self.watchers:
             self._rounds.wake(self.watchers)
-        if self.gate.is_open:
+        if self.gate.is_closed:
             self.gate.look_again()
         self.look_again()

@@ -1,7 +1,7 @@
 """The places of tensors in tiers: room and addresses, what is valid, and which moves have ended.
 
-Who takes room stands in line, computes first, strictly in (rank, issue) order. Where every place has had its range
-since before the run, nobody stands in line: a place waits for its own range alone, whose last owner was issued before,
+Heads that take room stand in line: computes before copies, each strictly in (rank, issue) order. Where every place got
+its range before the run, there is no line: a place waits for its own range alone, whose last owner was issued before,
 and so was the detach that frees it.
 """
 
@@ -21,27 +21,27 @@ from simulator.units import human
 _address_row, _reserved_row, _compaction_row = packer(ADDRESSES), packer(RESERVED), packer(COMPACTIONS)
 
 COPIES = 1 << 62
-"""Who is first in line has the least turn: the key of its action, of a copy and this, so that computes go first."""
+"""Added to the key of a copy to make its turn in the line, so that computes come first; their turns are their keys."""
 
 
 class TierInstance:
-    """Room that is taken and freed.
+    """The room of one instance of a tier.
 
     Parameters
     ----------
     name, index
-        Its tier's name and id.
+        Name and id of the tier.
     capacity
         What fits [B], or ``inf``.
     rounds
-        Where a waiting head is put on the agenda when room is freed.
+        Where waiting heads are put on the agenda when room is freed.
 
     Attributes
     ----------
     used
         How much is taken [B].
     has_line
-        Whether a place waits for those that were issued before; if not, it waits for its own range alone.
+        Whether heads stand in line for room; if not, each place waits for its own range alone.
     """
 
     has_line = True
@@ -52,7 +52,7 @@ class TierInstance:
         self.rounds = rounds
 
     def admit(self, head: Taker, turn: int, size: int) -> bool:
-        """Take room for the first action of a head, or put it in line."""
+        """Return whether the first action of a head gets its room now; if not, put the head in line."""
         line = self._line
         if (line and turn > line[0][0] and self.has_line) or not self._take(head, size):
             if not any(turn == waiting for waiting, _ in line):
@@ -64,13 +64,13 @@ class TierInstance:
         return True
 
     def _take(self, head: Taker, size: int) -> bool:
-        """Take room, if so much is left."""
+        """Take room if enough is left; return whether it is."""
         fits = self.used + size <= self.capacity
         self.used += size if fits else 0
         return fits
 
     def settle(self, item: int, size: int, tensor: str) -> None:
-        """Take room at time 0.
+        """Take the room of a home, at time 0.
 
         Raises
         ------
@@ -82,26 +82,26 @@ class TierInstance:
             raise CapacityError(Shortfall(self.name, self.used, int(self.capacity), f"home of {tensor!r}"))
 
     def release(self, size: int, item: int) -> None:
-        """Free the room of a tensor, or a workspace (`simulator.offsets`); whoever waits for it tries again."""
+        """Free the room of a tensor, or a workspace (`simulator.offsets`), and try those that wait for room."""
         self.used -= size
         if self._line:
             self.retry_line()
 
     def retry_line(self) -> None:
-        """Ask for another try of the first in line; or of all, where each waits for its own range."""
+        """Put the first in line on the agenda; or all, where each waits for its own range."""
         for turn, head in self._line[:1] if self.has_line else self._line:
             self.rounds.consider(head, turn & ~COPIES)
         if not self.has_line:
             self._line.clear()
 
     @property
-    def in_pieces(self) -> str:
-        """Words that a message about a wait for room adds about addresses."""
+    def address_text(self) -> str:
+        """What a message about a wait for room says of addresses."""
         return ""
 
 
 class AddressedTier(TierInstance):
-    """Room in which each place has an address; it writes the rows of the trace about them.
+    """The room of a tier whose places have addresses; it records these.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class AddressedTier(TierInstance):
     space
         Gives places their addresses.
     ask
-        Begins a compaction for places that fit and find no hole; None if the framework cannot.
+        Asks for a compaction for places that fit and find no hole; None if the framework has none.
     """
 
     space: AddressSpace
@@ -128,7 +128,7 @@ class AddressedTier(TierInstance):
         self._rank, self._clock, self._recorder = rank, rounds.clock, recorder
 
     def _take(self, head: Taker, size: int) -> bool:
-        """Take room, if so much is left in one piece; ask for a compaction where that would help."""
+        """Take room if enough is left in one piece; ask for a compaction where that would help."""
         if self.used + size > self.capacity:
             return False
         wanted, space = head.wanted(), self.space
@@ -144,7 +144,7 @@ class AddressedTier(TierInstance):
         return True
 
     def settle(self, item: int, size: int, tensor: str) -> None:
-        """Take room at time 0.
+        """Take the room of a home, at time 0.
 
         Raises
         ------
@@ -169,14 +169,14 @@ class AddressedTier(TierInstance):
         super().release(size, item)
 
     def compact(self, since_ns: tuple[int, int], pages: int, *, is_remap: bool) -> None:
-        """Go on after a compaction; if it was a remap, all places move at once.
+        """Record a compaction that ends now, move all places if it was a remap, and try those that wait for room.
 
         Parameters
         ----------
         since_ns
             When it was asked for, and when it started [ns].
         pages, is_remap
-            How many pages it counts, and whether it made one hole of all.
+            Number of pages it counts, and whether it merges all holes into one.
         """
         times = (*since_ns, self._clock.now)
         self._recorder.compactions += _compaction_row(self._rank, self.index, *times, pages, int(is_remap))
@@ -192,18 +192,18 @@ class AddressedTier(TierInstance):
         self.retry_line()
 
     def _record_range(self, item: int, offset: int, delta_bytes: int) -> None:
-        """Write that a range is taken or freed."""
+        """Record that a range is taken or freed."""
         row = (without_stream(item), offset, delta_bytes)
         self._recorder.addresses += _address_row(self._clock.now, self._rank, self.index, *row)
 
     def _record_reserved(self) -> None:
-        """Write what is reserved now."""
+        """Record what is reserved now."""
         reserved, hole = self.space.reserved_bytes, self.space.largest_hole_bytes
         self._recorder.reserved += _reserved_row(self._clock.now, self._rank, self.index, reserved, hole)
 
     @property
-    def in_pieces(self) -> str:
-        """Words of a message: what is reserved, and how large the largest hole is."""
+    def address_text(self) -> str:
+        """What a message says: how much is reserved, and how large the largest hole is."""
         if not self.has_line:
             return " (each place waits for the range that was chosen for it)"
         kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")
@@ -213,21 +213,21 @@ class AddressedTier(TierInstance):
 _row = packer(RESIDENCIES)
 
 NO_COPY = 1 << 62
-"""In place of the key of a transfer: behind all there are."""
+"""Stands for the key of no transfer: above all keys."""
 
 Transfer = tuple[int, Any, int, int]
 """A copy that was issued: key, copy, time of issue [ns], lap."""
 
 
 class Places:
-    """Places, and the moves of each tensor, of one rank.
+    """The places of one rank, and the moves (copies and detaches) of each tensor.
 
     Parameters
     ----------
     rank
         Its number.
     size_bytes
-        Of each tensor [B].
+        Size of each tensor [B].
     tiers
         The rank's tier instances, by tier id.
     rounds
@@ -240,11 +240,11 @@ class Places:
     held, valid
         Per tier, per tensor: whether there is a place, and whether its content is valid.
     moves_ended, moves_per_lap
-        Per tensor: copies and detaches that have ended; those in one lap of a plan that is run many times.
+        Per tensor: how many moves have ended; how many one lap of a plan that repeats has.
     transfers
-        Tensor -> its transfers that have not ended, in issue order; nothing of those that have none.
+        Tensor -> its transfers that have not ended, in issue order; only of tensors that have some.
     waiters
-        Tensor -> those who wait for moves of it, as a heap: how many, their keys, and what to call.
+        Tensor -> those who wait for its moves, as a heap: how many must have ended, their keys, and what to call.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Places:
         self.transfers: dict[int, list[Transfer]] = {}
 
     def hold(self, tensors: Iterable[int], tier: int) -> None:
-        """Mark the places of these tensors as taken, if they are not yet; their room was granted before."""
+        """Mark the places of these tensors as held, unless they are; their room was granted before."""
         held = self.held[tier]
         for tensor in tensors:
             if not held[tensor]:
@@ -279,11 +279,11 @@ class Places:
         self.end_move(tensor)
 
     def record(self, tier: int, tensor: int, delta_bytes: int) -> None:
-        """Write a row of the residencies."""
+        """Record a row of the residencies."""
         self._residencies += _row(self._clock.now, self.rank, tier, tensor, delta_bytes)
 
     def end_move(self, tensor: int) -> None:
-        """Count a move that has ended, and call back those who waited for that many."""
+        """Count a move that has ended, and call back those who wait for that many."""
         self.moves_ended[tensor] = ended = self.moves_ended[tensor] + 1
         if tensor in self.waiters:
             waiters = self.waiters[tensor]
@@ -293,18 +293,18 @@ class Places:
                 del self.waiters[tensor]
 
     def first_transfer(self, tensor: int, before: int | None = None) -> Transfer | None:
-        """Return the earliest transfer of the tensor that has not ended, among those issued before an action."""
+        """Return the first transfer of the tensor that has not ended, among those issued before an action."""
         transfers = self.transfers.get(tensor)
         if transfers is not None and (before is None or transfers[0][0] < before):
             return transfers[0]
         return None
 
     def last_transfer(self, tensor: int, before: int) -> int:
-        """Return the key of the last transfer of the tensor under way that was issued before an action, if any."""
+        """Return the key of the last transfer of the tensor that has not ended, among those, or `NO_COPY`."""
         transfers = reversed(self.transfers.get(tensor, ()))
         return next((transfer[0] for transfer in transfers if transfer[0] < before), NO_COPY)
 
     def wait_for_moves(self, tensor: int, moves: int, key: int, look_again: Callable[[], None]) -> None:
-        """Call back when so many moves of the tensor have ended, or at the next end if so many have already."""
+        """Call back once so many moves of the tensor have ended; if they have already, at the end of the next."""
         moves = max(moves, self.moves_ended[tensor] + 1)
         heappush(self.waiters.setdefault(tensor, []), (moves, key, look_again))

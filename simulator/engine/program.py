@@ -1,10 +1,10 @@
 """Programs of ranks, compiled once into flat columns; and which ranks stand for others that run the same.
 
-Ranks with the same program, which includes what its dynamic reads choose, are a *class*. A run may simulate the first
-rank of each class only if nothing tells the others apart from it: what they share grants nobody a turn before somebody
-else (bandwidth is shared max-min; room of a shared tier is not, so it must suffice for all), each node that has ranks
-of a class has as many of each other class, and they meet the like. A flow of the one then counts on each shared
-resource for as many flows as it stands for, so that all rates and times are exactly those of the whole.
+Ranks with the same program, including what its dynamic reads choose, form a *class*. A run may simulate the first rank
+of each class alone only if nothing tells the others apart from it: they take no turns at what they share (bandwidth is
+shared max-min; room of a shared tier is not, so it must suffice for all), all nodes with ranks of a class have the same
+mix of classes, and ranks of a class meet the same mix. A flow then counts on each shared resource as often as there are
+ranks that it stands for, so that all rates and times are exactly those of a run of all ranks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from simulator.scenario import AllocatorKind
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A graph with its plan.
+    """What a rank runs: a graph with its plan.
 
     Attributes
     ----------
     graph, plan
-        What runs, and what was decided.
+        The graph, and what was decided.
     durations_ns
         Time of each op alone [ns].
     starts_ns
         When the host begins to issue [ns].
     draws
-        What its dynamic reads choose; None: its ops read all candidates, and take what `durations_ns` says.
+        What its dynamic reads choose; if None, its ops read all candidates and take `durations_ns`.
     allocator
         How places of its compute tier get addresses.
     """
@@ -52,7 +52,7 @@ class Program:
 def programs_of(
     graph: Graph, plan: Plan, durations_ns: Sequence[int], draws: Sequence[Draws | None], allocator: AllocatorKind
 ) -> list[Program]:
-    """Return what the ranks of a graph run: one program for all that begin at the same time and choose the same.
+    """Return the programs of the ranks of a graph; ranks that begin at the same time and choose the same share one.
 
     Parameters
     ----------
@@ -70,15 +70,15 @@ def programs_of(
 
 
 class Columns:
-    """A graph as the engine loops over it: by op id or tensor id.
+    """A graph in columns by op id or tensor id, over which the engine loops.
 
     Attributes
     ----------
     reads, writes
         Per op: tensors that it reads, and writes.
     duration_ns, workspace_bytes, is_collective
-        Per op; a collective without members takes its time alone, as if the others always came in time. Of an op with
-        dynamic reads the duration is set when it starts.
+        Per op. A collective without members takes its time alone, as if the others always came in time. The duration of
+        an op with dynamic reads is set when it starts.
     size_bytes
         Per tensor [B].
     written
@@ -88,9 +88,9 @@ class Columns:
     compute_tier
         Id of the tier that kernels work in.
     outputs
-        What a step puts out, beside what is persistent.
+        Outputs of a step that are not persistent.
     roles
-        Its collectives.
+        Its collectives, and with whom each rank meets there.
     """
 
     def __init__(self, program: Program, compute_tier: int) -> None:
@@ -136,7 +136,7 @@ def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
 
 
 def drawn_apart(programs: Sequence[Program]) -> str:
-    """Return which ranks would run the same if their dynamic reads did not choose for themselves; empty if none."""
+    """Return which ranks differ only in what their dynamic reads choose; empty if none do."""
     first: dict[tuple[int, int, int], int] = {}
     for rank, program in enumerate(programs):
         other = first.setdefault((id(program.graph), id(program.plan), program.starts_ns), rank)
@@ -146,7 +146,7 @@ def drawn_apart(programs: Sequence[Program]) -> str:
 
 
 def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
-    """Name shared tiers that may run out of room, so that ranks take it from one another."""
+    """Name shared tiers that may run out of room, for which ranks would then take turns."""
     distinct = {id(program): program for program in programs}
     again = list(repeated([(program.graph, program.plan.home) for program in programs], hardware))
     for index, (name, tier) in enumerate(hardware.tiers.items()):
@@ -165,7 +165,7 @@ def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[s
 
 
 def _footprint_bytes(program: Program, tier: int) -> int:
-    """Return the most that a program can hold in a tier: all that is at home there or is ever copied there [B]."""
+    """Return the most that a program can hold in a tier: all tensors at home there or ever copied there [B]."""
     tensors, plan = program.graph.tensors, program.plan
     if plan.fixed is None:
         return sum(tensor.size_bytes for tensor in tensors)
@@ -175,7 +175,7 @@ def _footprint_bytes(program: Program, tier: int) -> int:
 
 
 def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[str]:
-    """Name ranks of one class that share their nodes with ranks of different classes."""
+    """Name two ranks of one class whose nodes have a different mix of classes."""
     on_node = hardware.topology.devices_per_node
     company = [Counter(stands_in[start : start + on_node]) for start in range(0, len(stands_in), on_node)]
     for rank, first in enumerate(stands_in):
@@ -185,7 +185,7 @@ def _uneven_nodes(stands_in: tuple[int, ...], hardware: Hardware) -> Iterator[st
 
 
 def _odd_meetings(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
-    """Name ranks that meet other classes than the first rank of their class does, or send to one of their own."""
+    """Name two ranks of one class that meet a different mix of classes, or send to one another."""
     stands_in, on_node = classes(programs), hardware.topology.devices_per_node
 
     @cache

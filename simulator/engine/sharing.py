@@ -1,9 +1,9 @@
-"""Sharing of bandwidth: max-min fair rates, and transfers that end when their service is done.
+"""Sharing of bandwidth: max-min fair rates, and flows that end when their service is done.
 
-A *pipe* is all flows of one path with the same cap; they have the same rate at all times, so that one virtual clock
-(service per flow since the pipe began) and one heap of finish tags serve them all, and a change costs O(log n).
-Ranks whose transfers go through the same resources share the path. When a flow comes or goes, rates are shared anew
-among the pipes that it is connected with over resources in use, and only among them.
+A *pipe* is all flows of one path with the same cap. They have the same rate at all times, so one virtual clock (service
+per flow since the pipe began) and one heap of finish tags serve them all, and a change costs O(log n). Ranks whose
+flows go through the same resources share the path. When a flow comes or goes, new rates are set for the pipes that it
+is connected with through resources in use, and only for those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Resource:
     bandwidth
         What there is to share [B/s].
     pipes
-        Those with flows at present.
+        Those that have flows.
     watch
         Called with the time [ns] and the rate of all flows together [B/s] whenever flows come, go or change theirs.
     """
@@ -39,7 +39,7 @@ class Resource:
         self.pipes: list[Pipe] = []
 
     def rate(self) -> int:
-        """Return the rate of all flows together [B/s], rounded down: never more than there is to share."""
+        """Return the rate of all flows together [B/s], rounded down: never more than the bandwidth."""
         total = 0
         for pipe in self.pipes:
             count = next(count for resource, count in pipe.path.uses if resource is self)
@@ -48,7 +48,7 @@ class Resource:
 
 
 Uses = tuple[tuple[Resource, int], ...]
-"""Resources, each with how many flows of the machine a flow counts for there (see `simulator.engine.program`)."""
+"""Resources, each with the number of flows that a flow counts for there (see `simulator.engine.program`)."""
 
 
 class Path:
@@ -64,9 +64,9 @@ class Path:
     shared
         These resources alone.
     even
-        ``fifo``: the flows of this path each get at most an equal part of the unit, even if another leaves its part.
+        Whether each flow of this path gets at most an equal part of the unit, even if others leave theirs (``fifo``).
     pipes
-        Those with flows at present, by cap.
+        Those that have flows, by cap.
     watched
         Those of the resources that are watched.
     """
@@ -106,7 +106,7 @@ class Pipe:
         self.due_ns, self.is_touched = -1, False
 
     def advance(self, now_ns: int) -> int:
-        """Bring the virtual clock up to the present, and return its reading."""
+        """Advance the virtual clock to now, and return its reading."""
         if now_ns != self._since_ns:
             self._clock += self.rate * (now_ns - self._since_ns)
             self._since_ns = now_ns
@@ -205,7 +205,7 @@ class Network:
             self._touched.append(pipe)
 
     def _at_end(self, pipe: Pipe, event: simpy.Event) -> None:
-        """End the flows that are done by now; an end that was put off does nothing."""
+        """End the flows that are done by now; do nothing if the end was rescheduled."""
         if pipe.due_ns == self._clock.now:
             ended: list[End] = []
             pipe.due_ns, reading = -1, pipe.advance(self._clock.now)
@@ -243,7 +243,7 @@ class Network:
 
 
 def _connected(pipe: Pipe, seen: set[Pipe]) -> list[Pipe]:
-    """Return the pipes with flows that share resources with this one, over others too; none if it was seen."""
+    """Return the pipes with flows that share resources with this one, directly or not; none if it was seen."""
     connected, frontier, resources = [], [pipe], set()
     while frontier:
         other = frontier.pop()

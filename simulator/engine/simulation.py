@@ -1,4 +1,4 @@
-"""Builds the machine and the ranks of a list of programs, runs them to the end, and closes the trace."""
+"""Builds the machine and its ranks from programs, runs them to the end, and closes the trace."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Literal
 import numpy as np
 
 from simulator.engine.compaction import Compactor
-from simulator.engine.dependencies import Counted, Counter, Routes
+from simulator.engine.dependencies import Counted, DependencyCounter, Routes
 from simulator.engine.host import HostThread
 from simulator.engine.kernels import Kernels
 from simulator.engine.places import AddressedTier, Places
 from simulator.engine.program import Columns, Program, classes, drawn_apart, obstacle
 from simulator.engine.stream import Stream
 from simulator.engine.supernode import Machine
-from simulator.engine.view import Issued
-from simulator.engine.waits import Explainer, Waiting
+from simulator.engine.view import ReactiveView
+from simulator.engine.waits import Explainer, Ledger
 from simulator.errors import ConfigError
 from simulator.graph import Roles
 from simulator.hardware import Hardware
@@ -28,7 +28,7 @@ from simulator.scenario import Switches
 from simulator.trace import Trace, code_row, pick
 
 Progress = Callable[[int, int], None]
-"""Called now and then with the computes that are done, and those that there are in all."""
+"""Called now and then with the number of computes that have ended, and of all."""
 
 
 def run(
@@ -45,7 +45,7 @@ def run(
     Parameters
     ----------
     programs
-        A graph with its plan for each rank.
+        The program of each rank.
     hardware
         The machine.
     budget_bytes
@@ -61,12 +61,12 @@ def run(
     Returns
     -------
     Trace
-        What happened; its status is ``blocked`` if some step could not move.
+        What happened; its status is ``blocked`` if some action could never start.
 
     Raises
     ------
     PlanError
-        If a reactive plan issues a step that cannot act, or a copy has no link.
+        If a reactive plan issues an action that cannot act, or a copy has no link.
     CapacityError
         If the homes alone exceed a tier.
     ConfigError
@@ -101,7 +101,7 @@ def run(
 
 
 def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tuple[int, ...]:
-    """Return for each rank the one that is simulated in its place."""
+    """Return for each rank the rank that is simulated in its place."""
     if fold == "never" or len(programs) == 1:
         return tuple(range(len(programs)))
     reason = obstacle(programs, hardware) or (fold == "always" and drawn_apart(programs))
@@ -112,7 +112,7 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
 
 
 def _until_ns(trace: Trace) -> int:
-    """Return when the first rank that computes has ended its last compute [ns]."""
+    """Return when the first of the ranks with computes has ended its last compute [ns]."""
     spans = trace.spans.whole()
     computes, last_ns = pick(spans, spans["kind"] == COMPUTE), np.full(len(trace.issued), -1)
     np.maximum.at(last_ns, computes["rank"], computes["end_ns"])
@@ -120,7 +120,7 @@ def _until_ns(trace: Trace) -> int:
 
 
 class Rank:
-    """One program on its device, with all that exists at time 0 at home.
+    """One rank: a program on its device. At time 0 each tensor that exists is at home.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Rank:
     rank
         Its number.
     program, columns
-        What it runs, and the compiled graph of that.
+        What it runs, and the compiled graph.
     checkpoint
         Called now and then.
 
@@ -138,7 +138,7 @@ class Rank:
     streams, host
         What runs its computes, and what issues them.
     computes
-        How many it runs.
+        Number of computes that it will run.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class Rank:
         self.host.now = program.starts_ns + (hardware.host.fixed.launch_ns if launches else 0)
         self.host.looks = callable(plan.actions) and plan.looks
         for stream in self.streams:
-            stream.waiting = Waiting(stream, self.host, recorder.waits)
-            machine.rounds.restless.append(stream.waiting)
+            stream.ledger = Ledger(stream, self.host, recorder.waits)
+            machine.rounds.restless.append(stream.ledger)
         self._set_kernels(columns.roles)
         for tensor, home in enumerate(plan.home):
             if home >= 0:
@@ -179,26 +179,26 @@ class Rank:
         self.computes = ops * program.graph.steps if fixed is None else fixed.kind.count(COMPUTE) * plan.repeats
 
     def _laps(self, columns: Columns) -> Iterator[Iterable[Counted]]:
-        """Return what the host issues, lap by lap: counted when it asks, or once where a fixed plan repeats."""
+        """Return the actions for the host, lap by lap: counted as it asks for them, or once if a fixed plan repeats."""
         program, plan, places = self._program, self._program.plan, self._places
         routes: Routes = [[None] * len(places.tiers) for _ in places.tiers]
         for link in reversed(self._links):
             routes[link.source][link.target] = link
         costs, rows = self._machine.hardware.host, self._machine.recorder.issued[self._rank]
         if callable(plan.actions):
-            issued = Issued(program, columns, places, self.streams, routes)
+            issued = ReactiveView(program, columns, places, self.streams, routes)
             return iter([issued.decided(plan.actions(issued), costs, rows)])
         if plan.repeats == program.graph.steps:
             self._machine.recorder.laps[self._rank] = len(plan.actions)
         else:
             rows += b"".join(code_row(*code) for code in plan.actions.codes()) * plan.repeats
-        counter, price_ns = Counter(program, columns, places, self.streams, routes), costs.fixed.step_ns
+        counter, price_ns = DependencyCounter(program, columns, places, self.streams, routes), costs.fixed.step_ns
         if plan.repeats > 1 and program.draws is None:
             return counter.laps(plan.actions.codes(), plan.repeats, price_ns)
         return iter([counter.actions(chain.from_iterable(plan.actions.codes() for _ in range(plan.repeats)), price_ns)])
 
     def _set_kernels(self, roles: Roles) -> None:
-        """Set kernels whose time depends on copies that share their bandwidth, or on ranks that they meet."""
+        """Set up kernels whose time depends on copies that share their bandwidth, or on ranks that they meet."""
         machine, graph = self._machine, self._program.graph
         path, meets = None, {}
         if machine.switches.hbm_contention:

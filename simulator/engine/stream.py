@@ -1,4 +1,4 @@
-"""One compute stream: it runs computes one after another, in issue order."""
+"""A compute stream: it runs computes one after another, in issue order."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from simulator.plan import COMPUTE
 from simulator.trace import Recorder, span_row
 
 NEVER = -(1 << 60)
-"""Number of a compute, or count of moves, that does not exist: too small to be waited for in any repeat."""
+"""The count of a compute, or of moves, that does not exist: too low to be waited for in any lap."""
 
 
 class Count:
-    """How many computes of a stream have started (or have ended), and who waits for which number.
+    """Counts the computes of a stream that have started (or ended), and calls back those who wait for a count.
 
     Parameters
     ----------
     stream
-        Whose computes these are.
+        The stream.
 
     Attributes
     ----------
     reached, per_lap
-        How many there are by now; how many there are in one lap of a plan that is run many times.
+        The count so far; how much one lap of a plan that repeats adds to it.
     waiters
-        By number, what to call when it is reached.
+        By count, what to call once it is reached.
     """
 
     __slots__ = ("per_lap", "reached", "stream", "waiters")
@@ -44,21 +44,21 @@ class Count:
         self.waiters: dict[int, list[Callable[[], None]]] = {}
 
     def wait(self, goal: int, look_again: Callable[[], None]) -> None:
-        """Call back when this number is reached."""
+        """Call back once the count reaches `goal`."""
         self.waiters.setdefault(goal, []).append(look_again)
 
     def call(self) -> None:
-        """Call those who waited for the number now reached."""
+        """Call back those who wait for the count just reached."""
         for look_again in self.waiters.pop(self.reached):
             look_again()
 
 
 Waits = tuple[tuple[Count, int], ...]
-"""What an action waits for: counts, and the number that each must reach, counted from the begin of the lap."""
+"""Counts that an action waits for, each with the value that it must reach, counted from the start of the lap."""
 
 
 def unmet(waits: Waits, lap: int) -> tuple[Count, int] | None:
-    """Return the first count that has not come so far, and what it must reach; None if all have."""
+    """Return the first count that is too low, and the value that it must reach; None if none is."""
     for count, goal in waits:
         if count.reached < (due := goal + lap * count.per_lap):
             return count, due
@@ -66,7 +66,7 @@ def unmet(waits: Waits, lap: int) -> tuple[Count, int] | None:
 
 
 def is_waiting(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
-    """Return whether some count has not come so far; if so, call back when the first of those has."""
+    """Return whether some count is too low; if so, call back once the first of those is high enough."""
     if awaited := unmet(waits, lap):
         awaited[0].wait(awaited[1], look_again)
     return awaited is not None
@@ -83,7 +83,8 @@ class QueuedCompute:
     turns
         (tensor, moves that must have ended) pairs.
     reads, writes
-        What it must find valid; what it must have a place for, and makes valid. Less what earlier computes see to.
+        Tensors that it needs valid; tensors that it needs a place for, and makes valid. Neither has those that earlier
+        computes of the stream have waited for.
     after
         Ends of computes of other streams.
     line
@@ -92,8 +93,8 @@ class QueuedCompute:
     is_free
         Whether there is nothing to wait for, to take or to make valid.
     duration_ns, chosen_bytes
-        What this issue takes alone [ns], and what it reads beside what it reads each time [B], if its op has late
-        reads; else the first is negative.
+        If its op has dynamic reads: what this issue takes alone [ns], and the size of what it chooses [B]; else the
+        first is negative.
     """
 
     stream: Stream
@@ -108,11 +109,11 @@ class QueuedCompute:
 
 
 Queued = tuple[int, int, QueuedCompute, int, int]
-"""A compute that was issued: key, op, what it waits for, time of issue [ns], lap."""
+"""An issued compute: key, op, what it waits for, time of issue [ns], lap."""
 
 
 class Met(Protocol):
-    """A meeting, as a stream knows it that has come to one.
+    """A meeting of ranks for a collective, as seen by a stream that has arrived there.
 
     Attributes
     ----------
@@ -127,7 +128,7 @@ class Met(Protocol):
 
 
 class Stream:
-    """Computes of one rank that run in order.
+    """A stream of one rank; the *head* is the first compute in its queue.
 
     Parameters
     ----------
@@ -143,22 +144,22 @@ class Stream:
     queue, running
         Computes that were issued and have not started; the one that runs.
     started, ended
-        How many computes have started, and have ended.
+        Counts of the computes that have started, and that have ended.
     pace
-        Which of the two a copy waits for that is issued behind a compute of this stream.
+        The one of these two counts that copies wait for: see `Switches.copies_wait_for`.
     watchers
-        Waits that depend on what this stream does.
-    waiting
-        Puts its waits down to causes.
+        Accounts of waits that depend on this stream.
+    ledger
+        The account of its waits.
     kernel
-        Begins a kernel whose time depends on others, and calls `end_after`; None: all take their time alone.
+        Begins a kernel whose time depends on others, and calls `end_after`; None if all take their time alone.
     meeting
-        What the running op has come to, if it is a collective.
+        Where the running op has arrived, if it is a collective.
     gate
-        Stops it while it is open.
+        Stops it while closed.
     """
 
-    waiting: Account
+    ledger: Account
     pace: Count
 
     def __init__(self, index: int, places: Places, columns: Columns, recorder: Recorder) -> None:
@@ -220,15 +221,15 @@ class Stream:
         if self.watchers:
             rounds.wake(self.watchers)
         if not queue:
-            rounds.restless.append(self.waiting)
+            rounds.restless.append(self.ledger)
             return
-        is_alone = self.kernel is None and not self.gate.is_open
+        is_alone = self.kernel is None and not self.gate.is_closed
         if is_alone and queue[0][2].is_free and not (rounds.heads or rounds.frees or rounds.restless or rounds.touched):
             self._run_undisturbed()
         if queue:
             rounds.consider(self, queue[0][0])
         else:
-            rounds.restless.append(self.waiting)
+            rounds.restless.append(self.ledger)
 
     def _run_undisturbed(self) -> None:
         """Run computes from the queue while each only takes time and nothing else happens before it ends.
@@ -252,10 +253,11 @@ class Stream:
         clock.now = start
 
     def lacks(self) -> tuple[int, int] | None:
-        """Return the first tensor that the head waits for, if any, and its moves that must have ended.
+        """Return the first tensor that the head lacks, and how many of its moves must have ended; None if none.
 
-        It is not its turn, or it is read and not valid. First is what was copied first, in issue order, whatever the
-        order of its reads. What is there once stays so until the head runs, and is not looked at again.
+        The head lacks a tensor whose earlier moves have not ended, or that it reads and that is not valid. The first is
+        the one whose copy was issued first, whatever the order of the reads. A tensor that is there stays until the
+        head runs, and is not checked again.
         """
         places, moves_ended, valid = self.places, self.places.moves_ended, self._valid
         if self._lacked is None:
@@ -279,8 +281,8 @@ class Stream:
             self._lacked.pop()
         return None
 
-    def behind(self) -> Stream | None:
-        """Return the stream that the head waits for first: a compute there must end, or is before it in the line."""
+    def awaited_stream(self) -> Stream | None:
+        """Return the stream with a compute that must end first, or is ahead of the head in line for room, if any."""
         _, _, compute, _, lap = self.queue[0]
         awaited = unmet(compute.after, lap)
         if awaited is None and compute.line and self.lacks() is None and self.room_bytes():
@@ -305,14 +307,14 @@ class Stream:
         if self.running is not None or not self.queue:
             return
         (key, op, compute, issued_ns, lap), now = self.queue[0], self._clock.now
-        if not self.gate.is_open and issued_ns > now:
+        if not self.gate.is_closed and issued_ns > now:
             self._clock.at(issued_ns, self._at_issue)
-        if self.gate.is_open or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
-            self._rounds.restless.append(self.waiting)
+        if self.gate.is_closed or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
+            self._rounds.restless.append(self.ledger)
             return
         self.running, self.start_ns = self.queue.popleft(), now
-        if self.waiting.is_open:
-            self.waiting.end(key & ISSUE_MASK, op)
+        if self.ledger.is_open:
+            self.ledger.end(key & ISSUE_MASK, op)
         if self.watchers:
             self._rounds.wake(self.watchers)
         if self.kernel is not None:

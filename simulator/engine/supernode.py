@@ -1,4 +1,4 @@
-"""Resources that ranks share: instances of tiers, buses, ports and memories, and communicators of those that meet."""
+"""The machine that ranks share: instances of tiers, buses, ports and memories, and communicators."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Machine:
     programs, hardware, budget_bytes, switches
         See `run`.
     stands_in
-        For each rank the one that is simulated in its place.
+        For each rank the rank that is simulated in its place.
 
     Attributes
     ----------
     stored
-        By rank, tier and tensor, what another rank has stored there for the rank, too.
+        (rank, tier, tensor) of the shared tensors that another rank already stores in that tier.
     stored_once
-        By rank, tier and tensor, what its rows count for others as well [B].
+        (rank, tier, tensor) -> by how much the rank's rows exceed what is stored: see `Trace.stored_once` [B].
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Machine:
                 self.stored_once[by, tier, tensor] += ranks * programs[by].graph.tensors[tensor].size_bytes
 
     def _resource(self, kind: str, name: str, scope: str, rank: int, bandwidth: int | float) -> tuple[Resource, int]:
-        """Return the rank's instance of a resource, and for how many flows one of the rank counts there."""
+        """Return the rank's instance of a resource, and for how many flows each flow of the rank counts there."""
         instance = rank // self._sharing[scope]
         if (resource := self._resources.get((kind, name, instance))) is None:
             resource = self._resources[kind, name, instance] = Resource(bandwidth)
@@ -88,7 +88,7 @@ class Machine:
         self.recorder.rates += _rate_row(time_ns, bus, instance, bytes_per_s)
 
     def tier(self, index: int, rank: int, program: Program) -> TierInstance:
-        """Return the rank's instance of a tier; a compute tier whose places have addresses is its own."""
+        """Return the rank's instance of a tier; a compute tier with addresses is the rank's own."""
         name = self.hardware.tier_names[index]
         tier, is_compute = self.hardware.tiers[name], name == self.hardware.compute_tier
         capacity = self._budget if is_compute else tier.usable_bytes
@@ -103,9 +103,9 @@ class Machine:
         return self._tiers[place]
 
     def link(self, index: int, name: str, places: Places) -> LinkQueue:
-        """Make a rank's link, whose copies may share bandwidth with others.
+        """Make a rank's link, whose copies may share bandwidth: with the buses that cap it, and with the compute tier.
 
-        Staged ones share it with the wires on their way, and all with buses, and with the compute tier.
+        Copies of a staged link also share the links that they go via, and their buses.
         """
         hardware, link, rank = self.hardware, self.hardware.links[name], places.rank
         queue, counts = LinkQueue(index, link, places, self.recorder), Counter[Resource]()
@@ -147,7 +147,7 @@ class Machine:
         members = tuple(dict.fromkeys([self.stands_in[member] for member in ranks]))
 
         def path(fabric: str, rank: int) -> Path | None:
-            """Return the ports that a member sends and receives by; a message goes by those of its sender alone."""
+            """Return the path through a member's ports; of a message, the sender alone has one, to its receiver."""
             if not call.role:
                 return self._ports_path(fabric, rank, rank)
             return self._ports_path(fabric, *members) if rank == members[0] else None
@@ -158,9 +158,9 @@ class Machine:
         return self._communicators[call.group, members]
 
     def _ports_path(self, fabric: str, source: int, target: int) -> Path:
-        """Return the path from a rank's port out of a fabric to a rank's port in, with the buses that cap them.
+        """Return the path from one rank's port out of a fabric to another's port into it, and over their buses.
 
-        By switch also the memory that what is sent is read from, and what is received is written to.
+        With the switch `hbm_contention`, it also goes through the memories that are read and written.
         """
         ports = self.hardware.fabrics[fabric]
         bandwidth = ports.planes * ports.bandwidth_bytes_per_s

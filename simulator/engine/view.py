@@ -1,7 +1,7 @@
-"""The state that a reactive plan may look at: every place as it will be once all issued actions have acted.
+"""The state that a reactive plan may look at: every place as issued, and what has happened on the device.
 
-It is also where an action that cannot act is refused at once, because nobody could check a reactive plan before its
-run, and where the host's prices are known: what a compiled static part issues costs less than what is decided.
+It also refuses an action that cannot act at once, because a reactive plan cannot be checked before its run, and prices
+each action: those of a compiled static part cost the host less than those that are decided as it runs.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from simulator.engine.dependencies import Counted, Counter, DynamicReads, Routes
+from simulator.engine.dependencies import Counted, DependencyCounter, DynamicReads, Routes
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.stream import Stream, unmet
@@ -19,14 +19,14 @@ from simulator.plan import COMPUTE, COPY, PART, STATES, SYNC, Code
 from simulator.trace import code_row
 
 
-class Issued(Counter):
-    """A counter whose places as issued a reactive plan may look at: its `View`.
+class ReactiveView(DependencyCounter):
+    """The `View` of a reactive plan, which also counts what the plan issues.
 
     Parameters
     ----------
     program, columns, places, streams, routes
-        See `Counter`; the program also for names in messages and for whether its plan looks at the machine, and places
-        for what has happened on the device.
+        As for `DependencyCounter`; `program` also has the names in messages and says whether its plan looks at the
+        machine, and `places` has what happened on the device.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Issued(Counter):
         codes
             The plan.
         costs
-            What the host pays. With a static part, only what is decided about dynamic reads has the price of a runtime.
+            What the host pays. With static parts, only what is decided about dynamic reads has the price of a runtime.
         rows
             Takes the codes, for the trace.
         """
@@ -98,28 +98,28 @@ class Issued(Counter):
         return unmet(self._last_ends(self._last_use, tensor), 0) is None
 
     def chosen(self, op: int) -> tuple[int, ...]:
-        """Return the candidates that the next issue of an op reads, once the op that reveals them has ended."""
+        """Return the candidates that the next issue of an op reads; known once the op that reveals them has ended."""
         dynamic = self._reads_revealed(op, DynamicReads.is_revealed)
         chosen = dynamic.draws.chosen(op, dynamic.steps[op])
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
-        """Guess what the next issue of an op chooses, once what was revealed before that is known.
+        """Guess what the next issue of an op chooses; possible once the reveal before its own has come.
 
         Parameters
         ----------
         op
-            An op with dynamic reads; what is revealed first is guessed at after what is last in the step before.
+            An op with dynamic reads. Before the first reveal of a step comes the last one of the step before.
         accuracy
-            With this probability each of what is chosen is guessed; for others something else is.
+            Probability that each choice is guessed right; in place of the others, wrong candidates are guessed.
         """
         dynamic = self._reads_revealed(op, DynamicReads.is_predictable)
         step = dynamic.steps[op]
         return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
     def _reads_revealed(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
-        """Return the dynamic reads, if what the op chooses may be asked for now."""
+        """Return all dynamic reads; refuse the question if what the op chooses is not known yet."""
         dynamic, name, late = self._dynamic, self._graph.ops[op].name, self._graph.ops[op].late
         where = f"action {self._number} (what op {name!r} reads)"
         if dynamic is None or op not in dynamic.steps or late is None:
@@ -137,7 +137,7 @@ class Issued(Counter):
             raise PlanError(f"action {self._number}", must, f"a look at {name}", "make the plan with looks=True")
 
     def _check_compute(self, op: int, stream: int) -> None:
-        """Refuse a stream that there is not, and a compute whose dynamic reads are neither revealed nor all there."""
+        """Refuse a stream that does not exist, and a compute whose dynamic reads are neither revealed nor all valid."""
         if not 0 <= stream < len(self._streams):
             must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
             raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")

@@ -1,11 +1,11 @@
-"""Causes of waits: one root cause for every nanosecond of a stream (the ledger); and why a run is blocked for good.
+"""Finds why streams wait: one root cause for every nanosecond (the ledger), and sentences if the run is blocked.
 
-The ledger starts at the blocked op and follows what each thing waits for. If it passes a wait for room, the cause is
-``capacity``; otherwise it is the first thing that is running: a ``transfer``, the ``host``, a ``collective``, or the
-``peer`` that has not come to one; or ``order`` if the blocker is not yet eligible (it waits for a compute of another
-stream). To stand in line for room behind a compute of another stream that has not started is no wait for room: there
-may be plenty. The ledger goes on to what that compute waits for. It looks again when the thing at which it ended
-changes, because nothing before that can change.
+The ledger walks from the waiting op along what each thing waits for. If it comes to a wait for room, the cause is
+``capacity``. Else it is the first thing under way: a ``transfer``, the ``host``, a ``collective``, or the wait for a
+``peer`` that has not arrived at one; or ``order``, if the last thing waits for a compute of another stream. Standing in
+line for room behind a compute of another stream that has not started is no wait for room, as there may be plenty: the
+walk goes on to what that compute waits for. A walk is repeated when the thing at its end changes, because nothing
+before that can change.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ CAPACITY, TRANSFER, HOST, ORDER, PEER, COLLECTIVE, COMPACTION = (CAUSES.index(na
 _row = packer(WAITS)
 
 _LARGEST = 3
-"""A blocked wait for room names so many of the tensors that hold it."""
+"""A sentence about a wait for room names this many of the tensors that hold it: the largest."""
 
 Reason = tuple[int, int, int, int]
-"""Where a walk ended: the cause, the tensor that the op lacks (or -1), the link or tier, the tensor under way."""
+"""The end of a walk: columns ``cause``, ``tensor``, ``on`` and ``blocker`` of `WAITS`."""
 
 
-class Waiting:
-    """The present wait of one stream.
+class Ledger:
+    """The account of one stream's waits: it holds the current wait, in parts with one cause each.
 
     Parameters
     ----------
     stream, host
-        Whose waits these are, and who issues there.
+        The stream, and the host that issues its computes.
     rows
         Takes the rows of the trace.
 
@@ -57,7 +57,7 @@ class Waiting:
         self._parts: list[tuple[int, int, Reason]] = []
 
     def look(self) -> None:
-        """Find the cause of the present wait, if there is one; split the wait where the cause has changed."""
+        """Find the cause of the current wait, if there is one; begin a new part if the cause has changed."""
         if self._stream.running is None:
             reason = self._find_reason()
             if reason != self._reason:
@@ -65,14 +65,14 @@ class Waiting:
                 self._reason, self.is_open = reason, True
 
     def _close_part(self) -> None:
-        """Close the part of the wait that the last cause explains."""
+        """Close the part of the wait that has the last cause."""
         now = self._stream.places.rounds.clock.now
         if self._reason is not None and now > self._since:
             self._parts.append((self._since, now, self._reason))
         self._since = now
 
     def end(self, issue: int, op: int) -> None:
-        """Write the wait: the stream starts this op."""
+        """Write the parts of the wait, which ends as the stream starts this op."""
         self._close_part()
         for start, end, reason in self._parts:
             self._rows += _row(self._stream.rank, self._stream.index, op, issue, start, end, *reason)
@@ -80,61 +80,61 @@ class Waiting:
         self._reason, self.is_open = None, False
 
     def add(self, start_ns: int, end_ns: int, reason: Reason) -> None:
-        """Write a wait of the running op, which had come to a meeting before it began."""
+        """Write a wait of the running collective for a peer, after it arrived and before it started."""
         if self._stream.running is not None:
             key, op, _, _, _ = self._stream.running
             row = (op, key & ISSUE_MASK, start_ns, end_ns, *reason)
             self._rows += _row(self._stream.rank, self._stream.index, *row)
 
-    def _look_again_with(self, watchers: Watchers) -> None:
-        """Look again when what has these watchers changes; once is enough."""
+    def _watch(self, watchers: Watchers) -> None:
+        """Look again when the thing that these watchers watch changes."""
         if self not in watchers:
             watchers.append(self)
 
     def _find_reason(self) -> Reason | None:
         """Find the root cause of the stream's wait; None if it has nothing left to run."""
         stream, host = self._stream, self._host
-        if stream.gate.is_open and (stream.is_issued if stream.queue else host.awaited >= 0 and not host.finished):
+        if stream.gate.is_closed and (stream.is_issued if stream.queue else host.awaited >= 0 and not host.finished):
             return COMPACTION, -1, stream.columns.compute_tier, -1
         passed: list[Stream] = []
         while stream not in passed:
             if passed:
-                self._look_again_with(stream.watchers)
+                self._watch(stream.watchers)
                 if stream.running is not None:
                     return self._reason_of_running(stream, stream.running[1])
             if not stream.is_issued:
                 return self._reason_of_host()
             passed.append(stream)
-            if before := stream.behind():
+            if before := stream.awaited_stream():
                 stream = before
             elif lacked := stream.lacks():
                 return self._reason_of_tensor(lacked[0], stream.queue[0][0])
         return CAPACITY, -1, stream.columns.compute_tier, -1
 
     def _reason_of_running(self, stream: Stream, op: int) -> Reason:
-        """Return the cause where another stream must first end what it runs."""
+        """Return the cause of a wait for an op that another stream runs."""
         meeting = stream.meeting
         if meeting is None:
             return (COLLECTIVE, -1, -1, op) if stream.columns.is_collective[op] else (ORDER, -1, -1, -1)
-        self._look_again_with(meeting.watchers)
+        self._watch(meeting.watchers)
         return (PEER, -1, meeting.peer, -1) if meeting.peer >= 0 else (COLLECTIVE, -1, -1, op)
 
     def _reason_of_host(self) -> Reason | None:
-        """Return the cause where the host has not issued what would run next."""
+        """Return the cause of a wait for an op that the host has not issued; None if it has issued all."""
         host = self._host
         if not self._stream.queue and host.finished:
             return None
-        self._look_again_with(host.watchers)
+        self._watch(host.watchers)
         if host.awaited >= 0:
             return self._reason_of_tensor(host.awaited, None)
         return HOST if host.is_ahead else ORDER, -1, -1, -1
 
     def _reason_of_tensor(self, lacked: int, before: int | None) -> Reason:
-        """Return the cause where a tensor is lacking: follow its earliest transfer under way, issued before."""
+        """Return the cause of a wait for a tensor: follow its first transfer, and what that waits for."""
         tensor, places = lacked, self._stream.places
         while transfer := places.first_transfer(tensor, before):
             link: LinkQueue = transfer[1].link
-            self._look_again_with(link.watchers)
+            self._watch(link.watchers)
             if any(channel.transfer is transfer for channel in link.running):
                 return TRANSFER, lacked, link.index, tensor
             if not link.free:
@@ -142,7 +142,7 @@ class Waiting:
                 return TRANSFER, lacked, under_way.link.index, under_way.transfer[1].tensor
             before, head, _, lap = link.queue[0]
             tensor = head.tensor
-            if head.link.is_gated(head, lap):
+            if head.link.waits_for_compute(head, lap):
                 break
             if not head.link.lacks_tensor(head, lap):
                 return CAPACITY, lacked, head.link.target, tensor
@@ -150,14 +150,14 @@ class Waiting:
 
 
 class Explainer:
-    """Explains the waits of one rank: first what it lacks itself, then for whom it waits.
+    """Explains why one rank is blocked.
 
     Parameters
     ----------
     graph
         For names.
     places, streams, links
-        The rank's state when nothing could move.
+        The rank's state once nothing could move.
     """
 
     def __init__(self, graph: Graph, places: Places, streams: list[Stream], links: list[LinkQueue]) -> None:
@@ -165,9 +165,9 @@ class Explainer:
         self._yielded: set[str] = set()
 
     def sentences(self, host: HostThread) -> tuple[list[str], list[str]]:
-        """Explain the chain of waits: what the rank lacks itself, and for which ranks it waits.
+        """Return sentences on what the rank lacks itself, and on which ranks it waits for.
 
-        Nothing if the host has issued everything and all of it has ended.
+        Both are empty if the host has issued all actions and all of them have ended.
         """
         peers = list[str]()
         for stream in self._streams:
@@ -190,7 +190,7 @@ class Explainer:
         return sentences, peers
 
     def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
-        """Yield a sentence, and the rest, unless it came before: a chain that comes back to one is a cycle."""
+        """Yield a sentence and the rest of its chain, unless they were yielded before."""
         if sentence not in self._yielded:
             self._yielded.add(sentence)
             yield sentence
@@ -203,9 +203,9 @@ class Explainer:
         return f"op {self._graph.ops[queued[1]].name!r} (action {queued[0] & ISSUE_MASK})"
 
     def _about_compute(self, stream: Stream) -> Iterator[str]:
-        """Explain why the head cannot start; nothing if it waits for another stream, which has its own sentences."""
+        """Explain why a stream's head cannot start; not if it waits for another stream, which is explained itself."""
         name, lacked = self._op_name(stream.queue[0]), stream.lacks()
-        if stream.behind():
+        if stream.awaited_stream():
             return
         if lacked is None:
             yield self._about_room(name, stream.columns.compute_tier, stream.room_bytes())
@@ -227,11 +227,11 @@ class Explainer:
             yield from self._once(behind, self._about_copy(head))
 
     def _about_copy(self, head: Transfer) -> Iterator[str]:
-        """Explain why the first copy of a link cannot start."""
+        """Explain why a link's head cannot start."""
         link, tensor, tiers = head[1].link, head[1].tensor, self._places.tiers
         way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
         copy = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
-        if link.is_gated(head[1], head[3]):
+        if link.waits_for_compute(head[1], head[3]):
             yield from self._once(f"{copy} waits for the compute issued before it")
         elif link.lacks_tensor(head[1], head[3]):
             yield from self._once(f"{copy} waits for its source", self._about_tensor(tensor, head[0]))
@@ -246,6 +246,6 @@ class Explainer:
         used, capacity = human(instance.used, "B"), human(instance.capacity, "B")
         return (
             f"{action} waits for {human(size, 'B')} of room in {instance.name}: {used} of {capacity} are held"
-            f"{instance.in_pieces}, largest {largest or 'nothing'}; no issued detach will free more, so detach "
+            f"{instance.address_text}, largest {largest or 'nothing'}; no issued detach will free more, so detach "
             "something before it, or give more room"
         )

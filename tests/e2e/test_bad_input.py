@@ -5,7 +5,7 @@ import json
 import chain
 import pytest
 
-from simulator.engine.waits import Waiting
+from simulator.engine.waits import Ledger
 
 DOCUMENTS = {
     "a path that none is": (
@@ -248,8 +248,8 @@ def test_wrong_usage_is_exit_code_2(arguments, hosim):
 
 def test_a_broken_law_is_one_message_too(hosim, scenario, monkeypatch):
     """A stream that tells of longer waits than it had: the referee finds it, whatever the plan."""
-    own = Waiting.end
-    monkeypatch.setattr(Waiting, "end", lambda self, issue, op: own(self, issue + 1, op))
+    own = Ledger.end
+    monkeypatch.setattr(Ledger, "end", lambda self, issue, op: own(self, issue + 1, op))
     done = hosim("run", scenario, "--policy", "reactive")
     assert done.code == 1
     assert done.err.count("hosim: ") == 1

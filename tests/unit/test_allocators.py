@@ -102,7 +102,7 @@ def test_segments_without_a_place_are_given_back_before_anything_moves():
     pools.give(0)
     assert not pools.take([(1, 31 * MIB)])
     assert pools.is_fragmented([(1, 31 * MIB)])
-    assert pools.gives_back([(1, 31 * MIB)])
+    assert pools.release_cached([(1, 31 * MIB)])
     assert pools.take([(1, 31 * MIB)])
     assert pools.reserved_bytes == 32 * MIB
 
@@ -117,7 +117,7 @@ def test_compaction_puts_the_blocks_of_a_pool_into_one_segment():
     pools.give(3)
     pools.take([(4, 14 * MIB)])
     before = pools.reserved_bytes
-    assert not pools.gives_back([(5, 36 * MIB)])
+    assert not pools.release_cached([(5, 36 * MIB)])
     assert pools.is_fragmented([(5, 36 * MIB)])
     pools.compact()
     assert pools.reserved_bytes == 28 * MIB < before
@@ -160,5 +160,5 @@ def test_what_fits_once_segments_are_given_back_fits(seed):
         if draw.random() < 0.6:
             space.give(item)
     wanted = [(100 + number, draw.choice(sizes)) for number in range(draw.randint(1, 3))]
-    if not space.take(wanted) and space.gives_back(wanted):
+    if not space.take(wanted) and space.release_cached(wanted):
         assert space.take(wanted)
