@@ -302,19 +302,19 @@ def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> 
 
 def _documented_value(loaded: Loaded, field: str) -> Any:
     """Return the value of a field in the documents: ``1x`` if its fields differ, a beginning if there is no limit."""
-    tier, path = loaded.hardware.tiers[loaded.hardware.compute_tier], Frontier.path_of(field)
+    tier, paths = loaded.hardware.tiers[loaded.hardware.compute_tier], Frontier.paths_of(field)
     if field == f"peak.{loaded.hardware.compute_tier}" and loaded.scenario.budget_bytes is not None:
         return exact(tier.capacity_for(loaded.scenario.budget_bytes), "B")
-    values = [value for part in path.split(" + ") for _, value in loaded.fields(part)]
+    values = [value for path in paths for _, value in loaded.fields(path)]
     if len(set(map(repr, values))) > 1:
         return "1x"
     value = values[0]
-    if value is None and path == "scenario.budget":
+    if value is None and paths == ("scenario.budget",):
         value = exact(tier.usable_bytes, "B")
     rule = "what is searched is a quantity or a number"
     is_amount = isinstance(value, int | float) and not isinstance(value, bool)
     require(is_amount or unit_of(value) is not None, rule, repr(value), do="name a field below it, or another one")
-    return value if value != "inf" else "1 TB" if path.endswith("capacity") else "1 TB/s"
+    return value if value != "inf" else "1 TB" if paths[-1].endswith("capacity") else "1 TB/s"
 
 
 def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:

@@ -6,7 +6,7 @@ the field whose largest value is searched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import product
@@ -288,7 +288,7 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     hardware, workload = apply(unscaled, figures), apply(loaded.workload, changes["workload"])
     varied = replace(loaded, scenario=scenario, hardware=hardware, workload=workload, scale=scale, unscaled=unscaled)
     room = ("scenario.budget", f"tiers.{hardware.compute_tier}.capacity")
-    places = {axis.place(value): _overlap(" + ".join(room), *axis.fields) for axis, value in point.items()}
+    places = {axis.place(value): _overlap(room, axis.fields) for axis, value in point.items()}
     check_budget(varied, max(places, key=places.__getitem__, default=""))
     return varied
 
@@ -301,17 +301,16 @@ def unfixed(loaded: Loaded, question: Question) -> Loaded:
     loaded, question
         The documents, and what is searched.
     """
-    path, scenario = question.path, loaded.scenario
+    paths, scenario = question.paths, loaded.scenario
     rows = [
-        row.model_copy(update={"set_": {key: row.set_[key] for key in row.set_ if not _overlap(path, key)}})
+        row.model_copy(update={"set_": {key: row.set_[key] for key in row.set_ if not _overlap(paths, [key])}})
         for row in scenario.policies
     ]
-    is_of_room = question.unit != "x" and _overlap(path, f"tiers.{loaded.hardware.compute_tier}.capacity")
+    is_of_room = question.unit != "x" and _overlap(paths, [f"tiers.{loaded.hardware.compute_tier}.capacity"])
     changes = {"policies": tuple(rows), "budget_bytes": None if is_of_room else scenario.budget_bytes}
     return replace(loaded, scenario=scenario.model_copy(update=changes))
 
 
-def _overlap(path: str, *others: str) -> bool:
+def _overlap(paths: Sequence[str], others: Sequence[str]) -> bool:
     """Tell whether a path, whose parts may be patterns, names what one of the others does."""
-    pairs = product(path.split(" + "), others)
-    return any(fnmatchcase(part, other) or fnmatchcase(other, part) for part, other in pairs)
+    return any(fnmatchcase(path, other) or fnmatchcase(other, path) for path, other in product(paths, others))

@@ -91,7 +91,7 @@ def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool
     has = "" if question.unit == "x" else f"; now {now} {question.written(start)}"
     verb = "would be free (no stall, no recompute)" if value > start else "is free (no stall, no recompute), even"
     beyond = f" (with {question.written(row['next'])} {_obstacle(row, question)})" if "next" in row else " or less"
-    return f"{who} {verb} with {question.path} {question.written(value)}{alone}{beyond}{has}."
+    return f"{who} {verb} with {' + '.join(question.paths)} {question.written(value)}{alone}{beyond}{has}."
 
 
 def _slowdown(slowdown: float | None, question: Question) -> str:

@@ -78,7 +78,7 @@ class Search:
         insist(question.over in names, self._where("over"), rule, repr(question.over), do)
         self._documents = loaded.without_questions()
         self.base = catalog.unfixed(self._documents, question)
-        self.axis = Axis(question.field, tuple(question.path.split(" + ")), self._where("field"), question.unit)
+        self.axis = Axis(question.field, question.paths, self._where("field"), question.unit)
         with errors_at(self._where("such_that")):
             texts = question.such_that if isinstance(question, Frontier) else ()
             self._conditions = [condition(text, loaded.hardware) for text in texts]

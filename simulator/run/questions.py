@@ -108,7 +108,7 @@ def frontier(
     answers = [search.answer(rows, limit) for rows in by_row.values() for limit in question.limits]
     capped = list[str]()
     if question.sign < 0 and any(row[question.column] is None for row in answers):
-        capped += without_effect(search.built(question.values[-1]).hardware, None, [question.path])
+        capped += without_effect(search.built(question.values[-1]).hardware, None, question.paths)
     budget = loaded.scenario.budget_bytes
     if budget is not None and search.base.scenario.budget_bytes is None and not question.field.startswith("peak."):
         capped.append(f"All this is without the budget of the scenario, {exact(budget, 'B')}.")

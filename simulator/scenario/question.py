@@ -59,10 +59,15 @@ class Question(Part):
     over: Label = COMPUTE
     slowdown: tuple[Bound, ...] = ()
 
+    @classmethod
+    def paths_of(cls, field: str) -> tuple[str, ...]:
+        """Return the paths to fields that are joined by `` + ``, mostly one, from the three documents."""
+        return tuple((cls.prefix + field).split(" + "))
+
     @property
-    def path(self) -> str:
-        """Path to the field, from the three documents."""
-        return self.prefix + self.field
+    def paths(self) -> tuple[str, ...]:
+        """Paths to the fields, from the three documents."""
+        return self.paths_of(self.field)
 
     @property
     def direction(self) -> str:
@@ -239,20 +244,15 @@ class Frontier(Question):
     resolution: Annotated[int, Field(ge=1, le=5)] = 3
     start: str | int | float
 
-    @staticmethod
-    def path_of(field: str) -> str:
-        """Path to a field, from the three documents."""
-        return f"tiers.{field.removeprefix('peak.')}.capacity" if field.startswith("peak.") else field
-
-    @property
-    def path(self) -> str:
-        """Path to the field, from the three documents."""
-        return self.path_of(self.field)
+    @classmethod
+    def paths_of(cls, field: str) -> tuple[str, ...]:
+        """Return the paths to fields; for the peak of a tier, to its capacity."""
+        return super().paths_of(f"tiers.{field.removeprefix('peak.')}.capacity" if field.startswith("peak.") else field)
 
     @property
     def direction(self) -> str:
         """The end that is searched: ``largest`` or ``least``."""
-        return "largest" if self.path.startswith(WORKLOAD) or self.unit == "ns" else "least"
+        return "largest" if self.paths[0].startswith(WORKLOAD) or self.unit == "ns" else "least"
 
     @property
     def unit(self) -> str | None:
