@@ -1,8 +1,9 @@
-"""Lower bounds that no plan beats, and needs that no plan can do without.
+"""Lower bounds that no plan beats, and needs that no plan can avoid.
 
 Premises of every bound here: each op runs once in each step (but see *recompute*), in its own time (no contention for
-the compute tier); ops are issued in program order and run on the streams that the scenario says, computes on one, the
-*line*; steps begin and end with the persistent tensors at home, and what has its home in the compute tier stays there.
+the compute tier); ops are issued in program order and run on the streams that graph and scenario name, those of stream
+0 being the *line*; steps begin and end with the persistent tensors at home, and what is at home in the compute tier
+stays there.
 
 *The window.* The step time is the distance ``E_n - E_(n-1)`` of the ends of the last op of the line in the last two
 steps; in a run of one step it is the makespan. Of several ranks it is that of the slowest. No op starts sooner after
@@ -16,17 +17,17 @@ and each brings data that some op reads which the last op of the line waits for,
 starts. The same holds for copies out that make room for an op, and for what no op of the run's only step waits for,
 because the makespan counts it. If the last op takes equally long in both steps, the distance of the ends is the
 distance of the starts, and a link that must carry ``b`` bytes in it at a bandwidth ``w`` needs at least ``b / w``. If
-it reads dynamically, it may take less than in the step before; by that the ends are closer to each other than the
-starts.
+it reads dynamically, it may take less time than in the step before; then the ends are closer to each other than the
+starts by that difference.
 
 *Dynamic reads.* A plan need not bring what is not chosen, so that only certain reads count here. For plans fixed before
 the run, which must bring all candidates, `mean_step` bounds all steps together.
 
 *Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
-collective, it counts from the moment at which its rank comes to it. If it surely comes after the last op of the line,
+collective, it counts from the moment at which its rank reaches it. If it surely comes after the last op of the line,
 the copies of the next step lie between ``E_(n-1)`` and ``S`` of the next step, which takes ``b / w`` and that last op.
-Otherwise, or if ops may run again behind it, nothing is known of when these copies start, and what must come in counts
-in runs of one step only.
+Otherwise, or if ops may run again behind it, nothing is known of when these copies start, and copies in count in runs
+of one step only.
 
 What is forced:
 
@@ -66,18 +67,18 @@ the op that made it can run again. So *by the budget* and *room at ops* then cou
 again: those that the step began with, those of ops that are not repeatable, and what stays in the compute tier because
 it is at home there. All else stands: every op runs at least once, in program order; what is forced in is read by some
 first run and has ended when the last of them starts; and the step ends no sooner than that last first run. What copies
-and repeated runs cost together at an op, of a budget that is tight there, is a bound of its own; `rematerialisation`
+and repeated runs cost together at an op where the budget is tight is a bound of its own; `windows.Rematerialisation`
 has the proof.
 
-*What ranks share.* Ranks that are alike (`symmetry`) run the same plan and see the same, so that they do the same at
-the same times if they begin together: bandwidth is shared max-min, and room of shared tiers is not short (else this is
-not used). So their windows are one, and a bus of a node or of the supernode carries in it what each of them is forced
-to move, as often as there are such ranks there. Of ranks that never meet, and may begin in turn, this holds for a run
-of one step, which lies between time 0 and the last end of all.
+*What ranks share.* Ranks that are alike (`critical_path`) run the same plan and see the same, so that they do the same
+at the same times if they begin together: bandwidth is shared max-min, and room of shared tiers is not short (else this
+is not used). So their windows coincide, and a bus of a node or of the supernode carries in them what each of them is
+forced to move, times the number of such ranks there. Of ranks that never meet, and may begin in turn, this holds for a
+run of one step, which lies between time 0 and the last end of all.
 
 A copy that is forced between a home and the compute tier passes every link (or bus) without which no path is left. A
-staged link is a path of its own, and no room besides: what passes it passes the links that it goes via, whose bandwidth
-it shares. So with a link (or bus) go all staged links over it, and those add nothing to the bandwidth of a border.
+staged link is a path of its own, and takes no room: what passes it passes the links that it goes via, whose bandwidth
+it shares. So all staged links over a link (or bus) count with it, and add nothing to the bandwidth of a border.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ from simulator.bounds.windows import Rematerialisation, Windows
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 
-_HALVINGS = 12  # the bound on the peak is found to one part in 4,096 of what is live
+_HALVINGS = 12  # the bound on the peak is found to one part in 4,096 of what may be live
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +134,11 @@ class Limits:
     timing
         Timing of the graph's ops, alone or among those of other ranks.
     hardware, homes
-        The machine; the tier id of each tensor at time 0, or `FREE`, of no account for what does not exist then.
+        The machine; the tier id of each tensor at time 0, or `FREE`; ignored for what does not exist then.
     may_repeat
         Whether the bounds hold for plans that run ops again as well; the timing is then for such plans, too.
     sharers
-        For each bus that ranks share, how many do there at the same time what this one does.
+        For each bus that ranks share, how many of them do there at the same time what this one does.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ def mean_step(graph: Graph, hardware: Hardware, homes: Sequence[int]) -> Bound:
     Returns
     -------
     Bound
-        Of one step: the time that each link, queue and bus needs for what must pass it.
+        Bound of one step: the time that each link, queue and bus needs for what must pass it.
     """
     precedence = Precedence.of(replace(graph, steps=1))
     timing = Timing.alone(precedence, [0] * len(graph.ops))

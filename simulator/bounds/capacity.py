@@ -4,7 +4,7 @@ No plan can give an op less room than what it uses, its workspace, and what stay
 its home; begin a step with more at home in a tier than fits there; or hold, in all tiers that a tensor can get to
 together, less than the values that are needed.
 
-A lever is tried before it is named: with it, nothing must speak against a plan any more.
+A lever is tried before it is named: with it, all needs must be met.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Need(NamedTuple):
     Attributes
     ----------
     tier
-        Which one (id).
+        Tier id.
     demand_bytes, capacity_bytes
         Bytes that must be there, and the room for them [B].
     at
@@ -68,19 +68,19 @@ def infeasible(
     Parameters
     ----------
     graph, hardware
-        What runs, where.
+        Graph that runs; machine that it runs on.
     homes
         As for `simulator.bounds.Limits`.
     budget_bytes
         Budget of the compute tier [B].
     may_repeat
-        Whether plans that run ops again count too; values that can be made again are then not needed at once.
+        Whether plans may run ops again; then values that can be made again need not be held.
 
     Returns
     -------
     Shortfall or None
         The largest gap between demand and capacity, the largest residents, the levers and the room that is needed;
-        None if nothing speaks against it.
+        None if all needs are met.
     """
     fit = GraphNeeds(graph, hardware, homes, budget_bytes, may_repeat=may_repeat)
     if not fit.short:
@@ -116,7 +116,7 @@ class GraphNeeds:
     elsewhere_bytes
         Most bytes of needed values that other tiers can hold [B].
     by_op
-        Bytes that the compute tier must hold at each op; and all that is needed, less what other tiers may hold [B].
+        By op: bytes that the compute tier must hold; and all that is needed, less what other tiers may hold [B].
     short
         The needs that are not met.
     """
@@ -222,7 +222,7 @@ class GraphNeeds:
             yield "make the batch smaller, or the sequence shorter"
 
     def _is_enough(self, demand: Ints, fixed: Ints) -> bool:
-        """Return whether a few parts are enough to meet the budget, if all but what is fixed is cut."""
+        """Return whether the budget is met with all that is not fixed cut into at most `_FINEST` parts."""
         left, over = self.budget_bytes - fixed, demand > self.budget_bytes
         return bool((left[over] > 0).all() and (demand - fixed <= _FINEST * left)[over].all())
 

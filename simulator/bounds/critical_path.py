@@ -1,7 +1,7 @@
 """The longest path through a step: when an op starts at the earliest, and how much comes after it at least.
 
 *Happens before.* An op starts after the end of the one before it on its stream, and of those that write what it reads
-or use what it writes (`precedence`). A collective starts when all its members have come to it, and takes at least its
+or use what it writes (`precedence`). A collective starts when all its members have reached it, and takes at least its
 time alone: so for each member all that comes before its own part comes before the whole, and the whole before what
 comes after it. Each op takes at least its time alone. So whatever a plan decides, no op starts sooner after another
 than the longest path between them.
@@ -13,12 +13,12 @@ the first, as is all that follows from it, what is left of the step before inclu
 earlier, so that its *head* is not known, and an op that leads to no end may run later, so that its *tail* is not known.
 In a run of one step the window is the whole run: it begins with time 0 and ends with the last end of all.
 
-*Ranks that are alike* count as one. A path from one of them may come back to another one. But each meets as
-many as each other does, so that the ways from where the path starts to where it ends, counted as often as there are
-some, leave every rank and reach every rank equally often, and a part of them leaves and reaches each exactly once
-(a regular bipartite graph has a perfect matching). Along these, ``E_n`` of the one less ``E_(n-1)`` of the other is at
-least the path. In their sum over all ranks that are alike each step is counted once: its mean, and so its largest, is
-at least the path. The same holds of a path through an op and of what else that op's rank adds before or after it.
+*Ranks that are alike* count as one. A path from one of them may come back to another one. But all of them meet equally
+many, so that such paths, counted with their multiplicity, leave and reach every rank equally often, and some of them
+leave and reach each exactly once (a regular bipartite graph has a perfect matching). Along these, ``E_n`` of the one
+less ``E_(n-1)`` of the other is at least the path. In their sum over all ranks that are alike each step is counted
+once: its mean, and so its largest, is at least the path. The same holds for a path through an op and for what else that
+op's rank adds before or after it.
 
 If ops run again, the last to end in the line may be one that runs again. Then what is left of the step before leads to
 nothing: only later ops of the line surely come after ``E_(n-1)``. Everything else stands for the first runs.
@@ -27,10 +27,10 @@ The network of ops is swept in topological order, once for each kind of rank.
 
 *Which ranks are alike.* Ranks are *alike* if they run the same graph, have as many of each kind beside them on their
 node, and meet as many of each kind in each of their groups, spread over nodes in the same way. These kinds are found by
-refinement: ranks start as alike if their graphs are the same, and are told apart until nothing tells those of a kind
-apart any more. They also run the same plan, as a policy decides once for each graph, and share bandwidth max-min: so
-they do the same at the same times, as long as they begin together and no shared tier can run out of room, which is
-given in turn. Ranks that never meet may begin in turn, which lasts (docs/explanation/many-ranks.md).
+refinement: ranks with the same graph start as alike, and kinds are split until nothing tells ranks of a kind apart.
+They also run the same plan, as a policy decides once for each graph, and share bandwidth max-min: so they do the same
+at the same times, as long as they begin together and no shared tier can run out of room, which is granted in turn.
+Ranks that never meet may begin one after another, which lasts (docs/explanation/many-ranks.md).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from simulator.hardware import Hardware
 from simulator.trace import instances
 
 UNKNOWN = -(1 << 60)
-"""Stands for an unknown time; so does any that is not much larger."""
+"""Stands for an unknown time [ns], as does any number that is not much larger."""
 
 Part = tuple[int, int]
 """A kind of rank, and one of its ops."""
 
 Edge = tuple[int, int]
-"""Another node, and how long after the start of the earlier of both the later one starts at least [ns]."""
+"""Another node, and the least time from the start of the earlier to the start of the later one [ns]."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Timing:
     shorter_ns
         How much shorter the last op of the line may be than in the step before [ns], see dynamic reads in the package.
     outlasting
-        Tensors of which copies may outlast a step, because dynamic reads may choose them, if the graph does not say so.
+        Tensors whose copies may outlast a step because dynamic reads may choose them, where the graph does not say so.
     """
 
     precedence: Precedence
@@ -144,8 +144,8 @@ class RankNetwork:
         self._first = list(accumulate(ops, initial=0))
         self._node = node = list(range(self._first[-1]))
         for part, parts in meetings.items():
-            for lap in (0, -1):
-                node[self._at(*part, lap)] = min(self._at(*p, lap) for p in parts)
+            for step in (0, -1):
+                node[self._at(*part, step)] = min(self._at(*p, step) for p in parts)
         self._took_ns = [ns for (_, took_ns), times in zip(kinds, steps, strict=True) for ns in [*took_ns] * times]
         self._before, self._behind = ([list[Edge]() for _ in node] for _ in range(2))
         for (precedence, _), base, count in zip(kinds, self._first, ops, strict=False):
@@ -165,7 +165,7 @@ class RankNetwork:
         return range(self._first[kind] + op, self._first[kind + 1], len(self._kinds[kind][1]))[step]
 
     def _topological_order(self) -> list[int]:
-        """Sort the nodes, each behind those that it follows; what waits for itself, and all behind it, is left out."""
+        """Sort the nodes, each behind its predecessors; leave out those on a cycle, and all behind them."""
         missing = [len(edges) for edges in self._before]
         in_order = [node for node, count in enumerate(missing) if not count]
         for node in in_order:  # it grows meanwhile
@@ -206,7 +206,7 @@ class RankNetwork:
         return self._longest(starts, rests)
 
     def _longest(self, starts: list[int], rests: list[int]) -> tuple[list[int], list[int]]:
-        """Lengthen paths to the start of each node, and from there on; what is given is where they begin and end."""
+        """Lengthen paths to the start of each node, and from there on, from the given beginnings and ends."""
         for lengths, order, edges in ((starts, self._sorted, self._behind), (rests, self._sorted[::-1], self._before)):
             for node in order:
                 for other, lag_ns in edges[node]:
@@ -221,7 +221,7 @@ class Team:
     Attributes
     ----------
     job, hardware
-        What runs, where.
+        Job that runs; machine that it runs on.
     times_ns
         For each graph the time of each op alone, on the first rank that runs it [ns].
     streams
@@ -244,7 +244,7 @@ class Team:
             kinds = finer
 
     def _refined(self, kind: Sequence[int]) -> tuple[int, ...]:
-        """For each rank, find the first that cannot be told from it, given the kinds so far."""
+        """Find, for each rank, the first that the kinds so far do not tell from it."""
         on_node = self.hardware.topology.devices_per_node
         beside = [tuple(sorted(kind[node : node + on_node])) for node in range(0, len(kind), on_node)]
 
@@ -273,7 +273,7 @@ class Team:
 
     @cached_property
     def timings(self) -> Callable[..., tuple[Timing, ...]]:
-        """Function that returns, for each graph, what holds of all ranks that run it, also if ops `may_repeat`."""
+        """Function of `may_repeat` that returns, for each graph, the timing that holds for all ranks that run it."""
         return cache(self._timed)
 
     def _timed(self, *, may_repeat: bool = False) -> tuple[Timing, ...]:
@@ -329,7 +329,7 @@ class Team:
 
 
 def _merged(first: Timing, second: Timing) -> Timing:
-    """Return what holds of the ranks of both timings; the path is the longer one."""
+    """Return the timing that holds for the ranks of both; the path is the longer one."""
     times = ((timing.durations_ns, timing.heads_ns, timing.tails_ns) for timing in (first, second))
     durations, heads, tails = ([*map(min, *both)] for both in zip(*times, strict=True))
     return Timing(first.precedence, durations, heads, tails, max(first.path_ns, second.path_ns))

@@ -134,7 +134,7 @@ class Bottleneck(NamedTuple):
         return ceil_div(sum(alone), self.channels)
 
     def about(self, rate: int | float) -> float:
-        """Return the time of a byte at one of its bandwidths, in floating point [ns]."""
+        """Return its time for a byte at one of its bandwidths, in floating point [ns]."""
         return self.times * ns_per_byte(rate) / self.channels
 
 
@@ -150,7 +150,7 @@ def bottlenecks(
     hardware
         The machine.
     sizes
-        Of the tensors that may have to be copied [B].
+        Sizes of the tensors that may have to be copied [B].
     sharers
         For each bus, how many ranks do there at the same time what this one does.
     """
@@ -178,9 +178,9 @@ def rate_of(names: Sequence[str], hardware: Hardware, sizes: Sequence[int] = ())
     Parameters
     ----------
     names, hardware
-        The links, of which machine.
+        Names of the links; their machine.
     sizes
-        Of the tensors that are copied, if they are known [B].
+        Sizes of the tensors that are copied, if they are known [B].
     """
     total: int | float = 0
     for link in hardware.wires(names):

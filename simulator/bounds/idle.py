@@ -41,8 +41,8 @@ class Stretches(NamedTuple):
         The op of the line that surely starts no sooner than the one that reads the value; the number of ops if no op
         of the step reads it, or none of the line is known to wait for that.
     made
-        The last op of the line than which the op that made the value surely starts no sooner; -1 if it was not made in
-        the step, or nothing is known of when.
+        The last op of the line that surely starts no later than the op that made the value; -1 if it was not made in
+        the step, or there is none.
     maker
         The op that made the value; -1 if it was not made in the step.
     """
@@ -57,11 +57,11 @@ class Stretches(NamedTuple):
     maker: Ints
 
     def bytes_at(self, ops: int) -> Ints:
-        """Return what lies over each of so many ops [B]."""
+        """Return the bytes that lie idle at each of so many ops [B]."""
         return held_bytes(self.first, self.last, self.size, ops)
 
     def where(self, mask: Bools) -> Stretches:
-        """Return the stretches that are flagged."""
+        """Return the stretches that a mask flags."""
         return Stretches(*(column[mask] for column in self))
 
     def must_stay(self, precedence: Precedence) -> Bools:
@@ -106,7 +106,7 @@ class Demand:
         Tensor that comes from a home -> op of the line that awaits its first reader; the number of ops if none is known
         to.
     leaves
-        In a run of one step, tensor that goes to a home -> op of the line than which its last write starts no sooner.
+        In a run of one step, tensor that goes to a home -> last op of the line to start no later than its last write.
     lifetimes, precedence, hardware, homes, may_repeat
         Lifetimes of the graph's tensors; and as given.
     """
@@ -191,9 +191,9 @@ class Demand:
 
 
 def tightest(ops: Ints, demand: Ints, count: int) -> Ints:
-    """Cut ops into so many equally long runs, and return of each the op at which most is needed."""
+    """Cut ops into so many equally long stretches, and return the op of each at which most is needed."""
     if len(ops) <= count:
         return ops
-    run = np.arange(len(ops)) * count // len(ops)
-    in_turn = np.lexsort((-demand[ops], run))
-    return ops[in_turn[np.flatnonzero(np.diff(run, prepend=-1))]]
+    stretch = np.arange(len(ops)) * count // len(ops)
+    in_turn = np.lexsort((-demand[ops], stretch))
+    return ops[in_turn[np.flatnonzero(np.diff(stretch, prepend=-1))]]

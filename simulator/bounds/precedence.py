@@ -19,7 +19,7 @@ from simulator.lifetime import Lifetimes
 
 
 def streams_of(graph: Graph, collectives: str = "own_stream") -> tuple[int, ...]:
-    """Return the stream of each op. Where collectives run beside computes, each group has one, behind those of ops."""
+    """Return the stream of each op; where collectives run beside computes, each group has one after those of ops."""
     if collectives != "own_stream":
         return tuple(op.stream for op in graph.ops)
     last = max((op.stream for op in graph.ops), default=0)
@@ -87,7 +87,7 @@ class Precedence:
 
     @cached_property
     def no_earlier(self) -> dict[int, int]:
-        """Op of two steps, if beside the line -> compute of the line that starts no later."""
+        """Op of two steps, beside the line -> last compute of the line that surely starts no later."""
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
         takes, no_earlier, latest = list[bool](), dict[int, int](), -1
         for node in self.graph.ops:
@@ -104,7 +104,7 @@ class Precedence:
     def ended(self) -> list[int]:
         """Op -> last op of the line that has surely ended when it starts, in the same step; -1 if none has.
 
-        One more, for when the step ends: the last op.
+        A further entry is for the end of the step: the last op.
         """
         ops = len(self.streams)
         if self.in_line:
@@ -128,7 +128,7 @@ class Precedence:
         return follows
 
     def no_sooner(self, op: int) -> int:
-        """Return the last op of the line than which it surely starts no sooner; -1 if there is none."""
+        """Return the last op of the line that surely starts no later than it; -1 if there is none."""
         return self.ended[op] if self.streams[op] else op
 
     def awaited_by(self, op: int) -> int:

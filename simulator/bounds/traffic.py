@@ -11,9 +11,9 @@ are other tiers, and ``N`` the others. ``N`` and what is pinned have room in the
 least ``x`` bytes. Each of ``A`` is read in the step, so that a copy of it lies in the window. Say the copies of ``Q``
 that lie there have less than ``x + s`` bytes. Then they are one of each of ``A``, and no other: another one would bring
 ``s`` bytes. Let the first of them start at ``t``: it takes its place then, of ``s`` bytes at least. Were all of ``N``
-in their places, too, ``A`` would have ``x + s`` bytes, and it has not. So at ``t`` some ``b`` of ``N`` has no place. It
-is read in the step. If a copy in of ``b`` issued in the step before had not started at ``t``, it would lie in the
-window, which it cannot. So ``b`` was there when the window began, and has left since. Its value is needed, and was
+in their places, too, ``A`` would have at least ``x + s`` bytes, but it has less. So at ``t`` some ``b`` of ``N`` has no
+place. It is read in the step. If a copy in of ``b`` issued in the step before had not started at ``t``, it would lie in
+the window, which it cannot. So ``b`` was there when the window began, and has left since. Its value is needed, and was
 nowhere else between the steps: so a copy of ``b`` out, issued in this step, has ended at ``t``. The copies of ``A``, of
 ``x`` bytes or more, follow.
 
@@ -35,11 +35,11 @@ from simulator.bounds.idle import Demand
 from simulator.cost.service import ceil_div, transfer_ns
 from simulator.hardware import reachable
 
-Move = tuple[int, int, list[int]]
-"""From which tier (id) to which one; sizes of the tensors that must get there [B]. One is the compute tier."""
+ForcedMove = tuple[int, int, list[int]]
+"""Ids of the source and target tier, one of them the compute tier; sizes of the tensors that must get there [B]."""
 
 Crossing = tuple[Cut, int, int]
-"""A cut, and how many bytes the room within forces in and out at least [B]."""
+"""A cut, and the least bytes that the room within forces in and out [B]."""
 
 
 class Traffic:
@@ -118,7 +118,7 @@ class Traffic:
         back = in_bytes if cut.into and names.issuperset(cut.into) else 0
         return whole + back + (out_bytes if cut.out_of and names.issuperset(cut.out_of) else 0)
 
-    def _moves_over(self, names: set[str]) -> list[Move]:
+    def _moves_over(self, names: set[str]) -> list[ForcedMove]:
         """List the moves that have no way around these links."""
         links = zip(self.hardware.links, self.hardware.hops, strict=True)
         ways = [hop for name, hop in links if name not in names]
@@ -130,8 +130,8 @@ class Traffic:
         return sum(count * transfer_ns(size, self.hardware.links[name]) for size, count in sizes.items())
 
 
-def _moves(timing: Timing, demand: Demand) -> list[Move]:
-    """List whole tensors that must get home, or from there to the compute tier."""
+def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:
+    """List the moves of whole tensors that must get home, or from home to the compute tier."""
     graph, homes, hardware = timing.precedence.graph, demand.homes, demand.hardware
     compute_tier, moves = hardware.compute_tier_id, dict[tuple[int, int], list[int]]()
     awaited = (t for t, due in demand.enters.items() if graph.steps == 1 or due < len(graph.ops))
@@ -159,9 +159,9 @@ def _kept(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _rest_ns(timing: Timing, *, may_repeat: bool) -> int | None:
-    """Return the least time of a step beside the copies that it forces [ns]; None if they may have more than a step.
+    """Return the least time of a step beside the copies that it forces [ns]; None if they may take more than a step.
 
-    They are issued after all of the step before, so that they start after the last op there has been come to.
+    They are issued after all of the step before, so they start after its last op was reached.
     """
     precedence, graph = timing.precedence, timing.precedence.graph
     if graph.steps == 1 or not graph.meets:

@@ -1,4 +1,4 @@
-"""The longest path through a step on which copies come between ops: what has no room at one op must move by another.
+"""The longest path over the ops of a step and the copies between them: what has no room at one op must move by another.
 
 *In.* Let ``a`` and ``c`` be ops of the line, ``a`` before ``c``. Values that existed before ``a``, that ops behind
 ``a`` and up to ``c`` read, and that ``a`` does not use, are needed between the two. While ``a`` runs, the compute tier
@@ -24,17 +24,17 @@ step (or, in a run of one step, are at home here), have left since the step bega
 ``a``, and before the run ends.
 
 All of these are edges from the end of an op to the start of another, as is each op between them. The longest path is a
-bound: windows that follow each other on it add up. What each of several tokens that are decoded in one step needs once
-counts once in each window; a window as long as a token has the lack of a token. Where the path over several ranks
-begins or ends elsewhere, heads and tails of `critical_path` say how long it is there; of ranks that are alike, each
-window is a part of a path as any other.
+bound: windows that follow each other on it add up. A value counts once in each window, so of several tokens decoded in
+one step, a window as long as one token has the lack of one token. Where the path over several ranks begins or ends
+elsewhere, heads and tails of `critical_path` say how long it is there; for ranks that are alike, a window is a part of
+a path like any other.
 
 *Cuts.* The same holds for the tiers around the compute tier together, with the room of all and the links behind them
 (`cuts`): needed values without a place within come in, values made in the compute tier without a place within leave.
 
 *Several streams.* `idle` says which values are needed, and while which ops of the line. A reader beside the line counts
 for the first op of the line that surely starts after it; a value made there counts for windows from the last op of the
-line on than which it surely starts no sooner.
+line on that surely starts no later than its maker.
 
 *Recompute.* An op stands for its first run, and only values count that no op can make again. Over several steps nothing
 counts as coming from the start, as the last op to run is not known then.
@@ -44,8 +44,8 @@ counts as coming from the start, as the last op to run is not known then.
 *Finding it.* From one end ``c`` to the next, the values that are needed from a start ``a`` differ only by those that
 are read between the two ends: each of these is idle for a range of starts, from its last use on. So it is with values
 that are made. Both are sums over areas of starts and ends. Starts and ends are at most `MOST_POINTS` ops: of each of
-equally long stretches of ops, the one that is shortest of room, of all ops and of those that are short of it. Fewer ops
-leave windows out, no more. Floating point decides what to take; whole numbers add up how long it takes.
+equally long stretches of ops, the one with least room, of all ops and of those that lack room. Fewer ops only leave
+windows out. Floating point decides which window to take; whole numbers add up how long it takes.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ _ENDLESS = 1 << 62
 """Room without a limit [B]."""
 
 MOST_OPS = 32
-"""Most ops that are tried."""
+"""Most ops at which `Rematerialisation` tries a budget: each takes a search."""
 
 _ERROR = 1e-9
-"""Share that is more than floating point errs by."""
+"""Relative error that floating point stays below."""
 
 _CLOSER, _BETWEEN = 8, 64
-"""Rounds of the search for the minimum, and times between neighbours of the least that each round tries."""
+"""Rounds of the search for the minimum, and times that each round tries between the neighbours of the least."""
 
 
 class Windows:
@@ -110,7 +110,7 @@ class Windows:
         return _Sweep(self, points, budget_bytes).run() if len(points) else (0, "")
 
     def _points(self, budget_bytes: int | float) -> Ints:
-        """Choose ops between which windows lie; none if no room is lacking, and nothing comes from the start."""
+        """Choose ops between which windows lie; none if no op lacks room, and nothing comes in or goes home."""
         short = self.line[self._most[self.line] > budget_bytes]
         if not len(self.line) or not (len(short) or self.from_start.any() or self.to_end.any()):
             return self.line[:0]
@@ -154,7 +154,7 @@ class _Sweep:
     Parameters
     ----------
     windows
-        Of the graph.
+        Windows of the graph.
     points
         Ops between which windows lie.
     budget_bytes
@@ -250,7 +250,7 @@ class _Sweep:
 
 
 def _shared_bytes(count: int, size: Ints, starts: tuple[Ints, Ints], ends: tuple[Ints, Ints]) -> Ints:
-    """Return, by start and end, the bytes over both, each from the first of two indices to before the second [B]."""
+    """Return, by start and end, the bytes that cover both; each range is a first index and one behind the last [B]."""
     change = np.zeros((count + 1, count + 1), np.int64)
     for start, sign in zip(starts, (1, -1), strict=True):
         np.add.at(change, (start, ends[0]), sign * size)
@@ -271,17 +271,17 @@ class Rematerialisation:
     Let ``r`` be the time that ops of the line take which run again after ``k`` has started, each counted once. The
     line runs one op at a time, so that from the end of ``k`` to that of the step at least ``r`` passes and all
     first runs behind ``k``. These ops make at most ``s(r)`` of the bytes that lie idle at ``k``: as much as if
-    parts of ops could run, those first that make most bytes in a time. What beside the line makes, counts as made
+    parts of ops could run, those first that make most bytes per time. What ops beside the line make counts as made
     in no time. So the step takes at least
 
         max(head of k, (x - s(r)) / w_out) + k + max(tail of k, line behind k + r, (x - s(r)) / w_in + the last op)
 
-    for some ``r``, with what has no place in a copy out counted of values made in the step, in a copy in of those
-    that are read. ``s`` is concave, so that this is convex in ``r``; its minimum is found in floating point, and
-    rounded down by more than that errs. An op that takes less time for a byte than a link runs again at first; the
-    minimum lies where both take equally long, or where nothing is left to copy.
+    for some ``r``; the copy out counts only values made in the step, the copy in only those that are read. ``s`` is
+    concave, so that this is convex in ``r``; its minimum is found in floating point, and rounded down by more than
+    the error of that. Ops that take less time for a byte than a link run again first; the minimum lies where both
+    take equally long, or where nothing is left to copy.
 
-    The ops that are tried are the shortest of room in stretches of the line.
+    The ops that are tried are those with least room in stretches of the line.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ class Rematerialisation:
         self._in_ns, self._out_ns = map(ns_per_byte, rates)
 
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
-        """Return the least time of a step at the op at which a budget [B] costs most [ns], and what to call it."""
+        """Return the least time of a step at the op at which a budget [B] costs most [ns], and its name in a bound."""
         short = np.flatnonzero(self._in_line & (self._needed > budget_bytes))
         least_ns = ((self._least_ns(int(k), budget_bytes), int(k)) for k in tightest(short, self._needed, MOST_OPS))
         ns, op = max(least_ns, default=(0, 0))

@@ -26,12 +26,12 @@ __all__ = [
 
 ReadGraph = Callable[[Path], Graph]
 _MOST = 1000
-"""More ops and tensors than a layer has in a micro-batch, a chunk or a token, as long as neither experts nor blocks of
-the cache are tensors of their own: training sparse attention with experts and all options takes about 240."""
+"""More ops or tensors than a layer has in a micro-batch, a chunk or a token, unless experts or blocks of the cache are
+tensors of their own: training sparse attention with experts and all options takes about 240."""
 
 
 def build_job(workload: Workload, base_dir: Path | None = None, read_graph: ReadGraph | None = None) -> Job:
-    """Build what all ranks of a workload run.
+    """Build the graphs that the ranks of a workload run.
 
     Parameters
     ----------
@@ -40,13 +40,13 @@ def build_job(workload: Workload, base_dir: Path | None = None, read_graph: Read
     base_dir
         Folder of its document, which a graph file is relative to; default: the working directory.
     read_graph
-        Reads a graph file.
+        Function that reads a graph file.
 
     Returns
     -------
     Job
-        The graphs, and which rank runs which. One from a file is run by all ranks that its groups name, as often as
-        the workload says, or else as often as the file says.
+        The graphs, and which rank runs which. A graph from a file is run by all ranks that its groups name, for as many
+        steps as the workload says, or else the file.
 
     Raises
     ------
@@ -114,10 +114,10 @@ def weight_bytes(workload: Workload) -> int:
 
 
 def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> None:
-    """Refuse too many ops or tensors, as if every layer had as many as those that have most.
+    """Refuse too many ops or tensors, counting every layer as the largest kind.
 
-    How many a layer adds is known from models of one and of two layers of each kind. One is enough to find what else is
-    wrong where the whole is plainly small, and none if the whole `is_built` next.
+    Models of one and of two layers of each kind tell how many a layer adds. Where the whole is plainly small, one layer
+    is built, which finds other errors, or none if the whole `is_built` next.
     """
     parallel, pools = workload.parallel, workload.pools
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])
@@ -143,7 +143,7 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
 
 
 def _builder(workload: Workload, model: Model) -> Callable[[Laid], Job]:
-    """Return what builds a graph for each pipeline stage, for each pool, or for the one rank of inference."""
+    """Return the function that builds a graph for each pipeline stage, for each pool, or for inference."""
     must, do = "a run is of steps that are alike", "choose another phase, or run hosim serve on a scenario with it"
     found = f"phase {workload.phase} of the family {model.family}"
     insist(workload.phase != "requests", f"workload {workload.name}", must, found, do)

@@ -1,4 +1,4 @@
-"""Attention: the kinds that a workload can name, each from the normed input to what ``attn.o`` takes.
+"""Attention: the kinds that a workload can name, each from the normed input to the input of ``attn.o``.
 
 In training a whole sequence attends to itself (`attention_gradients`); at inference new tokens attend to themselves and
 to what is cached (`attend_to_cache`).
@@ -35,14 +35,14 @@ A layer runs, in this order, so that what is selected can be fetched while the o
 
     attn.gate   attn.cache   attn.compress   attn.select   attn.compressed   attn.window   attn.selected   attn.mix
 
-Let w be the elements of what is made into one (of a key or a value of one head; of a latent, whole), B sequences, p the
-FLOP and k the bytes that a pair takes in full attention, and P the pairs of a view (`reach`).
+Let w be the elements of what is compressed (a key or a value of one head; a whole latent), B the number of sequences, p
+the FLOP and k the bytes that a pair takes in full attention, and P the pairs of a view (`reach`).
 
 - ``gate``: a linear from the layer's input to three gates for each head.
 - ``compress``: blocks of l tokens that are complete now go through an MLP l * w -> w -> w, of keys and of values, all
   heads alike: 2 * w * w * (l + 1) FLOP each. (The paper prints no widths; position embeddings are l * w parameters.)
 - ``select``: scores of all compressed tokens and the best blocks of each group of heads: the FLOP of their keys, which
-  are read once. Scores are made again by the attention to compressed tokens rather than kept, and adding those of a
+  are read once. The attention to compressed tokens makes the scores again rather than keep them; adding those of a
   block up, and sorting, are not counted.
 - ``compressed``, ``window``, ``selected``: B * P * p FLOP. The first two read what they see once, as dense attention;
   of selected blocks each token reads its own, B * P * k bytes: blocks that several tokens select are read again.
@@ -54,8 +54,8 @@ Latent attention is absorbed in both phases, because the heads of one group shar
 
 In decode, where the cache is cut into blocks, each sequence has an op ``attn.selected.s0`` of its own, whose selected
 blocks are dynamic reads that ``attn.select`` reveals; each group of heads chooses for itself. The first and the last
-blocks, which are always selected, are read for certain. Blocks that the window sees as well are in place then, and no
-candidates: all choices fall on others, so that a little more is fetched than could be (7 of 1,022 blocks lie in the
+blocks, which are always selected, are read for certain. Blocks that the window sees as well are in place then, and not
+candidates: all choices fall on others, so that slightly more is fetched than needed (7 of 1,022 blocks lie in the
 window at 65,536 tokens). A block has the keys of all groups, and is fetched and read as a whole for any.
 """
 
@@ -84,11 +84,11 @@ class Query(NamedTuple):
     seen_bytes
         What attention to all in reach reads of keys and values, new and cached [B].
     width
-        Elements of a row of what comes out.
+        Elements of an output row.
     pair_flops
         Work of a pair of tokens [FLOP].
     scores
-        The part of it that scores a key [FLOP], and what is read of a token for it [B].
+        Of that, the work to score a key [FLOP]; and what is read of a token for it [B].
     """
 
     taken: list[str]
@@ -106,13 +106,13 @@ def sink_logits(t: Tape) -> list[str]:
 
 
 def attend_to_cache(t: Tape, cache: Cache, x: str) -> str:
-    """Normalise, and attend as the model's part says; return what the output projection takes."""
+    """Normalise, and attend as the layer's kind of attention; return the input of the output projection."""
     x = t.norm("norm1", x)
     return gated_output(t, attend(t, cache, attention_inputs(t, x), x), x)
 
 
 def attention_inputs(t: Tape, x: str) -> list[str]:
-    """Make what tokens attend with and to: queries and what is cached of them; what an indexer scores with.
+    """Make the tensors that tokens attend with: queries, what is cached of tokens, and what an indexer scores with.
 
     Queries and keys have their rotary embeddings, and are normalised before if the model says so.
     """
@@ -133,14 +133,14 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
 def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     """Attend to what is cached and to one another.
 
-    Latent attention takes the form that is the cheaper one in this phase.
+    Latent attention takes the form that is cheaper in this phase.
 
     Parameters
     ----------
     t, cache
-        What runs together, and what it finds.
+        Tape, and the cache that the current tokens find.
     taken, x
-        What `attention_inputs` made, and from what, perhaps for more tokens.
+        Output and input of `attention_inputs`, perhaps for more tokens.
     """
     part = t.attention
     if isinstance(part, Linear):
@@ -169,14 +169,14 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
 
 
 def gated_output(t: Tape, out: str, x: str) -> str:
-    """Return what the output projection takes: what attention puts out, normalised and gated if it is linear."""
+    """Return the input of the output projection: the output of attention, normalised and gated if that is linear."""
     if not isinstance(t.attention, Linear):
         return out
     return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
 
 
 def _bytes(t: Tape, cache: Cache, *names: str) -> int:
-    """Return what the tokens that run now have of tensors, which may hold those of others as well [B]."""
+    """Return the size of the current tokens in tensors that may hold others as well [B]."""
     return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
 
 
@@ -236,7 +236,7 @@ def _chosen(t: Tape, about: Indexer, cache: Cache, query: Query, made: list[str]
 
 
 def _index_inputs(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
-    """Make queries, weights of heads, and keys of an indexer, from inputs to which no gradient goes back."""
+    """Make the queries, head weights and keys of an indexer, from inputs to which no gradient goes back."""
     x, latent = t.alias(x, "detached"), t.alias(t.name("attn.q_a_norm.out"), "detached")
     q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
     k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
@@ -246,7 +246,7 @@ def _index_inputs(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str,
 
 
 def _latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
-    """Make queries of all heads, and of each token the latent with the rotary part of the key; rope is in place."""
+    """Make the queries of all heads, and each token's latent with the rotary part of its key; rope is in place."""
     if part.q_lora_rank:
         q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
     else:
@@ -259,7 +259,7 @@ def _latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
 
 
 def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
-    """Attend to compressed tokens, to near ones and to selected blocks, and mix what comes out by gates."""
+    """Attend to compressed tokens, to near ones and to selected blocks, and mix the outputs by gates."""
     before, compressed_pairs = cache.within(Reach(sparse=part, counted="compressed"))
     made, span = cache.within(Reach(sparse=part, counted="made"))[1], cache.span
     complete, stored = before + made, cache.compressed.of(0, part.compress.number(span.length))
@@ -275,7 +275,7 @@ def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) 
         t.op("attn.select", taken, chosen, op_class="attention", flops=flops, read_bytes=read_bytes)
 
     def view(name: str, reads: Iterable[str], seen: int, read: int, late: Late | None = None) -> str:
-        """Attend to so many tokens, of which some are read now; late, of one sequence, else of all together."""
+        """Attend to `seen` pairs and read `read` tokens: of one sequence if reads are `late`, else of all together."""
         sequences = cache.sequences if late else 1
         out = t.of_heads(f"attn.{name}.out", query.width, rows=(cache.tokens // sequences,))
         read_bytes = query.taken_bytes // sequences + read * t.token_bytes
@@ -295,7 +295,7 @@ def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) 
 
 
 def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
-    """Compress each block of tokens that is complete now into one token."""
+    """Compress each newly complete block of tokens into one token."""
     about, weights = part.compress, [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
     if not made:
         return

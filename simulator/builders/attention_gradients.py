@@ -2,13 +2,13 @@
 
 *Softmax.* Keys have k elements and values v. Half of the square of T tokens in sequences of s takes T * s * heads *
 (k + v) FLOP, and T * s * heads * (3 * k + 2 * v) in backward, which makes the scores again; where a token sees at most
-m, the part m * (2 * s - m) / s^2 of it. Saved are queries, keys, values, what comes out, and a number for each row.
+m, the part m * (2 * s - m) / s^2 of it. Saved are queries, keys, values, the output, and a statistic for each row.
 
 *Chosen tokens* (DeepSeek-V3.2, arXiv 2512.02556, section 2.1). The indexer (H heads of d elements) learns from a loss
-of its own in each layer: how its scores diverge from what all heads attend to, added up. Its input is detached, and
-nothing but that loss reaches it. Kernels are those of TileLang's ``examples/dsa_sparse_finetune``: attention is
-absorbed (k is the latent with its rotary part, v the latent), and saved are absorbed queries and what comes out (heads
-* (2 * l + qk_rope) elements a token), what the indexer scores with (H * d + H + d), and the number and the score of
+of its own in each layer: the divergence of its scores from the attention of all heads, added up. Its input is detached,
+and only that loss reaches it. Kernels are those of TileLang's ``examples/dsa_sparse_finetune``: attention is
+absorbed (k is the latent with its rotary part, v the latent), and saved are absorbed queries and the output (heads *
+(2 * l + qk_rope) elements a token), what the indexer scores with (H * d + H + d), and the index and the score of
 each chosen token (4 bytes each). In backward ``attn.index.target`` adds up what all heads attend to (2 * heads * k FLOP
 a pair), over tensor ranks as well, and ``attn.index`` makes the gradients (6 * H * d). In forward it scores all pairs
 (2 * H * d).
@@ -18,7 +18,7 @@ chosen, and in backward the scores of all pairs are a workspace (fp32). That is 
 indexer's are ``frozen`` (section 2.1.1, dense warm-up stage): then nothing else has a backward.
 
 *Three views* (NSA, arXiv 2502.11089, section 3). Each view is a softmax as above over the pairs that it sees, with a
-key and a value of its own or the same as the others, and saves what comes out and a number for each row: they run as
+key and a value of its own or the same as the others, and saves its output and a statistic for each row: they run as
 kernels of their own, as in ``fla-org/native-sparse-attention``. Latent attention is absorbed. ::
 
     attn.q attn.k attn.v   rope.q rope.k   attn.gate   attn.compress   attn.select
@@ -26,7 +26,7 @@ kernels of their own, as in ``fla-org/native-sparse-attention``. Latent attentio
 
 ``attn.compress`` lays blocks of l tokens out, adds their positions, and takes them through two linears; of each that
 comes out l + 3 times as much is saved (the block, before and behind the activation, and itself). ``attn.select`` has no
-gradient; saved are the numbers of the blocks (4 bytes each). ``attn.mix`` saves the gates and what each view puts out.
+gradient; saved are the indices of the blocks (4 bytes each). ``attn.mix`` saves the gates and the output of each view.
 
 *Linear.* Lightning attention saves q, k and v, and makes the states of blocks again (Lightning Attention-2, arXiv
 2401.04658, algorithm 2; ``lightning_attn2.py`` of its authors): five products in backward for two in forward, within a
@@ -55,11 +55,11 @@ class Heads(NamedTuple):
     pairs
         Twice the pairs of tokens of a sequence that attend; of linear attention, as many as would take the same work.
     scoring
-        What the indexer scores with, if there is one.
+        Tensors that the indexer scores with, if there is one.
     chosen
-        Which tokens or blocks, if they are chosen; and their scores, if the indexer learns.
+        Indices of the chosen tokens or blocks, if there are; and their scores, if the indexer learns.
     view
-        What these heads see, if it is one of three views.
+        Name of the view, if these heads see one of three.
     """
 
     own: list[str]
@@ -100,7 +100,7 @@ def _pairs(t: Tape, heads: Heads, out: str) -> int:
 
 
 def _core(t: Tape, heads: Heads) -> str:
-    """Attend with these heads; in training keep a number for each row, from which backward makes the scores again."""
+    """Attend with these heads; training saves a statistic for each row, with which backward makes the scores again."""
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
     layout = t.cut(max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len))
     taken, sinks = [*(t.to(x, layout) for x in heads.own), *heads.shared, *heads.chosen[:1]], sink_logits(t)
@@ -131,7 +131,7 @@ def _core(t: Tape, heads: Heads) -> str:
 
 
 def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
-    """Give each head a whole key, with the rotary part; what it is made of stays saved, as values are views of it."""
+    """Give each head a whole key, with the rotary part; its inputs stay saved, as values are views of them."""
     out = t.tensor("attn.keys.out", part.heads * part.key_and_value[0], t.spread[k].layout)
     t.op("attn.keys", [k, latent], [out])
 

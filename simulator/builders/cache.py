@@ -8,8 +8,8 @@ tier. If new blocks come as needed, those behind the one that the first new toke
 with their first token and put out, as blocks of prompts are. What compresses tokens has one tensor in place of each
 that is not cut (``L03/kv.compressed``).
 
-A block has *left* when a window has passed it, so that no token of its sequence sees it any more. Those that left
-before the step are not there, and what the step begins and leaves behind dies with its last reader.
+A block has *left* when a window has passed it, so that no token of its sequence sees it any more. Blocks that left
+before the step do not exist, and a block that the step begins and leaves dies with its last reader.
 """
 
 from __future__ import annotations
@@ -53,39 +53,40 @@ class Store:
 
 
 class Cache:
-    """Tensors with what is cached of a layer, and with what these tokens add to it, of any sequences together.
+    """Tensors with what is cached of a layer and with what new tokens add to it, for any sequences together.
 
     Parameters
     ----------
     tape
-        Whose current layer it is of.
+        Tape whose current layer it is for.
     sequences, tokens
-        How many sequences there are, and how many new tokens all of them have.
+        Number of sequences, and of new tokens in all of them.
     seen
-        From a reach to how many cached tokens of all sequences are seen within it, and how often a new one sees one.
+        Function from a reach to the number of cached tokens seen within it in all sequences, and of pairs of a new
+        token and one that it sees.
 
     Attributes
     ----------
     sequences, tokens
         As above.
     within, seen, pairs
-        The function `seen`, and what it says of the reach of the layer.
+        The function `seen`, and what it returns for the reach of the layer.
     held, held_bytes
-        Tensors with cached tokens that are seen, and what an op reads that attends to them [B].
+        Tensors with cached tokens that are seen, and what an op that attends to them reads [B].
     added, added_bytes
-        Tensors that the new tokens join, and what an op writes that caches them [B].
+        Tensors that the new tokens join, and what an op that caches them writes [B].
     state, before
-        Where linear attention keeps what is left of all tokens; and the same if there were some.
+        Name of the state of linear attention; and a list with it if tokens came before.
     out, after
-        Where what comes out goes, if it is not a tensor of its own; and the same if others are in it already.
+        Tensor that the output is a part of, if it is not one of its own; and a list with it if it has other parts.
     longest
-        How many tokens the longest sequence has in the end; 0 if that is not known.
+        Tokens that the longest sequence has in the end; 0 if that is not known.
     expanded
-        How many cached latents have their keys and values made at a time.
+        Number of cached latents whose keys and values are made at a time.
     gates
-        Of the views of sparse attention, if they are made for others as well.
+        Gates of the views of sparse attention, if they were made for other sequences as well.
     span, store, compressed
-        The tokens of each sequence, and where they and the compressed ones are.
+        The tokens of each sequence, and the stores of them and of compressed ones.
     """
 
     span: TokenSpan
@@ -108,16 +109,16 @@ class CacheRoom:
     Parameters
     ----------
     tape
-        What its tensors are declared on.
+        Tape on which its tensors are declared.
     batch
-        How many sequences there are, all alike; default: those of the workload.
+        Number of sequences, all alike; default: those of the workload.
 
     Attributes
     ----------
     stores
-        Layer -> where the tokens of all sequences are, those that run now included; and the compressed ones.
+        Layer -> the stores of the tokens of all sequences, new ones included, and of the compressed ones.
     come
-        Blocks that come as needed, and that the step puts out.
+        Blocks that come as needed, which are outputs of the step.
     """
 
     def __init__(self, tape: Tape, batch: int = 0) -> None:
@@ -126,7 +127,7 @@ class CacheRoom:
         self.come: list[str] = []
 
     def cache(self, span: TokenSpan, layer: str) -> Cache:
-        """Return what the tokens of a span find cached of a layer, which becomes the current one."""
+        """Return the cache that the tokens of a span find in a layer, which becomes the current one."""
         self.tape.block = layer
         block, batch = self.work.kv.block if self.work.kv else None, self.batch
 
@@ -142,24 +143,24 @@ class CacheRoom:
         return cache
 
     def read(self, span: TokenSpan, layer: str) -> Cache:
-        """Add what a chunk of the prompts caches."""
+        """Add the tensors that a chunk of the prompts caches, and return its cache."""
         self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], before=0)
         return self.cache(span, layer)
 
     def decode(self, layer: str) -> None:
-        """Add what is cached before a step, and what the step caches."""
+        """Add the tensors cached before a step, and those that the step caches."""
         before = self.work.sequence
         spans = [(f"{layer}/kv", TokenSpan(0, before)), (f"{layer}/kv.tail", TokenSpan(before, self.work.new_tokens))]
         self._add(layer, spans, before)
 
     def kept(self, layer: str) -> list[str]:
-        """Return what the next token after the prompts needs of a layer."""
+        """Return the tensors of a layer that the next token after the prompts needs."""
         cache = self.cache(TokenSpan(self.work.sequence, 1), layer)
         state = [cache.state] if isinstance(self.tape.attention, Linear) else []
         return [*cache.held, *cache.compressed.of(0, self.work.sequence), *state]
 
     def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], before: int) -> None:
-        """Add the tensors of spans of tokens, so many of which are cached `before` the step; one each, or blocks."""
+        """Add the tensors of spans, one each or in blocks; `before` tokens of a sequence are cached before the step."""
         cache, work, about = self.cache(TokenSpan(before, 1), layer), self.work, self.tape.attention.sparse
         for name, span in spans:
             first, last = ((about.compress.number(n) if about else 0) for n in (span.cached, span.length))

@@ -1,4 +1,4 @@
-"""Inference on one rank: reading prompts (``prefill``), whole or in chunks, or adding tokens to sequences (``decode``).
+"""Inference on one rank: read prompts (``prefill``), whole or in chunks, or add tokens to sequences (``decode``).
 
 Prefill runs ``batch`` prompts of ``sequence`` tokens, ``chunk`` tokens of each at a time, through all layers. What a
 chunk adds to the KV cache of a layer is a tensor (``c0/L03/kv``; ``L03/kv`` if there is one chunk), which later chunks
@@ -16,13 +16,14 @@ the sequences that add a token (``decode/L03/decode/attn.core``), and of the par
 logits. Latent attention makes keys and values of at most ``max_tokens`` cached latents at a time, as vLLM does.
 
 The KV cache of a layer is one tensor in the compute tier, as paged engines reserve it (``L03/kv``, written in place),
-and each layer has as much of the room. What was hit below comes out of it as a tensor of its own, which is at home
-there (``L03/kv.from.ddr``) and is copied in before the prompts attend, by the policy. What is stored in another tier is
-one that no op names (``L03/hbm.to.ddr``). Tensors hold the tokens of all sequences together, so that a copy moves what
-an iteration moves in a layer; of a window those that it still sees. States of linear attention (``L03/state``) stay.
+and all layers have equal room. Tokens found in a lower tier are a tensor of their own, which takes room from it, is at
+home there (``L03/kv.from.ddr``) and is copied in by the policy before the prompts attend. Tokens that are stored in
+another tier are a tensor that no op names (``L03/hbm.to.ddr``). Tensors hold the tokens of all sequences together, so
+that a copy moves what an iteration moves in a layer; of a window, those that it still sees. States of linear attention
+(``L03/state``) stay.
 
 *Two pools.* A prefill rank runs `batch` prompts of `sequence` tokens through all layers. Roped k and v of a layer are
-its KV cache (2 * tokens * kv * e bytes); they are sent as soon as they are there, layer by layer, and the first token
+its KV cache (2 * tokens * kv * e bytes); they are sent as soon as they are made, layer by layer, and the first token
 of each answer at the end. A decode rank serves the prompts of prefill / decode ranks: it keeps what it received of a
 layer in one block for each sender (``L03/kv``), which is only read, and what it adds in another (``L03/kv.tail``, room
 for all new tokens), as paged caches do. Token i (from 0) of an answer attends to sequence + i + 1 tokens: 4 * h FLOP
@@ -70,14 +71,14 @@ def build(laid: Laid) -> Job:
 
 
 def _through_layers(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
-    """Go through all layers; `find` returns what a layer has cached."""
+    """Go through all layers; `find` returns the cache of a layer."""
     for layer in t.layers:
         x = forward(t, layer, x, partial(attend_to_cache, t, find(layer)))
     return x
 
 
 def _answers(t: Tape, starts: list[str], find: Callable[[TokenSpan, str], Cache], tokens: list[str]) -> list[str]:
-    """Add tokens to sequences one after another, the first behind these; return the last ones."""
+    """Add tokens to sequences one after another, the first ones from `tokens`; return the last ones."""
     for index, t.micro in enumerate(starts):
         span = TokenSpan(t.workload.sequence + index, 1)
         tokens = [answer(t, _through_layers(t, embed(t, tokens), partial(find, span)))]
@@ -91,7 +92,7 @@ def chunks(sequence: int, chunk: int | None) -> list[TokenSpan]:
 
 
 def build_pools(laid: Laid, pools: Pools) -> Job:
-    """Build what the ranks of both pools run, each of which holds the whole model.
+    """Build the graphs of both pools, whose ranks each hold the whole model.
 
     Returns
     -------
@@ -154,9 +155,9 @@ class CachedLayers(NamedTuple):
     Attributes
     ----------
     reach
-        Which tokens of a sequence.
+        Reach of these layers: the tokens of a sequence that they keep.
     token_bytes
-        Size of a token in all of these layers, or of a sequence, if it keeps a state [B].
+        Size of a token in all of these layers, or of a sequence, if they keep a state [B].
     """
 
     reach: Reach
@@ -167,12 +168,12 @@ class CachedLayers(NamedTuple):
         return self.token_bytes * (1 if self.reach.block else tokens)
 
     def copied_bytes(self, tokens: int) -> int:
-        """Return what the token after so many ones needs of them in another tier [B]; a state is never there."""
+        """Return what a token after so many needs of them, if they are in another tier [B]; a state never is."""
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
 def kept(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
-    """Return what a sequence keeps in the layers of a model, whose KV cache has elements of so many bytes."""
+    """Return what a sequence keeps in the layers of a model, with elements of `kv_bytes` bytes in the KV cache."""
     by_reach = Counter[Reach]()
     for (part, _), layers in model.kinds.items():
         by_reach[Reach.of(part)] += layers * _kept_bytes(part, kv_bytes)
@@ -188,7 +189,7 @@ def _kept_bytes(part: Attention, kv_bytes: int) -> int:
 
 
 def further(model: DecoderModel) -> tuple[Reach, ...]:
-    """Return the reaches, but that of all tokens, within which some token of a model sees others."""
+    """Return the reaches of a model's attention, without the one that has all tokens."""
     reaches = (reach for part, _ in model.kinds for reach in Reach.all_of(part))
     return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))
 
@@ -199,14 +200,14 @@ class Iteration(NamedTuple):
     Attributes
     ----------
     decoding, context
-        How many sequences add a token, and how many tokens they have cached, all together.
+        Number of sequences that add a token, and of the tokens that they have cached, all together.
     reading, cached, pairs
-        Of the parts of prompts, all together: tokens, tokens cached before them, and how often one attends to another.
+        Of all parts of prompts together: tokens, tokens cached before them, and pairs of tokens that attend.
     answers
-        How many sequences get a token.
+        Number of sequences that get a token.
     near
-        For each `further` reach of the model, what `context`, `cached` and `pairs` are within it. Of linear attention:
-        how many parts of prompts there are, how many of them go on, and how often their tokens attend in blocks.
+        For each `further` reach of the model, `context`, `cached` and `pairs` within it. For linear attention: the
+        number of parts of prompts, of those that go on, and of pairs of their tokens that attend in blocks.
     loads
         Tier -> tokens that are copied in from there, in the layers of each reach (`kept`).
     stores
@@ -225,12 +226,12 @@ class Iteration(NamedTuple):
 
 
 def loaded(tier: str) -> str:
-    """Return the last part of the names of tensors with what is copied in from a tier."""
+    """Return the last part of the names of tensors with the tokens that are copied in from a tier."""
     return f"kv.from.{tier}"
 
 
 def stored(source: str, target: str) -> str:
-    """Return the last part of the names of tensors with what is copied from one tier to another."""
+    """Return the last part of the names of tensors with the tokens that are copied from one tier to another."""
     return f"{source}.to.{target}"
 
 
@@ -259,11 +260,11 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     Parameters
     ----------
     workload
-        With a model, and requests.
+        Workload with a model and requests.
     work
-        What runs together.
+        Sequences and parts of prompts that run together.
     room_bytes
-        What the KV cache of all layers has room for in the compute tier, less what leaves it [B].
+        Room of the KV cache of all layers in the compute tier, less what leaves it [B].
     """
     laid, kv_bytes, rows = lay(workload, decoder_of(workload)), workload.dtypes.kv_bytes, work.decoding + work.reading
     groups, t = kept(laid.model, kv_bytes), Tape(laid, rows=rows)
@@ -290,7 +291,7 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
 
 
 def cache_name(part: Attention) -> str:
-    """Return the last part of the name of the tensor with what a layer keeps of all sequences."""
+    """Return the last part of the name of the tensor that a layer keeps for all sequences."""
     return "state" if isinstance(part, Linear) else "kv"
 
 

@@ -1,8 +1,8 @@
 """The parts of a decoder that are alike at training and at inference: layers, embedding and head.
 
 *At inference.* Which experts a token goes through is not known before it runs. So a layer with experts needs all of
-them in place, and reads from the compute tier as many as are expected to be chosen at least once: of E experts, T
-tokens that each choose k different ones, all equally likely, leave out each one with probability (1 - k / E)^T, so that
+them in place, and reads from the compute tier as many as are expected to be chosen at least once: T tokens that each
+choose k different ones of E experts, all equally likely, miss an expert with probability (1 - k / E)^T, so that
 E * (1 - (1 - k / E)^T) are read, rounded up to whole experts. Each token takes 2 FLOP for each parameter of its k.
 
 As tensors of their own (``experts: each``), experts are read dynamically: ``ffn.route`` reveals which ones a step
@@ -18,6 +18,9 @@ rows, on average. With expert ranks, experts are cut among them and rows travel 
 combine, an all-to-all each, in forward and in backward). The rows of an expert rank stay cut along `data`, so that the
 gradient of an expert adds up over those replicas only. Tensor ranks have a part of each expert, and route the same
 tokens; or, if they are expert ranks as well, have whole experts, and each routes its part of the tokens.
+
+In all builders ``t`` is the tape that ops are added to; tensors are passed and returned by name (``x`` a layer's input,
+``dy`` the gradient of an output).
 """
 
 from __future__ import annotations
@@ -37,16 +40,16 @@ _REDUCED = 3
 
 
 def forward(t: Tape, block: str, x: str, attend: Callable[[str], str]) -> str:
-    """Run a layer: attention, then a feed-forward, each behind a norm and added to what it took.
+    """Run a layer: attention, then a feed-forward, each behind a norm and added to its input.
 
     Parameters
     ----------
     t
-        Where its ops are written.
+        Tape that its ops are added to.
     block, x
-        Name of the layer, and what it takes.
+        Name of the layer, and its input.
     attend
-        From what it takes to what the output projection takes, with the norm before.
+        Function from that input to the input of the output projection, the norm included.
     """
     t.block = block
     t.begin("layer", "attention")
@@ -79,7 +82,7 @@ def gated_feed_forward(t: Tape, name: str, x: str) -> str:
 
 
 def feed_forward(t: Tape, x: str) -> str:
-    """Normalise, and go through the feed-forward of a layer: for all tokens, or experts, if the layer has some."""
+    """Normalise, and go through the feed-forward of a layer: a dense one, or experts."""
     part, x = t.layer.feed_forward, t.norm("norm2", x, sums="add1")
     return _through_experts(t, part, x) if isinstance(part, Experts) else gated_feed_forward(t, "ffn", x)
 
@@ -118,7 +121,7 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
 
 
 def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
-    """Route tokens: return rows that go to experts, and the shares of each token's experts in what comes out."""
+    """Route tokens: return the rows that go to experts, and the shares of each token's experts in its output."""
     own_tokens, tokens, taken = t.spread[x].elements // t.model.hidden, t.spread[x].layout.tensor_map[0], x
     if t.is_forward and t.workload.dtypes.router == "fp32" and t.element_bytes < FP32_BYTES:
         taken = t.vector("ffn.router.fp32", [x], saves=False, size=FP32_BYTES)
@@ -150,9 +153,9 @@ def _copy(t: Tape, name: str, x: str) -> str:
 
 
 def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
-    """Take each row through all of its expert in one op, which holds what is between.
+    """Take each row through its whole expert in one op, whose workspace holds the intermediates.
 
-    Its experts are all there; or each is a tensor, read dynamically if it is chosen.
+    All experts are one tensor; or each is a tensor of its own, read dynamically.
     """
     is_each, rows = t.workload.experts == "each", t.spread[x].elements // t.model.hidden
     matrices = ("ffn.gate", "ffn.up", "ffn.down")
@@ -209,7 +212,7 @@ def _logits(t: Tape, x: str) -> str:
 
 
 def answer(t: Tape, x: str, last: int = 0) -> str:
-    """Make the final norm, logits and the next token of each sample; of the `last` tokens alone, if there are such.
+    """Make the final norm, logits and the next token of each sample; of so many `last` tokens alone, unless 0.
 
     Where tensor ranks cut the tokens, these few rows reach all of them in no time.
     """

@@ -27,7 +27,7 @@ whole, runs on other units, and is not counted (0 FLOP).
     norm1   attn.q_a attn.q_a_norm attn.q_b   attn.kv_a attn.kv_a_norm   rope.q rope.k   attn.k_b attn.v_b   attn.core
 
 Causal attention takes T*sequence*heads*(k + v) FLOP, and T*sequence*heads*(3*k + 2*v) in backward, which makes the
-scores again. Saved are, in elements a token: both norms' inputs and outputs (2 * q_lora_rank, 2 * l + 2 * qk_rope for
+scores again. Saved per token, in elements: both norms' inputs and outputs (2 * q_lora_rank, 2 * l + 2 * qk_rope for
 a latent of l), q (heads * k), keys without their rotary part, values and the attention's output (heads * (qk_nope + 2 *
 v_head)), beside the residual's four; and the row statistics. Rotary embeddings are turned in place, forward and
 backward, and the kernel takes the rotary part of the key from the latent, once for all heads. All of it but the
@@ -36,7 +36,7 @@ these.
 
 *Experts* (`layer`) save of each token, in elements: top_k rows in and out (2 * top_k * h), four of each expert's width
 for each of top_k and of the shared experts, and the shares (fp32, top_k * 4 bytes). The bias of a router has no
-gradient, no optimizer state and no update: what moves it is outside of the step.
+gradient, no optimizer state and no update: it is moved outside of the step.
 
 *Adapters* (rank r) beside a linear of i inputs and o outputs are two more linears, whose result is added:
 2*T*r*(i + o) FLOP in forward, twice that in backward, and r elements a token that are saved. A frozen linear has no
@@ -63,9 +63,9 @@ times in a micro-batch, T * h * e bytes each: after attn.o and ffn.down in forwa
 in forward is gathered again in backward rather than saved. Micro-batches add up gradients in place. Not modelled:
 clipping of gradients by their norm, dropout, tied embeddings over several stages.
 
-*Replicas.* What replicas share: gradients that add up, and with ZeRO optimizer state, gradients and weights in shards.
+*Replicas* add up gradients, and with ZeRO share optimizer state, gradients and weights in shards.
 
-Gradients and weights of a block (a layer, the embedding, the head) travel together, as frameworks fuse them into
+Gradients and weights of a block (a layer, the embedding, the head) move together, as frameworks fuse them into
 buckets. Stage 0 and 1 reduce after the last micro-batch, in place; stage 2 and 3 reduce every micro-batch into a shard
 that adds up. Stage 1 and 2 gather the updated weights. Stage 3 gathers the weights of a block before its forward and
 again before its backward, but for the embedding and the head, which stay; the gathering of a block begins with the
@@ -120,7 +120,7 @@ def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterato
         ``gpipe``: all forward, then all backward, the last first (Huang et al. 2019). ``1f1b``: as many forward as
         there are stages behind, then one forward and one backward in turn (PipeDream-Flush, Narayanan et al. 2021).
     micro_batches, stages, stage
-        How many micro-batches and stages there are, and which stage this is.
+        Numbers of micro-batches and of stages, and the index of this stage.
     """
     ahead = micro_batches if schedule == "gpipe" else min(micro_batches, stages - stage - 1)
     yield from (("forward", i) for i in range(ahead))
@@ -131,7 +131,7 @@ def turns(schedule: str, micro_batches: int, stages: int, stage: int) -> Iterato
     yield from (("backward", i) for i in (reversed(left) if schedule == "gpipe" else left))
 
 
-# what the replicas of a rank's part do together
+# what replicas do together
 
 Shared = tuple[Axes, list[Weight]]
 """Axes along which ranks share something of weights, and the weights."""
@@ -147,12 +147,12 @@ def _shard(t: Tape, weight: Weight) -> int:
 
 
 def _gather_before(t: Tape, block: str, start: list[str]) -> None:
-    """Gather the weights of the block after one that runs now, if they are sharded, and of the first one as well.
+    """Gather the weights of the block after the current one, if they are sharded; at the first block, its own as well.
 
     Parameters
     ----------
     t, block
-        What runs now.
+        Tape, and the current block.
     start
         The tensor that the block starts from, if it has one; the next gathering waits for it.
     """
@@ -168,7 +168,7 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
         for axes, weights in _by_axes((weight, weight.replicas) for weight in t.weights[t.block].values()):
             for weight in weights:
                 t.declare(weight.name, _shard(t, weight) * t.element_bytes, weight.kind)
-            for weight in weights:  # what is gathered stands for the weight
+            for weight in weights:  # ops read the gathered tensor in place of the weight
                 t.held[weight.name] = whole = f"{t.micro}{weight.name}.{suffix}"
                 t.graph.tensor(whole, weight.parameters * t.element_bytes, weight.kind)
             reads = [*(weight.name for weight in weights), *waits_for]
@@ -185,7 +185,7 @@ def _by_axes(weights: Iterable[tuple[Weight, Axes]]) -> Iterable[Shared]:
 
 
 def _meet(t: Tape, kind: CollectiveKind, shared: Shared, reads: list[str], writes: list[str]) -> None:
-    """Add a collective along some axes, of as many bytes as weights have that are gathered, or their gradients."""
+    """Add a collective along some axes that gathers weights, or adds up their gradients."""
     (axes, weights), is_gathered = shared, kind is CollectiveKind.ALL_GATHER
     each_bytes = t.element_bytes if is_gathered else t.workload.dtypes.gradient_bytes
     size_bytes, name = sum(weight.parameters for weight in weights) * each_bytes, "weights" if is_gathered else "grads"
@@ -232,14 +232,14 @@ def _update(t: Tape) -> None:
         t.block = block
         for module, weight in weights.items():
             if weight.is_trained:
-                _update_one(t, module, weight)
+                _update_weight(t, module, weight)
         trained = ((weight, weight.replicas) for weight in weights.values() if weight.is_trained)
         for shared in _by_axes(trained) if t.zero_stage in {1, 2} else ():
             names = [weight.name for weight in shared[1]]
             _meet(t, CollectiveKind.ALL_GATHER, shared, names, names)
 
 
-def _update_one(t: Tape, module: str, weight: Weight) -> None:
+def _update_weight(t: Tape, module: str, weight: Weight) -> None:
     """Update a weight, or a shard of it."""
     name, shard, dtypes, optimizer = weight.name, _shard(t, weight), t.workload.dtypes, t.workload.optimizer
     state_bytes, flops = shard * dtypes.optimizer_bytes_per_parameter, 0
@@ -280,9 +280,9 @@ class Stage(Tape):
     Parameters
     ----------
     laid
-        What runs.
+        The workload, and the weights of its model on the ranks.
     index, layers
-        Which stage it is, and the names of its layers.
+        Index of the stage, and the names of its layers.
     """
 
     def __init__(self, laid: Laid, index: int, layers: list[str]) -> None:
@@ -296,7 +296,7 @@ class Stage(Tape):
         micros = starts("mb", parallel.micro_batches)
         order = turns(parallel.schedule, parallel.micro_batches, stages, index)
         self.order = [(phase, micros[micro]) for phase, micro in order]
-        self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> what it put out; "" is what came in
+        self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> its output; "" -> the stage's input
         self.unsent: tuple[str, str] | None = None
 
     def forward(self) -> None:
@@ -318,7 +318,7 @@ class Stage(Tape):
             self._pass(CollectiveKind.SEND, x, NEXT)
 
     def backward(self) -> None:
-        """Run the current micro-batch backward; the last one also adds up over ranks what others leave."""
+        """Run the current micro-batch backward; the last one (with ZeRO 2 and 3 each) adds up gradients over ranks."""
         made, last = self.made.pop(self.micro), self.names[-1]
         if not self.is_last and made[last] in self.wanting:
             self.add_gradients([made[last]], [self._receive(last, "out.grad", PREVIOUS)])
@@ -333,7 +333,7 @@ class Stage(Tape):
             self.unsent = (self.micro, self.grads.pop(made[""]))
 
     def send_back(self) -> None:
-        """Send the gradient that was made last, if it is still here."""
+        """Send the last gradient to the previous stage, unless it was sent."""
         if self.unsent is not None:
             phase, micro = self.phase, self.micro
             (self.micro, dy), self.unsent = self.unsent, None

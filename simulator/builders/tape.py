@@ -1,12 +1,13 @@
 """Ops of a decoder with the tensors that they make, and their gradients.
 
-*Gradients.* An op of the phase ``forward`` also says how its gradients are made; `Tape.go_back` runs through a block
-the other way. Where gradients of one tensor meet, they add up in place (``.acc``). A gradient that an addition passes
-on to both of its inputs is nobody's own, and is added to the other one. A tensor is *wanting* a gradient only if it was
-made of a weight that is trained, or of such a tensor: what comes before the first trained weight has no backward.
+*Gradients.* An op of the phase ``forward`` also records how its gradients are made; `Tape.go_back` goes through a block
+in reverse. Where gradients of one tensor meet, they add up in place (``.acc``). A gradient that an addition passes on
+to both of its inputs is shared: nothing is added to it in place, it is added to the other one. A tensor is *wanting* a
+gradient only if a trained weight, or such a tensor, is among what it was made of: ops before the first trained weight
+have no backward.
 
-*Checkpoints.* Of a segment between checkpoints nothing is saved but what it took. In backward its ops run ``again``, as
-far as others read what they make: the last ones of a layer only made what the next layer took, and stay away.
+*Checkpoints.* Of a segment between checkpoints only the input is saved. In backward its ops run ``again``, unless
+nothing reads what they make: the last ops of a layer only made the input of the next layer, and do not run again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from itertools import compress, takewhile
 from math import prod
 from operator import attrgetter
 
-from simulator.builders.sheet import Sheet, Spread
+from simulator.builders.step_builder import Spread, StepBuilder
 from simulator.builders.weights import ADAPTER, Laid, learns_apart, numbered, passes_on
 from simulator.errors import insist
 from simulator.graph import chosen_number
@@ -28,7 +29,7 @@ ID_BYTES = 4
 
 
 def starts(prefix: str, count: int) -> list[str]:
-    """Return the prefixes of names of what runs several times: ``mb0/``, ``mb1/`` ...; nothing where it runs once."""
+    """Return the name prefixes of parts that repeat: ``mb0/``, ``mb1/`` ...; an empty one for a single part."""
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
 
@@ -39,16 +40,16 @@ def read_experts(part: Experts, tokens: int) -> int:
 
 
 Back = Callable[[str], None]
-"""Makes the gradients of what an op took from that of what it made."""
+"""Function that makes the gradients of an op's inputs from that of its output."""
 
 
-class Tape(Sheet):
+class Tape(StepBuilder):
     """The step of one rank, forward and, in training, backward.
 
     Parameters
     ----------
     laid, name, rows
-        As of a `Sheet`.
+        As for `StepBuilder`.
     """
 
     def __init__(self, laid: Laid, name: str = "", rows: int = 0) -> None:
@@ -59,26 +60,26 @@ class Tape(Sheet):
         self.summands: dict[str, Axes] = {}  # weight -> axes along which replicas hold a summand of its gradient
         self.grads: dict[str, str] = {}  # tensor -> its gradient so far
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
-        self._shared = set[str]()  # gradients that are those of two tensors: none adds up in place there
-        self._between = ""  # the part of a layer that forward is in, if that runs again in backward
+        self._shared = set[str]()  # gradients of two tensors at once: nothing is added to them in place
+        self._between = ""  # part of a layer that is being built, if it runs again in backward
 
     # ops with gradients
 
     def vector(
         self, name: str, reads: list[str], *, saves: bool = True, adds: Layout | None = None, size: int = 0
     ) -> str:
-        """Add an op of equal shapes, in the layout of its inputs that is cut most.
+        """Add an elementwise op, in the layout of its inputs that is cut most.
 
         Parameters
         ----------
         name, reads
-            The op.
+            Name and inputs of the op.
         saves
-            Whether its gradients depend on what it took.
+            Whether its gradients depend on its inputs.
         adds
-            The layout in which it adds them up, if it does; the gradient of each is that of the sum.
+            Layout of the sum, if it adds its inputs up; the gradient of each is that of the sum.
         size
-            Of an element of what it makes [B]; default: that of the model's data type.
+            Size of an element of its output [B]; default: that of the model's data type.
         """
         layouts = [self.spread[x].layout.whole for x in reads]
         target = adds or max(layouts, key=attrgetter("parts"))
@@ -103,9 +104,9 @@ class Tape(Sheet):
         return self.record(out, back)
 
     def norm(self, name: str, x: str, sums: str = "", made: str = "") -> str:
-        """Normalise rows, whole or head by head, into a tensor with its own name or this one; the layout stays.
+        """Normalise rows, whole or head by head, into a tensor named after the op or `made`; the layout stays.
 
-        Gradients of what it took add up in an op that is named after `sums`.
+        Gradients of its input add up in an op named after `sums`.
         """
         weight, (rows, width, layout, *_) = self.weight(name), self.spread[x]
         out, saved = self.tensor(made or f"{name}.out", width, layout, rows=rows), [x]
@@ -125,7 +126,7 @@ class Tape(Sheet):
         return self.record(out, back)
 
     def rotate(self, name: str, x: str, width: int) -> None:
-        """Give so many elements of each row their rotary embedding in place; the gradient is turned back in place."""
+        """Apply the rotary embedding to `width` elements of each row in place; the gradient is turned back in place."""
         spread = self.spread[x]
         turned_bytes = spread.elements * spread.layout.divisors[-1] // spread.width * width * self.element_bytes
 
@@ -136,17 +137,17 @@ class Tape(Sheet):
         self.record(turn(x), lambda dy: self.add_gradients([x], [turn(dy)]))
 
     def linear(self, name: str, x: str, weight: Weight | None = None, *, heads: int = 0) -> str:
-        """Multiply rows, or the first elements of them, by a weight; what comes out is cut, or a summand, as that is.
+        """Multiply rows, or the first elements of them, by a weight; as that is cut, the output is cut, or a summand.
 
-        So is the gradient of what it took. At inference as many experts are read as are expected to be chosen. What an
-        adapter makes of the same rows (LoRA, arXiv 2106.09685) is added.
+        So is the gradient of the input. At inference as many experts are read as are expected to be chosen. The output
+        of an adapter on the same rows (LoRA, arXiv 2106.09685) is added.
 
         Parameters
         ----------
         name, x, weight
-            The op, what it takes, and its weight; default: the one of that name.
+            Name of the op, its input, and its weight; default: the one of that name.
         heads
-            Elements of a row that comes out, if each head's part of a row is multiplied by its own part of the weight.
+            Elements of an output row, if each head's part of a row is multiplied by its own part of the weight.
 
         Raises
         ------
@@ -190,7 +191,7 @@ class Tape(Sheet):
         return self._adapted(name, x, out, heads) if f"{name}.{ADAPTER[0]}" in of_block else out
 
     def _adapted(self, name: str, x: str, out: str, heads: int) -> str:
-        """Add what the adapter beside a linear makes of the same rows; all of it goes back as one."""
+        """Add the output of the adapter beside a linear; linear, adapter and sum go back as one op."""
         must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
         insist(not heads, self.where, must, f"{name}, which is absorbed by heads", do)
         added = x
@@ -209,7 +210,7 @@ class Tape(Sheet):
         return self.record(out, back)
 
     def _ready_weight(self, name: str, weight: Weight) -> str:
-        """Return what an op reads of a weight: in training what is made of it first, if it is kept otherwise."""
+        """Return the tensor that an op reads for a weight: in training a converted one, if stored in another type."""
         is_kept_so = weight.size_bytes == weight.parameters * self.element_bytes
         if is_kept_so or not (self.is_forward or self.phase == "backward"):
             return self.held[weight.name]
@@ -220,7 +221,7 @@ class Tape(Sheet):
         return made
 
     def read_bytes(self, weight: Weight) -> int:
-        """Return what an op reads of a weight [B]: at inference, of experts as many as are expected to be chosen."""
+        """Return what an op reads of a weight [B]: at inference only as many experts as are expected to be chosen."""
         if self.is_forward:
             return weight.parameters * self.element_bytes
         part = self.layer.feed_forward if weight.kind == "expert" else None
@@ -240,13 +241,13 @@ class Tape(Sheet):
         return (self.spread[x].origin or x) in self.wanting
 
     def record(self, out: str, back: Back) -> str:
-        """Keep how the last op goes back, if it is of a forward whose tensors are saved; return what it made."""
+        """Record how the last op goes back, if it is of a forward whose tensors are saved; return its output."""
         if self.is_saving:
             self._backs.setdefault(f"{self.micro}{self.block}", []).append((out, back))
         return out
 
     def go_back_in_order(self, ops: int) -> None:
-        """Let the last so many ops go back in the order of forward."""
+        """Let the last `ops` ops go back in the order of forward."""
         if self.is_saving:
             backs = self._backs[f"{self.micro}{self.block}"]
             backs[-ops:] = backs[: -ops - 1 : -1]
@@ -276,33 +277,33 @@ class Tape(Sheet):
         Parameters
         ----------
         part
-            As a `Checkpoint` names it; what has not begun does not end.
+            Part, as a `Checkpoint` names it; nothing happens unless it has begun.
         out
-            What it put out.
+            Its output.
         segment
-            Runs it again, and returns what it puts out.
+            Function that runs it again, and returns its output.
         """
         if self._between != part:
             return
         self._between = ""
 
         def back(dy: str) -> None:
-            self.due, self.phase, self.again = [], "again", ".again"
+            self.pending, self.phase, self.again = [], "again", ".again"
             made = segment()
             self.phase, self.again, self.grads[made] = "backward", "", dy
             self.go_back()
-            self._catch_up()
+            self._add_pending()
 
         apart = (self.held[weight.name] for weight in self.weights[self.block].values() if learns_apart(weight))
         self.record(out if out in self.wanting else next(apart, out), back)
 
-    def _catch_up(self) -> None:
-        """Write down the backward of a segment; of the ops that run again those that others need."""
-        due, self.due, read, made, kept = self.due or [], None, set[str](), set[str](), list[bool]()
-        for is_again, (_, reads, writes, _), _ in reversed(due):
+    def _add_pending(self) -> None:
+        """Add the backward of a segment to the graph; of the ops that run again, those that others need."""
+        pending, self.pending, read, made, kept = self.pending or [], None, set[str](), set[str](), list[bool]()
+        for is_again, (_, reads, writes, _), _ in reversed(pending):
             kept.append(not is_again or not read.isdisjoint(writes))
             read.update(reads if kept[-1] else ())
-        for is_again, op, more in compress(due, reversed(kept)):
+        for is_again, op, more in compress(pending, reversed(kept)):
             for name in op[2] if is_again else ():
                 if name not in made:
                     self.add(name, self.spread[name])
@@ -326,7 +327,7 @@ class Tape(Sheet):
             self.grads[origin] = total
 
     def weight_gradients(self, tokens: Axes, *weights: Weight) -> tuple[list[str], list[str]]:
-        """Return what an op reads and writes that adds to the gradients of weights; the first one only writes.
+        """Return the gradients that an op reads and writes to add to those of weights; the first op only writes.
 
         Parameters
         ----------

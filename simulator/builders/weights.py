@@ -1,8 +1,8 @@
 """The weights of a decoder: their shapes, and how they are cut unless the workload says otherwise.
 
-A linear's weight has inputs and outputs. Cut along its outputs (column), every rank makes a part of what it puts out;
-cut along its inputs (row), a summand. Megatron alternates the two, so that each pair of linears sums up once; it cuts
-the tables along the vocabulary.
+A linear's weight has inputs and outputs. Cut along its outputs (column), every rank makes a part of the output; cut
+along its inputs (row), a summand. Megatron alternates the two, so that each pair of linears sums up once; it cuts the
+tables along the vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BATCH = ("data", "expert")
 """Axes that cut the samples: expert ranks are replicas as well."""
 
 ADAPTER = ("lora_a", "lora_b")
-"""The two matrices of an adapter, by the names that theirs add to that of the linear beside which they stand."""
+"""The two matrices of an adapter, by what their names add to that of the linear beside them."""
 
 _COLUMN: tuple[Axes, ...] = ((), TENSOR)
 _ROW: tuple[Axes, ...] = (TENSOR, ())
@@ -31,14 +31,14 @@ _WHOLE: tuple[Axes, ...] = ((), ())
 
 
 class Spec(NamedTuple):
-    """A weight.
+    """Shape and cut of a weight.
 
     Attributes
     ----------
     shape
-        Inputs and outputs, of experts their number before; of a table entries and width; of a norm its width.
+        Inputs and outputs (of experts behind their number); entries and width of a table; width of a norm.
     tensor_map
-        How it is cut.
+        For each dimension, the axes that cut it.
     kind
         Its kind of tensor.
     """
@@ -52,7 +52,7 @@ Specs = dict[str, Spec]
 
 
 def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
-    """Return names with numbers of equal width, of so many digits at least, so that they sort."""
+    """Return names with numbers of equal width, at least `digits`, so that they sort."""
     width = max(digits, len(str(count - 1)))
     return [f"{prefix}{i:0{width}d}" for i in range(count)]
 
@@ -90,7 +90,7 @@ def _norm(width: int, cut: Axes = ()) -> Spec:
 
 
 def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
-    """Add biases to some of the linears, each behind its matrix, and cut along the outputs as that is."""
+    """Add biases to some of the linears, each behind its matrix and cut like its outputs."""
     both: Specs = {}
     for name, spec in specs.items():
         both[name] = spec
@@ -112,7 +112,7 @@ def _gqa(h: int, part: Gqa) -> Specs:
 
 
 def _mla(h: int, part: Mla) -> Specs:
-    """Name them as the published weights do, but ``kv_b`` as its two halves: of keys, and of values."""
+    """Return weights named as published ones, but ``kv_b`` as its two halves: of keys, and of values."""
     latent, r, q = part.kv_lora_rank, part.q_lora_rank or 0, part.heads * (part.qk_nope + part.qk_rope)
     queries: Specs = {"q": Spec((h, q), _COLUMN)}
     if r:
@@ -131,7 +131,7 @@ def _mla(h: int, part: Mla) -> Specs:
 
 
 def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:
-    """Make three gates for each head, and what compresses so many tokens of a head's key and value, or of latents."""
+    """Return three gates for each head, and the MLPs that compress `block` tokens of keys and values, or of latents."""
     specs = {"gate": Spec((h, 3 * part.heads), _COLUMN)}
     parts, width = (("k.", "v."), part.head_size) if isinstance(part, Gqa) else (("",), part.kv_elements)
     for name in parts:
@@ -150,7 +150,7 @@ def _feed_forward(h: int, part: Dense | Experts) -> Specs:
 
 
 def _gated(name: str, h: int, f: int, experts: int = 0, *, biases: bool = False) -> Specs:
-    """Make a gated feed-forward, or so many of them in one."""
+    """Return the weights of a gated feed-forward, or of `experts` of them in one."""
     many, cut, kind = ((experts,), (EXPERT,), "expert") if experts else ((), (), "weight")
     wide, narrow = Spec((*many, h, f), (*cut, *_COLUMN), kind), Spec((*many, f, h), (*cut, *_ROW), kind)
     specs = {f"{name}.gate": wide, f"{name}.up": wide, f"{name}.down": narrow}
@@ -179,7 +179,7 @@ def learns_apart(weight: Weight) -> bool:
 
 
 def passes_on(weights: dict[str, Weight]) -> bool:
-    """Return whether gradients go on through what has these weights: one is trained, and does not learn apart."""
+    """Return whether gradients go on through a part with these weights: one is trained, and does not learn apart."""
     return any(weight.is_trained and not learns_apart(weight) for weight in weights.values())
 
 
@@ -188,7 +188,7 @@ def _fits(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _check_patterns(where: str, patterns: Iterable[str], names: tuple[str, ...]) -> None:
-    """Refuse patterns that no weight fits."""
+    """Refuse patterns that match no weight."""
     for pattern in patterns:
         fits = any(fnmatchcase(name, pattern) for name in names)
         insist(fits, where, "a pattern is for weights that the model has", repr(pattern), nearest(pattern, names[:12]))
@@ -212,7 +212,7 @@ class Laid(NamedTuple):
     Attributes
     ----------
     workload, model
-        What runs, and the parts of its model.
+        The workload, and the parts of its model.
     mesh
         The ranks.
     weights
@@ -242,8 +242,8 @@ def lay(workload: Workload, model: Model) -> Laid:
     Raises
     ------
     ConfigError
-        If the model cannot be spread over ranks so, and what would do; or if a layout fits no weight, names what cannot
-        cut one, or does not divide.
+        If the model cannot be spread over ranks so (the message says what would do); or if a layout fits no weight,
+        names axes that cannot cut one, or does not divide.
     """
     where, parallel, matrix = f"workload {workload.name}", workload.parallel, workload.parallel.device_matrix
     _check_divides(workload, model.decoder, where)
@@ -272,7 +272,7 @@ def lay(workload: Workload, model: Model) -> Laid:
 
 
 def _check_divides(workload: Workload, model: DecoderModel, where: str) -> None:
-    """Refuse what does not divide over ranks, with what would."""
+    """Refuse dimensions that do not divide over ranks; the message says what would."""
     parallel, tokens = workload.parallel, workload.batch * workload.sequence
     has_experts = any(isinstance(kind.feed_forward, Experts) for kind in model.kinds)
     for attention, part in model.kinds:
@@ -323,7 +323,7 @@ def _tensor_map(workload: Workload, name: str, spec: Spec) -> tuple[Axes, ...]:
     Raises
     ------
     ConfigError
-        If a layout cuts another number of dimensions, or by what cannot cut them.
+        If a layout has another number of dimensions, or axes that cannot cut them.
     """
     parallel, tensor_map = workload.parallel, spec.tensor_map
     if spec.kind == "expert" and parallel.expert > parallel.data:

@@ -2,7 +2,8 @@
 
 A *tenancy* is one stay of a tensor in the tier, or the workspace of a compute: from the action that takes its room to
 the detach that frees it. Tenancies that overlap in issue order get ranges that do not. A plan that is repeated takes
-the same ranges in each lap, so that a tensor which is at home in the tier, leaves it and comes back has its old one.
+the same ranges in each *lap* (one run of its list), so that a tensor which is at home in the tier, leaves it and comes
+back has its old one.
 
 Finding the least span is the problem of dynamic storage allocation, which is hard; several orders are tried
 (`tight`), as MindSpore's SOMAS tries several heuristics (mindspore.cn, docs, features/runtime/memory_manager). None can
@@ -10,9 +11,9 @@ be below the most that is live at once.
 
 *Resting.* A place whose range was freed a moment ago in issue order waits for the copy that frees it, although there
 may be room elsewhere. So where there is room each gets the range that has been free for longest (`spread`). Chosen in
-issue order, such a layout would be in pieces when the most is live; it is chosen outward from there instead: what is
-live then lies without a hole, and from there on there is ever more room, later as well as, with time reversed, before.
-Reversed, the range that has been free for longest is that whose next place comes last.
+issue order, such offsets would be fragmented at the peak; so they are chosen outward from it: what is live at the peak
+lies without a hole, and there is ever more room from there on, forward and, with time reversed, backward. Reversed, the
+range that has been free for longest is that whose next place comes last.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from simulator.plan import COMPUTE, COPY, DETACH, Plan
 from simulator.trace import Ints, held_bytes
 
 _EVER = -1 << 62
-"""Since when a piece is free that was never taken."""
+"""Time since which a piece that was never taken counts as free."""
 
 _STREAM_SHIFT = 40
 """Bits of an op in the name of a workspace, below those of its stream: more than any graph has ops."""
@@ -59,7 +60,7 @@ class Tenancies:
     Attributes
     ----------
     item, size_bytes
-        A tensor, or a `workspace`; how much it takes [B].
+        A tensor id, or a `workspace`; its size [B].
     taken, freed
         Actions that take and free it: -1 if it is there when the lap begins; `actions` if it stays.
     wraps
@@ -91,20 +92,20 @@ class Tenancies:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Where tenancies lie.
+    """Offsets of tenancies.
 
     Attributes
     ----------
     tenancies, ranges
-        The tenancies; of each its offset and its size [B].
+        The tenancies; offset and size of each [B].
     span_bytes, live_bytes
         End of the last range, and the most that is live at once in issue order [B].
     of_item
-        For each item its tenancies, in the order in which a lap takes them; what never leaves is taken by none.
+        Item -> its tenancies, in the order in which a lap takes them, without those that are never taken in a lap.
     at_home
-        For each item that is there when a lap begins, its tenancy.
+        Item that is there when a lap begins -> its tenancy.
     before
-        By tenancy: those that must have been freed, each as often as there were laps before, and so many times more.
+        By tenancy: those to be freed before it, each with 1 if also in the same lap, 0 if only in earlier ones.
     """
 
     tenancies: Tenancies
@@ -126,7 +127,7 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
     tier
         Id of the compute tier.
     capacity
-        Bytes that they may span, if they can [B]; None: as few as they can.
+        Bytes that the ranges may span if that is enough for them [B]; None: as few as can be found.
     """
     tenancies = tenancies_of(graph, plan, tier)
     live = int(tenancies.live_bytes().max())
@@ -187,7 +188,7 @@ def tenancies_of(graph: Graph, plan: Plan, tier: int) -> Tenancies:
 
 
 def _in_turn(tenancies: Tenancies) -> tuple[list[int], list[int]]:
-    """List the tenancies that are there when a lap begins; and sort those that it takes by when it does."""
+    """List the tenancies that are there when a lap begins, and those that it takes, in turn."""
     order = np.argsort(tenancies.taken, kind="stable")
     at_home = np.flatnonzero((tenancies.taken < 0) | tenancies.wraps)
     return at_home.tolist(), order[tenancies.taken[order] >= 0].tolist()
@@ -245,7 +246,7 @@ def tight(tenancies: Tenancies, enough: int) -> Ints:
 
 
 def _pack(tenancies: Tenancies, order: Sequence[int]) -> Ints:
-    """Place tenancies one by one, each in the smallest hole that suffices between those that overlap it, or behind."""
+    """Place tenancies one by one, each in the smallest sufficient hole between those that overlap it, or behind."""
     owner, first, last = tenancies.owner, tenancies.first, tenancies.last
     sizes = tenancies.size_bytes.tolist()
     low, high = np.zeros((2, len(sizes)), np.int64)
@@ -262,7 +263,7 @@ def _pack(tenancies: Tenancies, order: Sequence[int]) -> Ints:
 
 
 def _smallest_hole(low: Ints, high: Ints, size: int) -> int:
-    """Find the start of the lowest of the smallest holes that suffice between ranges, or the end of the last."""
+    """Find the start of the smallest sufficient hole between ranges, the lowest of equals, or the end of the last."""
     if not len(low):
         return 0
     order = low.argsort(kind="stable")
@@ -277,7 +278,7 @@ def _smallest_hole(low: Ints, high: Ints, size: int) -> int:
 
 
 def spread(tenancies: Tenancies, capacity: int) -> Ints | None:
-    """Choose offsets below a capacity, each range as long unused as possible; None if one finds no range.
+    """Choose offsets below a capacity, each range unused for as long as possible; None if one finds no range.
 
     Parameters
     ----------

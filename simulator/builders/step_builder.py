@@ -1,4 +1,4 @@
-"""The step of one rank, written down: tensors and their layouts, ops, and the collectives that layouts ask for."""
+"""Build the step of one rank: tensors and their layouts, ops, and the collectives that changes of layout take."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Spread(NamedTuple):
     Attributes
     ----------
     rows, width
-        Of the whole tensor.
+        Shape of the whole tensor.
     layout, element_bytes
         How it is cut, and the size of an element [B].
     origin
-        The tensor that this one is in another layout, if it is that.
+        The tensor that this one is another layout of, if it is one.
     elements
-        How many of them this rank holds, once the tensor has a name.
+        Number of elements on this rank, once the tensor has a name.
     """
 
     rows: Rows
@@ -52,12 +52,12 @@ class Spread(NamedTuple):
         return self.elements * self.element_bytes
 
 
-Due = tuple[bool, tuple[str, list[str], list[str], str], OpFields]
+PendingOp = tuple[bool, tuple[str, list[str], list[str], str], OpFields]
 """An op, and whether it runs again within backward: its name, reads, writes and kind, and more fields."""
 
 
-class Sheet:
-    """The step of one rank: ops of the current micro-batch, block and phase.
+class StepBuilder:
+    """Builder of the step of one rank: it adds ops to the current micro-batch, block and phase.
 
     Names of ops and tensors are relative to `micro` and `block` (``mb0/L03``); what methods return, and take as
     tensors, are full names. Widths are elements per row of the whole model; what a rank holds follows from layouts.
@@ -65,9 +65,9 @@ class Sheet:
     Parameters
     ----------
     laid
-        What runs, and the weights of its model on the ranks.
+        The workload, and the weights of its model on the ranks.
     name
-        Of the graph.
+        Name of the graph.
     rows
         Tokens that run together, on all replicas; default: those of a micro-batch.
     """
@@ -83,13 +83,13 @@ class Sheet:
         self.micro, self.block, self.phase = "", "", "forward"
         self.again = ""  # end of the names of tensors that are made again within backward
         self.wanting = set[str]()  # tensors that have a gradient, and weights that are trained
-        self.due: list[Due] | None = None  # ops that are written down later
-        self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, where that is not an activation
+        self.pending: list[PendingOp] | None = None  # ops to be added later
+        self.kinds: dict[str, str] = {}  # last part of a name -> kind of tensor, if not an activation
         self.spread: dict[str, Spread] = {}
-        self.held: dict[str, str] = {}  # weight, or what else is declared once -> what ops read for it
+        self.held: dict[str, str] = {}  # weight, or other tensor declared once -> the tensor that ops read for it
         self._stands_for: dict[str, str] = {}  # another name of a tensor -> its own
         self._narrow = set[str]()  # other names of a part of each row
-        self._changed: dict[tuple[str, Layout, str], str] = {}
+        self._changed: dict[tuple[str, Layout, str], str] = {}  # tensor, layout, phase -> tensor in that layout
 
     # the current layer
 
@@ -105,12 +105,12 @@ class Sheet:
 
     @property
     def token_bytes(self) -> int:
-        """Size of what the KV cache of the current layer holds of a token, on this rank [B]."""
+        """Size of a token in the KV cache of the current layer, on this rank [B]."""
         return self.attention.kv_elements * self.workload.dtypes.kv_bytes
 
     @property
     def own_tokens(self) -> int:
-        """Number of tokens that the samples of this rank have."""
+        """Number of tokens in the samples of this rank."""
         return prod(self.rows) // self.mesh.size(BATCH)
 
     @property
@@ -129,30 +129,30 @@ class Sheet:
         return laid_out(self.mesh, (tokens, features), partial)
 
     def tensor(self, name: str, width: int, layout: Layout | None = None, size: int = 0, rows: Rows = ()) -> str:
-        """Add an activation of so many elements a row to the current block; return its name.
+        """Add an activation of `width` elements a row to the current block; return its name.
 
-        Rows are cut along the batch unless a layout is given, and are all tokens unless their number is; `size` is that
-        of an element [B], by default of the model's data type.
+        By default rows are cut along the batch, and are all tokens; `size` is that of an element [B], by default of the
+        model's data type.
         """
         spread = Spread(rows or self.rows, width, layout or self.cut(), size or self.element_bytes)
         return self.add(self.name(name), spread)
 
     def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
-        """Add an activation with so many elements a row of this rank's heads; return its name."""
+        """Add an activation with `width` elements a row for this rank's heads; return its name."""
         width *= self.mesh.size(TENSOR)
         return self.add(self.name(name), Spread(rows or self.rows, width, self.cut(TENSOR), self.element_bytes))
 
     def add(self, name: str, spread: Spread) -> str:
-        """Add an activation with this full name that is spread so; return the name."""
+        """Add an activation by its full name and its spread; return the name."""
         rows, width, layout, element_bytes, origin, _ = spread
         elements = prod(layout.local_shape((*rows, width), f"{self.where}, {name}"))
         spread = self.spread[name] = Spread(rows, width, layout, element_bytes, origin, elements)
-        if self.phase != "again":  # else it is declared when it is known that it is made
+        if self.phase != "again":  # else it is declared once its op is known to run again
             self.graph.tensor(name, spread.size_bytes, self.kinds.get(name.rpartition("/")[2], "activation"))
         return name
 
     def alias(self, name: str, end: str, width: int = 0) -> str:
-        """Give a tensor, or so many elements of each row, another name, to read it by; no gradient goes back to it."""
+        """Return another name to read a tensor by, or `width` elements of each row; no gradient goes back by it."""
         other, spread = f"{name}.{end}", self.spread[name]
         if width:
             self._narrow.add(other)
@@ -161,7 +161,7 @@ class Sheet:
         return other
 
     def made_bytes(self, *names: str) -> int:
-        """Add up the sizes of what this rank holds of activations [B]."""
+        """Return the size of activations on this rank, together [B]."""
         return sum(self.spread[name].size_bytes for name in names)
 
     def weight(self, name: str) -> Weight:
@@ -189,7 +189,7 @@ class Sheet:
         return f"{self.micro}{self.block}/{short}/{name}"
 
     def op(self, name: str, reads: Iterable[str], writes: Iterable[str], **more: Unpack[OpFields]) -> None:
-        """Add an op of the current block and phase; with work it is a matrix product unless it says otherwise."""
+        """Add an op of the current block and phase; if it has FLOPs, its class is ``matmul`` by default."""
         is_again, reads, made = self.phase == "again", [*reads], [*writes]
         more["phase"] = "backward" if is_again else self.phase
         more.setdefault("dtype", self.workload.dtypes.compute)
@@ -201,10 +201,10 @@ class Sheet:
             more.setdefault("read_bytes", self.made_bytes(*(x for x in reads if x in self.spread)))
         names = [self._stands_for.get(x, x) for x in reads]
         op = self.op_name(name), names, made, "collective" if more.get("collective") else "compute"
-        if self.due is None:
+        if self.pending is None:
             self.graph.op(*op, **more)
         else:
-            self.due.append((is_again, op, more))
+            self.pending.append((is_again, op, more))
 
     def multiply(
         self, name: str, reads: list[str], read_bytes: int, *, rows: int = 0, made: Rows = (0, 0), out: str = ""
@@ -214,15 +214,15 @@ class Sheet:
         Parameters
         ----------
         name
-            Of the op and of its weight.
+            Name of the op and of its weight.
         reads, read_bytes
             What else is read, and how much of it [B].
         rows
-            How many.
+            Number of rows.
         made
-            How many of them are there at a time, and elements of each that comes out; default: all, as the weight has.
+            Rows that exist at a time, and elements of each row of the output; default: all rows, as wide as the weight.
         out
-            What comes out is a part of this tensor; default: a tensor of its own.
+            Tensor that the output is a part of; default: a tensor of its own.
         """
         weight, rows = self.weight(name), rows or self.own_tokens
         layout = self.cut(weight.layout.tensor_map[-1])
