@@ -1,4 +1,4 @@
-"""The story of one run, top to bottom: read, build, decide, check, replay, check again, count, tell."""
+"""One run from top to bottom: read, build, decide, check, replay, check again, count, report."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def run(  # noqa: PLR0913 - what is run, and how
     progress
         Called now and then.
     what_if
-        Whether it is searched with which bandwidth, and with which capacity, the fastest row is free: no stall, and no
-        recompute. None, as `hosim run` has it: if it is not free already, and the search is quick.
+        Whether to search for the bandwidth, and the capacity, with which the fastest row is free: no stall, and no
+        recompute. None, as in `hosim run`: only if it is not free already, and the search is quick.
 
     Returns
     -------
@@ -63,8 +63,8 @@ def run(  # noqa: PLR0913 - what is run, and how
     Raises
     ------
     HosimError
-        If a document, an option or a plan is wrong. What cannot fit, what blocks itself, and what a policy does not
-        know how to plan are rows, not errors.
+        If a document, an option or a plan is wrong. A row that cannot fit, that blocks itself, or that its policy
+        cannot plan is a result, not an error.
     """
     scenario = asked_for(scenario, hardware, workload, policies)
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
@@ -78,7 +78,7 @@ def asked_for(
     workload: str | Path | None,
     policies: Policies | None = None,
 ) -> str | Path | Scenario:
-    """Return the scenario that is asked for: the one that is named, or that of a workload on a machine.
+    """Return the scenario to run: the given one, or one made of a workload on a machine.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def asked_for(
     Raises
     ------
     ConfigError
-        If neither or both are named; or one of them is a file that must be imported first.
+        If neither or both are given, or one of them is a file that must be imported first.
     """
     given = {"scenario": scenario, "hardware": hardware, "workload": workload}
     named = [name for name, value in given.items() if value is not None]
@@ -108,7 +108,7 @@ def read(
     set: Mapping[str, Any] | None = None,  # noqa: A002
     job: Job | None = None,
 ) -> Case:
-    """Read and build what all rows share; nothing is decided yet.
+    """Read and build what all rows share, before anything is decided.
 
     Parameters
     ----------
@@ -139,10 +139,10 @@ def run_case(
     policies, progress, what_if
         As for `run`.
     each
-        Called with each row in the fork that ran it; how the row compares with others is added later.
+        Called with each row in the fork that ran it, before the comparison with other rows is added.
     aside
         Whether rows run in forks of this process, as many at a time as there are cores. Functions as policies then
-        leave nothing here but what they decide.
+        leave nothing in this process but their plans.
     """
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question

@@ -1,4 +1,4 @@
-"""Room that makes a row run that does not fit: every amount is tried before a message names it."""
+"""How much room a row that does not fit needs: every amount is tried before a message names it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from simulator.run.case import Case, execute, prepare
 from simulator.scenario import AllocatorKind, PolicyChoice
 
 _TRIES = 6
-"""How often an amount may grow by what it still lacks: each time everything is planned and replayed again."""
+"""Times that an amount may grow by what it still lacks: each time everything is planned and replayed again."""
 
 Tell = Callable[[int, int], None]
-"""Called before each amount that is tried, with how many were, and how many may be."""
+"""Called before each amount is tried, with the number of those tried before, and the most that may be."""
 
 
 def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell) -> Shortfall:
-    """Add levers that name how much room is enough, for a row that does not fit.
+    """Add levers that name how much room is enough to the report of a row that does not fit.
 
     Parameters
     ----------
     case, row, decide
-        What runs, the name of the row, and how it decides.
+        What runs, the name of the row, and its policy.
     report
-        Why it does not fit. If it names rooms, no plan fits; `static` then tells what is enough.
+        Why it does not fit. If it names rooms, no plan fits; the amounts are then tried with `static`.
     tell
         Called while amounts are tried.
 
     Returns
     -------
     Shortfall
-        With rooms in which a plan was made and ran; none if none was found in a few tries. Other ranks count, too. What
-        lacks room in a part of a tier that the policy set aside is as it was.
+        The report with rooms in which a plan was made and ran on all ranks; without, if a few tries found none. A
+        report about a part of a tier that the policy set aside is returned as it is.
     """
     if report.tier not in case.hardware.tiers:
         return report
@@ -59,7 +59,7 @@ def advised(case: Case, row: str, decide: Policy, report: Shortfall, tell: Tell)
 
 
 def _usable_bytes(case: Case, report: Shortfall) -> int:
-    """Return what must be usable of a tier so that each rank which shares it gets what one rank lacks [B]."""
+    """Return how much of a tier must be usable for each rank that shares it to get what one rank lacks [B]."""
     tier = case.hardware.tiers[report.tier]
     usable = case.problem.budget_bytes if report.tier == case.hardware.compute_tier else tier.usable_bytes
     sharing = min(case.job.ranks, case.hardware.topology.sharing[tier.scope])
@@ -69,7 +69,7 @@ def _usable_bytes(case: Case, report: Shortfall) -> int:
 def _enough_room(
     case: Case, decide: Policy, lacking: Mapping[str, int], allocator: AllocatorKind, tell: Tell
 ) -> dict[str, int]:
-    """Grow the room by what it lacks until a plan is made and runs; return no room if that takes too many tries."""
+    """Grow the room by what it lacks until a plan is made and runs; return none if that takes too many tries."""
     room, tiers, budget_bytes = dict(lacking), case.hardware.tiers, case.loaded.scenario.budget_bytes
     for tries in range(_TRIES):
         tell(tries, _TRIES)

@@ -1,4 +1,4 @@
-"""The case of a run: all that its rows share, and which rows there are."""
+"""The case of a run: what its rows share, and which rows there are."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Policies = Sequence[str] | Mapping[str, Policy]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """All that the rows of a run share.
+    """What the rows of a run share.
 
     Attributes
     ----------
@@ -41,15 +41,15 @@ class Case:
     job
         What all ranks run.
     tasks
-        What every policy has to solve: one for each graph of the job.
+        The tasks that every policy has to solve: one for each graph of the job.
     trials
-        Tries plans for them.
+        Replays the plans that policies try for them.
     is_changed
         Whether the machine was changed for this run; what the scenario expects is then not checked.
     with_bounds
-        Whether rows are held against their bounds, which takes longer.
+        Whether rows are compared with their bounds, which takes longer.
     changed
-        The same on machines that rows set for themselves, by what they set: see `of`.
+        Cases of rows that change the machine for themselves, by that change: see `of`.
     """
 
     loaded: Loaded
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def compute_ns(self) -> int:
-        """Time of all ops of stream 0 but collectives, of the graph that has most of it [ns]."""
+        """Time of all ops of stream 0 except collectives, in the graph where that is longest [ns]."""
         return max(
             sum(0 if op.collective or op.stream else ns for op, ns in zip(task.graph.ops, task.times_ns, strict=True))
             for task in self.tasks
@@ -93,19 +93,19 @@ class Case:
         return max(task.limits(**kind).peak_bytes(step_ns) for task in self.tasks)
 
     def unfit(self, row: str | None = None) -> Shortfall | None:
-        """Return why no plan of a row fits, if so; without a row, no plan that runs each op once in a step."""
+        """Return the shortfall if no plan of a row fits; without a row, if none that runs each op once a step does."""
         may_repeat = row is not None and self.may_repeat(row)
         reports = (task.unfit(may_repeat=may_repeat) for task in self.tasks)
         return max(filter(None, reports), key=lambda report: report.short_bytes, default=None)
 
     def may_repeat(self, row: str) -> bool:
-        """Return whether the row's plan may run an op again: unless it is a policy that never does."""
+        """Return whether the row's plan may run an op again; false only of a policy that never does."""
         choice = self.choice(row)
         entry = POLICIES.get(choice.policy)
         return entry is None or entry.may_repeat(entry.read_options(choice.options))
 
     def of(self, row: str) -> Case:
-        """Return the case on the machine that a row sets; rows that set the same share it, and its bounds."""
+        """Return the case with a row's changes to the machine; rows with the same changes share it and its bounds."""
         choice = self.choice(row)
         if not choice.set_:
             return self
@@ -116,12 +116,12 @@ class Case:
         return self.changed[change]
 
     def choice(self, row: str) -> PolicyChoice:
-        """Return the row of the scenario with this name, or else the policy with its default options."""
+        """Return the row of the scenario with this name, or else a row of the policy with its default options."""
         by_row = {choice.row: choice for choice in self.loaded.scenario.policies}
         return by_row.get(row, PolicyChoice(policy=row))
 
     def rows(self, policies: Policies | None = None) -> dict[str, Policy]:
-        """Return the rows to run by name, each with the function that decides.
+        """Return the rows to run by name, each with the function that makes its plan.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Case:
         return static.Options.model_validate(choice.options) if choice.policy == "static" else None
 
     def _policy(self, choice: PolicyChoice) -> Policy:
-        """Return what decides for a row: its policy with its options, or the file of its plan."""
+        """Return the function that makes a row's plan: its policy with its options, or one that reads its plan file."""
         rows = [other.row for other in self.loaded.scenario.policies]
         place = str(rows.index(choice.row)) if choice.row in rows else choice.row
         where = partial(self.loaded.place, "policies", place)
@@ -176,14 +176,14 @@ class Case:
         return partial(decided, choice, lambda problem: entry.function(problem, options))
 
     def _read_plan(self, path: str, name: str, problem: Problem) -> Plan:
-        """Read the plan of a graph, known by its file; ``*`` is the graph's name."""
+        """Read the plan of a graph from its file; ``*`` in the path stands for the graph's name."""
         index = next(index for index, graph in enumerate(self.job.graphs) if graph is problem.graph)
         file = path.replace("*", list(folder_names(self.job.labels).values())[index])
         return replace(formats.read_plan(Path(file), problem.graph, problem.tiers), file=name)
 
 
 def rows_named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice]:
-    """Find what is named: rows with a label, or else with a policy, or else a policy with its default options.
+    """Return the rows with these names: by label, or else by policy, or else the policy with its default options.
 
     Parameters
     ----------
@@ -211,14 +211,14 @@ def rows_named(scenario: Scenario, policies: Sequence[str]) -> list[PolicyChoice
 
 
 def names_in(policies: Policies | None) -> tuple[str, ...]:
-    """Return the names in what is asked for; none if all rows are, or functions."""
+    """Return the names of rows or policies to run; none if that is all rows, or functions."""
     if policies is None or isinstance(policies, Mapping):
         return ()
     return (policies,) if isinstance(policies, str) else tuple(policies) if isinstance(policies, Sequence) else ()
 
 
 def _check_expectations(loaded: Loaded) -> None:
-    """Check that each expectation of a scenario is about columns that its rows have."""
+    """Check that each expectation of a scenario names columns that its rows have."""
     question, expected = loaded.scenario.question, loaded.scenario.expect
     asked = question.columns(loaded.hardware.compute_tier) if question else ()
     columns = (*metrics.columns(loaded.hardware), *asked) if expected else ()
@@ -231,18 +231,18 @@ def _check_expectations(loaded: Loaded) -> None:
 
 
 def prepare(loaded: Loaded, job: Job | None = None, *, is_changed: bool = False, with_bounds: bool = True) -> Case:
-    """Build everything that the rows of a scenario share; nothing runs.
+    """Build everything that the rows of a scenario share, without running anything.
 
     Parameters
     ----------
     loaded
         The scenario with its machine and its workload.
     job
-        What all ranks run, if it was built before; of the workload only its name counts then.
+        What all ranks run, if it was built before; then only the name of the workload counts.
     is_changed
         Whether the machine was changed for this run.
     with_bounds
-        Whether rows are held against their bounds, which takes longer.
+        Whether rows are compared with their bounds, which takes longer.
 
     Raises
     ------
@@ -293,7 +293,7 @@ def execute(
     progress: Callable[[int, int], None] | None = None,
     allocator: AllocatorKind = "ideal",
 ) -> Trace:
-    """Replay the plans of a case, one for each graph, on all ranks, unless a search has just done that.
+    """Replay the plans of a case, one for each graph, on all ranks; or return the trace if a search just did that.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def execute(
     allocator
         How places of the compute tier get addresses.
     """
-    if case.job.ranks == 1 and allocator == "ideal" and (tried := case.trials.known(case.problem, plans[0])):
+    if case.job.ranks == 1 and allocator == "ideal" and (tried := case.trials.pop_trace(case.problem, plans[0])):
         return tried
     programs: dict[int, engine.Program] = {}
     for task, plan in zip(case.tasks, plans, strict=True):

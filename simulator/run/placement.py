@@ -51,9 +51,9 @@ def home_ids(loaded: Loaded, graphs: Sequence[Graph]) -> list[tuple[int, ...]]:
 
 
 def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> Graph:
-    """Return the graph with every output persistent that has its home in another tier than the compute tier.
+    """Return the graph with each output made persistent whose home is another tier than the compute tier.
 
-    Such an output has room in its home from the start, and each step ends with it there. An output without a home may
+    Such an output has room at home from the start, and is there at the end of each step. An output without a home may
     end a step in any tier and is then gone; one at home in the compute tier stays until the step ends.
 
     Parameters
@@ -69,7 +69,7 @@ def with_lasting_outputs(loaded: Loaded, graph: Graph, homes: Sequence[int]) -> 
 
 
 def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> list[tuple[int | float, ...]]:
-    """Divide the room of tiers that ranks share: to each its homes, and of what is left an equal part.
+    """Divide the room of tiers that ranks share: each gets room for its homes, and an equal part of the rest.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
     Returns
     -------
     list of tuple
-        For each graph and tier what one of its ranks may use [B]; the least over its ranks. Less than its homes take if
-        the homes of all do not fit.
+        For each graph and tier what one of its ranks may use [B], the least over its ranks. It is less than the homes
+        take if the homes of all do not fit.
     """
     at_home = [Counter[int]() for _ in job.graphs]
     for graph, home, taken in zip(job.graphs, homes, at_home, strict=True):
@@ -103,7 +103,7 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
 
 
 def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
-    """Return, for each bus with links that several ranks share, how many ranks share one instance of it.
+    """Return, for each bus of links that several ranks share, how many ranks share one instance of it.
 
     Parameters
     ----------
@@ -116,13 +116,13 @@ def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
 
 
 _GROUPS = (2, 4, 8)
-"""Numbers of groups that are tried: more groups win little, and each is simulated."""
+"""Numbers of groups to try: more groups gain little, and each is simulated."""
 _LEAST_STEPS = 3
-"""In the first step ranks still begin, in the last they end: a step counts in which all are at work."""
+"""Ranks begin one by one in the first step and end so in the last; the measured step has all of them at work."""
 
 
 def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int, ...]:
-    """Return into how many groups ranks may be divided that begin one after another, alike on all that they share.
+    """Return the numbers of groups, begun one after another, into which the ranks on everything shared divide evenly.
 
     Parameters
     ----------

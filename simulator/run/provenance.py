@@ -15,13 +15,13 @@ from simulator.report.rows import Row
 from simulator.scenario import PolicyChoice
 
 _PROSE = {"schema_", "name", "title", "origin", "sources", "assumed", "fitted"}
-"""What a document says for people."""
+"""Fields of a document that are prose for people."""
 _REFERENCES: dict[str, Any] = {
     "scenario": dict.fromkeys(("hardware", "workload", "policies", "expect", "claim"), True),
     "workload": {"graph": True, "requests": {"file"}},
 }
 _REFERENCES["scenario"]["draws"] = {"file"}
-"""Where documents name other files, inputs of their own; of a scenario its rows, what it expects, and what it keeps."""
+"""Fields that name other files, which are inputs of their own; and a scenario's rows, expectations and claim."""
 
 
 def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequence[str] = ()) -> dict[str, Any]:
@@ -32,17 +32,17 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
     loaded
         The scenario with its machine and its workload.
     rows
-        Labels of the rows that ran, if not all did.
+        Labels of the rows that ran; None if all did.
     asked
-        What was expected of them.
+        The expectations that were checked.
 
     Returns
     -------
     dict
-        ``hosim`` (version), ``inputs`` (kind, name, sha256, and ``content``, the sha256 of what a document says to the
-        run, however it is written and wherever it lies), ``bound``, ``switches``, ``draws``, ``seed``, ``set``, and
+        ``hosim`` (version), ``scenario``, ``inputs`` (kind, name, sha256, and ``content``, the sha256 of what a
+        document means to the run, however and wherever it is written), ``switches``, ``draws``, ``seed``, ``set``, and
         the ``fitted`` and ``assumed`` fields of all documents with their reasons; and by document, how many figures are
-        ``mine``: nothing is said of where they are from.
+        ``mine``: nothing says where they are from.
     """
     documents = {"hardware": loaded.hardware, "workload": loaded.workload, "scenario": loaded.scenario}
     content, inputs = dict[str, dict[str, Any]](), list[dict[str, str]]()
@@ -73,7 +73,7 @@ def provenance(loaded: Loaded, rows: Sequence[str] | None = None, asked: Sequenc
 
 
 def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
-    """List fields with their reasons; what the scenario sets stands in the hardware too, and is listed once."""
+    """List fields with their reasons, once each: what the scenario sets stands in the hardware, too."""
     of_scenario: dict[str, str | Fit] = getattr(loaded.scenario, table)
     of_hardware: dict[str, str | Fit] = getattr(loaded.hardware, table)
     figures: list[tuple[Document, str, str | Fit]] = []
@@ -88,7 +88,7 @@ def _figures(loaded: Loaded, table: str) -> list[dict[str, str]]:
 
 
 def files_named(loaded: Loaded) -> dict[str, str]:
-    """Return by role the names of files that the documents of `as_run` name, beside them.
+    """Return, by role, the names of the files that the documents of `as_run` refer to and that lie beside them.
 
     Parameters
     ----------
@@ -101,14 +101,14 @@ def files_named(loaded: Loaded) -> dict[str, str]:
 
 
 def as_run(loaded: Loaded, rows: Mapping[str, Row], *, is_changed: bool) -> dict[str, str]:
-    """Write the three documents as they were run; with the plans beside them they give the same rows again.
+    """Return the three documents as they were run; with the plans beside them they give the same rows again.
 
     Parameters
     ----------
     loaded, rows
-        What was run, and what came of it.
+        What was run, and its rows by label.
     is_changed
-        Whether the machine was changed, so that what the scenario expects does not hold for it.
+        Whether the machine was changed, so that the expectations of the scenario do not apply.
 
     Returns
     -------

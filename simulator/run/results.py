@@ -1,4 +1,4 @@
-"""Results of a run, one for each row, with tables and pictures that are made when they are asked for."""
+"""The results of a run, one for each row; tables and pictures are made when they are asked for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def shown(title: str, rows: Sequence[Row], sentences: Sequence[str]) -> SweepView:
-    """Show rows as notebooks do: sentences, and the table.
+    """Return the view of rows that notebooks show: sentences, and the table.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def shown(title: str, rows: Sequence[Row], sentences: Sequence[str]) -> SweepVie
 
 
 def hints(case: Case, rows: Sequence[Row]) -> list[str]:
-    """Return what people should know of a run: figures without effect, costs and homes that are missing, no rates.
+    """Return hints about a run: figures without effect, costs and homes that are missing, rates that are unknown.
 
     Parameters
     ----------
@@ -81,14 +81,14 @@ def hints(case: Case, rows: Sequence[Row]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Result(Row):
-    """One row: one policy, and what came of it.
+    """One row: one policy, with its plans, trace and figures.
 
     Attributes
     ----------
     case
         What ran.
     remarks, tries
-        What the referee noticed that is no breach; and how many plans the policy tried.
+        The referee's remarks that are no breach; how many plans the policy tried.
     """
 
     case: Case = field(repr=False, kw_only=True)
@@ -102,7 +102,7 @@ class Result(Row):
         Parameters
         ----------
         case, label, summary
-            What ran, what the row is called, and its figures.
+            What ran, the name of the row, and its figures.
         **more
             Further attributes.
         """
@@ -112,7 +112,7 @@ class Result(Row):
 
     @property
     def status(self) -> str:
-        """``ok``, ``infeasible``, ``blocked``, or ``refused`` (its policy does not know how to plan this)."""
+        """``ok``, ``infeasible``, ``blocked``, or ``refused`` (its policy cannot plan this)."""
         return str(self.summary["status"])
 
     @cached_property
@@ -137,17 +137,17 @@ class Result(Row):
 
     @property
     def recorded(self) -> Plan:
-        """The steps that rank 0 issued, as a fixed plan: the plan itself unless it is reactive."""
+        """The actions that rank 0 issued, as a fixed plan: the plan itself unless it is reactive."""
         return self.recordings[self.job.graph_of[0]]
 
     @cached_property
     def recordings(self) -> tuple[Plan, ...]:
-        """For each graph of the job, the steps that its first rank issued, as a fixed plan."""
+        """For each graph of the job, the actions that its first rank issued, as a fixed plan."""
         trace, plans = self._trace, []
         for task, plan in zip(self.case.tasks, self.plans, strict=True):
             issued = trace.issued[task.ranks[0]].whole()
-            steps = Actions.from_columns(*(issued[column].tolist() for column in ISSUED))
-            plans.append(plan if plan.fixed is not None else replace(plan, actions=steps, repeats=1))
+            actions = Actions.from_columns(*(issued[column].tolist() for column in ISSUED))
+            plans.append(plan if plan.fixed is not None else replace(plan, actions=actions, repeats=1))
         return tuple(plans)
 
     def _repr_html_(self) -> str:
@@ -169,7 +169,7 @@ class Result(Row):
         return timeline.timeline(self, ax, window_ns=window_ns)
 
     def by_rank(self, ax: Given = None) -> Drawn:
-        """Draw where the step of each rank goes.
+        """Draw what the step of each rank is spent on.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ class Result(Row):
 
     @property
     def tables(self) -> metrics.Frames:
-        """All tables, for those who write them."""
+        """The tables, to be written or taken as columns."""
         return metrics.Frames(self.job, self.hardware, self._trace)
 
     @property
@@ -196,7 +196,7 @@ class Result(Row):
 
 
 _ALWAYS = ("step_ns", "makespan_ns", "compute_ns", "stall_ns", "gap_fraction")
-"""Columns of the summary that are there even if no row ran."""
+"""Columns that the summary has even if no row ran."""
 
 
 class Results(dict[str, Result]):
@@ -209,11 +209,11 @@ class Results(dict[str, Result]):
     rows
         The rows.
     largest
-        Up to which value of a field each row fits, if the scenario asks.
+        The largest value of a field with which each row fits, if the scenario asks.
     what_if
-        What would make the fastest row free, sentence by sentence, if that was searched; it is kept as `told`.
+        Sentences on what would make the fastest row free, if that was searched; kept as `told`.
     also
-        Finds, when it is written, what else stands on the page.
+        Makes the further sweeps of the page, when it is written.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Results(dict[str, Result]):
 
     @cached_property
     def summary(self) -> pd.DataFrame:
-        """One row per policy; times [ns], sizes [B], whole numbers even where a row has none."""
+        """One row per policy; times [ns] and sizes [B] are whole numbers, even where a row has none."""
         rows = list(self.summaries.values())
         absent = {column: math.nan for column in _ALWAYS if not any(column in row for row in rows)}
         return frame([row | absent for row in rows]).set_index("policy")
@@ -251,21 +251,21 @@ class Results(dict[str, Result]):
 
     @cached_property
     def sentences(self) -> list[str]:
-        """Sentences that a person would say about the rows, and hints; how far each row fits, if that was asked."""
+        """Sentences about the rows, and hints; and how far each row fits, if that was asked."""
         rows, largest = list(self.values()), self.largest.sentences if self.largest else []
         more = [*largest, *pointer(self.case.loaded.scenario.scaling), *self.told]
         return [*sentences(rows), *hints(self.case, rows), *more]
 
     @cached_property
     def expectations(self) -> list[expectations.Verdict]:
-        """Verdicts on what the scenario expects of these rows; none if the machine was changed."""
+        """Verdicts on the expectations of the scenario; none if the machine was changed."""
         scenario = self.case.loaded.scenario
         source = scenario.claim.source if scenario.claim else ""
         return [] if self.case.is_changed else expectations.verdicts(scenario.expect, self.summaries, source)
 
     @property
     def checks(self) -> list[Check]:
-        """Tests of what `hosim run` fails for: one that a row runs to its end, and one for each expectation."""
+        """The conditions for `hosim run` to succeed: one that a row runs to its end, and one for each expectation."""
         states = {row.status for row in self.values()}
         failure = "" if "ok" in states else f"no row ran to its end, all are {' or '.join(sorted(states))}"
         by_question = {verdict.asks: check(verdict) for verdict in self.expectations}
@@ -283,12 +283,12 @@ class Results(dict[str, Result]):
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Sources of every number: version, inputs, switches, what was assumed and what was fitted."""
+        """Sources of every number: version, inputs, switches, and what was assumed or fitted."""
         return provenance(self.case.loaded, list(self), [verdict.asks for verdict in self.expectations])
 
     @cached_property
     def more(self) -> dict[str, Any]:
-        """Contents of ``summary.json`` besides the rows; of each row that ran, its stalls by cause and place."""
+        """Contents of ``summary.json`` besides the rows, among them each row's stalls by cause and place."""
         return {
             "card": self.card,
             "sentences": self.sentences,
@@ -298,11 +298,11 @@ class Results(dict[str, Result]):
         }
 
     def json(self) -> bytes:
-        """Write what ``summary.json`` says, but for the list of files."""
+        """Return the contents of ``summary.json``, without the list of files."""
         return files.dumped(files.content(list(self.summaries.values()), self.more))
 
     def comparison(self, ax: Given = None) -> Drawn:
-        """Draw the rows beside each other: what each step is spent on, and the peak of each memory in use.
+        """Draw the rows side by side: what each step is spent on, and the peak of each memory in use.
 
         Parameters
         ----------
@@ -320,10 +320,10 @@ class Results(dict[str, Result]):
         Parameters
         ----------
         out
-            The folder. It is filled beside its place and renamed, so that it is complete or absent; an earlier run's
-            is replaced.
+            The folder. It is filled beside its place and renamed, so that it is complete or absent; that of an earlier
+            run is replaced.
         command
-            What gives the same again, for the page.
+            The command that gives the same again, for the page.
         """
         with writing(out, list(self)) as pages:
             with closing(forked([partial(_add_row, pages, row) for row in self.values()], silent)) as written:
@@ -336,7 +336,7 @@ class Results(dict[str, Result]):
         Parameters
         ----------
         pages, command
-            The folder, to which all rows were added, and what gives the same again, if that is known.
+            The folder, to which all rows were added, and the command that gives the same again, if known.
         """
         from simulator.report.drawing import picture  # noqa: PLC0415 - drawing takes time to import
 
@@ -351,7 +351,7 @@ class Results(dict[str, Result]):
 
 @contextmanager
 def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
-    """Give the folder of a result to add rows to; it is complete when the block ends, or absent.
+    """Open the folder of a result to add rows to; when the block ends it is complete, or absent.
 
     Parameters
     ----------
@@ -359,7 +359,7 @@ def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
         As for `Results.write`, and the labels of all rows.
     """
     with files.replaced(Path(out)) as folder:
-        from simulator.report.html import Pages  # noqa: PLC0415 - makes a folder, too, in vain where none may be
+        from simulator.report.html import Pages  # noqa: PLC0415 - imports matplotlib, which makes a folder
 
         yield Pages(folder, labels, _write_tables)
 

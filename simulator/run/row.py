@@ -1,7 +1,7 @@
 """One row: its policy decides, the referee checks, the engine replays, the referee checks again, and metrics count.
 
-`rows_of` runs the rows of a case, `row_of` one of them: it asks the policy for plans, `checked` replays these between
-the two checks of the referee, and `replayed` counts and holds the row against its bounds.
+`rows_of` runs the rows of a case, and `row_of` one of them: it asks the policy for plans, which `checked` replays
+between the two checks of the referee; `replayed` counts the trace and compares the row with its bounds.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def rows_of(
     advice: bool = True,
     aside: bool = False,
 ) -> list[Result]:
-    """Run rows, and note how much slower each is than the fastest one, and than compute alone.
+    """Run rows, and compute how much slower each is than the fastest one, and than compute alone.
 
     Parameters
     ----------
     case, policies, progress, each, aside
         As for `simulator.run.run_case`.
     advice
-        Whether levers are looked for where a row does not fit.
+        Whether to look for levers where a row does not fit.
     """
     rows = case.rows(policies)
     if aside:
@@ -61,8 +61,8 @@ def rows_of(
 def _rows_in_forks(
     case: Case, rows: Mapping[str, Policy], progress: Progress, each: Callable[[Result], None] | None, *, advice: bool
 ) -> list[Result]:
-    """Run rows in forks, which send back what came of each row, but not the case: this process has it."""
-    for label in rows:  # bounds are the same for several rows: found here, no fork has to find them for itself
+    """Run rows in forks, which send back all of a row but its case: this process has it."""
+    for label in rows:  # rows share bounds: computed here, no fork has to compute them itself
         on_machine = case.of(label)
         if not on_machine.unfit(label) and on_machine.with_bounds:
             on_machine.bound(may_repeat=on_machine.may_repeat(label), in_turn=False)
@@ -71,7 +71,7 @@ def _rows_in_forks(
         row = row_of(case, label, decide, tell, advice=advice)
         if each is not None:
             each(row)
-        plans = tuple(plan if plan.fixed is not None else replace(plan, actions=_elsewhere) for plan in row.plans)
+        plans = tuple(plan if plan.fixed is not None else replace(plan, actions=_refuse) for plan in row.plans)
         return {name: getattr(row, name) for name in _SENT} | {"plans": plans}
 
     with closing(forked([partial(sent_back, *row) for row in rows.items()], progress)) as ended:
@@ -83,15 +83,15 @@ _SENT = ("summary", "trace", "shortfall", "remarks", "tries")
 """Attributes of a row that a fork sends back as they are."""
 
 
-def _elsewhere(view: View) -> Iterator[Code]:
-    """Refuse to decide: no other process can call the function that decided while a plan ran."""
+def _refuse(view: View) -> Iterator[Code]:
+    """Refuse to decide: the function of a reactive plan stays in the fork that ran it."""
     raise InvariantError("a reactive plan", "a plan decides in the process that runs it", "another", "run it again")
 
 
 def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice: bool = True) -> Result:
-    """Run one row; where no plan of its kind can fit, nothing is planned.
+    """Run one row; plan nothing if no plan of its kind can fit.
 
-    Where a policy finds no plan that fits for several graphs, the row reports the one that lacks most room.
+    If the policy finds no plan that fits for several graphs, the row reports the one that lacks most room.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
     progress
         Called now and then.
     advice
-        Whether levers are looked for if the row does not fit.
+        Whether to look for levers if the row does not fit.
     """
     case, plans, errors = case.of(label), list[Plan](), list[CapacityError]()
     try:
@@ -142,7 +142,7 @@ def checked(
     Returns
     -------
     tuple
-        What happened, what the referee noticed that is no breach, and what the row of one rank is counted from.
+        The trace, the referee's remarks that are no breach, and the run from which the row of one rank is counted.
 
     Raises
     ------
@@ -166,13 +166,13 @@ def checked(
 def replayed(
     case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None
 ) -> Result:
-    """Replay the plans of a case between the two checks of the referee, count, and hold it against the bounds.
+    """Replay the plans of a case between the two checks of the referee, count, and compare with the bounds.
 
     Parameters
     ----------
     case, label, plans
-        What runs, what the row is called, and what was decided for each graph of the job; plans that are found right
-        are called by their row.
+        What runs, the name of the row, and the plan of each graph of the job; checked plans get the name of the
+        row.
     progress
         Called now and then.
 
@@ -183,7 +183,7 @@ def replayed(
     CapacityError
         If the homes alone do not fit.
     InvariantError
-        If a law is broken, that of the bound included.
+        If a law is broken, including that of the bound.
     """
     trace, findings, ran = checked(case, label, plans, progress)
     kind = {"may_repeat": metrics.repeats(case.job, trace), "in_turn": any(any(plan.starts_ns) for plan in plans)}
@@ -208,7 +208,7 @@ def replayed(
 
 
 def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:
-    """Return whether all ranks keep the program, of which the bounds hold."""
+    """Return whether all ranks ran their ops in program order, as the bounds assume."""
     tier = case.hardware.compute_tier_id
     for task, plan in zip(case.tasks, plans, strict=True):
         codes = trace.issued[task.ranks[0]].whole()
@@ -219,7 +219,7 @@ def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.
 
 
 def _against_laps(task: Task, plan: Plan, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Hold a plan that cannot know what dynamic reads choose against what no such plan beats, over all its laps."""
+    """Compare a plan that repeats, which cannot know what dynamic reads choose, with the bound on its mean lap."""
     if not task.graph.dynamic_reads or plan.fixed is None or plan.repeats != task.graph.steps or plan.repeats == 1:
         return {}
     least = task.lap_bound
@@ -230,7 +230,7 @@ def _against_laps(task: Task, plan: Plan, summary: Mapping[str, Any]) -> dict[st
 
 
 def notes(case: Case, plans: Sequence[Plan]) -> list[str]:
-    """List the notes of the plans of a row, each once, with whose it is where not all plans have it.
+    """List the notes of a row's plans, each once, and naming its graphs unless all plans have it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The stories of `hosim plan`, `graph` and `layout`: a plan with its reasons, and a job as files or as text."""
+"""What `hosim plan`, `graph` and `layout` do: explain a plan, and write a job as files or as text."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Planned:
     Attributes
     ----------
     result
-        The row, as `hosim run` has it.
+        The row, as in `hosim run`.
     explanations
-        Why, for each graph of the job; none for policies other than `static`.
+        The reasons of the plan of each graph of the job; none for policies other than `static`.
     """
 
     result: Result
@@ -54,7 +54,7 @@ class Planned:
         Parameters
         ----------
         tensor
-            Name of the tensor; of several graphs that have it, that of the first is explained.
+            Name of the tensor; if several graphs have it, that of the first is explained.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class Planned:
 
     @property
     def file(self) -> str:
-        """The plan in the folder that is written, as a row of a scenario names it; ``*`` stands for each graph."""
+        """Path of the plan in the written folder, as a row of a scenario names it; ``*`` stands for each graph."""
         return "plan.jsonl" if len(self.result.case.tasks) == 1 else "*/plan.jsonl"
 
     def write(self, out: Path) -> None:
@@ -94,9 +94,9 @@ class Planned:
         Parameters
         ----------
         out
-            The folder, which is replaced as a whole. Of a job of several graphs, each has a folder of its own in it.
+            The folder, which is replaced as a whole. If the job has several graphs, each has a folder of its own in it.
         """
-        from simulator.report.drawing import picture  # noqa: PLC0415 - most who ask for a plan draw nothing
+        from simulator.report.drawing import picture  # noqa: PLC0415 - most plans are not drawn
 
         with files.replaced(out) as folder:
             tasks = self.result.case.tasks
@@ -125,7 +125,7 @@ def plan(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was loaded from it.
     policy
         A row of the scenario, or a policy with its default options.
     set
@@ -161,7 +161,7 @@ _WORKLOAD = "workload.yaml"
 
 
 def write_graphs(workload: str | Path, out: Path) -> list[str]:
-    """Write each graph of a workload as `hosim-graph/1`; of a workload with one, also a document that runs the file.
+    """Write each graph of a workload as `hosim-graph/1`; if it has only one, also a document that runs the file.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ def write_graphs(workload: str | Path, out: Path) -> list[str]:
 
 
 def layout(workload: str | Path, *, as_json: bool = False) -> str:
-    """Describe how a workload is spread over its ranks: in tables, or as JSON with sizes in bytes.
+    """Describe how a workload is spread over its ranks, in tables, or as JSON with sizes in bytes.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def layout(workload: str | Path, *, as_json: bool = False) -> str:
     Raises
     ------
     ConfigError
-        If the document is wrong, or the model cannot be spread like that.
+        If the document is wrong, or the model cannot be spread so.
     """
     document, job = _document_and_job(workload)
     if as_json:
@@ -225,8 +225,7 @@ def _document_and_job(workload: str | Path) -> tuple[Workload, Job]:
 
 
 _ANY_MACHINE = "h100_sxm"
-"""All ops of a recorded step have their recorded times; the machine is given unlimited memory, and a host that waits
-for nothing."""
+"""Ops have their recorded times; the machine gets unlimited memory, and a host that waits for nothing."""
 
 
 def replayed(graph: Graph) -> tuple[int, int]:
@@ -235,7 +234,7 @@ def replayed(graph: Graph) -> tuple[int, int]:
     Parameters
     ----------
     graph
-        One step; what has no recorded time takes that of a roofline.
+        One step; ops without a recorded time take that of a roofline.
 
     Raises
     ------
@@ -252,9 +251,9 @@ def replayed(graph: Graph) -> tuple[int, int]:
 
 
 def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0) -> str:
-    """Replay a recorded step as it was recorded, and say how far it is off; parameters and errors as of `replayed`.
+    """Replay a recorded step as it was recorded, and say how far it is off; parameters and errors as for `replayed`.
 
-    So many kernels, copies and fills have no time in the recording, and are in neither.
+    `untimed` is the number of kernels, copies and fills that have no time in the recording; neither time has them.
     """
     step_ns, peak_bytes = replayed(graph)
     times = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"

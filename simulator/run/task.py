@@ -1,7 +1,7 @@
 """One graph of a job: the problem that a policy solves, how plans for it are tried, and what no plan can beat.
 
-What dynamic reads choose is drawn once for each rank, or read from a file for all; plans are tried under other draws.
-They are tried on one rank that stands for all that run the same.
+What dynamic reads choose is drawn once for each rank, or read from a file for all. Plans are tried with other draws, on
+one rank that stands for all that run the same.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from simulator.trace import CAUSES, Trace
 
 @dataclass(frozen=True, eq=False)
 class RunDraws:
-    """The draws of a run; each is made when it is first asked for.
+    """The draws of a run, each made when it is first asked for.
 
     Attributes
     ----------
     origin, seed
-        Where draws come from, and what they begin with.
+        Where draws come from, and their seed.
     hardware
-        Where ops run.
+        The machine.
     """
 
     origin: Origin
@@ -46,8 +46,8 @@ class RunDraws:
         Raises
         ------
         ConfigError
-            If a file of draws is wrong, or says what ops choose that nobody in the job has; or if draws are given for
-            a job in which nothing is drawn.
+            If a file of draws is wrong, or names ops that have no dynamic reads in the job; or if draws are given for
+            a job without dynamic reads.
         """
         scenario = loaded.scenario
         choosing = {graph.ops[op].name for graph in job.graphs for op in graph.dynamic_reads}
@@ -65,13 +65,13 @@ class RunDraws:
 
     @property
     def are_alike(self) -> bool:
-        """Whether all ranks that run the same choose the same: what a file says was chosen."""
+        """Whether all ranks of a graph choose the same: choices that are read from a file."""
         return isinstance(self.origin, Routing)
 
     def draws(self, graph: Graph, rank: int = 0, *, rehearsal: bool = False) -> Draws | None:
         """Return what dynamic reads of a rank choose; None if its graph has none.
 
-        A rehearsal has draws with the same shares that are not those of the run: what a runtime is tried with.
+        A rehearsal has other draws than the run, with the same shares: runtimes are tried with it.
         """
         if not graph.dynamic_reads:
             return None
@@ -81,9 +81,9 @@ class RunDraws:
         return self._known[key]
 
     def measured_ns(self, graph: Graph, times_ns: Sequence[int], ranks: Sequence[int]) -> Sequence[int]:
-        """Return the time of each op in the step that is measured [ns], from what it takes as planned.
+        """Return the time of each op in the measured step [ns], from its planned time.
 
-        Of several ranks that draw for themselves, that is what ops take at least.
+        Of several ranks that draw for themselves, it is the least time of each op.
         """
         draws = self.draws(graph, ranks[0])
         if draws is None:
@@ -93,7 +93,7 @@ class RunDraws:
         return draws.step_durations_ns(times_ns, graph.steps - 1)
 
     def shorter_ns(self, graph: Graph, op: int) -> int:
-        """Return how much less an op may take in the measured step than in the one before, whatever it reads [ns]."""
+        """Return the most by which an op may be shorter in the measured step than in the one before [ns]."""
         late = graph.ops[op].late if op >= 0 else None
         if graph.steps == 1 or late is None:
             return 0
@@ -102,7 +102,7 @@ class RunDraws:
 
 
 class Trials:
-    """Replays plans that policies try, and keeps the trace of the fastest: if it is chosen, it need not run again.
+    """Replays the plans that policies try, and keeps the trace of the fastest: if chosen, it need not run again.
 
     Parameters
     ----------
@@ -115,21 +115,21 @@ class Trials:
         self.begin(lambda _: None)
 
     def begin(self, tell: Callable[[int], None]) -> None:
-        """Count plans anew, and forget the fastest.
+        """Count plans from 0, and forget the fastest.
 
         Parameters
         ----------
         tell
-            Called before each plan is tried, with its number, from 1 on.
+            Called before each plan is tried, with its number from 1 on.
         """
         self.begun, self._tell = 0, tell
         self._fastest: tuple[int, Problem, Plan, Trace] | None = None
 
     def __call__(self, problem: Problem, plan: Plan) -> Replay:
-        """Replay a plan, and say what a policy learns from that; on one rank that stands for all others, if one can.
+        """Replay a plan, and return what a policy learns from that; on one rank, if that can stand for all others.
 
-        A fixed plan is tried as if ops with dynamic reads read all candidates and took the time that is expected; a
-        runtime is tried with draws that are not those of the run.
+        A fixed plan is tried as if ops with dynamic reads read all candidates and took their expected time; a runtime
+        is tried with draws other than those of the run.
         """
         self.begun += 1
         self._tell(self.begun)
@@ -159,19 +159,19 @@ class Trials:
         whole_ns, step_ns = row["makespan_ns"], row["step_ns"]
         return Replay(ran.trace.status, whole_ns, step_ns, peaks, waits, ran.trace, ran.begun_ns, demand)
 
-    def known(self, problem: Problem, plan: Plan) -> Trace | None:
-        """Hand over the trace of a plan on one rank, if the plan is the fastest that was tried; it is not kept then.
+    def pop_trace(self, problem: Problem, plan: Plan) -> Trace | None:
+        """Return the trace of a plan on one rank if it is the fastest plan that was tried; keep no trace after that.
 
         Parameters
         ----------
         problem, plan
-            What runs, without draws, and what was decided; another problem, such as a changed machine, is another run.
+            What runs, without draws, and what was decided. The same plan for another problem is another run.
         """
         kept, self._fastest = self._fastest, None
         if kept is None or kept[1] is not problem:
             return None
-        heeded = replace(kept[2], policy=plan.policy, notes=plan.notes, file=plan.file)  # the engine heeds no words
-        return kept[3] if heeded == plan else None
+        renamed = replace(kept[2], policy=plan.policy, notes=plan.notes, file=plan.file)  # which change no run
+        return kept[3] if renamed == plan else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,9 +181,9 @@ class Task:
     Attributes
     ----------
     problem
-        What every policy has to solve for it.
+        The problem that every policy has to solve.
     number, team
-        Which graph of the job it is; all ranks of the job, without what dynamic reads choose.
+        Index of the graph in the job; all ranks of the job, without what dynamic reads choose.
     drawn
         What dynamic reads choose.
     """
@@ -196,7 +196,7 @@ class Task:
 
     @property
     def times_ns(self) -> Sequence[int]:
-        """Time of each op in the step that is measured, alone [ns]."""
+        """Time of each op alone in the measured step [ns]."""
         return self.team.times_ns[self.number]
 
     def draws(self, rank: int) -> Draws | None:
@@ -228,19 +228,19 @@ class Task:
 
     @cached_property
     def lap_bound(self) -> bounds.Bound:
-        """A bound on the mean lap of a plan that repeats and is right whatever dynamic reads choose."""
+        """A bound on the mean lap of plans that repeat, and that are right whatever dynamic reads choose."""
         return bounds.mean_step(self.graph, self.problem.hardware, self.problem.known_homes)
 
     def limits(self, *, may_repeat: bool = False, in_turn: bool = False) -> bounds.Limits:
-        """Return all that no plan of a kind can beat, found once for each kind.
+        """Return the limits that no plan of a kind can beat, computed once for each kind.
 
         Parameters
         ----------
         may_repeat
             Whether plans count that run an op again within a step.
         in_turn
-            Whether plans count whose ranks do not begin together. These need not do the same at the same time, and
-            their steps that count may have different numbers; so each rank is bounded as if the others came in time.
+            Whether plans count whose ranks do not begin together. These ranks need not do the same at the same time,
+            nor measure the same step; so each rank is bounded as if the others always came in time.
         """
         if (may_repeat, in_turn) not in self._limits:
             precedence = self.team.precedences[self.number]

@@ -35,12 +35,12 @@ def test_what_happened_under_the_fastest_plan_is_known_once():
     plan = POLICIES["lookahead"].plan(case.problem, {"select_distance": 1, "distance": 1})
     case.trials.begin(lambda number: None)
     case.problem.replay(plan)
-    known, again = case.trials.known(case.problem, replace(plan, policy="other words")), execute(case, [plan])
+    known, again = case.trials.pop_trace(case.problem, replace(plan, policy="other words")), execute(case, [plan])
     assert known is not None
     assert [values.tolist() for values in known.spans.whole().values()] == [
         values.tolist() for values in again.spans.whole().values()
     ]
-    assert case.trials.known(case.problem, plan) is None
+    assert case.trials.pop_trace(case.problem, plan) is None
     for problem, other in ((replace(case.problem), plan), (case.problem, replace(plan, starts_ns=(1,)))):
         case.problem.replay(plan)
-        assert case.trials.known(problem, other) is None
+        assert case.trials.pop_trace(problem, other) is None
