@@ -2,8 +2,7 @@
 
 Before a run, `check_job` compares the graphs of ranks that meet, `check_plan` walks a plan in issue order, and
 `check_order` looks for ranks that wait for one another in a circle; after it, `check_trace` checks the trace. Their
-errors are for whoever described the job (`ConfigError`), made the plan (`PlanError`), or made the engine
-(`InvariantError`).
+errors are for the author of the job (`ConfigError`), of the plan (`PlanError`), or of the engine (`InvariantError`).
 """
 
 from simulator.referee.findings import Findings

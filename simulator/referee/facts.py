@@ -1,8 +1,8 @@
 """One rank's trace, laid out so that laws are comparisons of columns.
 
-An action is known by its *issue* number; columns "by issue" have one value for each action. Times are compared by their
-position in `Facts.clock`, the sorted distinct times: positions are small, so that a group and a position fit one 64-bit
-key. An action that never happened has the position `Facts.never`.
+An action is identified by its *issue* number; columns "by issue" have one value for each action. Times are compared by
+their positions in `Facts.clock`, the sorted distinct times: positions are small, so a group and a position fit into one
+64-bit key. An action that never happened has the position `Facts.never`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from simulator.referee.op_columns import ProgramColumns
 from simulator.trace import CAUSES, ISSUED, NONE, Block, Bools, Ints, busy, distinct, firsts
 
 Stretches = tuple[Ints, Ints, Ints]
-"""Key, start and end of each."""
+"""Key, start and end of stretches of time."""
 
 
 class Accesses(NamedTuple):
@@ -55,10 +55,10 @@ class Facts:
     program
         The graph and the plan that it ran.
     tables
-        The rank's rows of ``issued``, ``spans``, ``waits`` and ``residencies``; but for the first, column ``row`` holds
+        The rank's rows of ``issued``, ``spans``, ``waits`` and ``residencies``; column ``row`` of the last three holds
         their numbers in the trace.
     rank
-        Its number.
+        The rank.
     complete
         Whether the run came to its end.
 
@@ -71,10 +71,9 @@ class Facts:
     start, end, issued
         Positions of these times in `clock`; `never` if there is no span.
     arrived, arrived_ns
-        The earliest time at which a collective can have come to its meeting, to wait for peers; for other actions the
-        start.
+        The earliest time at which a collective can have arrived, to wait for peers; the start of other actions.
     met, unmet
-        Collectives that began; and those that never did, each the next on its stream, which may have come, and then
+        Collectives that began; and those that never did, each the next on its stream, which may have arrived, and then
         hold their room.
     spans, waits, residencies
         The rank's rows.
@@ -130,7 +129,7 @@ class Facts:
         return np.asarray(heads[self.program.meets[self.a[heads]]])
 
     def _arrivals_ns(self) -> Ints:
-        """Return, by issue, when a collective began to wait for peers; if it never began, when its stream ended."""
+        """Return, by issue, when a collective arrived, to wait for peers; if it never began, when its stream ended."""
         arrived: Ints = self.start_ns.copy()
         waits = self.waits
         if len(self.met):
@@ -172,7 +171,7 @@ class Facts:
         order = np.argsort(group, kind="stable")
         is_first, best = firsts(group[order]), moment[order]
         base = np.cumsum(is_first) * self.stride
-        best += base  # so that a group begins above all that came before it
+        best += base  # so that each group begins above all groups before it
         np.maximum.accumulate(best, out=best)
         best[1:] = best[:-1] - base[1:]
         best[is_first] = NONE
@@ -248,7 +247,7 @@ def broken(where: str, law: str, found: str) -> InvariantError:
 
 
 def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
-    """Say what an action does, such as ``copy L03/attn.q.out hbm -> ddr``.
+    """Return what an action does as text, such as ``copy L03/attn.q.out hbm -> ddr``.
 
     Parameters
     ----------
@@ -273,12 +272,12 @@ def describe(graph: Graph, tiers: Sequence[str], code: Code) -> str:
 
 
 def among(keys: Ints, ascending: Ints) -> Bools:
-    """Flag the keys, none below `NONE`, that are among some others, which ascend."""
+    """Flag the keys, none below `NONE`, that are in an ascending array."""
     return np.asarray(np.append(ascending, NONE - 1)[np.searchsorted(ascending, keys)] == keys)
 
 
 def covered(rows: Stretches, by: Stretches, stride: int, *, joined: bool = False) -> Bools:
-    """Tell which rows lie within one stretch of their key; stretches of a key do not overlap.
+    """Flag the rows that lie within one stretch of their key; stretches of a key do not overlap.
 
     Parameters
     ----------

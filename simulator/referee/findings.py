@@ -1,4 +1,4 @@
-"""Finds what a trace that breaks no law does for nothing: dead tensors that are held, copies that nothing uses."""
+"""Finds waste in a trace that breaks no law: dead tensors that are held, copies that nothing uses."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Findings:
 
 
 def findings_of(facts: Facts, held: Held) -> Findings:
-    """Find what was dead and still held on a rank, and what was moved for nothing.
+    """Find what a rank held although it was dead, and copied for nothing.
 
     A value is dead from the end of the last compute that uses it before a compute writes the tensor anew, unless the
     tensor is persistent or an output. Persistent tensors and outputs are never dead.
@@ -99,7 +99,7 @@ def _dead_ns(facts: Facts, held: Held) -> Ints:
 
 
 def _unread_copies(facts: Facts) -> Ints:
-    """Find the tensors that were copied and detached again before any action used the copy, once for each such copy."""
+    """Return the tensors whose copies were detached before any action used them, once for each such copy."""
     program, accesses = facts.program, facts.accesses
     never_ran = (accesses.kind == COPY) & (facts.row[accesses.issue] == NONE)
     rows = accesses.pick((accesses.kind != SYNC) & ~never_ran)

@@ -1,9 +1,9 @@
-"""Checks that ranks meet: their members and collectives before anything is decided, their order before a run.
+"""Checks that ranks can meet: their members and collectives before anything is decided, their order before a run.
 
-`check_job` refuses what no plan could mend: all members of a collective come to it, and agree on it. `check_order` lets
-each collective follow those before it on a stream of some member: ranks meet unless these form a circle, which never
-moves, whatever computes and copies do. The converse does not hold: a tensor that a collective reads, or the room that
-it takes, can still keep a member from coming; the run is then ``blocked``.
+`check_job` refuses what no plan could mend: all members of a collective must come to it, and agree on it. `check_order`
+makes each collective follow those before it on a stream of some member: if these dependencies form a circle, the ranks
+wait forever, whatever computes and copies do. Without a circle they may still not meet: a tensor that a collective
+reads, or the room that it takes, can keep a member from arriving; the run is then ``blocked``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from simulator.plan import COMPUTE, Plan
 from simulator.units import counted
 
 _Meeting = tuple[str, Members, int]
-"""A group, its members, and how often they met before."""
+"""A group, its members, and how many times they met before."""
 
 
 def check_job(job: Job, hardware: Hardware) -> None:
@@ -97,7 +97,7 @@ def _check_members(job: Job, call: Call, first: tuple[int, Roles], second: tuple
 
 
 def _check_alike(job: Job, call: Call, first: tuple[int, Roles], second: tuple[int, Roles]) -> None:
-    """Compare the collectives of two ranks that meet there, one after another."""
+    """Compare the collectives at which two ranks meet, one after another."""
     (rank, roles), (peer, peer_roles), where = first, second, _where(job, call.group)
     pairs = zip_longest(roles.ops[call], peer_roles.ops.get(call.answer, []))
     for turn, (op, peer_op) in enumerate(pairs, 1):
@@ -111,7 +111,7 @@ def _check_alike(job: Job, call: Call, first: tuple[int, Roles], second: tuple[i
 
 
 def _asked(roles: Roles, op: int | None, call: Call) -> object:
-    """Return what members must agree on of a collective: size, algorithm and kind; None if there is none."""
+    """Return what members of a collective must agree on: size, algorithm and kind; None if there is none."""
     collective = None if op is None else roles.graph.ops[op].collective
     return collective and (collective.size_bytes, collective.algorithm, call.role or collective.kind)
 
@@ -132,14 +132,14 @@ def check_order(job: Job, plans: Sequence[Plan]) -> None:
     Parameters
     ----------
     job
-        The graphs of all ranks; `check_job` has found that members agree.
+        The graphs of all ranks, which `check_job` has passed.
     plans
-        The plan of each rank. Reactive plans are not looked at.
+        The plan of each rank. If one is reactive, nothing is checked.
 
     Raises
     ------
     PlanError
-        With who waits for whom.
+        If there is one: it names who waits for whom.
     """
     by_graph = [Roles(graph) for graph in job.graphs]
     if not any(roles.ops for roles in by_graph) or any(plan.fixed is None for plan in plans):
@@ -174,7 +174,7 @@ def _collectives(roles: Roles, plan: Plan) -> list[tuple[int, int]]:
 
 
 def _circle(job: Job, plans: Sequence[Plan], steps: Sequence[tuple[int, str]]) -> PlanError:
-    """Make the error of a circle: from the lowest rank on, who waits where for a rank that meets elsewhere before.
+    """Make the error of a circle: from the lowest rank on, who waits at which op for which rank.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A graph and a plan as columns, laid out once for all ranks that ran them: uses of ops, and actions."""
+"""A graph and a plan as columns, made once for all ranks that ran them: uses of tensors by ops, and actions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.trace import ISSUED, Block, Bools, Ints
 
 
 class Uses(NamedTuple):
-    """Columns of the tensors that ops of a graph read and write.
+    """Columns of the uses of tensors by the ops of a graph.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ def _keys(tensors: Sequence[tuple[int, ...]], n: int) -> Ints:
 
 
 class ProgramColumns:
-    """A graph and its plan, laid out once for all ranks that ran them.
+    """A graph and its plan as columns, made once for all ranks that ran them.
 
     Parameters
     ----------
@@ -61,10 +61,10 @@ class ProgramColumns:
     Attributes
     ----------
     uses
-        Uses of ops; where dynamic reads are drawn, those that are certain, and behind the last op the candidates of
-        each op with dynamic reads.
+        Uses by ops; where dynamic reads are drawn, those that are certain, and after the last op the candidates of each
+        op with dynamic reads.
     tiers, compute_tier
-        How many tiers there are, and the id of the one that computes work in.
+        Number of tiers, and the id of the compute tier.
     sizes, persistent
         Size of each tensor [B]; whether it persists.
     valid_homes, homes
@@ -104,7 +104,7 @@ class ProgramColumns:
             self._lap = {name: np.array(getattr(plan.fixed, name), np.int64) for name in ISSUED}
 
     def with_draws(self, draws: Draws | None) -> ProgramColumns:
-        """Return the same program with what dynamic reads choose."""
+        """Return the same program with draws of its dynamic reads."""
         if draws is None:
             return self
         program, certain = copy(self), Uses.of(self.graph.certain)
@@ -118,7 +118,7 @@ class ProgramColumns:
         return program
 
     def uses_of(self, computes: Ints, ops: Ints) -> tuple[Ints, Ints]:
-        """Find the uses of computes in issue order: issues, and positions in `uses`.
+        """Return the uses by computes in issue order: issues, and positions in `uses`.
 
         Parameters
         ----------
@@ -136,14 +136,14 @@ class ProgramColumns:
         return np.concatenate(issue), np.concatenate(use)
 
     def alone_ns(self, ops: Ints) -> Ints:
-        """Return the time that computes of these ops take alone, in issue order [ns]."""
+        """Return the times alone of computes of these ops, in issue order [ns]."""
         alone = self._alone_ns[ops]
         for op, drawing, draws in self._late(ops):
             alone[drawing] = draws.durations_ns(op)[: len(drawing)]
         return alone
 
     def _late(self, ops: Ints) -> Iterator[tuple[int, Ints, Draws]]:
-        """Yield each op whose dynamic reads are drawn, and its positions among `ops`: the k-th is of step k."""
+        """Yield each op whose dynamic reads are drawn, its positions among `ops` (the k-th is of step k), and draws."""
         if self._draws is not None:
             yield from ((op, np.flatnonzero(ops == op), self._draws) for op in self._candidates_from)
 

@@ -1,4 +1,4 @@
-"""Laws of places: each is taken and freed in turn, by the actions that fill and detach it."""
+"""Laws of places: each is taken and freed in turn, by the actions that fill it and detach it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN = ("time_ns", "tier", "tensor", "delta_bytes")
 
 
 def check_places(facts: Facts) -> Held:
-    """Check who takes and frees each place, and that what an action uses is there while it runs.
+    """Check which actions take and free each place, and that what an action uses is held while it runs.
 
     The time at which a detach acts becomes its start and end; `NONE` if it frees 0 B.
     """
@@ -105,7 +105,7 @@ def _pair_detaches(facts: Facts, held: Held) -> None:
 
 
 def _is_taken_at_start(facts: Facts, held: Held) -> Bools:
-    """Tell which places were taken as an action that fills them started, or once a collective that does had come."""
+    """Flag the places that were taken when an action that fills them started, or once such a collective had arrived."""
     made, stride = facts.accesses.pick(facts.accesses.makes), facts.stride
     start, arrived = facts.start[made.issue], facts.arrived[made.issue]
     early = np.flatnonzero(arrived < start)
@@ -128,7 +128,7 @@ def _check_is_there(facts: Facts, held: Held) -> None:
 def check_workspace(facts: Facts) -> None:
     """Check that an op's workspace is held in the compute tier for exactly its span.
 
-    A collective holds it from when it has come, which is before it starts.
+    A collective holds it from its arrival, which is before it starts.
     """
     size, rows = facts.program.workspace, facts.residencies
     ran, unmet = facts.ran(COMPUTE), np.unique(facts.a[facts.unmet])

@@ -9,8 +9,8 @@ from one step to the next, as in a cache, until the plan ends.
 An op may run again within a training step, and ops may run in another order. A tensor that an op reads must be valid,
 as always, and hold the *value* that program order gives it: the one that the last op before it made, or with which the
 training step began. Each rank comes to the collectives of a group in program order, once each, on one stream. A copy
-into the compute tier that is issued before a barrier is used before it; what comes home at the end of a training step
-stays for the next, whatever barriers that has.
+into the compute tier that is issued before a barrier must be used before it, except that what comes home at the end of
+a training step stays for the next, whatever barriers that has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STREAMS = 64
 """More streams than a graph may name (32); collectives may have others beside them."""
 _END = "end of the plan"
 _INITIAL = -1
-"""The maker of a value that a training step began with."""
+"""Stands for the maker of a value with which a training step began."""
 
 Position = tuple[int, Code]
 """The index of an action in the plan, and the action."""
@@ -50,13 +50,13 @@ def check_plan(
     pinned
         Tensors (ids) that the scenario keeps in the compute tier because it names that as their home.
     draws
-        What dynamic reads choose, for a plan that was made when that was known, such as a record; a plan that repeats
-        cannot know it, and brings all candidates, as without draws.
+        What dynamic reads choose, for a plan that was made when that was known, such as a record. A plan that repeats
+        cannot know it, and must have all candidates valid, as without draws.
 
     Raises
     ------
     PlanError
-        With the action, the tensor and the rule that it breaks.
+        If an action breaks a rule: it names the action, the tensor and the rule.
     """
     _check_homes(graph, hardware, plan)
     if plan.fixed is not None:
@@ -98,7 +98,7 @@ def _check_homes(graph: Graph, hardware: Hardware, plan: Plan) -> None:
 
 
 class Values:
-    """The value that each tensor holds, as issued; tensors that only ever hold one value are left out.
+    """The value that each tensor holds, as issued; tensors that only ever hold one value are not tracked.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class Values:
     Attributes
     ----------
     unlike
-        How many tensors that outlast the step do not hold the value that program order leaves in them.
+        Number of tensors that outlast the step and do not hold the value that program order leaves in them.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -128,7 +128,7 @@ class Values:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Go to the start of a training step, which finds initial values."""
+        """Begin a training step: all tensors hold their initial values."""
         self._made_by: dict[int, int] = {}
         self.unlike = len(self._final)
 
@@ -140,7 +140,7 @@ class Values:
         return None
 
     def write(self, op: int) -> None:
-        """Note the values that the op makes."""
+        """Record the values that the op makes."""
         for t in self._writes[op]:
             if t in self._final:
                 was, final = self._made_by.get(t, _INITIAL), self._final[t]
@@ -148,7 +148,7 @@ class Values:
             self._made_by[t] = op
 
     def first_made(self) -> int | None:
-        """Return the first tensor that outlasts the step and that some op of it has written."""
+        """Return the first tensor that outlasts the step and was written in it."""
         return min((t for t in self._made_by if t in self._final), default=None)
 
     def first_unlike(self) -> tuple[int, int, int]:
@@ -157,7 +157,7 @@ class Values:
         return next((t, maker, due) for t, maker, due in made_by if maker != due)
 
     def difference(self, tensor: int, maker: int, due: int) -> str:
-        """Say which value a tensor holds, and which it should hold."""
+        """Return a text: which value a tensor holds, and which it should hold."""
         values = {op: f"as op {self._graph.ops[op].name!r} makes it" for op in (maker, due)}
         values[_INITIAL] = "as the training step began"
         return f"{self._graph.tensors[tensor].name!r} {values[maker]}, not {values[due]}"
@@ -169,7 +169,7 @@ class PlanWalk:
     Parameters
     ----------
     graph, hardware, plan, pinned, draws
-        As for `check_plan`; of the plan only its name and homes.
+        As for `check_plan`; the actions of the plan are those that `take` gets.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class PlanWalk:
                 raise self._error(must, str(operand), do)
 
     def finish(self, training_steps: int) -> None:
-        """Check the end of the plan; its actions must make up so many training steps."""
+        """Check the end of the plan, which must have run so many training steps."""
         if self._steps_done < training_steps or self._unlike or self._cached:
             self._explain_end(training_steps)
         if (overwritten := self._values.first_made()) is not None:
@@ -272,9 +272,9 @@ class PlanWalk:
         self._last_move = self._position
 
     def _check_values(self, op: int) -> None:
-        """Check that the op makes the values that it makes in program order, also if it runs again.
+        """Check that the op may run, if it runs again, and that it reads the values that it reads in program order.
 
-        A tensor left somewhere is blamed if nothing else keeps a training step from its end, and another is to come.
+        If only a tensor left somewhere keeps a training step from ending, and another is to come, it is blamed instead.
         """
         wrong, is_again = self._values.wrong_read(op), op in self._ran and not self._graph.ops[op].repeatable
         if wrong is None and not is_again:

@@ -1,7 +1,7 @@
 """Laws of room and of addresses.
 
-No tier overflows, ranks store what they share once, and whoever is first in line gets room that fits. Where places
-have addresses, no two of them overlap, each lies in its tier, and a compaction stops all that works there.
+No tier overflows, ranks store what they share once, and the first in line starts as soon as it fits. Where places have
+addresses, no two of them overlap, each lies in its tier, and a compaction stops all that works there.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from simulator.trace import CAUSES, NONE, Block, Ints, Trace, distinct, instance
 
 
 class TierRoom:
-    """Checks that each tier instance holds between nothing and its capacity, and who is first in line for its room.
+    """Checks that each tier instance holds between 0 B and its capacity, and the line for its room.
 
-    A rank that stands for others counts on its instance of a shared tier for as many of them as are there. The first in
-    line for room of an instance does not fit, as long as it waits.
+    A rank that stands for others counts, on its instance of a shared tier, for those of them that use this instance. As
+    long as the first in line for room waits, it does not fit.
 
     Parameters
     ----------
     hardware, stands_in, budget_bytes
-        The machine; for each rank the one whose rows are its own, too; what may be used of the compute tier [B].
+        The machine; for each rank the rank simulated in its place; what may be used of the compute tier [B].
     spare
-        By tier and instance, by how much rows count more than is stored (see `stored_once`) [B].
+        By tier and instance, by how much the rows exceed what is stored (see `stored_once`) [B].
     """
 
     def __init__(self, hardware: Hardware, stands_in: Sequence[int], budget_bytes: int | float, spare: Ints) -> None:
@@ -45,7 +45,7 @@ class TierRoom:
         self._spare = spare.ravel()
 
     def check_held(self, rows: Block) -> Ints:
-        """Check that time moves forward and what each tier instance holds, at each row.
+        """Check, at each row, that time moves forward, and what each tier instance holds.
 
         Parameters
         ----------
@@ -55,7 +55,7 @@ class TierRoom:
         Returns
         -------
         array
-            Of each instance and instant with changes: the instance, the time [ns], and what is stored from then on [B].
+            For each instance and instant with changes: the instance, the time [ns], what is stored from then on [B].
         """
         time, tier, tiers = rows["time_ns"], rows["tier"], len(self._names)
         before = np.append(0, time)[:-1]
@@ -117,13 +117,13 @@ class TierRoom:
 
 
 def _instances(hardware: Hardware, ranks: int) -> list[Ints]:
-    """Return, by tier and rank, the instance of the tier: the node where nodes have their own, else 0."""
+    """Return, by tier and rank, the instance of the tier: the number of the node if nodes have their own, else 0."""
     each = hardware.topology.devices_per_node
     return [np.arange(ranks) // (each if tier.scope == "node" else ranks) for tier in hardware.tiers.values()]
 
 
 def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Ints:
-    """Add up, by tier and instance, by how much ranks' homes exceed what is stored: shared tensors are stored once [B].
+    """Add up, by tier and instance, how much more shared tensors would take if each rank stored its own [B].
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def stored_once(job: Job, hardware: Hardware, plans: Sequence[Plan]) -> Ints:
 
 
 def check_stored_once(hardware: Hardware, trace: Trace, spare: Ints) -> None:
-    """Check what a trace says is stored once, for each instance of a tier that has a simulated rank.
+    """Check `Trace.stored_once`, for each instance of a tier that has a simulated rank.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def check_stored_once(hardware: Hardware, trace: Trace, spare: Ints) -> None:
 
 
 _ENDLESS = 1 << 62
-"""More bytes than any tier has, and still a 64-bit number."""
+"""More bytes than any tier has, in 64 bits."""
 
 
 def check_addresses(facts: Facts, trace: Trace, allocator: AllocatorKind, budget_bytes: int | float) -> None:
@@ -194,7 +194,7 @@ def check_addresses(facts: Facts, trace: Trace, allocator: AllocatorKind, budget
         found = f"{int(kept['reserved_bytes'][over[0]]):,} of {capacity:,} B"
         raise facts.broken("no more is reserved than there is", f"reserved row {int(over[0]):,}", found)
     _check_apart(facts, rows, _ENDLESS if allocator == "caching" else capacity)
-    _check_places(facts, rows, events, rounds=allocator == "caching")
+    _check_places(facts, rows, events, rounds_up=allocator == "caching")
     _check_events(facts, events, rows, allocator)
 
 
@@ -222,7 +222,7 @@ def _check_apart(facts: Facts, rows: Block, end_bytes: int) -> None:
         raise facts.broken("a run ends with the places with which it began", "addresses", f"{len(live)} places")
 
 
-def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> None:
+def _check_places(facts: Facts, rows: Block, events: Block, *, rounds_up: bool) -> None:
     """Check that ranges are taken and freed with their places, apart from those that a compaction moves."""
     moments = set(events["end_ns"][events["is_remap"] == 1].tolist())
     places = pick(facts.residencies, facts.residencies["tier"] == facts.program.compute_tier)
@@ -234,7 +234,7 @@ def _check_places(facts: Facts, rows: Block, events: Block, *, rounds: bool) -> 
             taken_freed_size[2] += sign * abs(delta)
     for (time, item), (taken, freed, size) in difference.items():
         is_moved = taken == 1 and time in moments
-        if taken != freed or not (is_moved or (taken == 0 and (size >= 0 if rounds else size == 0))):
+        if taken != freed or not (is_moved or (taken == 0 and (size >= 0 if rounds_up else size == 0))):
             found = f"{item} at {time:,} ns: {taken:+} taken, {freed:+} freed and {size:+,} B beside its places"
             raise facts.broken("each place has one range, as large as it", "addresses", found)
 
@@ -265,7 +265,7 @@ def _check_events(facts: Facts, events: Block, rows: Block, allocator: Allocator
 
 
 def _check_pages(facts: Facts, rows: Block, compaction: tuple[int, int], page_bytes: int) -> None:
-    """Check how many pages a compaction counts: those of all ranges in use when it starts, or freed in that instant."""
+    """Check the pages that a compaction counts: of all ranges in use when it starts, or freed in that instant."""
     start, pages = compaction
     least = int(rows["delta_bytes"][rows["time_ns"] < start].sum())
     most = least + int(np.abs(rows["delta_bytes"][rows["time_ns"] == start]).sum())
@@ -275,7 +275,7 @@ def _check_pages(facts: Facts, rows: Block, compaction: tuple[int, int], page_by
 
 
 def _check_stopped(facts: Facts, spans: Block, times: tuple[Ints, Ints, Ints]) -> None:
-    """Check that no such span starts from when a compaction is asked for to its end, or runs once it has started."""
+    """Check that no span starts between the request for a compaction and its end, or runs once it has started."""
     asked, start, end = times
     if not len(asked):
         return

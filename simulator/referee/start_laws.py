@@ -1,7 +1,7 @@
 """Laws of starts: what the host issues when, what each action waits for, and that it starts as soon as it may.
 
-Each rule returns, by issue, when it lets an action start; no action starts before that, and one that takes no room
-starts when all of them, and the host, let it. The laws of room check the actions that only room keeps waiting.
+Each rule returns, by issue, the time from which it allows an action to start. No action starts before that, and one
+that takes no room starts as soon as all rules and the host allow it. The laws of room check the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RoomRequests(NamedTuple):
     tier, size
         Where an action takes room, and how much [B].
     since_ns, start_ns
-        When it had all but room; when it started.
+        When it lacked nothing but room; when it started [ns].
     is_copy, issue
         Its place in line: computes first, then in issue order.
     """
@@ -78,7 +78,7 @@ def check_tracks(facts: Facts) -> None:
 
 
 def check_durations(facts: Facts, switches: Switches) -> None:
-    """Check that a compute takes its time (at least, where copies slow it down) and a transfer at least its own."""
+    """Check that a compute takes its time alone (at least that, if contended), and a transfer at least its own."""
     ran, contended = facts.ran(COMPUTE), switches.hbm_contention
     is_alone = ~facts.program.meets[facts.a[ran]]
     computes = ran[is_alone]
@@ -110,7 +110,7 @@ def _queue_turn(facts: Facts, _: Switches) -> Ints:
 
 
 def _channels(facts: Facts) -> tuple[Ints, Ints]:
-    """Return, by issue of a copy, when its channel was free of copies issued before, and when any of its queue was."""
+    """Return, by issue of a copy, when earlier copies had left its channel, and when any channel of its queue."""
     copies, channels = facts.ran(COPY), np.arange(1 + int(facts.program.links[:, 2].max(initial=0)))
     queue = facts.program.queues[facts.track[copies]]
     takes, group = facts.channel[copies, None] == channels, queue[:, None] * len(channels) + channels
@@ -121,14 +121,14 @@ def _channels(facts: Facts) -> tuple[Ints, Ints]:
 
 
 def _point_reached(facts: Facts, switches: Switches) -> Ints:
-    """Return when the last compute in issue order before a copy, which need not be the latest, started or ended."""
+    """Return when the last compute issued before a copy, which need not be the latest in time, started or ended."""
     moment = facts.end if switches.copies_wait_for == "end" else facts.arrived
     last = np.maximum.accumulate(np.where(facts.kind == COMPUTE, np.arange(len(facts.kind)), NONE))
     return np.where(facts.kind == COPY, np.append(moment, NONE)[last], NONE)
 
 
 def _computes_ended(facts: Facts, _: Switches) -> Ints:
-    """Return when the computes issued before a detach of the only valid copy of an output had ended."""
+    """Return when all computes issued before a detach of an output's only valid copy had ended."""
     ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))
     parting = _parting(facts)
     facts.end[parting] = np.where(facts.start[parting] == NONE, ended[parting], facts.end[parting])
@@ -136,7 +136,7 @@ def _computes_ended(facts: Facts, _: Switches) -> Ints:
 
 
 def _parting(facts: Facts) -> Ints:
-    """Find the detaches that leave no valid copy of an output that does not persist."""
+    """Return the detaches that leave no valid copy of an output that is not persistent."""
     program, rows, parting = facts.program, facts.accesses, list[int]()
     valid = {t: set[int]() for t in program.graph.outputs if not program.persistent[t]}
     for place in program.valid_homes.tolist():
@@ -155,10 +155,10 @@ def _parting(facts: Facts) -> Ints:
 
 
 def _order_allows(facts: Facts, _: Switches) -> Ints:
-    """Return when earlier actions that name a tensor let an action name it; of a sync, when all of them have ended.
+    """Return when earlier actions on the same tensors let an action start; of a sync, when all of them have ended.
 
     A compute that writes, and a detach, is exclusive: it waits for all earlier ones, and all later ones wait for it. A
-    detach of 0 B leaves no row: it acts as early as the order lets it, and lasts until its output may go.
+    detach of 0 B leaves no row: it acts as early as the order allows, and ends when its output may go.
     """
     issue, kind, place, _reads, makes = facts.accesses
     tensor, waits_for_all = place // facts.program.tiers, (kind >= DETACH) | (makes & (kind == COMPUTE))
@@ -171,7 +171,7 @@ def _order_allows(facts: Facts, _: Switches) -> Ints:
 
 
 def _reads_valid(facts: Facts, _: Switches) -> Ints:
-    """Return when all that an action reads was valid."""
+    """Return when everything that an action reads was valid."""
     issue, _kind, place, reads, makes = facts.accesses
     valid = facts.latest(np.where(makes, facts.end[issue], NONE), place)[reads]
     before = np.full(len(facts.program.sizes) * facts.program.tiers, facts.never)
@@ -187,7 +187,7 @@ _RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
     ("steps that name the same tensor take effect in issue order; only reads and copies of it overlap", _order_allows),
     ("what a compute reads, and what a copy moves, is valid before it starts", _reads_valid),
 )
-"""Laws of starts, each with a function: by issue, from when on it lets an action start, or `NONE` for any time."""
+"""Laws of starts, each with a function: by issue, when it allows an action to start, or `NONE` for any time."""
 
 
 def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses: bool) -> tuple[RoomRequests, Ints]:
@@ -200,13 +200,13 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
     switches
         Modelling choices about the machine.
     has_addresses
-        Whether places of the compute tier have addresses. Actions that need a hole there, or that compaction stops,
-        are not held against bytes then.
+        Whether places of the compute tier have addresses. Then actions that need a hole there, or that a compaction
+        stops, are not checked for starting as soon as they may.
 
     Returns
     -------
     (RoomRequests, array)
-        The actions that only room kept waiting; and by issue, when data, order and the line for room let it start.
+        The actions that only room kept waiting; by issue, when data, order and the line for room allow a start.
     """
     allowed = []
     for law, rule in _RULES:
@@ -239,7 +239,7 @@ def _check_host(facts: Facts, in_order: Ints) -> None:
 
 
 def _issue_costs(facts: Facts) -> Ints:
-    """Return the least that the host has paid when it issues each action [ns]; its price to select is not recorded."""
+    """Return the least that the host has paid when it issues each action [ns]: without selections, not recorded."""
     program, host = facts.program, facts.program.hardware.host
     if isinstance(program.plan.actions, Actions):
         return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)
@@ -258,7 +258,7 @@ def _issue_costs(facts: Facts) -> Ints:
 
 
 def _taken_bytes(facts: Facts, held: Held) -> Ints:
-    """Return, by issue, the room that an action took at its start; if it never started, would take at the end [B]."""
+    """Return, by issue, the room that an action took at its start, or would take at the end if it never started [B]."""
     made, stride, workspace = facts.accesses.pick(facts.accesses.makes), facts.stride, facts.program.workspace
     came = facts.arrived[made.issue]
     new = among(made.place * stride + came, held.place * stride + held.taken)
@@ -271,10 +271,10 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
 
 
 def _line(facts: Facts, taken: Ints) -> Ints:
-    """Return, by issue, when the last compute before that takes room had started, or come to its meeting.
+    """Return, by issue, when the last compute before that takes room had started, or arrived at its meeting.
 
-    A compute that takes room, and a copy into the compute tier, wait for that (positions of the clock); `NONE` for
-    other actions, and where there is no such compute.
+    A compute that takes room, and a copy into the compute tier, wait for that. It is a position of the clock; `NONE`
+    for other actions, and where there is no such compute.
     """
     latest = facts.latest(np.where((facts.kind == COMPUTE) & (taken > 0), facts.arrived, NONE))
     is_copy_in = (facts.kind == COPY) & (facts.c == facts.program.compute_tier)
@@ -282,10 +282,10 @@ def _line(facts: Facts, taken: Ints) -> Ints:
 
 
 def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:
-    """Check that actions which take no room start as soon as all else lets them; return those that room kept waiting.
+    """Check that actions which take no room start as soon as they may; return those that room kept waiting.
 
-    Of a run that was blocked, actions issued behind a collective that never began are left out: no row tells whether
-    it had come.
+    Of a blocked run, actions issued after a collective that never began are left out: no row says whether it had
+    arrived.
     """
     start, never, unrun = facts.arrived, facts.never, _first_unrun(facts)
     since = np.maximum(facts.issued, allowed)
@@ -307,9 +307,9 @@ def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -
 
 
 def _first_unrun(facts: Facts) -> Ints:
-    """Find the first action of each stream and queue that never started, where it was certainly issued.
+    """Return the first action of each stream and queue that never started, if it was certainly issued.
 
-    It was if no sync is before it, and too few computes before it have not started for the host to stop.
+    It was if there is no sync before it, and too few unstarted computes before it to make the host stop.
     """
     if facts.complete:
         return np.empty(0, np.int64)

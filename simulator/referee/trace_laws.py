@@ -1,4 +1,4 @@
-"""Holds a whole trace against the laws: rank by rank, and then what ranks do together."""
+"""Checks a whole trace against the laws: rank by rank, and then across ranks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_trace(
     InvariantError
         If a law is broken: the law, the row and the numbers.
     PlanError
-        If a reactive plan issued a step that breaks a rule.
+        If a reactive plan issued an action that breaks a rule.
     """
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
@@ -105,7 +105,7 @@ def _check_status(ranks: int, trace: Trace) -> None:
 
 
 def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Trace) -> None:
-    """Check that a rank that stands for another runs the same, and that the ranks beside both are alike."""
+    """Check that a rank that stands for another runs the same, and that their nodes have the same mix of classes."""
     stands_in, each = trace.stands_in, hardware.topology.devices_per_node
     if stands_in == tuple(range(len(plans))):
         return
@@ -121,7 +121,7 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
 
 
 def _facts(job: Job, hardware: Hardware, ran: Sequence[Drawn], trace: Trace) -> Iterator[Facts]:
-    """Lay out the rows of each rank that was simulated; ranks that ran the same share what is laid out of that."""
+    """Lay out the rows of each simulated rank; ranks that ran the same program share its columns."""
     programs: dict[tuple[int, int], ProgramColumns] = {}
     by_rank = {name: _by_rank(getattr(trace, name).whole(), len(ran)) for name in ("spans", "waits", "residencies")}
     for rank in sorted(set(trace.stands_in)):
@@ -136,7 +136,7 @@ def _facts(job: Job, hardware: Hardware, ran: Sequence[Drawn], trace: Trace) -> 
 
 
 def _by_rank(rows: Block, ranks: int) -> list[Block]:
-    """Split the rows of a table by rank, each with its number there."""
+    """Split the rows of a table by rank, each row with its number in the table."""
     rows = {**rows, "row": np.arange(len(rows["rank"]))}
     order = np.argsort(rows["rank"], kind="stable")
     ends = np.searchsorted(rows["rank"][order], np.arange(ranks + 1))
@@ -144,7 +144,7 @@ def _by_rank(rows: Block, ranks: int) -> list[Block]:
 
 
 def _check_rank(facts: Facts, drawn: Drawn, switches: Switches) -> tuple[RoomRequests, Findings]:
-    """Check one rank against the laws that concern it alone; return the actions that only room kept waiting."""
+    """Check one rank against the laws of single ranks; return the actions that only room kept waiting, and findings."""
     if drawn.plan.fixed is None and facts.complete:
         walk = PlanWalk(facts.program.graph, facts.program.hardware, drawn.plan, drawn.pinned, drawn.draws)
         walk.take(zip(*(codes.tolist() for codes in (facts.kind, facts.a, facts.b, facts.c)), strict=True))

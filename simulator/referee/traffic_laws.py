@@ -28,7 +28,7 @@ class Meetings(NamedTuple):
     meeting, rank, issue
         The meeting, counted from 0; the rank and the action of the span.
     arrived_ns, start_ns, end_ns
-        When the rank had come (at the earliest), and its span [ns].
+        When the rank arrived (at the earliest), and its span [ns].
     row
         Row of the span in the trace.
     sort
@@ -158,12 +158,12 @@ _LEAST = {
     CollectiveKind.REDUCE_SCATTER: 1,
     CollectiveKind.ALL_TO_ALL: 1,
 }
-"""Times that all but its own share of the size must leave, or reach, a member, by any algorithm; of other kinds the
+"""Times that the size, less the member's own share, must leave or reach a member by any algorithm; of other kinds the
 whole size must, once."""
 
 
 def _overlaps(met: Meetings) -> np.ndarray:
-    """Tell during which spans another collective of the same rank is under way."""
+    """Flag the spans during which another collective of the same rank is under way."""
     order, first, _ = busy(met.rank, met.start_ns, met.end_ns, joins=False)
     together = np.diff(np.append(first, len(order)))
     overlapping = np.empty(len(order), bool)
@@ -172,7 +172,7 @@ def _overlaps(met: Meetings) -> np.ndarray:
 
 
 def check_peers(met: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int]) -> None:
-    """Check that the rank that a collective waits for is a member, and comes when the wait ends or later.
+    """Check that the rank that a collective waits for is a member, and arrives when the wait ends or later.
 
     Parameters
     ----------
@@ -185,8 +185,8 @@ def check_peers(met: Meetings, ranks: Sequence[Facts], stands_in: Sequence[int])
 
     Notes
     -----
-    Of ranks that met in no time it is not known when they came if they waited for another such meeting just before;
-    they are left out.
+    Ranks with a collective of 0 ns are left out: it is not known when they arrived if they waited for another such
+    meeting just before.
     """
     is_hasty, n = np.zeros(len(stands_in), bool), len(stands_in)
     is_hasty[met.rank[met.end_ns == met.start_ns]] = True
@@ -216,7 +216,7 @@ _KERNELS = ""
 def check_bandwidth(
     hardware: Hardware, stands_in: Sequence[int], switches: Switches, ranks: Sequence[Facts], met: Meetings | None
 ) -> None:
-    """Check each link, port, and instance of a bus, in each stretch in which it is busy without a pause.
+    """Check the bandwidth of each link, port and bus instance, in each stretch in which it is busy without a pause.
 
     So is the memory of the compute tier, if kernels, copies and collectives share its bandwidth. Dynamic reads are left
     out there, and kernels whose duration was measured have no traffic.
@@ -237,8 +237,7 @@ def check_bandwidth(
     Notes
     -----
     Rates are rounded down and a span ends at the first whole ns at which all has been moved, so that the law holds
-    without a tolerance. A stretch in which nothing is under way before it and behind it holds all the bytes of its
-    spans.
+    without a tolerance. As nothing is under way before and after a stretch, it holds all the bytes of its spans.
     """
     ports = {
         f"{name}.{way}": fabric.planes * fabric.bandwidth_bytes_per_s
@@ -263,7 +262,7 @@ def check_bandwidth(
 def _carriers(
     hardware: Hardware, ports: Mapping[str, int | float], switches: Switches
 ) -> Iterator[tuple[str, str, int | float, Mapping[str, int]]]:
-    """Yield what has a bandwidth: its name, scope and rate [B/s], and how often bytes of each link or port pass it."""
+    """Yield all that has a bandwidth: name, scope, rate [B/s], and how often bytes of each link or port pass it."""
     for name, link in hardware.links.items():
         yield f"link {name!r} of rank", "device", link.bandwidth_bytes_per_s, hardware.passing((name,))
     for name, rate in ports.items():
@@ -292,7 +291,7 @@ def _carried(ranks: Sequence[Facts], ids: Mapping[str, int]) -> Iterator[Ints]:
 
 
 def _sent(hardware: Hardware, met: Meetings | None, ids: Mapping[str, int]) -> Iterator[Ints]:
-    """Yield such columns of ports: their part of every phase of each collective, at some time in its span."""
+    """Yield the same columns of ports: their part of every phase of each collective, at some time in its span."""
     if met is None:
         return
     sizes: dict[str, Ints] = {}

@@ -1,4 +1,4 @@
-"""Laws of waits: they fill each stream beside its computes, each with one cause that lasts as long as it does."""
+"""Laws of waits: with computes they fill each stream, and each has one cause, which lasts as long as the wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from simulator.trace import CAUSES, NONE, Ints, firsts, pick
 PEER = CAUSES.index("peer")
 _COLLECTIVE, _TRANSFER = CAUSES.index("collective"), CAUSES.index("transfer")
 _ROOM = (CAUSES.index("capacity"), CAUSES.index("compaction"), PEER)
-"""Causes that may keep an op waiting which data, order, line and host let start."""
+"""Causes of waits that may go on when data, order, line and host let the op start."""
 
 
 def check_waits(facts: Facts, ready: Ints) -> None:
@@ -43,7 +43,7 @@ def check_waits(facts: Facts, ready: Ints) -> None:
 def _check_fill(facts: Facts) -> None:
     """Check that computes and waits fill each stream from 0 to its last end, and that each wait is of the next compute.
 
-    A stream ends at a collective that never began: its rank may have come to it, after waits of its own.
+    A stream ends at a collective that never began: its rank may have arrived, after waits of its own.
     """
     waits, unmet, came_ns = facts.waits, facts.unmet, facts.arrived_ns[facts.unmet]
     computes = facts.ran(COMPUTE)
@@ -76,7 +76,7 @@ def _check_transfers(facts: Facts) -> None:
 
 
 def _check_meetings(facts: Facts) -> None:
-    """Check that a wait for a collective of another stream, or for its peer, lasts while that runs, or waits for it."""
+    """Check that a wait for a collective lasts while that runs, and one for a peer while a collective waits for it."""
     ran, waits = facts.met, pick(facts.waits, facts.waits["cause"] == _COLLECTIVE)
     waited = waits["blocker"], waits["start"], waits["end"]
     under_way = facts.a[ran], facts.start[ran], facts.end[ran]
