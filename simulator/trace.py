@@ -1,6 +1,6 @@
-"""The trace of a run: facts only, in columns. Nothing in it is computed from something else in it.
+"""The trace of a run: facts only, in columns. Nothing in it is computed from anything else in it.
 
-A `Recorder` writes one during a run. The functions at the end work on columns of any rows that come in groups.
+A `Recorder` writes one during a run. The functions at the end work on columns of grouped rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NONE = -1
 CAUSES = ("capacity", "transfer", "host", "compaction", "peer", "order", "collective")
 """Root causes of a wait; a trace refers to them by position.
 
-``peer``: another rank has not come to the collective yet. ``collective``: all have, and it is under way.
+``peer``: another rank has not arrived at the collective yet. ``collective``: all have, and it is under way.
 """
 
 SPANS = ("rank", "kind", "item", "track", "channel", "issue", "issued_ns", "start_ns", "end_ns")
@@ -37,34 +37,34 @@ this rank that is the collective under way, or -1.
 """
 
 RESIDENCIES = ("time_ns", "rank", "tier", "tensor", "delta_bytes")
-"""Places taken (positive) and freed (negative) in the order in which it happened, the homes at time 0 first.
+"""Places taken (positive) and freed (negative), in the order in which that happened, the homes at time 0 first.
 
 ``tensor`` is ``-1 - op`` for the workspace of an op.
 """
 
 RATES = ("time_ns", "bus", "instance", "bytes_per_s")
-"""The rate over an instance of a bus that ranks share from a time on, after each change, in the order of time.
+"""The rate over an instance of a shared bus from a time on: a row for each change, in the order of time.
 
-``instance``: the node, or 0 for the supernode. The last row of an instant holds.
+``instance``: the node, or 0 for the supernode. Of an instant, the last row holds.
 """
 
 ADDRESSES = ("time_ns", "rank", "tier", "tensor", "offset_bytes", "delta_bytes")
-"""Ranges of an address space that are taken (positive) and freed (negative), in the order in which it happened.
+"""Ranges of an address space taken (positive) and freed (negative), in the order in which that happened.
 
-``tensor`` as in `RESIDENCIES`. A compaction frees what it moves where it was, and takes it where it is then.
+``tensor`` as in `RESIDENCIES`. A compaction frees the old ranges of all that it moves, then takes the new ones.
 """
 
 RESERVED = ("time_ns", "rank", "tier", "reserved_bytes", "largest_hole_bytes")
 """Bytes that an allocator has reserved from a time on, used or not, and the largest hole in them or in the rest of the
-tier; `NO_HOLES` where each place has had its range since before the run."""
+tier; `NO_HOLES` where each place got its range before the run."""
 
 NO_HOLES = -1
-"""Stands for the largest hole where none is looked for."""
+"""Stands for the size of the largest hole where nothing looks for holes."""
 
 COMPACTIONS = ("rank", "tier", "asked_ns", "start_ns", "end_ns", "pages", "is_remap")
-"""Times at which something that fits found no hole, at which nothing ran any more, and at which there was a hole.
+"""Compactions: when something that fits found no hole, when nothing ran any more, and when there was a hole.
 
-``is_remap``: 1 if all holes were made one, and so many ``pages`` counted; 0 if giving back what was cached was enough.
+``is_remap``: 1 if all holes were merged, at the cost of ``pages``; 0 if it was enough to release what was cached.
 """
 
 TABLES = {
@@ -86,7 +86,7 @@ Block = dict[str, NDArray[np.int64]]
 
 
 def pick(block: Block, rows: NDArray[Any]) -> Block:
-    """Return some rows of a block: those that are flagged, or at these positions."""
+    """Return some rows of a block: the flagged ones, or those at these positions."""
     return {name: values[rows] for name, values in block.items()}
 
 
@@ -96,7 +96,7 @@ def tuples(block: Block, *names: str) -> Iterator[tuple[int, ...]]:
 
 
 def held_bytes(first: ArrayLike, last: ArrayLike, size: ArrayLike, positions: int) -> Ints:
-    """Add up, at each of so many positions, the sizes of what is held from its first position to its last [B]."""
+    """Add up, at each of `positions` positions, the sizes of what is held there, from `first` to `last` [B]."""
     change = np.zeros(positions + 1, np.int64)
     np.add.at(change, np.asarray(first, np.int64), size)
     np.subtract.at(change, np.asarray(last, np.int64) + 1, size)
@@ -104,16 +104,16 @@ def held_bytes(first: ArrayLike, last: ArrayLike, size: ArrayLike, positions: in
 
 
 def instances(sharing: int, stands_in: Sequence[int]) -> tuple[Ints, Ints]:
-    """Return, by rank, its instance of what so many ranks share, and for how many ranks there its rows count.
+    """Return, by rank, its instance of what `sharing` ranks share, and for how many ranks of it the rank's rows count.
 
-    Ranks are folded only where every instance that is left out is like one that is there.
+    An instance without simulated ranks is like one that has some, or ranks would not have been folded.
 
     Parameters
     ----------
     sharing
         How many devices share an instance (`Topology.sharing`).
     stands_in
-        For each rank the one whose rows are its own, too.
+        For each rank the rank that was simulated in its place.
     """
     shown = np.array(stands_in, np.int64)
     instance = np.arange(len(shown)) // sharing
@@ -121,7 +121,7 @@ def instances(sharing: int, stands_in: Sequence[int]) -> tuple[Ints, Ints]:
 
 
 def packer(columns: tuple[str, ...]) -> Callable[..., bytes]:
-    """Make a function that packs the values of a row into bytes, so that no number stays an object.
+    """Make a function that packs the values of a row into bytes, so that no number is kept as an object.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class Table:
         return self._blocks[0]
 
     def by_rank(self, ranks: int) -> list[Table]:
-        """Split the rows by rank, in their order; in its own table every rank is number 0."""
+        """Split the rows by rank, keeping their order; in each of these tables the rank is number 0."""
         column, joined = self.columns.index("rank"), self._joined()
         rows = joined[np.argsort(joined[:, column], kind="stable")]
         ends = np.searchsorted(rows[:, column], np.arange(1, ranks))
@@ -192,17 +192,17 @@ class Trace:
         For each rank a table with the columns `ISSUED`: the actions that its host issued; empty for a plan that is
         repeated for each training step.
     blocked
-        If blocked: who waits for what, a sentence each, as a cycle where there is one; of several ranks first what they
-        lack themselves, then for which others they wait.
+        If blocked: sentences that say what waits for what; of several ranks first what they lack themselves, then for
+        which others they wait.
     stands_in
-        For each rank, the one whose rows are its own, too: itself unless ranks were folded.
+        For each rank, the rank that was simulated in its place, whose rows count for both; itself unless folded.
     stored_once
-        Rows ``(rank, tier, tensor, bytes)``: of a tensor that a tier stores once for several ranks, so many bytes of
-        the rank's residencies are those of another rank, too [B].
+        Rows ``(rank, tier, tensor, bytes)`` of tensors that a tier stores once for several ranks: how many bytes of the
+        rank's residencies are counted for another rank, too [B].
     laps
-        For each rank, how many actions its plan has, if it is repeated for each training step; else 0.
+        For each rank, the number of actions of its plan, if that is repeated for each training step; else 0.
     until_ns
-        If ranks did not begin together: until when all of them were at work, so that a step counts [ns].
+        If ranks did not begin together: the time until which all of them were at work [ns]; later steps do not count.
     rates
         A table with the columns `RATES`, of all ranks together.
     addresses, reserved, compactions
@@ -225,7 +225,7 @@ class Trace:
     compactions: Table = field(default_factory=lambda: Table(COMPACTIONS))
 
     def repeated_bytes(self, rows: Block) -> NDArray[np.int64]:
-        """Count, for each row of residencies, bytes that another rank's rows count, too (see `stored_once`) [B].
+        """Return, for each row of residencies, how many bytes other rows count, too (see `stored_once`) [B].
 
         Parameters
         ----------
@@ -240,7 +240,7 @@ class Trace:
         return repeated
 
     def by_rank(self) -> tuple[Trace, ...]:
-        """Split the trace into one for each rank, which is number 0 there; a folded rank has that of its stand-in."""
+        """Split the trace into one for each rank, number 0 in its own; a folded rank has that of its stand-in."""
         ranks = len(self.issued)
         if ranks == 1:
             return (self,)
@@ -267,14 +267,14 @@ class Recorder:
     Parameters
     ----------
     ranks
-        How many ranks issue actions.
+        Number of ranks that issue actions.
 
     Attributes
     ----------
     spans, waits, residencies, rates, addresses, reserved, compactions
         Take rows of these tables.
     issued, laps
-        By rank, takes what its runtime issues; how many actions its plan has, if that is repeated for each step.
+        By rank, takes the codes that its host issues; the number of actions of a plan repeated for each step.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -299,7 +299,7 @@ class Recorder:
         return replace(self._trace, status=status, blocked=blocked, stands_in=stands_in, laps=tuple(self.laps))
 
 
-# columns of numbers: rows with the same key, or keys, are a group
+# functions of columns: rows with the same key, or keys, form a group
 
 
 def firsts(*keys: Ints) -> Bools:
@@ -341,14 +341,14 @@ def turns(group: Ints) -> Ints:
 
 
 def busy(key: Ints, start: Ints, end: Ints, *, joins: bool) -> tuple[Ints, Ints, Ints]:
-    """Find the stretches in which something of a key is under way without a pause.
+    """Find the stretches in which, for a key, something is under way without a pause.
 
     Parameters
     ----------
     key, start, end
-        What is under way, from when to when.
+        The key, start and end of each thing.
     joins
-        Whether what starts where all else ends goes on with the stretch.
+        Whether a thing that starts where all others have ended goes on with their stretch.
 
     Returns
     -------

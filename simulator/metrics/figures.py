@@ -1,6 +1,6 @@
 """The figures of a row, each registered once: its column, unit, heading and meaning, and which way is worse.
 
-Tables, CSV, JSON, expectations, `hosim diff` and the report ask this registry; nobody else spells a column's unit.
+Tables, CSV, JSON, expectations, `hosim diff` and the report ask this registry; no other module spells a column's unit.
 ``<>`` in a column stands for a place: a cause of a wait, a tier, a link, a bus, or the compute tier.
 
 Symbols of the meanings: ``n`` steps; ``E_k`` the end of the last compute of step ``k`` on the main stream (the stream
@@ -35,17 +35,17 @@ class Figure:
     meaning
         What it is, in a sentence.
     of
-        Which rows have it: every ``run``; a ``rank`` that ran to its end, and so every job; jobs of several ``ranks``;
-        rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others; what is
-        ``served``; rows that ran on a machine that states a ``cost``.
+        Which rows have it: every ``run``; each ``rank``, and so each job, that ran to its end; jobs of several
+        ``ranks``; rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others;
+        what is ``served``; rows that ran on a machine that states a ``cost``.
     over
-        Of what there is one for each; of ``energy`` and ``price`` there is one where the machine states any.
+        What there is one figure for each of; for ``energy`` and ``price``, one if the machine states any.
     worse
         Which change of it is worse, if any is.
     is_compared
         Whether `hosim diff` compares it, besides the step and what that is spent on.
     over_ranks
-        What a job of several ranks has: the figure of its ``slowest`` rank, the ``sum`` of all, or the ``most`` of any.
+        The figure of a job of several ranks: that of the ``slowest``, the ``sum`` of all, or the ``most`` of any.
     """
 
     column: str
@@ -63,7 +63,7 @@ class Figure:
         return replace(self, column=self.column.replace("<>", place), head=self.head.replace("<>", place))
 
     def place_in(self, column: str) -> str | None:
-        """Return the place that a column is about; empty if the figure has none, None if it is another figure's."""
+        """Return the place in a column's name; empty if the figure has none, None if the column is another figure's."""
         before, has_place, after = self.column.partition("<>")
         if not has_place:
             return "" if column == self.column else None

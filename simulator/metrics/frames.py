@@ -1,4 +1,4 @@
-"""Makes tables with names, a line for each span, wait, change of memory, or stay of a tensor; and breaks down peaks."""
+"""Makes tables with names, one line for each span, wait, change of memory, or residency; and breaks down peaks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 Columns = dict[str, Any]
-"""A table on its way: column name -> values, in a list or an array."""
+"""A table before it is a data frame: column name -> values, as a list or an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The tables of one run; each is made when it is asked for.
+    """The tables of one run, each made when it is asked for.
 
-    Of ranks that were folded, those that were simulated have rows.
+    Only ranks that were simulated have rows, except in `ranks`.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Frames:
         return _frame(self.columns("waits"))
 
     def residencies(self) -> pd.DataFrame:
-        """Make a table of the stays of tensors (and workspaces) in tiers, by start.
+        """Make a table of the residencies of tensors (and workspaces) in tiers, by start.
 
         Returns
         -------
@@ -95,8 +95,8 @@ class Frames:
         -------
         DataFrame
             ``rank``; ``stands_in``, the rank that was simulated in its place (itself unless ranks were folded);
-            ``program``, what it runs; and the columns of `by_rank`, for which of a shared tier only what the rank
-            itself holds counts.
+            ``program``, what it runs; and the columns of `by_rank`, where the peak of a shared tier counts only what
+            the rank itself holds.
         """
         frame = _frame(self.columns("ranks"))
         whole = [column for column in map(str, frame) if column.endswith(("_ns", "_bytes"))]
@@ -144,7 +144,7 @@ class Frames:
         return {name: [row.get(name) for row in rows] for name in names}
 
     def _joined(self, make: Callable[[Graph, Hardware, Trace], Columns], keys: tuple[str, ...]) -> Columns:
-        """Join the tables of all simulated ranks, ordered by these columns, of which the last counts most."""
+        """Join the tables of all simulated ranks, sorted by these columns, the last of which counts most."""
         parts = []
         for rank, (alone, by) in enumerate(zip(self.trace.by_rank(), self.trace.stands_in, strict=True)):
             if by == rank:
@@ -162,9 +162,9 @@ class Frames:
         Returns
         -------
         DataFrame
-            ``time_ns``, ``rank``, ``tier``, ``kind`` of the tensor that came or went, ``kind_bytes`` held of this kind
-            and ``used_bytes`` held in all after the change, in the rank's instance of the tier. A peak lies between
-            changes of one instant: keep them all.
+            ``time_ns``, ``rank``, ``tier``, ``kind`` of the tensor whose place was taken or freed, ``kind_bytes`` held
+            of this kind and ``used_bytes`` held in all after the change, in the rank's instance of the tier. A peak may
+            lie between changes of one instant: keep them all.
         """
         return _frame(self.columns("memory"))
 
@@ -272,7 +272,7 @@ def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) ->
 
 
 def _sorted(rows: Block, *keys: str) -> Block:
-    """Sort rows by these columns, the first of which counts most."""
+    """Return rows sorted by these columns, the first of which counts most."""
     return pick(rows, np.lexsort([rows[key] for key in reversed(keys)]))
 
 
@@ -283,7 +283,7 @@ def op_name(graph: Graph, op: int, run: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The residents of a tier when it is fullest.
+    """What a tier holds when it is fullest.
 
     Attributes
     ----------
@@ -303,7 +303,7 @@ class Peak:
 
 
 def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, most: int = 10) -> Peak:
-    """Find the residents of rank 0's instance of a tier when it is fullest for the first time.
+    """Find what rank 0's instance of a tier holds when it is fullest for the first time.
 
     Parameters
     ----------
@@ -312,7 +312,7 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
     tier
         Name of the tier.
     most
-        How many residents are named.
+        How many of the largest are named.
     """
     rows = trace.residencies.whole()
     is_in_tier = rows["tier"] == hardware.tier_names.index(tier)
@@ -334,10 +334,10 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
 
 
 def kind_of(graph: Graph, tensor: int) -> str:
-    """Return the kind of a tensor id of the residencies; negative ids are workspaces."""
+    """Return the kind of a tensor by its id in the residencies; negative ids are workspaces."""
     return graph.tensors[tensor].kind.value if tensor >= 0 else TensorKind.WORKSPACE.value
 
 
 def name_of(graph: Graph, tensor: int) -> str:
-    """Name a tensor id of the residencies; negative ids are workspaces."""
+    """Name a tensor by its id in the residencies; negative ids are workspaces."""
     return graph.tensors[tensor].name if tensor >= 0 else f"workspace of {graph.ops[-1 - tensor].name}"

@@ -1,4 +1,4 @@
-"""Counts several ranks: the figures of each, and one row for all of them."""
+"""Counts the figures of each of several ranks, and the row of all of them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def summarise(
     bound
         The step that no plan can beat, if known.
     ran
-        Of one rank, its run, if that was counted before; the rows of the trace then do not count.
+        The run of a single rank, if it was counted before; the trace is then not read.
 
     Returns
     -------
     dict
-        The figures of the run by column (`simulator.metrics.figures`). Of several ranks all times are those of the
-        slowest one, which has the longest step; of several such the one whose step ends last, then the lowest number.
+        The figures of the run by column (`simulator.metrics.figures`). Of several ranks, all times are those of the
+        slowest, which has the longest step; on a tie, of the one whose step ends last, then of the lowest number.
     """
     job = job if isinstance(job, Job) else Job.of(job, len(trace.issued))
     if job.ranks == 1:
@@ -72,7 +72,7 @@ def summarise(
 
 
 def _in_step_with(job: Job, rank: int) -> list[int]:
-    """Find the ranks that this one meets, directly or through others, and that run as many steps, with itself."""
+    """Return this rank and those that it meets, directly or through others, and that run as many steps."""
     met = set[tuple[int, ...]]()
     for graph in job.graphs:
         used = {op.collective.group for op in graph.ops if op.collective is not None}
@@ -82,7 +82,7 @@ def _in_step_with(job: Job, rank: int) -> list[int]:
 
 
 def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | None]:
-    """Compute, by link, how many times as long its transfers took as they take alone; None if there were none.
+    """Compute, by link, the time of its transfers as a multiple of their time alone; None if there were none.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ _SHARES = ("masked_ns", "masked_fraction", "utilisation", "bubble_fraction")
 
 
 def _shares(rows: Sequence[dict[str, Any]], total_ns: int) -> dict[str, float | None]:
-    """Compute the share of collectives under compute, and those of compute and of waits for peers in a time [ns]."""
+    """Compute the share of collectives that compute masks, and those of compute and of waits for peers in a time."""
     columns = ("masked_ns", "collective_ns", "compute_ns", "wait_peer_ns")
     masked, collective, compute, peer = (sum(row[column] for row in rows) for column in columns)
     return {
@@ -116,7 +116,7 @@ def _shares(rows: Sequence[dict[str, Any]], total_ns: int) -> dict[str, float | 
 
 
 def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
-    """Count each rank of a run as if it were alone.
+    """Count the figures of each rank of a run as if it were alone.
 
     Parameters
     ----------
@@ -126,11 +126,11 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        For each rank the columns of `counted`; of a shared tier's peak, only what the rank itself holds. And:
+        For each rank the columns of `counted`, where the peak of a shared tier counts only what the rank holds. And:
 
         ``collective_ns``, ``masked_ns``, ``masked_fraction``
-            Time of the measured step in which a collective of the rank is under way; the part of it under compute; its
-            share.
+            Time of the measured step in which a collective of the rank is under way; how much of it compute masks; the
+            share of that.
         ``utilisation``, ``bubble_fraction``
             Compute, and waits for peers, as shares of the step.
     """
@@ -149,7 +149,7 @@ def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
 
 
 def _masked_ns(graph: Graph, trace: Trace, window: tuple[int, int]) -> tuple[int, int]:
-    """Count the time in the window in which a collective is under way, and the part of it under compute [ns]."""
+    """Count the time in the window with a collective under way, and how much of it compute masks [ns]."""
     spans, meets = trace.spans.whole(), is_collective(graph, trace)
     computes = (spans["kind"] == COMPUTE) & ~meets
     start, end = spans["start_ns"], spans["end_ns"]
@@ -162,7 +162,7 @@ class Crowd(NamedTuple):
     Attributes
     ----------
     transfers
-        How many were under way.
+        Number of transfers under way.
     demand
         Bandwidth of their links, together, as a multiple of that of the bus: above 1 they slow one another down.
     """
@@ -172,7 +172,7 @@ class Crowd(NamedTuple):
 
 
 def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
-    """Find the most that transfers ask of each bus that ranks share, in the whole run.
+    """Find the largest demand of transfers on each bus that ranks share, in the whole run.
 
     A transfer that ends gives way to one that starts at the same time.
 

@@ -1,4 +1,4 @@
-"""Finds where training steps begin and how full each tier gets, and counts what the row of one rank needs."""
+"""Finds where steps begin and how full each tier gets, and keeps of one rank's trace what its row is counted from."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simulator.trace import ISSUED, NONE, Block, Ints, Trace, at_first, firsts, 
 def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Block, lap: int = 0) -> list[int]:
     """Find the issue number of the first action of each training step that began.
 
-    Where a fixed plan is repeated for each step, all have as many actions, which are not recorded. Otherwise a step is
-    over at the first action, once all its ops have run, after which the same places are held as at time 0. Copies that
-    may outlast a step, because dynamic reads may choose them again, do not count.
+    If a fixed plan is repeated for each step, all steps have as many actions, which are not recorded. Otherwise a step
+    ends with the first action, once all its ops have run, after which the same places are held as at time 0. Copies
+    that may outlast a step, because dynamic reads may choose them again, do not count.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def step_starts(graph: Graph, home: Sequence[int], compute_tier: int, codes: Blo
 
 
 def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], codes: Block, starts: Sequence[int]) -> bool:
-    """Tell whether a rank first ran all ops of each step in program order, each on its stream, as the bounds assume.
+    """Return whether the first runs of ops were in program order, and each op on its stream, as the bounds assume.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def keeps_program(graph: Graph, plan: Plan, streams: Sequence[int], codes: Block
 
 
 def repeats(job: Job, trace: Trace) -> bool:
-    """Tell whether some op runs more than once in a training step; of a run that did not end, whether it may have.
+    """Return whether some op ran more than once in a step; true of a run that did not end, as it may have.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def _homes(graph: Graph, trace: Trace) -> list[int]:
 
 
 def numbered(starts: Sequence[int], trace: Trace) -> tuple[Block, Block]:
-    """Number the computes of an op within a training step in issue order, from 1; one above 1 is a recompute.
+    """Number the computes of each op within a step in issue order, from 1; one above 1 is a recompute.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def numbered(starts: Sequence[int], trace: Trace) -> tuple[Block, Block]:
     Returns
     -------
     (spans, waits)
-        The rows with ``step``, from 0, and ``run``, the number of the compute that they are of (1 for a transfer).
+        The rows with ``step``, from 0, and ``run``, the number of their compute (1 for a transfer).
     """
     spans, waits = trace.spans.whole(), trace.waits.whole()
     op = np.append(np.where(spans["kind"] == COMPUTE, spans["item"], NONE), waits["op"])
@@ -141,7 +141,7 @@ def numbered(starts: Sequence[int], trace: Trace) -> tuple[Block, Block]:
 
 
 def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Block]:
-    """Number the step of each span and wait, and the run of its op in that step (see `numbered`).
+    """Return spans and waits with their step, and the run of their op in that step (see `numbered`).
 
     Parameters
     ----------
@@ -152,15 +152,15 @@ def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Blo
 
 
 class Instances:
-    """The instances of tiers that hold the places of ranks: the device's, the node's or the only one.
+    """The instances of tiers: one for each device or node, or a single one.
 
-    A rank that stands in for others counts once for each of them in its instance. A tensor that is stored once for
-    several ranks counts once.
+    A rank that stands for others counts once for each of them in its instance. A tensor that is stored once for several
+    ranks counts once.
 
     Parameters
     ----------
     hardware, trace
-        Scopes of the tiers, and which rank stands in for which.
+        Scopes of the tiers, and which rank stands for which.
 
     Attributes
     ----------
@@ -175,18 +175,18 @@ class Instances:
         self._member, self._count = (np.array(column) for column in zip(*by_tier, strict=True))
 
     def of(self, rows: Block) -> Ints:
-        """Return the instance of each row of the residencies: its tier's id times `ranks`, plus a number."""
+        """Return the instance of each row of the residencies, as its tier's id times `ranks`, plus its number."""
         return np.asarray(rows["tier"] * self.ranks + self._member[rows["tier"], rows["rank"]])
 
     def delta_bytes(self, rows: Block) -> Ints:
-        """Return by how much each row changes what its instance holds [B]."""
+        """Return how much each row changes what its instance holds [B]."""
         return np.asarray(rows["delta_bytes"] * self._count[rows["tier"], rows["rank"]] - self._repeated_bytes(rows))
 
 
 def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
     """Count the most that each tier ever holds: the largest running sum of its rows, in order [B].
 
-    Where there are several instances of a tier, it is the fullest one's.
+    Of several instances of a tier, it is that of the fullest.
     """
     rows, instances_of = trace.residencies.whole(), Instances(hardware, trace)
     instance, most = instances_of.of(rows), np.zeros((len(hardware.tiers), instances_of.ranks), np.int64)
@@ -196,13 +196,13 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
 @dataclass(frozen=True, eq=False)
 class Ran:
-    """A run of one rank, as its row is counted from it.
+    """A run of one rank, with what its row is counted from.
 
     Attributes
     ----------
     trace
-        Its trace, with only those spans and waits that are of the last step or reach into it, unless ranks began in
-        turn, so that another step may count.
+        Its trace. Unless ranks began in turn, so that another step may be measured, it has only the spans and waits
+        that are of the last step or reach into it.
     starts
         Issue number of the first action of each step that began.
     ends_ns
@@ -222,7 +222,7 @@ class Ran:
 
     @classmethod
     def of(cls, graph: Graph, hardware: Hardware, trace: Trace) -> Ran:
-        """Count what happened on one rank.
+        """Lay out what happened on one rank.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Ran:
 
 
 def _of_last_step(graph: Graph, trace: Trace, starts: Sequence[int], ends_ns: Mapping[int, Ints]) -> Trace:
-    """Leave out spans and waits of earlier steps that ended before each stream had come to the last step."""
+    """Leave out spans and waits of earlier steps that ended before any stream came to the last step."""
     if graph.steps == 1 or len(starts) < graph.steps:
         return trace
     since = min((int(ends[:-1].max()) for ends in ends_ns.values()), default=0)

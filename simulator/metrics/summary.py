@@ -1,8 +1,8 @@
 """Counts the row of figures of one rank's run, and the costs of its step in energy, money and wear.
 
-*Costs.* Powers and prices are paid as long as the step lasts, whatever runs; what is stated for each operation and each
-byte is paid on top. A figure that the machine does not state costs nothing, and a kind of cost of which none is stated
-is not counted. Steps are taken to follow one another without a pause.
+*Costs.* Powers and prices are paid as long as the step lasts, whatever runs; energies of operations and bytes are paid
+on top. A figure that the machine does not state costs nothing, and a kind of cost without any stated figure is not
+counted. Steps are assumed to follow one another without a pause.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Block, Bools, Ints, Trace, busy, pick, tuples
 
 Stretches = tuple[Ints, Ints]
-"""Begin and end of some stretches of time [ns]."""
+"""Starts and ends of stretches of time [ns]."""
 
 _HOUR_NS = 3_600 * 10**9
 _MONTH_NS = 730 * _HOUR_NS
-"""Of 730 h, a twelfth of a year of 365 days, as price lists have it."""
+"""A month of 730 h, a twelfth of a year of 365 days, as in price lists."""
 _YEAR_NS = 8_766 * _HOUR_NS
-"""Of 365.25 days."""
+"""A year of 365.25 days."""
 
 
 def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
@@ -44,9 +44,9 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
     Returns
     -------
     dict
-        The figures of a rank by column (`simulator.metrics.figures`); of a run that did not end only status, makespan
-        and peaks are not None. A collective on the main stream is a wait for it. Where ranks begin in turn, the last
-        step that ended while all of them were at work stands for step ``n``. Exactly,
+        The figures of a rank by column (`simulator.metrics.figures`); of a run that did not end, all but status,
+        makespan and peaks are None. A collective on the main stream counts as a wait. If ranks begin in turn, step
+        ``n`` is the last step that ended while all of them were at work. Exactly,
         ``compute_ns + recompute_ns + stall_ns + drain_ns = step_ns``.
     """
     trace, window = ran.trace, None
@@ -69,14 +69,14 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
 def achieved(
     computed: Iterable[tuple[Mapping[str, int], int]], hardware: Hardware, step_ns: int
 ) -> dict[str, float | None]:
-    """Compare the arithmetic of a step with its time and with the peak.
+    """Compute the rate of a step's arithmetic, and its share of the peak.
 
     Parameters
     ----------
     computed
-        The arithmetic of a graph by data type (`Graph.arithmetic`), and on how many ranks.
+        For each graph its arithmetic by data type (`Graph.arithmetic`), and the number of its ranks.
     hardware
-        The machine, one device of which a rank has.
+        The machine; each rank has one device.
     step_ns
         The step [ns].
     """
@@ -98,7 +98,7 @@ def per_second(step_ns: int | None, **handled: int | None) -> dict[str, float | 
     step_ns
         The step [ns].
     handled
-        How many of a name all ranks handle in a step.
+        By name, how many all ranks handle in a step.
     """
     return {f"{name}_per_s": count * 1e9 / step_ns if count and step_ns else None for name, count in handled.items()}
 
@@ -124,7 +124,7 @@ class Window(NamedTuple):
 
 
 _NEVER = 2**62
-"""An issue number behind all others."""
+"""An issue number above all others."""
 
 
 def _measured(graph: Graph, ran: Ran) -> Window:
@@ -143,7 +143,7 @@ def _measured(graph: Graph, ran: Ran) -> Window:
 
 
 def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
-    """Return the last step, behind the first, that ended while all ranks were at work; the last of all if none did."""
+    """Return the last step after the first that ended while all ranks were at work; the last of all if none did."""
     at_work = len(ends_ns) if until_ns is None else int(np.searchsorted(ends_ns, until_ns, "right"))
     return (at_work if at_work > 1 else len(ends_ns)) - 1
 
@@ -171,7 +171,7 @@ def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
 
 
 def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]:
-    """Count how long transfers are under way, over any link and over each, and how much of that is in a stall."""
+    """Count how long transfers are under way, on any link and on each, and how much of that is in stalls."""
     spans, waits, within = trace.spans.whole(), _waits(trace, window), (window.start_ns, window.end_ns)
     copies = (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
 
@@ -188,14 +188,14 @@ def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]
 
 
 def exposed_ns(carried: Stretches, waits: Stretches, window: tuple[int, int]) -> tuple[int, int]:
-    """Count how long transfers are under way within a window, and how much of that is in waits [ns].
+    """Count how long transfers are under way in a window, and how much of that is in waits [ns].
 
     Parameters
     ----------
     carried, waits
-        Begin and end of the transfers, and of the waits [ns].
+        Starts and ends of the transfers, and of the waits [ns].
     window
-        Where it is counted [ns].
+        Start and end of the window [ns].
     """
     starts, ends = (np.concatenate(both) for both in zip(carried, waits, strict=True))
     busy = union_ns(*carried, window)
@@ -238,7 +238,7 @@ def is_collective(graph: Graph, trace: Trace) -> Bools:
 
 
 def union_ns(start: Ints, end: Ints, window: tuple[int, int]) -> int:
-    """Count the time within the window in which at least one of the stretches is under way [ns]."""
+    """Count the time in the window with at least one of the stretches under way [ns]."""
     start, end = np.clip(start, *window), np.clip(end, *window)
     order, first, until = busy(np.zeros_like(start), start, end, joins=True)
     return int((until - start[order][first]).sum())
@@ -260,7 +260,7 @@ def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> di
 
 
 def fragmentation(hardware: Hardware, trace: Trace, window: Window | None) -> dict[str, Any]:
-    """Count what the allocator of the compute tier did; nothing if places have no addresses.
+    """Count compactions and the peak reserved in the compute tier; no figures if places have no addresses.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ def fragmentation(hardware: Hardware, trace: Trace, window: Window | None) -> di
 
 
 def against(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
-    """Return the columns about the bound, if there is one."""
+    """Return the columns of the bound, if there is one."""
     if bound is None:
         return {}
     gap = step_ns / bound.ns - 1 if step_ns is not None and bound.ns else None
@@ -294,7 +294,7 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     graph, hardware
         What ran, where.
     computes
-        Spans of the step's computes; an op that runs again counts again, what its dynamic reads choose does not.
+        Spans of the step's computes; an op that runs again counts again; what dynamic reads choose does not count.
     row
         Figures of the step: its time, and the bytes that links moved.
     """
@@ -308,9 +308,9 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
 
 
 def derived(hardware: Hardware, row: Mapping[str, Any], ranks: int, **handled: int | None) -> dict[str, float | None]:
-    """Count the figures that follow from the row of all ranks: rates, and costs.
+    """Count the figures that follow from the row of all ranks: rates and costs.
 
-    A figure of a job that needs tokens or prices belongs here: tokens are of all ranks.
+    A figure of a job that needs tokens or prices belongs here, as tokens are counted over all ranks.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def derived(hardware: Hardware, row: Mapping[str, Any], ranks: int, **handled: i
 
 
 def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | None) -> dict[str, float | None]:
-    """Count the costs of a step of all ranks, by column; none that the machine does not state.
+    """Count the costs of a step of all ranks, by column: those of which the machine states figures.
 
     Parameters
     ----------
