@@ -69,7 +69,7 @@ class Routing:
 
 
 Origin = DrawsOrigin | Shares | Routing
-"""Where draws come from."""
+"""Source of draws."""
 
 
 @dataclass(frozen=True)

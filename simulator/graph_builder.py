@@ -240,7 +240,7 @@ class GraphBuilder:
         outputs
             Names of tensors that must still be valid when a step ends.
         steps
-            How many times the ops run.
+            Number of steps: how often the ops run.
 
         Raises
         ------
@@ -338,10 +338,9 @@ class GraphBuilder:
             raise self._number_error("op", op, "the size_bytes of its collective", collective.size_bytes)
         group = self.groups.get(collective.group)
         if group is None:
-            must, do = "a collective names a group of the graph", "declare the group before, or correct the name"
-            raise self._error(
-                "op", op, must, repr(collective.group), f"{do}{suggestion(collective.group, self.groups)}"
-            )
+            must, nearest = "a collective names a group of the graph", suggestion(collective.group, self.groups)
+            do = f"declare the group before, or correct the name{nearest}"
+            raise self._error("op", op, must, repr(collective.group), do)
         self._check_members(op, collective, group)
 
     def _check_members(self, op: str, collective: Collective, group: Group) -> None:

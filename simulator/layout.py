@@ -120,7 +120,7 @@ class Layout:
     divisors
         For each dimension, into how many slices it is cut.
     parts
-        How many different slices of the tensor there are.
+        Number of different slices of the tensor.
 
     Raises
     ------
@@ -219,7 +219,7 @@ class Weight(NamedTuple):
     name
         Name of its tensor, such as ``L03/attn.q.weight``.
     shape, layout
-        Of the whole weight, and how it is cut over the mesh.
+        Shape of the whole weight, and how it is cut over the mesh.
     kind
         Its kind of tensor.
     parameters, size_bytes

@@ -213,10 +213,9 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
             instance = (tier, rank // sharing[tiers[tier].scope], rank // sharing[shared])
             duplicates = every
             if (kind, shared, *instance) not in complete:
-                tensors = {t: graph.tensors[t] for t in every.tensors}
-                copies = {t: (*instance, tensor.name, tensor.size_bytes) for t, tensor in tensors.items()}
+                copies = {t: (*instance, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in every.tensors}
                 ids = tuple(t for t, copy in copies.items() if copy in stored)
-                duplicates = Repeated(rank, tier, ids, sum(tensors[t].size_bytes for t in ids))
+                duplicates = Repeated(rank, tier, ids, sum(graph.tensors[t].size_bytes for t in ids))
                 stored.update(copies.values())
                 complete.add((kind, shared, *instance))
             if duplicates.tensors:

@@ -190,7 +190,7 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a policy decided for one rank.
+    """Decisions of a policy for one rank.
 
     Attributes
     ----------

@@ -112,7 +112,7 @@ class Bottleneck(NamedTuple):
     cut
         Index of the cut.
     into, out_of
-        Bandwidths of what comes in, and of what leaves [B/s]; 0 for what does not pass.
+        Bandwidths of copies in, and of copies out [B/s]; 0 for those that do not pass it.
     channels
         Number of copies that it serves at the same time.
     times

@@ -105,7 +105,7 @@ class Windows:
         self._most = demand.held + most
 
     def longest(self, budget_bytes: int | float) -> tuple[int, str]:
-        """Find how long the longest path with a budget [B] takes at least [ns], and say what it is made of."""
+        """Return the length of the longest path under a budget [B] [ns], and a text that says what it is made of."""
         points = self._points(budget_bytes)
         return _Sweep(self, points, budget_bytes).run() if len(points) else (0, "")
 

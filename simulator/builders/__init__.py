@@ -103,7 +103,7 @@ def layouts(workload: Workload) -> dict[str, Weight]:
 
 
 def weight_bytes(workload: Workload) -> int:
-    """Return the size of what a rank holds of all weights of a workload's model [B].
+    """Return the size of all weights of a workload's model on a rank [B].
 
     Raises
     ------
@@ -128,8 +128,8 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
     if is_built and is_small:
         return
     fewest = {"steps": 1, "parallel": Parallel(), "chunk": None, "new_tokens": 1}
-    if about := workload.checkpoint:
-        fewest["checkpoint"] = about.model_copy(update={"layers": None})
+    if checkpoint := workload.checkpoint:
+        fewest["checkpoint"] = checkpoint.model_copy(update={"layers": None})
     once = workload.model_copy(update=fewest | {"pools": pools and pools.model_copy(update={"new_tokens": 1})})
     build = _builder(once, model)
     for kind in model.decoder.kinds:

@@ -218,29 +218,29 @@ def _absorbed(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
 
-def _chosen(t: Tape, about: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
+def _chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
     """Attend to the tokens that score best."""
     *scoring, k = made
     made, begun = [*query.new, k], sorted({*cache.held}.intersection(cache.added))
     t.op("attn.cache", [*made, *begun], cache.added, read_bytes=_bytes(t, cache, *made), write_bytes=cache.added_bytes)
-    key_bytes, held = about.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
-    best = t.tensor("attn.index.out", min(about.top, cache.longest or about.top), size=ID_BYTES)
-    flops, read_bytes = 2 * cache.pairs * about.heads * about.head_size, _bytes(t, cache, *scoring)
+    key_bytes, held = indexer.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
+    best = t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)
+    flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, _bytes(t, cache, *scoring)
     read_bytes += (cache.seen + cache.tokens) * key_bytes
     t.op("attn.index", [*scoring, *held], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
-    (_, seen), out = cache.within(Reach(about.top)), t.of_heads("attn.core.out", query.width)
+    (_, seen), out = cache.within(Reach(indexer.top)), t.of_heads("attn.core.out", query.width)
     read_bytes = query.taken_bytes + t.made_bytes(best) + seen * (t.token_bytes - key_bytes)
     taken, flops = [*query.taken, best, *held], seen * query.pair_flops
     t.op("attn.core", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes)
     return out
 
 
-def _index_inputs(t: Tape, part: Mla, about: Indexer, x: str) -> tuple[str, str, str]:
+def _index_inputs(t: Tape, part: Mla, indexer: Indexer, x: str) -> tuple[str, str, str]:
     """Make the queries, head weights and keys of an indexer, from inputs to which no gradient goes back."""
     x, latent = t.alias(x, "detached"), t.alias(t.name("attn.q_a_norm.out"), "detached")
     q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
     k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
-    t.rotate("rope.index.q", q, about.heads * part.qk_rope)
+    t.rotate("rope.index.q", q, indexer.heads * part.qk_rope)
     t.rotate("rope.index.k", k, part.qk_rope)
     return q, weights, k
 
@@ -296,14 +296,15 @@ def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) 
 
 def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
     """Compress each newly complete block of tokens into one token."""
-    about, weights = part.compress, [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
+    weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
     if not made:
         return
-    before, complete = map(about.number, (cache.span.cached, cache.span.length))
-    width, start, stop = weights[0].shape[-1], before * about.stride, (complete - 1) * about.stride + about.block
-    flops = made * (t.attention.kv_elements // width) * 2 * width * width * (about.block + 1)
+    compress, width = part.compress, weights[0].shape[-1]
+    before, complete = map(compress.number, (cache.span.cached, cache.span.length))
+    start, stop = before * compress.stride, (complete - 1) * compress.stride + compress.block
+    flops = made * (t.attention.kv_elements // width) * 2 * width * width * (compress.block + 1)
     begun = cache.within(Reach(sparse=part, counted="makes"))[1]
-    tokens = made * about.stride + begun * (about.block - about.stride)
+    tokens = made * compress.stride + begun * (compress.block - compress.stride)
     read_bytes = tokens * t.token_bytes + sum(weight.size_bytes for weight in weights)
     reads, writes = [*cache.store.of(start, stop), *(w.name for w in weights)], cache.compressed.of(before, complete)
     t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=made * t.token_bytes)
@@ -311,16 +312,16 @@ def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
 
 def _selected(t: Tape, part: Sparse, cache: Cache, chosen: list[str], view: Callable[..., str]) -> list[str]:
     """Attend to the selected blocks of all sequences; or of each, as dynamic reads, if some can be left out."""
-    about, span, seen = part.select, cache.span, cache.within(Reach(sparse=part, counted="selected"))[1]
-    first, last = about.first, -(-span.length // about.block) - about.last
-    free = min(last, (span.length - part.window) // about.block) - first
-    if not chosen or cache.store.block is None or t.phase == "prefill" or free < about.chosen:
+    select, span, seen = part.select, cache.span, cache.within(Reach(sparse=part, counted="selected"))[1]
+    first, last = select.first, -(-span.length // select.block) - select.last
+    free = min(last, (span.length - part.window) // select.block) - first
+    if not chosen or cache.store.block is None or t.phase == "prefill" or free < select.chosen:
         return [view("selected", [*cache.store.of(0, span.length), *chosen], seen, seen)]
-    start, stop, views = first * about.block, (first + free) * about.block, list[str]()
-    samples, each, seen = t.attention.groups, about.chosen, seen // cache.sequences
+    start, stop, views = first * select.block, (first + free) * select.block, list[str]()
+    samples, each, seen = t.attention.groups, select.chosen, seen // cache.sequences
     for group, name in enumerate(numbered("selected.s", cache.sequences)):
-        certain = [*cache.store.of(0, start, group), *cache.store.of(last * about.block, span.length, group)]
+        certain = [*cache.store.of(0, start, group), *cache.store.of(last * select.block, span.length, group)]
         candidates = cache.store.of(start, stop, group)
         late = t.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
-        views += [view(name, [*certain, *candidates, *chosen], seen, seen - about.chosen * about.block, late)]
+        views += [view(name, [*certain, *candidates, *chosen], seen, seen - select.chosen * select.block, late)]
     return views

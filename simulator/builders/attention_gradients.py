@@ -156,13 +156,13 @@ def _through_latents(t: Tape, part: Mla, q: str, latent: str, index: tuple[str, 
     return t.linear("attn.v_b", context, heads=part.width)
 
 
-def _chosen(t: Tape, about: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+def _chosen(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
-    sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", about.top, size=ID_BYTES)
-    scores = [t.tensor("attn.index.scores", about.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
-    flops = t.own_tokens * sequence * about.heads * about.head_size
+    sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
+    scores = [t.tensor("attn.index.scores", indexer.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
+    flops = t.own_tokens * sequence * indexer.heads * indexer.head_size
     t.op("attn.index", index, [chosen, *scores], op_class="attention", flops=flops)
-    return (t.alias(chosen, "detached"), *scores), about.top * (2 * sequence - about.top)
+    return (t.alias(chosen, "detached"), *scores), indexer.top * (2 * sequence - indexer.top)
 
 
 def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
@@ -190,23 +190,23 @@ def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
 # three views
 
 
-def _views(t: Tape, about: Sparse, heads: Heads, x: str) -> str:
+def _views(t: Tape, sparse: Sparse, heads: Heads, x: str) -> str:
     """Attend to compressed, selected and near tokens, and mix the three results by gates, which are made from `x`."""
     sequence, gates = t.workload.sequence, t.linear("attn.gate", x)
     keys_and_values, query = heads.shared or heads.own[1:], heads.own[:1]
-    parts = (_divided(t, x, about.caches) for x in keys_and_values)
+    parts = (_divided(t, x, sparse.caches) for x in keys_and_values)
     compress, selected, near = map(list, zip(*parts, strict=True))
-    made = _compressed(t, about.compress, compress)
-    blocks = _selected(t, about, heads, made)
+    made = _compressed(t, sparse.compress, compress)
+    blocks = _selected(t, sparse, heads, made)
 
     def view(name: str, seen: list[str], pairs: int, chosen: tuple[str, ...] = ()) -> str:
         by_head, shared = (query, seen) if heads.shared else ([*query, *seen], [])
         return _core(t, Heads(by_head, shared, heads.sizes, 2 * pairs, chosen=chosen, view=name))
 
     mixed = [
-        view("compressed", made, about.compress.seen(sequence)),
-        view("window", near, Reach(about.window).pairs(TokenSpan(0, sequence))),
-        view("selected", selected, about.select.seen(sequence), blocks),
+        view("compressed", made, sparse.compress.seen(sequence)),
+        view("window", near, Reach(sparse.window).pairs(TokenSpan(0, sequence))),
+        view("selected", selected, sparse.select.seen(sequence), blocks),
     ]
     return t.vector("attn.mix", [*mixed, gates])
 
@@ -229,15 +229,15 @@ def _divided(t: Tape, x: str, caches: str) -> list[str]:
     return parts
 
 
-def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
+def _compressed(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
     """Compress each block of keys and of values, or of latents, into one."""
     sequence, layout = t.workload.sequence, t.cut(t.spread[seen[0]].layout.tensor_map[1])
     weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
-    held, rows = [t.held[weight.name] for weight in weights], (t.rows[0] // sequence * about.number(sequence),)
+    held, rows = [t.held[weight.name] for weight in weights], (t.rows[0] // sequence * compress.number(sequence),)
     widths = dict(zip("kv", (t.spread[x].width for x in seen), strict=False))
     made = [t.tensor(f"attn.compress.{name}", width, layout, rows=rows) for name, width in widths.items()]
-    inner = [t.tensor(f"attn.inner.{name}", (about.block + 2) * n, layout, rows=rows) for name, n in widths.items()]
-    flops = sum(t.spread[x].elements for x in made) * 2 * weights[0].shape[-1] * (about.block + 1)
+    inner = [t.tensor(f"attn.inner.{name}", (compress.block + 2) * n, layout, rows=rows) for name, n in widths.items()]
+    flops = sum(t.spread[x].elements for x in made) * 2 * weights[0].shape[-1] * (compress.block + 1)
     t.op("attn.compress", [*seen, *held], [*made, *inner], flops=flops)
 
     def back(dy: str) -> None:
@@ -252,13 +252,13 @@ def _compressed(t: Tape, about: Compress, seen: list[str]) -> list[str]:
     return made
 
 
-def _selected(t: Tape, about: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
+def _selected(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
     """Select blocks by the scores of compressed keys; none if the sequence has so few that each sees all of them."""
     part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
-    if sequence <= about.select.top * about.select.block:
+    if sequence <= sparse.select.top * sparse.select.block:
         return ()
     layout = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])
-    blocks = t.tensor("attn.select.out", part.groups * about.select.top, layout, ID_BYTES)
-    flops = 2 * t.spread[q].elements * about.compress.seen(sequence) // sequence
+    blocks = t.tensor("attn.select.out", part.groups * sparse.select.top, layout, ID_BYTES)
+    flops = 2 * t.spread[q].elements * sparse.compress.seen(sequence) // sequence
     t.op("attn.select", [q, made[0]], [blocks], op_class="attention", flops=flops)
     return (t.alias(blocks, "detached"),)

@@ -31,7 +31,7 @@ class Store:
     Parameters
     ----------
     block
-        Tokens of a segment, where all but the last one have as many.
+        Tokens of a segment, if all but the last one have the same number.
     """
 
     def __init__(self, block: int | None = None) -> None:
@@ -161,9 +161,9 @@ class CacheRoom:
 
     def _add(self, layer: str, spans: list[tuple[str, TokenSpan]], before: int) -> None:
         """Add the tensors of spans, one each or in blocks; `before` tokens of a sequence are cached before the step."""
-        cache, work, about = self.cache(TokenSpan(before, 1), layer), self.work, self.tape.attention.sparse
+        cache, work, sparse = self.cache(TokenSpan(before, 1), layer), self.work, self.tape.attention.sparse
         for name, span in spans:
-            first, last = ((about.compress.number(n) if about else 0) for n in (span.cached, span.length))
+            first, last = ((sparse.compress.number(n) if sparse else 0) for n in (span.cached, span.length))
             if last > first:
                 sizes = {f"{name}.compressed": work.batch * (last - first)}
                 self._put(cache.compressed, last, sizes, lasts=span.length <= before)

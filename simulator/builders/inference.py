@@ -168,7 +168,7 @@ class CachedLayers(NamedTuple):
         return self.token_bytes * (1 if self.reach.block else tokens)
 
     def copied_bytes(self, tokens: int) -> int:
-        """Return what a token after so many needs of them, if they are in another tier [B]; a state never is."""
+        """Return what the token after so many needs of them, if they are in another tier [B]; a state never is."""
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 

@@ -34,7 +34,7 @@ def starts(prefix: str, count: int) -> list[str]:
 
 
 def read_experts(part: Experts, tokens: int) -> int:
-    """Return how many of its experts a rank is expected to read, where so many tokens of each rank choose."""
+    """Return how many of its experts a rank is expected to read, if `tokens` tokens of each rank choose."""
     chosen = chosen_number(part.routed, tokens * part.ranks, part.top_k)
     return -(-chosen * part.places // (part.routed * part.ranks))
 
@@ -233,7 +233,7 @@ class Tape(StepBuilder):
 
     @property
     def is_saving(self) -> bool:
-        """Whether what ops of forward make now is kept for backward."""
+        """Whether forward ops save their tensors for backward now."""
         return self.phase == "again" or (self.phase == "forward" and not self._between)
 
     def wants(self, x: str) -> bool:
@@ -267,9 +267,9 @@ class Tape(StepBuilder):
 
     def begin(self, *parts: str) -> None:
         """Save nothing from here on, if one of these parts of the current layer (`Checkpoint`) runs again."""
-        about = self.workload.checkpoint
-        if about and about.part in parts and about.takes(int(self.block[1:])) and self.phase == "forward":
-            self._between = about.part
+        segment = self.workload.checkpoint
+        if segment and segment.part in parts and segment.takes(int(self.block[1:])) and self.phase == "forward":
+            self._between = segment.part
 
     def end(self, part: str, out: str, segment: Callable[[], str]) -> None:
         """End a part of the current layer; if nothing of it was saved, let it run again in backward.

@@ -66,7 +66,7 @@ class Tenancies:
     wraps
         Whether it is there at both ends, and away between: it is taken after it is freed.
     owner, first, last
-        Of each stay its tenancy, and its first and last action; the second stays of those that wrap come last.
+        By stay: its tenancy, and its first and last action; the second stays of those that wrap come last.
     """
 
     def __init__(self, rows: Ints, actions: int) -> None:
@@ -212,7 +212,7 @@ def _predecessors(tenancies: Tenancies, chosen: Ints) -> tuple[tuple[tuple[int, 
 
 
 def tight(tenancies: Tenancies, enough: int) -> Ints:
-    """Choose offsets with several orders: the first that spans no more than is enough, else the least.
+    """Choose offsets with several orders: the first with a span of at most `enough`, else the least.
 
     What never leaves lies at the bottom; the rest is placed by one order after another: the longest first, the
     largest, the largest by size and time, the longest and of these the largest, and the first.
@@ -296,7 +296,7 @@ def spread(tenancies: Tenancies, capacity: int) -> Ints | None:
     if end > capacity:
         return None
     sizes = size.tolist()
-    # With time reversed, each comes when it is freed.
+    # With time reversed, a tenancy begins when it is freed.
     for comes, leaves, start in ((taken, freed, peak), (-freed, -taken, -peak)):
         free, later = _Free(end, capacity), np.flatnonzero(~wraps & (comes > start))
         gone = np.flatnonzero(~wraps & (leaves >= start))

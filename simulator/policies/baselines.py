@@ -79,8 +79,8 @@ def lookahead(problem: Problem, options: Lookahead) -> Plan:
     """Copy out right after the producer, free after the last use, copy in a fixed number of ops before the next use.
 
     This is how MindSpore's compile pass does it, which knows the order of the ops, but no durations and no bandwidth.
-    Of the tensors that ops make, as few are chosen as fit, in the order in which they are made. Persistent tensors
-    whose home is another tier are copied in by the same distance, and go back after their last use.
+    Of the tensors that ops make, it moves as few as needed to fit, in the order in which they are made. Persistent
+    tensors whose home is another tier are copied in by the same distance, and go back after their last use.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterv
     Parameters
     ----------
     problem
-        With the graph and the tensors that may move.
+        Problem with the graph and the tensors that may move.
     limit_bytes
         Limit of held bytes [B].
 

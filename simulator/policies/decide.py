@@ -52,9 +52,9 @@ class Best(Generic[Candidate]):
     step_ns
         Step time of the fastest plan [ns].
     replays
-        How many plans were replayed.
+        Number of plans that were replayed.
     candidate
-        What was offered with the fastest plan.
+        Candidate that was offered with the fastest plan.
     """
 
     def __init__(self, problem: Problem) -> None:

@@ -50,7 +50,7 @@ class Replay:
     wait_ns
         Cause -> how long the compute stream waited for it [ns].
     trace
-        What happened, if it was kept: everything, or no more than the last training step.
+        The trace, if it was kept: of the whole run, or of the last training step alone.
     begun_ns
         Sum of the starts of all computes [ns].
     demand
@@ -69,16 +69,16 @@ class Replay:
 
 @dataclass(eq=False)
 class Problem:
-    """Everything a policy may know: data that nobody changes, and `trial`.
+    """Everything a policy may know: read-only data, and `trial`.
 
     Attributes
     ----------
     graph, hardware
-        What runs, and on what.
+        Graph that runs; machine that it runs on.
     homes
         For each tensor a tier id, or `FREE`.
     budget_bytes
-        What may be used of the compute tier [B].
+        Room of the compute tier that may be used [B].
     durations_ns
         For each op, its time alone [ns].
     trial
@@ -154,7 +154,7 @@ class Problem:
                 self.links[hop], self.link_names[hop], self.queues[hop] = link, name, queue_of[name]
         ways: dict[Hop, tuple[float, tuple[int, ...]]] = {(tier, tier): (0, (tier,)) for tier in range(len(self.tiers))}
         hops_ns = {hop: transfer_ns(max(self.sizes, default=0), link) for hop, link in self.links.items()}
-        for _ in self.tiers:  # so many links are on a way at most
+        for _ in self.tiers:  # no path has more links than there are tiers
             for (start, end), takes_ns in hops_ns.items():
                 for source, (before_ns, path) in [(a, way) for (a, b), way in ways.items() if b == start]:
                     way = before_ns + takes_ns, (*path, end)

@@ -46,8 +46,8 @@ class Options(Part):
     synchronous
         Whether the host waits for each copy as it is issued.
     late
-        What it does about dynamic reads: fetches ``all`` candidates before an op; or syncs what reveals them, and
-        fetches what is chosen, ``on_demand``; copies may then stay from step to step.
+        Handling of dynamic reads. ``all``: fetch all candidates before an op. ``on_demand``: sync what the revealing op
+        writes, and fetch what is chosen; copies may then stay from step to step.
     """
 
     evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = "best"

@@ -178,8 +178,8 @@ class RecomputePass:
                 self._helpers_before.setdefault(op, []).append(tensor)
         self._uses_left = [list(reversed(ops)) for ops in uses]
         self.made_in_passing: dict[int, list[int]] = {}
-        about = zip(problem.graph.tensors, problem.homes, strict=True)
-        self._may_go = [not t.persistent and t.size_bytes > 0 and home != self._compute_tier for t, home in about]
+        homed = zip(problem.graph.tensors, problem.homes, strict=True)
+        self._may_go = [not t.persistent and t.size_bytes > 0 and home != self._compute_tier for t, home in homed]
         self._mortal = frozenset(chain.from_iterable(problem.lifetimes.dead_after))
         self._idle_since = [0] * len(problem.sizes)
         self._queue: list[tuple[Rank, int, int]] = []
@@ -338,7 +338,7 @@ class Remaker:
         is_there
             Whether another tensor may be read.
         most_ops
-            Give up beyond so many ops.
+            Return None if more ops are needed.
 
         Returns
         -------

@@ -33,7 +33,7 @@ class Eviction:
     Attributes
     ----------
     now
-        Index of the running op since the run began; set by whoever runs ops.
+        Index of the running op since the run began; set by the caller.
     """
 
     def __init__(self, order: str, problem: Problem, stay: Collection[int] = ()) -> None:
@@ -148,7 +148,7 @@ class RuntimeCache:
     room
         By tier: what is left [B].
     awaited
-        Op with dynamic reads -> what it reads, from when that is revealed until it runs.
+        Op with dynamic reads -> the chosen candidates, from their reveal until it runs.
     unused
         Tensors that were fetched ahead, and not used since.
     needed_until

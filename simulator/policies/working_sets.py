@@ -35,7 +35,7 @@ class DynamicReaders:
 
     @cached_property
     def readers(self) -> dict[int, Late]:
-        """Op -> what it reads dynamically, in program order."""
+        """Op -> its dynamic reads, in program order."""
         return self.problem.graph.dynamic_reads if self.on_demand else {}
 
     @cached_property
@@ -156,7 +156,7 @@ class WorkingSets:
     Parameters
     ----------
     dynamic
-        The dynamic reads of what runs; no op counts as a user of their candidates.
+        Dynamic reads of the problem; no op counts as a user of their candidates.
 
     Attributes
     ----------

@@ -98,7 +98,7 @@ class Options(Part):
         return frozenset(asked)
 
 
-class Validator:
+class CandidateSearch:
     """Search that replays candidates and keeps the fastest.
 
     Parameters
@@ -245,7 +245,7 @@ def witness(problem: Problem, options: Options) -> Plan:
     """
     with no_garbage_search():
         try:
-            return Validator(problem, options).first().plan
+            return CandidateSearch(problem, options).first().plan
         except CapacityError:
             if FEW * len(problem.graph.ops) <= EFFORT:
                 return plan(problem, options)
@@ -253,7 +253,7 @@ def witness(problem: Problem, options: Options) -> Plan:
             if not rewritten:
                 raise
         last = rewritten[-1]
-        return last.translated(Validator(last.problem, options).first().plan)
+        return last.translated(CandidateSearch(last.problem, options).first().plan)
 
 
 @dataclass(frozen=True)
@@ -301,9 +301,9 @@ def compiled(problem: Problem, options: Options) -> Compiled:
 
 
 def _compile_once(problem: Problem, options: Options) -> Compiled:
-    validator = Validator(problem, options)
-    augmented = validator.run()
-    return Compiled(augmented, augmented.plan, validator.best.step_ns)
+    search = CandidateSearch(problem, options)
+    augmented = search.run()
+    return Compiled(augmented, augmented.plan, search.best.step_ns)
 
 
 def _compile_mixes(problem: Problem, options: Options, pure: Compiled | CapacityError) -> Compiled | CapacityError:

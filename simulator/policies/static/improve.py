@@ -37,7 +37,7 @@ class Trial(NamedTuple):
     Attributes
     ----------
     cost
-        Length of the step, and the sum of the starts of its ops [ns].
+        Length of the step, and the sum of the starts of all computes [ns].
     state, augmented
         The state, and the graph that it leads to.
     """

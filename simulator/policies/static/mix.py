@@ -89,12 +89,12 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
         op, reads = graph.ops[a], tuple([now[t] for t in graph.ops[a].reads])
         for tensor in freed.intersection(op.writes):
             freed.remove(tensor)
-            about = graph.tensors[tensor]
-            if not about.persistent:
+            original = graph.tensors[tensor]
+            if not original.persistent:
                 makes[tensor] += 1
                 now[tensor] = len(tensors)
                 tensor_of.append(tensor)
-                tensors.append(replace(about, name=f"{about.name}#{makes[tensor] + 1}"))
+                tensors.append(replace(original, name=f"{original.name}#{makes[tensor] + 1}"))
         runs[a] += 1
         name = f"{op.name}#{runs[a]}" if runs[a] > 1 else op.name
         ops.append(replace(op, name=name, reads=reads, writes=tuple([now[t] for t in op.writes]), late=None))
