@@ -1,15 +1,15 @@
-"""Readers of other people's files, one module a kind of file, and what they return.
+"""Readers of files that other tools write, one module for each kind, and the `Imported` that they return.
 
 A reader is one public function, ``read_NAME(source, *, option=default, ...) -> Imported``. It opens `source` (a path as
-text) through `simulator.inputs`, whose limits hold; executes nothing in it; and raises a `ConfigError` for whatever is
-wrong with it. It returns hosim's own documents, so that nothing below this room knows a foreign format.
+text) through `simulator.inputs`, whose limits hold; executes nothing in it; and raises a `ConfigError` for anything
+wrong with it. It returns hosim's own documents, so the rooms below know no foreign format.
 
-A new kind is a module here and an entry in `KINDS`; the package exports its reader, too (``simulator/__init__.py``, and
-the stub beside it). The command is made of the reader's signature: `hosim import KIND SOURCE -o FILE` has an option for
-each keyword (``new_tokens`` becomes ``--new-tokens``), of the annotated type (``bool``, ``int``, ``float``, ``str``,
-``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may come several times), with the help that the
-section *Parameters* of its docstring gives. A module is imported when its kind is asked for, and itself imports heavy
-libraries when it reads.
+A new kind is a module here and an entry in `KINDS`; the package exports its reader, too (``simulator/__init__.py`` and
+its stub). The command is derived from the reader's signature: `hosim import KIND SOURCE -o FILE` has an option for each
+keyword (``new_tokens`` becomes ``--new-tokens``), of the annotated type (``bool``, ``int``, ``float``, ``str``,
+``Path``, a ``Literal``, each perhaps ``| None``; ``tuple[str, ...]`` may be repeated), and its help is the docstring's
+section *Parameters*. A module is imported only when its kind is asked for, and imports heavy libraries only when it
+reads.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class ImportKind(NamedTuple):
     about
         Description for people.
     signs
-        Texts that tell a file of this kind: those joined by ``&`` all occur in its first 64 KiB, unpacked; ``|`` stands
-        between alternatives.
+        Texts that identify a file of this kind: those joined by ``&`` all occur in its first 64 KiB, unpacked; ``|``
+        separates alternatives.
     name
-        Name of the reader; default: ``read_`` and the module.
+        Name of the reader; default: ``read_`` followed by the module.
     """
 
     module: str
@@ -88,17 +88,17 @@ KINDS: dict[str, ImportKind] = {
 }
 """Name on the command line -> kind."""
 
-# Signs may stand behind a long first entry, such as the devices' properties in a profile.
+# Signs may follow a long first entry, such as the device properties of a profile.
 _HEAD_BYTES = 1 << 16
 
 
 def sniff(path: Path) -> str | None:
-    """Return the name of a file's kind, judged by its content; None if it looks like none.
+    """Return the kind of a file by its content; None if it matches none.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or holds a program or a pickle.
+        If the file cannot be read, or holds a program or a pickle.
     """
     with inputs.opened(path) as file:
         head = file.read(_HEAD_BYTES)
@@ -115,7 +115,7 @@ _NEVER[".py"] = "a Python program, which is not run"
 
 
 def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
-    """Refuse a file that must be imported first, and name the command for it; let anything else pass.
+    """Refuse a file that must be imported first, and name the command that does; accept anything else.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def refuse_foreign(reference: str | Path, kind: str = "scenario") -> None:
     Raises
     ------
     ConfigError
-        If it is a file of one of the `KINDS`, or a program or weights of PyTorch, which are never opened.
+        If the file is of one of the `KINDS`, or is PyTorch code or weights, which are never opened.
     """
     path = Path(reference)
     if path.suffix in (".yaml", ".yml") or not isfile(path):

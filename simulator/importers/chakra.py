@@ -1,7 +1,7 @@
-"""Execution traces of Chakra (``.et``): nodes in the wire format of protocol buffers, each behind its length.
+"""Execution traces of Chakra (``.et``): length-delimited nodes in the wire format of protocol buffers.
 
-The format has four messages of a few fields, whose numbers never changed, so that reading it takes fewer lines than
-describing it to a library would.
+The format has four messages with few fields, whose numbers have never changed, so decoding it here takes fewer lines
+than a schema for a library would.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from simulator.inputs import shown
 from simulator.interrupts import no_garbage_search
 
 MOST_NODES = 1_000_000
-"""Most nodes of a trace: they take 4 to 12 kB of memory each, with their ops and the replay."""
+"""Most nodes of a trace: each takes 4 to 12 kB of memory, with its op and the replay."""
 
 _TYPES = ("invalid", "metadata", "memory loads", "memory stores", "compute", "sends", "receives", "collective")
 _COMPUTE, _COLLECTIVE = 4, 7
-_ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size")  # a node keeps their values
+_ATTRIBUTES = ("rf_id", "comm_type", "comm_size", "num_ops", "tensor_size")  # kept for each node
 _COLLECTIVES = "all_reduce reduce all_gather gather scatter broadcast all_to_all reduce_scatter reduce_scatter barrier"
-_SIZES = {1: 8, 2: -1, 5: 4}  # wire type -> bytes of a value; type 0 is a number, and 2 has its length before it
-_LONGEST_US = 1 << 40  # 13 days: sums of such times fit a graph's numbers
+_SIZES = {1: 8, 2: -1, 5: 4}  # wire type -> bytes of a value; type 0 is a varint, type 2 is length-delimited
+_LONGEST_US = 1 << 40  # 13 days: sums of such times fit the integers of a graph
 
 
 def _varint(data: bytes, offset: int) -> tuple[int, int]:
-    """Read the number of 64 bits that begins at an offset, and return the offset of its end, too."""
+    """Decode the 64-bit varint at an offset; return it and the offset of its end."""
     value = shift = 0
     while shift < 70:
         byte = data[offset]
@@ -53,7 +53,7 @@ def _varint(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def _chunk(data: bytes, offset: int, size: int = -1) -> tuple[bytes, int]:
-    """Read the bytes that begin at an offset, behind their size if it is not given, and return where they end, too."""
+    """Read `size` bytes at an offset (by default, after their length); return them and the offset of their end."""
     if size < 0:
         size, offset = _varint(data, offset)
     if offset + size > len(data):
@@ -62,7 +62,7 @@ def _chunk(data: bytes, offset: int, size: int = -1) -> tuple[bytes, int]:
 
 
 class _Message:
-    """A message of protocol buffers: the values of each field, by its number."""
+    """A protocol buffer message: the values of each field, by field number."""
 
     def __init__(self, data: bytes) -> None:
         self.numbers, self.texts = defaultdict[int, list[int]](list), defaultdict[int, list[bytes]](list)
@@ -80,15 +80,15 @@ class _Message:
                 raise ValueError(f"a field of wire type {wire}")
 
     def number(self, field: int) -> int:
-        """Return the last number of a field; 0 if there is none."""
+        """Return the last number of a field; 0 if it has none."""
         return (self.numbers[field] or [0])[-1]
 
     def text(self, field: int) -> bytes:
-        """Return the last text of a field; an empty one if there is none."""
+        """Return the last byte string of a field; an empty one if it has none."""
         return (self.texts[field] or [b""])[-1]
 
     def all_numbers(self, field: int) -> array[int]:
-        """Return all numbers of a field, one by one or packed, each in 8 bytes: a node may depend on hundreds."""
+        """Return all numbers of a field, repeated or packed, at 8 bytes each: a node may depend on hundreds."""
         values = array("Q", self.numbers[field])
         for packed in self.texts[field]:
             offset = 0
@@ -104,7 +104,7 @@ _TENSOR = re.compile(r"""\[(?:(?:0|[1-9]\d{0,17}), ){5}"[^"]*"\]""")
 
 @lru_cache(1024)
 def _values(text: bytes) -> list[Any]:
-    """Read a list as Python writes it, in single quotes, or at least its tensors; the same text gives one object."""
+    """Parse a list in Python's notation (single quotes), or at least its tensors; equal texts share one object."""
     words = _WORDS.sub("null", text.decode(errors="replace").replace("'", '"'))
     try:
         values = orjson.loads(words or "[]")
@@ -116,14 +116,14 @@ def _values(text: bytes) -> list[Any]:
 
 @lru_cache(1024)
 def _attribute(data: bytes) -> tuple[str, int | str]:
-    """Return name and value of an attribute, a number if it has one: many attributes are alike in all nodes."""
+    """Return name and value of an attribute, a number if it has one; cached, as many nodes share attributes."""
     attribute = _Message(data)
     numbers = (value for values in attribute.numbers.values() for value in values)
     return attribute.text(1)[:200].decode(errors="replace"), next(numbers, attribute.text(29).decode(errors="replace"))
 
 
 class _Node:
-    """A node of the file, reduced to what is read of it; times in microseconds."""
+    """A node of the file, reduced to what hosim uses; times in microseconds."""
 
     def __init__(self, data: bytes) -> None:
         fields = _Message(data)
@@ -144,7 +144,7 @@ class _Node:
 
 
 def _check_version(header: _Message, where: str, derived: list[str]) -> None:
-    """Refuse schemas but 0.0.4 to 1.x, in which a node is the same; some converters name it in an attribute."""
+    """Accept only schemas 0.0.4 to 1.x, whose nodes are alike; some converters give the version as an attribute."""
     named = (attribute.text(29) for attribute in map(_Message, header.texts[2]) if attribute.text(1) == b"schema")
     version = (header.text(1) or next(named, b"")).rpartition(b"chakra.")[2].decode(errors="replace")[:50]
     parts = re.match(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})", version or "0.0.4")
@@ -155,12 +155,12 @@ def _check_version(header: _Message, where: str, derived: list[str]) -> None:
 
 
 def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
-    """Read all nodes, by id, behind a header.
+    """Read the header, and then all nodes, by id.
 
     Raises
     ------
     ConfigError
-        If it is no trace, or of an older version.
+        If the file is no trace, or of an unsupported version.
     """
     where, nodes, data = shown(path), dict[int, _Node](), unpacked(path)
     index = offset = 0
@@ -183,9 +183,9 @@ def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
 
 
 def _in_order(nodes: dict[int, _Node], where: str) -> list[_Node]:
-    """Sort nodes so that each comes after those it depends on, and on the device as soon as it can.
+    """Sort nodes topologically, those of the device as early as possible.
 
-    Old converters wrote the parent of a node as a control dependency: if those lead in a circle, they are left out.
+    Old converters wrote a node's parent as a control dependency: if these make a cycle, they are ignored.
     """
     for parents_count in (True, False):
         sorter, ready, ordered = TopologicalSorter[int](), list[tuple[bool, int]](), list[_Node]()
@@ -204,19 +204,19 @@ def _in_order(nodes: dict[int, _Node], where: str) -> list[_Node]:
 
 @no_garbage_search()
 def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
-    """Read an execution trace of Chakra: ops of the device, their storages, collectives and recorded durations.
+    """Read an execution trace of Chakra: the device's ops, their storages, collectives and recorded durations.
 
     Parameters
     ----------
     source
-        The trace (``.et``, also packed, or the first file in a tar archive).
+        The trace (``.et``, perhaps compressed, or the first file in a tar archive).
     ranks
-        How many ranks meet in collectives that have no recorded duration.
+        Number of ranks in collectives that have no recorded duration.
 
     Raises
     ------
     ConfigError
-        If the file is none, its version is too old, or nodes depend on each other in a circle.
+        If the file is no trace, its version is not supported, or its dependencies form a cycle.
     """
     path, recording = Path(source), Recording()
     insist(1 <= ranks <= MOST_RANKS, "ranks", f"from 1 to {MOST_RANKS:,} ranks meet", str(ranks), "correct --ranks")
@@ -232,7 +232,7 @@ def read_chakra(source: str | Path, *, ranks: int = 1) -> Imported:
 
 
 class _Reader:
-    """Makes ops of nodes: the kernels of one operator are one op, which reads and writes what the operator does."""
+    """Turns nodes into ops: the kernels of one operator form one op, which reads and writes what the operator does."""
 
     def __init__(self, by_id: dict[int, _Node], nodes: list[_Node], recording: Recording, ranks: int) -> None:
         self._nodes, self._recording, self._ranks = nodes, recording, ranks
@@ -268,7 +268,7 @@ class _Reader:
                     op.more["duration_ns"] = None
 
     def _replay(self) -> None:
-        """Give ops the times of their nodes: as recorded, or once those that a node depends on have ended."""
+        """Give ops the times of their nodes: as recorded, or as soon as the nodes that they depend on have ended."""
         if not any(node.start for node in self._nodes):
             text = "The trace has no starts: a node begins once those it depends on have ended"
             self._recording.derived.append(f"{text}, and its thread or stream is free.")
@@ -288,7 +288,7 @@ class _Reader:
         replay(self._recording, ran.values(), self._recording.ops, calls=((), ()))
 
     def _op(self, node: _Node) -> Event | None:
-        """Return the op that a node is a part of; None for a collective that no other rank joins."""
+        """Return the op that a node belongs to; None for a collective that no other rank joins."""
         launcher, operator = node.launcher or node, node.operator
         key = (launcher.attrs.get("rf_id") or -launcher.id, launcher.name) if node.launcher else node.id
         if key in self._ops:
@@ -297,7 +297,7 @@ class _Reader:
         self._memory.use(operator, op)
         if node.type == _COLLECTIVE and not self._joins_collective(node, op):
             return None
-        if not op.reads and not op.writes:  # its dependencies are tensors of no bytes
+        if not op.reads and not op.writes:  # its dependencies become tensors of 0 bytes
             op.reads.update((self._links[other], None) for other in node.after if other in self._links)
             self._links[node.id] = self._recording.storage(0)
             op.writes[self._links[node.id]] = None
@@ -313,7 +313,7 @@ class _Reader:
         return op
 
     def _joins_collective(self, node: _Node, op: Event) -> bool:
-        """Make an op a collective, and return whether it has a recorded time or other ranks join it."""
+        """Make an op a collective; return whether it has a recorded duration or other ranks join it."""
         names = dict[object, str](enumerate(_COLLECTIVES.split()))
         kind = collective_kind(names.get(node.attrs.get("comm_type", -1), plain(op.name)))
         op.is_collective = True

@@ -1,7 +1,7 @@
-"""Hugging Face's ``config.json``: a decoder's dimensions become a workload, with the key that each figure comes from.
+"""Hugging Face's ``config.json``: turns a decoder's dimensions into a workload, with the key of each figure as origin.
 
-``hf_families.toml`` has the meaning of each key, and its default. Each key of the file is used, changes nothing that is
-counted, or is reported as dropped.
+``hf_families.toml`` holds the meaning and the default of each key. A key of the file is either used, known to change
+nothing that hosim counts, or reported as dropped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from simulator.importers.recordings import json_of
 from simulator.inputs import shown
 from simulator.workload import Workload
 
-# Largest file, where real ones have some kB; tokens of a sequence where nobody asks for others.
+# Largest file (real ones have some kB); default tokens of a sequence.
 _MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
-# Keys of a multimodal model's decoder; and keys that stand outside of it and hold for it, too.
+# Keys of a multimodal model's decoder; and keys beside it that apply to the decoder, too.
 _DECODERS = ("text_config", "llm_config", "language_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
-# Fields of the workload that options give.
+# Fields of the workload that options set.
 _ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
@@ -59,45 +59,45 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     source
         The file, or the folder that holds it.
     phase
-        The work of the model: a training step; read prompts; add tokens to sequences; or serve requests that come and
-        leave (`hosim serve`).
+        What the model runs: a training step (train); reading prompts (prefill); adding tokens to sequences (decode); or
+        serving requests that come and leave (requests, for `hosim serve`).
     batch
-        Sequences that run together; default: 1.
+        Sequences in the batch; default: 1.
     sequence
-        Tokens of each sequence, with decode those that are in the KV cache before the step; default: 4,096, or as many
-        as the model knows positions for.
+        Tokens of each sequence; with decode, those in the KV cache before the step; default: 4,096, or the model's
+        maximum if that is less.
     chunk
-        With prefill: tokens of each prompt that run at a time; default: all.
+        With prefill: tokens of each prompt that run at a time (chunked prefill); default: all.
     new_tokens
         With decode: tokens that a step adds to each sequence; default: 1.
     block
-        With prefill and decode: tokens of a block of the KV cache; default: a layer's cache is one tensor.
+        With prefill and decode: tokens per block of the KV cache; default: a layer's whole cache is one tensor.
     kv_cache
-        With prefill, decode and requests: the type that the KV cache is kept in; default: that of arithmetic.
+        With prefill, decode and requests: data type of the KV cache; default: that of arithmetic.
     experts
-        With prefill and decode: the experts of a layer lie together in a tensor for each matrix; the same, and one
-        grouped kernel runs them; or each is a tensor, which is read only if it is chosen.
+        With prefill and decode: the experts of a layer share one tensor for each matrix (together), and perhaps one
+        grouped kernel (grouped); or each expert is a tensor of its own, read only if chosen (each).
     tensor
-        With all but requests: ranks that share each layer.
+        With all phases but requests: ranks that share each layer (tensor parallelism).
     data
-        With train: replicas with samples of their own.
+        With train: replicas, each with its own samples (data parallelism).
     pipeline
-        With train: stages with some of the layers each.
+        With train: stages, each with some of the layers (pipeline parallelism).
     zero_stage
-        With train: what is sharded over the replicas (1: optimizer state, 2: gradients too, 3: weights too; default:
+        With train: what ZeRO shards over the replicas (1: optimizer state, 2: gradients too, 3: weights too; default:
         nothing).
     requests
-        With requests: how many requests come, on average two a second; default: 100.
+        With requests: number of requests, which arrive at two a second on average; default: 100.
     prompt
-        With requests: mean tokens of a prompt; default: 2,048.
+        With requests: mean tokens per prompt; default: 2,048.
     answer
-        With requests: mean tokens of an answer; default: 256.
+        With requests: mean tokens per answer; default: 256.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read; if its ``model_type`` is unknown, or has what hosim cannot build; or if an option
-        does not suit the phase or the model.
+        If the file cannot be read; if its ``model_type`` is unknown or has parts that hosim cannot build; or if an
+        option does not suit the phase or the model.
     """
     path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
     outer = _parsed(path)
@@ -124,7 +124,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
 
 
 def _arrivals(phase: str, **options: int | None) -> dict[str, Any]:
-    """Return requests that come at random; nothing in other phases."""
+    """Return requests that arrive at random; nothing in other phases."""
     given = {option: value for option, value in options.items() if value is not None}
     first, found = next(iter(given), ""), f"it with phase {phase}"
     insist(phase == "requests" or not given, f"--{first}", f"{first} is for phase requests", found, "remove it")
@@ -141,7 +141,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]:
-    """Return the keys of the decoder, and what stands beside it as dropped."""
+    """Return the keys of the decoder, and as dropped the keys beside it."""
     key_of_decoder = next((key for key in _DECODERS if key in outer), "")
     inner = outer[key_of_decoder] if key_of_decoder else outer
     insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
@@ -164,13 +164,13 @@ def _name(outer: dict[str, Any], path: Path) -> str:
 
 
 def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
-    """Return the types of arithmetic and weights, and perhaps of the KV cache."""
+    """Return the data types of arithmetic and weights, and of the KV cache if the file states it."""
     name = c.get("dtype", "torch_dtype")
     compute = _DTYPES.get(name.removeprefix("torch.")) if isinstance(name, str) else None
     if compute is None:
         lacks = "no type for arithmetic (torch_dtype)" if name is None else f"{name!r}, in which no arithmetic is done"
         c.derived.append(f"bf16, as config.json names {lacks}.")
-    dtypes, beside = {"compute": compute or "bf16"}, path.with_name("hf_quant_config.json")  # where ModelOpt writes it
+    dtypes, beside = {"compute": compute or "bf16"}, path.with_name("hf_quant_config.json")  # as ModelOpt writes it
     quantized = c.get("quantization_config", "quantization") or (_parsed(beside) if beside.is_file() else None)
     if quantized and phase == "train":
         c.derived.append("Training is in the type of arithmetic; quantization_config is of weights that only infer.")
@@ -180,7 +180,7 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
 
 
 def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the origin of each figure: a key of the file, a default of its reader, or an option."""
+    """Return the origin of each figure: a key of the file, a default of transformers, or an option."""
     if c.usual:
         defaults = ", ".join(f"{key} {value}" for key, value in c.usual.items())
         c.derived.insert(0, f"config.json lacks these, so they are what {VERSION} takes: {defaults}.")
@@ -198,7 +198,7 @@ def _has(value: Any, path: list[str]) -> bool:
 
 
 def _validated(document: dict[str, Any], c: Config) -> Workload:
-    """Make the workload, checked like a document written by hand."""
+    """Make the workload, and check it like a document written by hand."""
     try:
         workload = Workload.model_validate(document)
     except ValidationError as error:
@@ -213,7 +213,7 @@ def _validated(document: dict[str, Any], c: Config) -> Workload:
 
 
 def _dropped(c: Config) -> dict[str, int]:
-    """Return keys that are neither read nor irrelevant, and what a family has beside its decoder."""
+    """Return the keys that are neither read nor irrelevant, and the parts that a family has beside its decoder."""
     unread = c.data.keys() - c.used - {*c.family.implied}
     ahead = dict.fromkeys(("num_nextn_predict_layers", "num_mtp_modules"), " (layers that only predict further tokens)")
     names = [f"{key}{ahead.get(key, '')}" for key in sorted(unread) if c.data[key] and not is_irrelevant(key)]
@@ -223,24 +223,24 @@ def _dropped(c: Config) -> dict[str, int]:
 _ROUTED = re.compile(r"(?<!shared_)experts")
 _UNQUANTIZED = ("ignore", "modules_to_not_convert", "exclude_modules")
 _METHODS = ("auto-round", "awq", "bitsandbytes", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt", "mxfp4")
-# Inputs that share a scale -> format in four bits.
+# Inputs that share a scale -> 4-bit format.
 _GROUPS = {128: "int4", 32: "int4_of_32"}
 
 
 def _quantized(config: Any, c: Config) -> dict[str, str]:
-    """Return how weights are kept: ``weights`` or ``experts`` of the dtypes, and perhaps ``kv_cache``.
+    """Return the dtypes that a quantized model states: ``weights`` or ``experts``, and perhaps ``kv_cache``.
 
     Parameters
     ----------
     config
         The value of ``quantization_config``.
     c
-        Takes what was derived.
+        Collects what was derived.
 
     Raises
     ------
     ConfigError
-        If weights are kept in a way that hosim does not know.
+        If hosim does not know the quantization.
     """
     where = f"{c.where}, quantization_config"
     config = config.get("quantization", config) if isinstance(config, dict) else config
@@ -255,14 +255,14 @@ def _quantized(config: Any, c: Config) -> dict[str, str]:
 
 
 def _weights(config: dict[str, Any], where: str) -> Iterator[tuple[str, str, str]]:
-    """Iterate over parts of the weights, each with its type and a note for people; of a part the first one counts."""
+    """Yield parts of the weights, each with its dtype and a note for people; the first entry of a part counts."""
     method, algorithm = config.get("quant_method"), str(config.get("quant_algo")).upper()
     unquantized: Any = next(filter(None, map(config.get, _UNQUANTIZED)), [])
     has_plain_attention = isinstance(unquantized, list) and any("self_attn" in str(name) for name in unquantized)
     part = "experts" if has_plain_attention else "weights"
     bits, group = config.get("bits", config.get("w_bit")), config.get("group_size", config.get("q_group_size"))
     if method is None and bits and isinstance(group, int):
-        method, group = "gptq", group // 2  # MLX has a scale and an offset for each group
+        method, group = "gptq", group // 2  # MLX keeps a scale and an offset for each group
     if method == "mxfp4":
         yield "experts", "mxfp4", "Routed experts are kept as mxfp4 (quantization_config), all else as computed."
     elif method in ("fp8", "fbgemm_fp8"):

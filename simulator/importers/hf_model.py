@@ -1,7 +1,7 @@
 """The dimensions of a decoder, from the keys of a ``config.json``.
 
-The table ``hf_families.toml`` has the families by ``model_type``: the meaning of their keys, and their defaults. No
-code knows a model.
+The table ``hf_families.toml`` lists the families by ``model_type``, with the meaning of their keys and their defaults.
+No code is specific to a model.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from simulator.units import nearest
 from simulator.workload.models import MOST_OTHERS
 
 VERSION = "transformers 5.24.0"
-"""The origin of the facts in the table."""
+"""Origin of the facts in the table."""
 
 Family = SimpleNamespace
-"""How the files of one ``model_type`` are read; ``[base]`` of the table has the fields and their meaning."""
+"""How to read the files of one ``model_type``; ``[base]`` of the table explains the fields."""
 
 
 def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict[str, Family]:
-    """Make a family of each entry of the table, which says how it differs from one above it, or from `base`."""
+    """Make a family from each entry of the table, which says how it differs from an earlier one, or from `base`."""
     families: dict[str, Family] = {}
     for name, entry in table.items():
         like = vars(families[entry["like"]]) if "like" in entry else base
@@ -39,13 +39,13 @@ _TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(en
 FAMILIES = _families(_TABLE["base"], _TABLE["families"])
 """``model_type`` -> family."""
 ALSO: dict[str, str] = _TABLE["also"]
-"""Other names -> families: of models with a decoder and towers for images, and of their ``text_config``."""
+"""Other names -> families: multimodal models with a decoder, and their ``text_config``."""
 IRRELEVANT = frozenset(_TABLE["irrelevant"].split())
-"""Keys that change neither memory nor time, besides those of tokens."""
+"""Keys that change neither memory nor time, besides those of token ids."""
 PARTS = {part: {name: keys.split() for name, keys in table.items()} for part, table in _TABLE["parts"].items()}
-"""Part of a model -> field -> keys that may state it."""
+"""Part of a model -> field -> keys that may hold it."""
 RULES = frozenset(_TABLE["rules"].split())
-"""Keys that tell which layers see a window where no key names the type of each."""
+"""Keys that tell which layers have a sliding window where no key lists the type of each layer."""
 TOWERS = tuple(_TABLE["towers"])
 """Keys of towers beside the decoder of a multimodal model."""
 
@@ -56,12 +56,12 @@ def is_irrelevant(key: str) -> bool:
 
 
 _NEAR = ("sliding_attention", "chunked_attention")
-# Types of layers: that see, or choose from, all tokens before; that see a window; that have a state.
+# Types of layers: attention to (or choosing from) all earlier tokens; to a window; linear, with a state.
 _TYPES = ("full_attention", "attention", "indexed_attention", "deepseek_sparse_attention", *_NEAR, "linear_attention")
 
 
 class Config:
-    """The keys of a file, which notes those that are used, and the origins of figures.
+    """The keys of a file; notes which ones are used, and the origins of figures.
 
     Parameters
     ----------
@@ -76,12 +76,12 @@ class Config:
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
         self.data, self.family, self.where = data, family, where
         self.used: set[str] = set()
-        self.usual: dict[str, Any] = {}  # key of a figure that the file does not have -> its default
+        self.usual: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
 
     def get(self, *keys: str, path: str = "") -> Any:
-        """Return the value of the first of some keys that the file has, or else its family; None if neither has one."""
+        """Return the value of the first key that the file has, or else that the family has; None if neither has one."""
         for key in filter(self.data.__contains__, keys):
             self.used |= {other for other in keys if self.data.get(other, ...) == self.data[key]}
             self.origins |= {path: (f"config.json, {key}", "quoted")} if path else {}
@@ -111,11 +111,11 @@ class Config:
         return bool(value)
 
     def counts(self, part: str, path: str) -> dict[str, int]:
-        """Return the whole numbers of a part, whose keys `PARTS` names, each for its field below `path`."""
+        """Return the whole numbers of a part (its keys are in `PARTS`) by field, with their origins below `path`."""
         return {name: self.count(*keys, path=f"{path}.{name}") for name, keys in PARTS[part].items()}
 
     def list_of(self, key: str, kind: type, length: int | None = None) -> list[Any] | None:
-        """Return a list of texts or numbers; None if there is none."""
+        """Return a list of texts or numbers; None if the key is absent."""
         values = self.get(key)
         if values is None:
             return None
@@ -149,7 +149,7 @@ def model_of(c: Config) -> dict[str, Any]:
 
 
 def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
-    """Split some layers into as few ranges (start, every, stop) as a greedy search finds."""
+    """Split layers into ranges (start, every, stop), as few as a greedy search finds."""
     while held:
         left, every, run = {*held}, held[1] - held[0] if len(held) > 1 else 1, held[:1]
         while run[-1] + every in left:
@@ -162,7 +162,7 @@ def runs(held: list[int], layers: int) -> Iterator[dict[str, int]]:
 # attention
 
 Kinds = tuple[list[dict[str, Any]], list[int]]
-"""Kinds of a part, and for each layer the index of its kind."""
+"""The kinds of a part, and each layer's index among them."""
 
 
 def _attentions(c: Config, layers: int, hidden: int) -> Kinds:
@@ -197,7 +197,7 @@ def _grouped(c: Config, hidden: int) -> dict[str, Any]:
 def _latent(c: Config) -> dict[str, Any]:
     must, do = "biases of latent attention are not built", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
-    c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys say
+    c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention")}
     if c.get("q_lora_rank") is not None:
         part["q_lora_rank"] = c.count("q_lora_rank", path="model.attention.q_lora_rank")
@@ -209,7 +209,7 @@ def _latent(c: Config) -> dict[str, Any]:
 
 
 def _types(c: Config, layers: int) -> list[str]:
-    """Return the type of each layer: by ``layer_types``, or as the family has them."""
+    """Return the type of each layer: from ``layer_types``, or by the rule of the family."""
     codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
     types = c.list_of("layer_types", str, layers) or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
     for unknown in {*types} - {*_TYPES}:
@@ -225,7 +225,7 @@ def _types(c: Config, layers: int) -> list[str]:
 
 
 def _near(c: Config, layers: int) -> set[int]:
-    """Return the layers that see a window, if the model has one."""
+    """Return the layers with a sliding window, if the model has one."""
     is_on = c.flag("use_sliding_window") if c.get("use_sliding_window") is not None else True
     first = c.count("max_window_layers", least=0, derived=0)
     pattern = c.count("sliding_window_pattern", derived=1)

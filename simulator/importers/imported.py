@@ -1,4 +1,4 @@
-"""What a reader made of another tool's file: hosim's own documents, and what was kept, derived and dropped."""
+"""The result of an import: hosim's own documents, and a report of what was kept, derived and dropped."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ from simulator.report.card import Card, model_card
 from simulator.units import counted
 from simulator.workload import Workload
 
-# Most lines of each part of the report, so that the whole is one screen.
+# Most lines of each part of the report, so that all of it fits on one screen.
 _MOST_LINES = 12
 _WORKLOAD = ".yaml"
 
 
 @dataclass(frozen=True, eq=False)
 class Imported:
-    """A workload of hosim that a reader made of a file, with its graph or requests.
+    """A workload that a reader made from a file, with its graph or requests.
 
     Attributes
     ----------
     files
-        Ending of a file's name -> its content: ``.yaml`` a workload, ``.jsonl`` (or ``.jsonl.gz``) a graph, ``.csv``
-        requests. Where the workload names another one of them by its ending (``graph=".jsonl"``), the name of that file
-        is written.
+        File suffix -> content: ``.yaml`` a workload, ``.jsonl`` (or ``.jsonl.gz``) a graph, ``.csv`` requests. Where
+        the workload names another of these files by suffix (``graph=".jsonl"``), the full name is written.
     kept
-        Name of what was understood -> how much, with a unit, in the order of the report: ``{"nodes": "27,156"}``. The
-        command itself adds the card of the model (parameters, bytes of weights, ops).
+        Name of what was understood -> amount with its unit, in the order of the report: ``{"nodes": "27,156"}``. The
+        command adds the model's card (parameters, bytes of weights, ops).
     derived
-        Sentences: what was derived, and from what.
+        Sentences that say what was derived, and from what.
     dropped
-        Name of what the file holds and is not used -> how often.
+        Name of what the file holds but hosim does not use -> number of times.
     recorded_ns
         Recorded time of the step [ns]; 0 if unknown.
     """
@@ -54,7 +53,7 @@ class Imported:
 
     @property
     def workload(self) -> Workload:
-        """The workload, which does not name its files yet."""
+        """The workload, before it names its files."""
         return cast(Workload, self.files[_WORKLOAD])
 
     @property
@@ -80,20 +79,21 @@ class Imported:
         return model_card(work, None if work.requests is not None else build_job(work))
 
     def json(self) -> dict[str, Any]:
-        """Return the card, and in full what was kept, derived and dropped."""
+        """Return the card and the full lists of what was kept, derived and dropped."""
         return {"card": self.card, "kept": dict(self.kept), "derived": [*self.derived], "dropped": dict(self.dropped)}
 
     def write(self, out: str | Path, *, force: bool = False, source: str | Path = "") -> tuple[Path, ...]:
-        """Write all files or none: beside their places first, then rename them.
+        """Write all files or none: each under a temporary name first, then renamed.
 
         Parameters
         ----------
         out
-            The workload document, whose name ends in ``.yaml``; the other files lie beside it, with its stem.
+            The workload document, whose name ends in ``.yaml``; the other files are written beside it, with the same
+            stem.
         force
             Whether existing files are replaced.
         source
-            The file that was read, which is never replaced.
+            The file that was read; it is never replaced.
 
         Returns
         -------
@@ -137,7 +137,7 @@ class Imported:
         return tuple(places.values())
 
     def _document(self, workload: Workload, places: Mapping[str, Path]) -> bytes:
-        """Return the workload as YAML, below what was derived as comments."""
+        """Return the workload as YAML, preceded by comments that say what was derived."""
         changes: dict[str, Any] = {"graph": places[workload.graph or ""].name} if workload.graph in places else {}
         if (requests := workload.requests) is not None and requests.file in places:
             changes["requests"] = requests.model_copy(update={"file": places[requests.file or ""].name})

@@ -1,4 +1,4 @@
-"""Kineto traces, as the PyTorch profiler writes them, and its raw memory timeline."""
+"""Kineto traces and raw memory timelines, as the PyTorch profiler writes them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
 _CALLS = frozenset(("cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "privateuse1_runtime"))
 STEP = "ProfilerStep#"
 """Prefix of the profiler's marks of steps."""
-# Arguments that a span keeps: others, such as shapes, would take a multiple of the file.
+# Arguments that a span keeps: with the others, such as shapes, spans would take several times the file's size.
 _FACTS = ("correlation", "device", "bytes", "Collective name", "Record function id")
-# Names of calls that wait for the device, and of those that make a stream wait.
+# Names of calls by which the host waits for the device, and of those that make a stream wait.
 _SYNCS = re.compile("Synchronize|Memcpy(?!.*Async)|(Free|Malloc)$")
 _WAITS = re.compile("StreamWaitEvent")
 UNTIMED = "kernels, copies and fills whose ts or dur is no number from 0"
-"""Name of dropped spans of a device, which are missing from the recorded step and from its replay."""
+"""Name of dropped spans of a device; they are missing from the recorded step and from its replay."""
 
 
 class TimelineSpan(NamedTuple):
@@ -42,13 +42,13 @@ class TimelineSpan(NamedTuple):
     Attributes
     ----------
     start_ns, end_ns
-        On the recording's clock [ns].
+        Times on the recording's clock [ns].
     name, cat
         Name and category.
     thread
-        Process and thread; device and stream for a kernel.
+        Process and thread; for a kernel, device and stream.
     args
-        Other facts by name, of `_FACTS`.
+        The facts that `_FACTS` names.
     """
 
     start_ns: int
@@ -60,7 +60,7 @@ class TimelineSpan(NamedTuple):
 
     @property
     def correlation(self) -> int:
-        """The number that a kernel has in common with the call that launched it; 0 if there is none."""
+        """The id that a kernel shares with the call that launched it; 0 if it has none."""
         return whole(self.args.get("correlation"))
 
 
@@ -69,7 +69,7 @@ Spans = list[TimelineSpan]
 
 
 class Timeline:
-    """A Kineto trace, with its events sorted out.
+    """A Kineto trace, with its events sorted by kind.
 
     Parameters
     ----------
@@ -81,14 +81,14 @@ class Timeline:
     path
         The file.
     device, ops, marks
-        Spans of devices, operators of the host, and annotations of people, by start.
+        Spans of the device, operators of the host, and user annotations, by start.
     memory
-        Allocations on devices, in order of time: times, changes of size, addresses and sums; of the host if nothing ran
-        on a device.
+        Allocations on devices (on the host if nothing ran on a device), by time: time, change of size, address and
+        total.
     launched
         Correlation -> call of the host.
     others
-        Category of events that are not used -> how many.
+        Category of unused events -> their number.
 
     Raises
     ------
@@ -149,11 +149,11 @@ class Timeline:
             self.others[f"events {cat or 'without a category'!r}"] += 1
 
     def launch_ns(self, span: TimelineSpan) -> int:
-        """Return when the host launched a span; when it began, if that is unknown [ns]."""
+        """Return the time at which the host launched a span; its start if that is unknown [ns]."""
         return self.launched.get(span.correlation, span).start_ns
 
     def activities(self, spans: Sequence[TimelineSpan], ops: Iterable[Event]) -> Iterator[Activity]:
-        """Join each span with its op; it was launched when its call ended, or when it began, whichever is sooner."""
+        """Join each span with its op; its launch time is the end of the launching call, but at most its start."""
         for span, op in zip(spans, ops, strict=False):
             call = self.launched.get(span.correlation) if self.device else None
             launched_ns = min(call.end_ns, span.start_ns) if call else None
@@ -161,7 +161,7 @@ class Timeline:
 
     @property
     def calls(self) -> Calls:
-        """Other calls of the host: those that wait for the device, and those by which streams wait for each other."""
+        """Other calls of the host: those that wait for the device, and those that make one stream wait for another."""
         syncs = [(call.start_ns, call.end_ns) for call in self.launched.values() if _SYNCS.search(call.name)]
         waits = list[Wait]()
         for correlation, call in self.launched.items():
@@ -174,26 +174,26 @@ class Timeline:
 
 
 def _ns(microseconds: Any) -> int | None:
-    """Return a time of the trace [ns]; None if it is not a number from 0, such as a text of one."""
+    """Return a time of the trace [ns]; None if it is no number from 0 (a number in quotes is none)."""
     is_time = type(microseconds) in (int, float) and 0 <= microseconds < 2**53
     return int(microseconds) * 1000 + round(float(microseconds) % 1 * 1000) if is_time else None
 
 
 @no_garbage_search()
 def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
-    """Read a Kineto trace: kernels of the device, and its allocations, as a graph with measured times.
+    """Read a Kineto trace: the device's kernels and allocations, as a graph with measured times.
 
     Parameters
     ----------
     source
-        The trace (JSON, also packed).
+        The trace (JSON, perhaps compressed).
     step
-        Number of the ``ProfilerStep`` that is taken; default: the last one that another one follows.
+        Number of the ``ProfilerStep`` to read; default: the last one that is followed by another.
 
     Raises
     ------
     ConfigError
-        If the file is no Kineto trace, has no such step, or in it nothing ran on a device.
+        If the file is no Kineto trace, has no such step, or nothing ran in it.
     """
     timeline, recording = Timeline(Path(source)), Recording()
     spans, window_ns, later = _spans_of_step(timeline, recording, step)
@@ -203,12 +203,12 @@ def read_kineto(source: str | Path, *, step: int | None = None) -> Imported:
     _add_memory(timeline, spans, ops, window_ns, recording)
     recording.dropped.update(timeline.others)
     recording.dropped["operators of the host"] += len(timeline.ops)
-    del timeline, spans, later, following, ops  # which take as much memory as the file
+    del timeline, spans, later, following, ops  # they take as much memory as the file
     return recording.imported(Path(source), "A step")
 
 
 def _spans_of_step(timeline: Timeline, recording: Recording, step: int | None) -> tuple[Spans, range, Spans]:
-    """Return the spans of one step, the time in which the host launched them [ns], and the spans of later steps."""
+    """Return the spans of one step, the period in which the host launched them [ns], and the spans of later steps."""
     where, spans = shown(timeline.path), timeline.device or _outermost(timeline.ops)
     if not timeline.device:
         recording.derived.append("Nothing ran on a device: the outermost operators of the host are the ops.")
@@ -225,21 +225,21 @@ def _spans_of_step(timeline: Timeline, recording: Recording, step: int | None) -
 def chosen_step(
     marks: Sequence[tuple[str, int]], step: int | None, where: str, recording: Recording
 ) -> tuple[str, range]:
-    """Choose one of the steps that the profiler marked, and return its name and range; the whole if it marked none.
+    """Choose one of the steps that the profiler marked; return its name and range (everything if it marked none).
 
     Parameters
     ----------
     marks
-        Names and begins of the marks, in order.
+        Names and starts of the marks, in order.
     step
-        Number of the step that is asked for; None: the last one that another one follows.
+        Number of the step; None: the last one that is followed by another.
     where, recording
-        The trace; takes a sentence about the choice.
+        The trace, for messages; collects a sentence about the choice.
 
     Raises
     ------
     ConfigError
-        If the step that is asked for was not marked.
+        If no such step was marked.
     """
     if not marks:
         must, do = "the step that is asked for was marked by the profiler", "leave --step out, or call profiler.step()"
@@ -255,7 +255,7 @@ def chosen_step(
 
 
 def report_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
-    """Report how many spans ran, and how many bytes of them were copies."""
+    """Report the number of spans, and the number and bytes of copies among them."""
     copied = [whole(span.args.get("bytes")) for span in spans if span.cat == "gpu_memcpy"]
     copies = f", of which {len(copied):,} copies of {human(sum(copied), 'B')}" if copied else ""
     streams = counted(len({span.thread for span in spans}), "stream")
@@ -263,7 +263,7 @@ def report_spans(spans: Sequence[TimelineSpan], recording: Recording) -> None:
 
 
 def _outermost(spans: Spans) -> Spans:
-    """Return the spans that no span of the same thread contains."""
+    """Return the spans that lie in no other span of their thread."""
     ends_ns, outermost = defaultdict[tuple[str, str], int](int), Spans()
     for span in spans:
         if span.start_ns >= ends_ns[span.thread]:
@@ -273,13 +273,13 @@ def _outermost(spans: Spans) -> Spans:
 
 
 def event_of(span: TimelineSpan) -> Event:
-    """Make the op of a span; a kernel of NCCL is a collective of recorded time."""
+    """Make the op of a span; an NCCL kernel becomes a collective of recorded duration."""
     name = span.args.get("Collective name") or span.name.removeprefix("ncclDevKernel_").removeprefix("ncclKernel_")
     return Event(short(span.name), is_collective="nccl" in span.name.lower() and collective_kind(name) is not None)
 
 
 def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: range, recording: Recording) -> None:
-    """Give ops the storages that were allocated and freed between their launches, or while they ran on the host."""
+    """Assign to ops the storages allocated and freed between their launches, or while they ran on the host."""
     changes = [change for change in timeline.memory if change[0] in window_ns]
     if not changes:
         return
@@ -309,8 +309,8 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
 
 
-# Kinds for the profiler's categories: parameter, optimizer state, input, temporary, activation, gradient, autograd
-# detail, and unknown.
+# Kinds of tensors for the profiler's categories: parameter, optimizer state, input, temporary, activation, gradient,
+# autograd detail, and unknown.
 _CATEGORIES = ("weight", "optimizer_state", "input", "workspace", "activation", "gradient", "activation", "activation")
 _CREATE, _CHANGE, _DESTROY = 2, 3, 4
 _Whole = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
@@ -321,27 +321,27 @@ _Row = tuple[_Whole, Annotated[int, Meta(ge=1, le=_DESTROY)], _Whole, Annotated[
 def read_memory_timeline(source: str | Path) -> Imported:
     """Read a raw memory timeline (``export_memory_timeline`` to ``.raw.json.gz``): the lifetimes of allocations.
 
-    One op lasts from each instant that allocates to the next: what is freed in between is freed when it ends, so that
-    the peak and the step are as recorded.
+    An op lasts from one instant that allocates to the next. What is freed in between is freed when the op ends, so the
+    peak and the step are as recorded.
 
     Parameters
     ----------
     source
-        The timeline: a list of [time in ns, action, change in bytes, category].
+        The timeline (JSON): a list of [time in ns, action, change in bytes, category].
 
     Raises
     ------
     ConfigError
-        If the file is none.
+        If the file is no such timeline.
     """
     path, recording = Path(source), Recording()
-    rows = json_of(path, LONGEST_LINE_BYTES, shape=list[_Row])  # short rows take up to 50 times as much
+    rows = json_of(path, LONGEST_LINE_BYTES, shape=list[_Row])  # short rows take up to 50 times as much memory
     must, do = "a raw memory timeline is a list of [time, action, bytes, category]", "export it again"
     is_list = isinstance(rows, list) and any(isinstance(row, tuple) and row[0] >= 0 for row in rows)
     insist(is_list, shown(path), must, "something else", do)
     rows.sort(key=itemgetter(0))
     times_ns, *columns = (array("q", map(itemgetter(column), rows)) for column in range(4))
-    del rows  # which take several times the file
+    del rows  # they take several times the file's size
     instants_ns = sorted({time_ns for time_ns in times_ns if time_ns >= 0})
     recording.kept["changes"] = f"{len(times_ns):,} at {counted(len(instants_ns), 'instant')}"
     recording.step_ns = instants_ns[-1] - instants_ns[0]

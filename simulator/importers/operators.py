@@ -1,4 +1,4 @@
-"""Operators of a trace of PyTorch: those that become ops, their arithmetic, and the storages that they use."""
+"""Operators of a PyTorch trace: which become ops, their FLOPs, and the storages that they use."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from simulator.formats.residency_json import VIEW
 from simulator.importers.recordings import Event, Recording, Storage, collective_kind, whole
 
 MAKES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
-"""ATen ops that only make room for a tensor, or change it."""
-# ATen ops that do no work on the device, besides views.
+"""ATen ops that only allocate or resize a tensor."""
+# ATen ops, besides views, that do no work on the device.
 _IDLE = re.compile(
     "result_type|lift_fresh|set_|(detach|squeeze|unsqueeze|t|as_strided|transpose)_|is_.*|size|stride|numel|to"
     "|contiguous|type_as|resolve_(conj|neg)|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
@@ -20,22 +20,22 @@ _IDLE = re.compile(
 STRETCHES = re.compile("expand(_as)?|broadcast_to|as_strided")
 """Views that may have more elements than their storage."""
 
-# Beginning of a tensor's type, in lower case and without ``c10::`` -> data type; the caller chooses that of float.
+# Prefix of a tensor's type, in lower case and without ``c10::`` -> data type; the caller chooses that of float.
 _DTYPES = {"half": "fp16", "bfloat16": "bf16", "float8": "fp8", "float": "", "double": "fp64", "char": "int8"}
 
 
 def plain(name: str) -> str:
-    """Return the name of an ATen op without namespace and overload."""
+    """Return the name of an ATen op without namespace or overload."""
     return name.rpartition("::")[2].partition(".")[0]
 
 
 def works(name: str) -> bool:
-    """Tell whether an op of this name works on the device, beyond views and making room."""
+    """Tell whether an op of this name does work on the device, beyond views and allocations."""
     return not any(pattern.fullmatch(plain(name)) for pattern in (VIEW, MAKES, _IDLE))
 
 
 def mutated(schema: str) -> frozenset[int]:
-    """Return the positions of the arguments that an op's schema marks as changed (``Tensor(a!) self``)."""
+    """Return the positions of the arguments that an op's schema marks as mutated (``Tensor(a!) self``)."""
     inner = schema[:10_000].partition("(")[2].partition(") ->")[0]
     arguments = re.sub(r"\[[^\]]*\]", "", re.sub(r"\([^()!]*(!?)[^()]*\)", r"\1", inner)).split(",")
     arguments = [argument for argument in arguments if argument.strip() != "*"]
@@ -50,7 +50,7 @@ class TensorView(NamedTuple):
     tensor, storage
         Ids.
     until_bytes, size_bytes
-        Its end in its storage, and its size [B].
+        Offset of its end in its storage, and its size [B].
     device
         Such as ``cuda:0``.
     """
@@ -63,7 +63,7 @@ class TensorView(NamedTuple):
 
 
 def views(value: object) -> Iterator[TensorView]:
-    """Find the tensors in a value of a trace, however deep they lie in lists."""
+    """Yield the tensors in a value of a trace, at any depth of nested lists."""
     left = [value]
     while left:
         node = left.pop()
@@ -77,16 +77,16 @@ def views(value: object) -> Iterator[TensorView]:
 
 
 def _sizes(shapes: object, argument: int) -> list[int]:
-    """Return the shape of an argument; an empty one if there is none."""
+    """Return the shape of an argument; an empty one if it has none."""
     shape: Any = shapes[argument] if isinstance(shapes, list) and argument < len(shapes) else None
     is_list = isinstance(shape, list) and len(shape) <= 20
     return shape if is_list and all(type(size) is int and 0 <= size < 1 << 40 for size in shape) else []
 
 
 _LAST, _FIRST, _INNER, _KEYS = slice(-1, None), slice(1), slice(1, None), slice(-2, -1)
-# Ops -> their class, and their FLOPs: so many times the elements of an argument (-1: of the result) and these sizes of
-# another one; of attention without a mask. Backward of a convolution is two such products, and of attention five, where
-# forward has two.
+# Ops -> class and FLOPs: a factor times the elements of one argument (-1: of the result) times these sizes of another;
+# attention counts without a mask. The backward pass of a convolution has two such products, that of attention five,
+# where forward has two.
 _FLOPS: dict[str, tuple[str, int, int, int, slice]] = {
     "mm bmm matmul _scaled_mm _int_mm": ("matmul", 2, 0, 1, _LAST),
     "addmm addmm_ baddbmm baddbmm_ addbmm _addmm_activation": ("matmul", 2, 1, 2, _LAST),
@@ -102,14 +102,14 @@ for _kind in ("flash", "efficient", "cudnn", "fused"):
 
 
 def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, int]:
-    """Return the class of an op, and its FLOPs; none for one that only moves or maps elements.
+    """Return the class of an op and its FLOPs; 0 for one that only moves or maps elements.
 
     Parameters
     ----------
     name
-        With namespace, and perhaps overload.
+        With namespace and perhaps overload.
     shapes_in, shapes_out
-        Lists of sizes, argument for argument.
+        Sizes of each argument, and of each result.
     """
     if plain(name) not in _FLOPS:
         return "vector", 0
@@ -129,11 +129,11 @@ def dtype_of(types: object, of_float: str) -> str:
 
 
 def is_number(type_: object) -> bool:
-    """Tell whether a type such as ``Tensor(long)`` is of whole numbers."""
+    """Tell whether a type such as ``Tensor(long)`` is an integer type."""
     return re.search(r"Tensor\((?:c10::)?(long|int|bool|unsigned|char|short)", str(type_)[:200]) is not None
 
 
-# Beginning of the name of a node -> phase of the ops below it.
+# Prefix of a node's name -> phase of the ops below it.
 _PHASES = {"Optimizer.step#": "update", "autograd::engine::evaluate_function": "backward"}
 _GATHERS = "torch::autograd::AccumulateGrad"
 
@@ -144,17 +144,17 @@ class OperatorNode(NamedTuple):
     Attributes
     ----------
     id, parent, rf_id
-        Ids: its own, its caller's, and that by which Kineto knows it.
+        Ids: its own, its caller's, and its id in Kineto's trace.
     name, schema
-        Name, and schema, which only operators have.
+        Name and schema; only operators have a schema.
     reads, writes
-        Tensors of each argument; tensors that it puts out.
+        Tensors of each argument; tensors that it returns.
     texts
-        Arguments that are texts.
+        Arguments that are strings.
     shapes_in, shapes_out, types
-        Sizes of both, and types of what it reads.
+        Shapes of arguments and results, and types of arguments.
     more
-        Other facts by name, such as of a collective.
+        Other facts by name, such as those of a collective.
     """
 
     id: int
@@ -172,17 +172,17 @@ class OperatorNode(NamedTuple):
 
     @property
     def is_operator(self) -> bool:
-        """Whether it may work itself, and does not only hold others that do."""
+        """Whether it may do work itself, rather than only call others that do."""
         return bool(self.schema or self.more.get("kernel_backend") or self.is_collective) and works(self.name)
 
     @property
     def is_collective(self) -> bool:
-        """Whether ranks meet in it."""
+        """Whether it is a collective of several ranks."""
         return self.name == "record_param_comms" and collective_kind(self.collective) is not None
 
     @property
     def collective(self) -> str:
-        """The name of the collective; in versions without a key for it, the first text that it reads."""
+        """The name of the collective; in versions without a key for it, its first string argument."""
         return str(self.more.get("collective_name") or next(iter(self.texts), ""))
 
 
@@ -199,13 +199,13 @@ class Tree:
     nodes
         By id.
     owner
-        Id of a node -> id of the op that it is, or is a part of.
+        Id of a node -> id of the node whose op it belongs to.
     phase
-        Id of a node -> its phase; ``forward`` where none is known and there is a backward.
+        Id of a node -> its phase; ``forward`` if none is known and the trace has a backward phase.
     gathers
-        Ids of nodes that add to gradients.
+        Ids of nodes that accumulate gradients.
     devices
-        Those that count: all but the CPU, or the CPU if there is no other.
+        Devices that count: all but the CPU, or the CPU if there is no other.
     """
 
     def __init__(self, nodes: Sequence[OperatorNode]) -> None:
@@ -224,18 +224,18 @@ class Tree:
             self.phase = {node: phase or "forward" for node, phase in self.phase.items()}
 
     def _working(self) -> set[int]:
-        """Return the ids of nodes that work: none below does, or they write what none below writes."""
+        """Return the ids of nodes that do work: no node below them does, or they write what none below writes."""
         working, holders, written_below = set[int](), set[int](), dict[int, set[int]]()
         for node in reversed(self.nodes):
             below, beside = written_below.pop(node.id, set()), written_below.get(node.parent, set())
             fresh = self.storages(node.writes) - self.storages(*node.reads)
             in_place = self.storages(*(node.reads[index] for index in mutated(node.schema) if index < len(node.reads)))
-            written = fresh | {~storage for storage in in_place}  # what is made, and what is changed
+            written = fresh | {~storage for storage in in_place}  # what is made, and what is mutated
             is_at_work = node.is_operator and any(map(self.on_device, (node.writes, *node.reads)))
             if is_at_work and (node.id not in holders or written - below):
                 working.add(node.id)
                 below |= written
-            elif MAKES.fullmatch(plain(node.name)):  # what makes room writes nothing, unless something fills it then
+            elif MAKES.fullmatch(plain(node.name)):  # an allocation writes nothing, unless a sibling then fills it
                 below |= {storage for storage in fresh if ~storage in beside}
             if node.parent < node.id:
                 small, large = sorted((below, beside), key=len)
@@ -245,23 +245,23 @@ class Tree:
         return working
 
     def on_device(self, tensors: list[TensorView]) -> list[TensorView]:
-        """Return those of some tensors that are on the device and not empty."""
+        """Return the tensors that are on the device and not empty."""
         return [view for view in tensors if view.device in self.devices and view.size_bytes]
 
     def storages(self, *several: list[TensorView]) -> set[int]:
-        """Return the ids of the storages of tensors that are on the device and not empty."""
+        """Return the ids of the storages of the tensors that are on the device and not empty."""
         return {view.storage for tensors in several for view in self.on_device(tensors)}
 
 
 class Memory:
-    """Storages of a trace, and how ops use them.
+    """Storages of a trace, and their use by ops.
 
     Parameters
     ----------
     tree
         The nodes.
     recording
-        Takes storages.
+        Collects the storages.
     """
 
     def __init__(self, tree: Tree, recording: Recording) -> None:
@@ -273,7 +273,7 @@ class Memory:
         return storage
 
     def _enter_reads(self, node: OperatorNode) -> None:
-        """Enter the storages that a node reads; those that no node made existed before."""
+        """Add the storages that a node reads; those that no node made existed before."""
         types = node.types if isinstance(node.types, list) else []
         for argument, tensors in enumerate(node.reads):
             kind = "input" if argument < len(types) and is_number(types[argument]) else "weight"
@@ -283,7 +283,7 @@ class Memory:
                     storage.size_bytes = max(storage.size_bytes, view.until_bytes)
 
     def fold(self, node: OperatorNode, into: Event | None) -> None:
-        """Take notice of a node that is no op: a view, an empty tensor, or the holder of others."""
+        """Account for a node that is no op: a view, an allocation, or a caller of other nodes."""
         base = plain(node.name)
         makes, stretches = MAKES.fullmatch(base), STRETCHES.fullmatch(base)
         read = self._tree.storages(*node.reads)
@@ -302,7 +302,7 @@ class Memory:
                 storage.kind = "gradient"
 
     def use(self, node: OperatorNode, op: Event) -> None:
-        """Let an op read and write what its node does."""
+        """Make an op read and write what its node does."""
         self._enter_reads(node)
         in_place, read, made = mutated(node.schema), self._tree.storages(*node.reads), set[int]()
         for argument, tensors in enumerate(node.reads):

@@ -1,8 +1,8 @@
 """Execution traces of PyTorch (its ``ExecutionTraceObserver``), alone or joined with the Kineto trace of the same run.
 
-A trace is a tree of operators. Those at its leaves that do work on the device become ops; those above them are left
-out, and those below them (views, empty tensors) are folded into them. Storages have ids, which are used again once they
-are freed, so an id stands for a new storage whenever an op puts it out that does not read it.
+A trace is a tree of operators. The lowest ones that do work on the device become ops; their callers are left out, and
+what they call (views, empty tensors) is folded into them. Ids of storages are reused once a storage is freed, so an id
+means a new storage whenever an op returns it without having read it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from simulator.interrupts import no_garbage_search
 from simulator.units import counted
 
 FloatType = Literal["tf32", "fp32", "bf16", "fp16"]
-"""Data types in which products of ``float`` may run."""
+"""Data types in which ``float`` matmuls may run."""
 _VERSION = re.compile(r"1\.\d+\.\d+(-chakra\.\d+\.\d+\.\d+)?")
 
 
 def nodes_of(path: Path) -> list[OperatorNode]:
-    """Read the nodes of an execution trace, by id, which is the order in which they began.
+    """Read the nodes of an execution trace, sorted by id: the order in which they began.
 
     Raises
     ------
     ConfigError
-        If the file is none, or of another version.
+        If the file is no execution trace, or of another version.
     """
     content, where = records_of(path), shown(path)
     is_trace = isinstance(content, dict) and isinstance(content.get("nodes"), list)
@@ -68,25 +68,25 @@ def _node(raw: dict[str, Any], where: str) -> OperatorNode:
 
 
 def _side(raw: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return values, shapes and types of a node's inputs or outputs, which old versions have beside each other."""
+    """Return values, shapes and types of a node's inputs or outputs; old versions keep them in separate keys."""
     values = raw.get(f"{key}s")
     old = {"values": values, "shapes": raw.get(f"{key}_shapes"), "types": raw.get(f"{key}_types")}
     return values if isinstance(values, dict) else old
 
 
 def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> dict[int, Event]:
-    """Make the ops of a trace: id of the node -> op, in program order.
+    """Make the ops of a trace, in program order: id of the node -> op.
 
     Parameters
     ----------
     tree
         The nodes.
     recording
-        Takes storages and groups.
+        Collects storages and groups.
     of_float
-        Data type in which ``float`` is multiplied.
+        Data type in which ``float`` matmuls run.
     timed
-        Whether recorded times are added later: collectives then meet nobody.
+        Whether recorded times are added later; collectives then have no group.
     """
     memory, ops = Memory(tree, recording), dict[int, Event]()
     world = max((1, *(whole(node.more.get("pg_size")) for node in tree.nodes if node.is_collective)))
@@ -105,14 +105,14 @@ def ops_of(tree: Tree, recording: Recording, of_float: str, *, timed: bool) -> d
         ops[node.id] = op
     others = [op for op in ops.values() if op.more.get("phase") != "update"]
     used = {storage for op in others for storage in (*op.reads, *op.writes)}
-    for storage in recording.storages:  # what only the update uses
+    for storage in recording.storages:  # used by the update alone
         if storage.persistent and storage.kind == "weight" and storage not in used:
             storage.kind = "optimizer_state"
     return ops
 
 
 def _add_collective(node: OperatorNode, op: Event, recording: Recording, world: int) -> None:
-    """Enter the group and the size of a collective; without others to meet it is an op of no arithmetic."""
+    """Add group and size to a collective; one with no other rank becomes an op without FLOPs."""
     kind, size = collective_kind(node.collective), whole(node.more.get("pg_size"))
     op.name = short(node.collective)
     if kind is None or not 1 < size <= min(world, MOST_RANKS):
@@ -132,23 +132,23 @@ def _add_collective(node: OperatorNode, op: Event, recording: Recording, world: 
 def read_pytorch_trace(
     source: str | Path, *, kineto: Path | None = None, step: int | None = None, of_float: FloatType = "tf32"
 ) -> Imported:
-    """Read an execution trace of PyTorch: ops, storages and their lifetimes; with Kineto's trace, measured times.
+    """Read an execution trace of PyTorch: ops, storages and their lifetimes; measured times come from a Kineto trace.
 
     Parameters
     ----------
     source
-        The execution trace (JSON, also packed).
+        The execution trace (JSON, perhaps compressed).
     kineto
-        The Kineto trace of the same run, which has times.
+        The Kineto trace of the same run, for measured times.
     step
-        Number of the ``ProfilerStep`` that is taken; default: the last one that another one follows.
+        Number of the ``ProfilerStep`` to read; default: the last one that is followed by another.
     of_float
-        The data type whose rate products of ``float`` have on the machine.
+        The data type at whose peak the machine runs ``float`` matmuls.
 
     Raises
     ------
     ConfigError
-        If a file is wrong, has no such step, or the two do not belong together.
+        If a file is wrong or has no such step, or the two are not of the same run.
     """
     path, recording = Path(source), Recording()
     nodes = nodes_of(path)
@@ -168,7 +168,7 @@ def read_pytorch_trace(
 
 
 def _nodes_of_step(nodes: list[OperatorNode], step: int | None, where: str, recording: Recording) -> list[OperatorNode]:
-    """Return the nodes of one of the steps that the profiler marked; all nodes if it marked none, or a single one."""
+    """Return the nodes of one of the steps that the profiler marked; all nodes if it marked none or only one."""
     marks = [(node.name, node.id) for node in nodes if node.name.startswith(STEP)]
     if len(marks) < 2 and step is None:
         return nodes
@@ -179,7 +179,7 @@ def _nodes_of_step(nodes: list[OperatorNode], step: int | None, where: str, reco
 
 
 def _add_recorded_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, recording: Recording) -> None:
-    """Give ops the times of the kernels that they launched; the host takes the idle time between."""
+    """Give ops the times of the kernels that they launched; the host accounts for the idle time in between."""
     where, launchers = shown(timeline.path), _launchers(tree, timeline, recording)
     spans, owners = timeline.device, [tree.owner.get(node) for node in _launched_by(timeline, launchers)]
     if not spans:
@@ -201,7 +201,7 @@ def _add_recorded_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, r
 
 
 def _launched_by(timeline: Timeline, nodes: Mapping[int, int]) -> list[int]:
-    """Return for each kernel the node that launched it, 0 if none: the innermost operator around the launch."""
+    """Return the node that launched each kernel (the innermost operator around the launch); 0 if there is none."""
     calls = [timeline.launched.get(span.correlation) for span in timeline.device]
     launches = [(call.start_ns, call.thread) if call else (-1, ("", "")) for call in calls]
     operators_left = [(timeline.ops[index], node) for index, node in sorted(nodes.items(), reverse=True)]
@@ -217,7 +217,7 @@ def _launched_by(timeline: Timeline, nodes: Mapping[int, int]) -> list[int]:
 
 
 def _launchers(tree: Tree, timeline: Timeline, recording: Recording) -> dict[int, int]:
-    """Map positions of Kineto's operators to their nodes of the execution trace: by ids, or else by names in order."""
+    """Map indices of Kineto's operators to nodes of the execution trace: by ids, or else by the sequence of names."""
     indexes = {whole(operator.args.get("Record function id")): i for i, operator in enumerate(timeline.ops)}
     nodes = {node.rf_id: node.id for node in tree.nodes if node.rf_id}
     if shared_ids := indexes.keys() & nodes.keys() - {0}:

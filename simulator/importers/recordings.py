@@ -1,4 +1,4 @@
-"""The common part of readers of recordings: files in JSON, and a step's ops and storages, which become a graph."""
+"""What readers of recordings share: JSON files, and a step's ops and storages, which become a graph."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from simulator.units import FieldError, counted, human
 from simulator.workload import Workload
 
 MOST_BYTES = 400_000_000
-"""Most bytes of a recording, unpacked; its text is in memory as a whole."""
+"""Most bytes of a recording, unpacked; all of its text is held in memory."""
 ALONE = "collectives of one rank (--ranks)"
 """Name of dropped collectives that no other rank joins."""
 MOST_VALUES = 40_000_000
-"""Most values of a recording in JSON: short ones take many times their bytes."""
+"""Most values of a recording in JSON: short ones take many times their length in memory."""
 
 
 def unpacked(path: Path, most: int | None = None) -> bytes:
-    """Read a recording; of an archive (``.tar``, ``.tar.gz``, ``.tgz``) the first file that is not hidden.
+    """Read a recording; from an archive (``.tar``, ``.tar.gz``, ``.tgz``), the first file that is not hidden.
 
     Raises
     ------
@@ -72,9 +72,9 @@ def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
     path, most
         The file, and its largest size [B].
     shape
-        Type of a recording for msgspec: as objects of Python it takes many times its size, and its readers need little
-        of that at once, so that records may stay text for `objects`. A file of another type is read whole. Without a
-        shape, a key that comes twice in an object is an error; else the last one counts.
+        Type for msgspec whose records stay text until `objects` decodes them: as Python objects a recording takes many
+        times its size, and readers need few at once. A file that does not match is decoded whole. Without a shape, a
+        key that occurs twice in an object is an error; with one, the last occurrence counts.
 
     Raises
     ------
@@ -87,17 +87,17 @@ def json_of(path: Path, most: int | None = None, shape: Any = None) -> Any:
     insist(values <= MOST_VALUES, inputs.shown(path), must, f"about {values:,}", "record fewer steps")
     try:
         if shape:
-            with suppress(*_UNREAD):  # read whole what is not JSON, or has another shape, to tell what is wrong
+            with suppress(*_UNREAD):  # if it is not JSON or does not match, decode it whole to tell why
                 return msgspec.json.decode(text, type=shape)
         parsed = orjson.loads(text)
         if not shape:
-            with suppress(RecursionError):  # a depth that orjson reads
+            with suppress(RecursionError):  # nested deeper than json reads, not orjson
                 json.loads(text, object_pairs_hook=jsonl.distinct)
         return parsed
     except FieldError as error:
         raise error.at(inputs.shown(path)) from None
     except orjson.JSONDecodeError as error:
-        if b"Infinity" in text or b"NaN" in text:  # which Python writes though JSON has none
+        if b"Infinity" in text or b"NaN" in text:  # not JSON, but Python writes it
             with suppress(ValueError, RecursionError):
                 return json.loads(text)
         where, found = f"{inputs.shown(path)}:{error.lineno}", f"{error.msg} (column {error.colno})"
@@ -108,7 +108,7 @@ _Value = list[msgspec.Raw] | dict[str, Any] | str | float | bool | None
 
 
 def records_of(path: Path, most: int | None = None) -> Any:
-    """Read a list, an execution trace or a profile by `json_of`, with records left as text for `objects`."""
+    """Read a list, an execution trace or a profile with `json_of`, leaving records as text for `objects`."""
     return json_of(path, most, shape=dict[str, _Value] | list[msgspec.Raw])
 
 
@@ -116,7 +116,7 @@ _UNREAD = (msgspec.MsgspecError, RecursionError, ValueError)
 
 
 def objects(records: Iterable[Any], where: str, must: str) -> Iterator[dict[str, Any]]:
-    """Read the records that `json_of` left as text; an error tells the place of one that is not an object."""
+    """Decode the records that `json_of` left as text; an error names the position of one that is no object."""
     for position, record in enumerate(records):
         try:
             value = msgspec.json.decode(record) if isinstance(record, msgspec.Raw) else record
@@ -128,26 +128,26 @@ def objects(records: Iterable[Any], where: str, must: str) -> Iterator[dict[str,
 
 
 def whole(value: object) -> int:
-    """Return a value that is a whole number which a graph can have; 0 for any other one."""
+    """Return a value if it is a whole number that a graph can hold, else 0."""
     return value if type(value) is int and 0 <= value <= LARGEST else 0
 
 
 def short(name: object) -> str:
-    """Return the name of an op or a kernel without types and parameters, printable."""
+    """Return the name of an op or kernel, without types and parameters, in printable characters."""
     plain = str(name)[:1000].replace("(anonymous namespace)::", "").removeprefix("void ")
     text = re.split("[<(]", plain, maxsplit=1)[0].strip() or str(name)[:80]
     return "".join(c if c.isprintable() else "?" for c in text[-100:]) or "op"
 
 
 def unique(name: str, taken: Counter[str]) -> str:
-    """Return a name that is not taken yet, numbered from its second use on."""
+    """Return an unused name; from its second use on a name is numbered."""
     taken[name] += 1
     return name if taken[name] == 1 else f"{name}#{taken[name]}"
 
 
 @dataclass(eq=False, slots=True)
 class Storage:
-    """Memory of the device from its first to its last use.
+    """A piece of device memory, from its first to its last use.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class Storage:
     stays
         Whether it still exists when the recording ends.
     is_written
-        Whether some op has written it so far.
+        Whether an op has written it so far.
     name
         Name of its tensor.
     """
@@ -180,9 +180,9 @@ class Event:
     name
         For people.
     reads, writes
-        Storages, in the order of dictionaries.
+        Storages, as keys in order.
     more
-        Other fields of the op of a graph.
+        Other fields of the graph's op.
     is_collective
         Whether several ranks run it together.
     """
@@ -195,23 +195,23 @@ class Event:
 
 
 Groups = dict[str, list[list[int]]]
-"""Name of a group -> the ranks that meet."""
+"""Name of a group -> lists of the ranks that meet."""
 
 
 @dataclass
 class Recording:
-    """A recorded step, as every reader of recordings fills it.
+    """A recorded step, which each reader of recordings fills.
 
     Attributes
     ----------
     storages, ops
         Storages in the order of the recording; ops in program order.
     groups
-        Those of collectives.
+        Groups of ranks that collectives use.
     kept, derived, dropped
-        As for an `Imported`; `imported` adds to `kept` what follows from the graph.
+        As for an `Imported`; the method `imported` adds to `kept` what the graph tells.
     step_ns, peak_bytes
-        Time of the step [ns] and peak of the memory [B] by the recording; 0 if unknown.
+        Recorded time of the step [ns] and peak of the memory [B]; 0 if unknown.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -229,7 +229,7 @@ class Recording:
         return self.storages[-1]
 
     def hold(self, size_bytes: int, kind: str, first: Event | None, last: Event | None) -> None:
-        """Add a storage that op `first` makes (None: it was there before) and `last` reads last (None: it stays)."""
+        """Add a storage that `first` makes (None: it existed before) and `last` reads last (None: it stays)."""
         was_there = first is None
         storage = self.storage(size_bytes, "input" if was_there and last else kind, persistent=was_there and not last)
         storage.stays = last is None
@@ -258,11 +258,11 @@ class Recording:
         for position, op in enumerate(self.ops):
             op.name = f"{position:0{len(str(len(self.ops)))}d}/{op.name}"
         self.ops.reverse()
-        ops = (self.ops.pop() for _ in range(len(self.ops)))  # they take more memory than the graph, and go as it grows
+        ops = (self.ops.pop() for _ in range(len(self.ops)))  # larger than the graph, so free them as it grows
         return graph_of(GraphBuilder(name, where), storages, ops, self.groups)
 
     def imported(self, path: Path, noun: str) -> Imported:
-        """Make the graph and a workload that runs it, and report what was kept.
+        """Make the graph, and a workload that runs it; report what was kept.
 
         Parameters
         ----------
@@ -296,7 +296,7 @@ class Recording:
 
 
 def graph_of(builder: GraphBuilder, storages: Iterable[Storage], ops: Iterable[Event], groups: Groups) -> Graph:
-    """Build the graph of ops that use storages, all with their names."""
+    """Build a graph from named storages and ops."""
     outputs = list[str]()
     for storage in storages:
         builder.tensor(storage.name, storage.size_bytes, storage.kind, persistent=storage.persistent)
@@ -316,17 +316,17 @@ KINDS: Mapping[str, CollectiveKind] = {
     "reducescatter": CollectiveKind.REDUCE_SCATTER,
     "alltoall": CollectiveKind.ALL_TO_ALL,
 }
-"""Beginning of a collective's name, without strokes -> its kind; the longest that fits a name counts."""
+"""Prefix of a collective's name, without ``_`` and ``-`` -> its kind; the longest matching prefix counts."""
 
 
 def collective_kind(name: object) -> CollectiveKind | None:
-    """Return the kind of a collective by its name, such as ``_allgather_base`` or ``ALL_REDUCE``; None for others."""
+    """Return the kind of a collective by name, such as ``_allgather_base`` or ``ALL_REDUCE``; None if it is unknown."""
     plain = str(name)[:200].lower().replace("_", "").replace("-", "")
     return KINDS.get(max(filter(plain.startswith, KINDS), key=len, default=""))
 
 
 def blocks(world: int, start: int, stride: int, size: int) -> list[list[int]]:
-    """Cut all ranks into groups like that of `size` ranks from `start` on, each `stride` after the one before.
+    """Divide all ranks into groups like that of the `size` ranks from `start` on, `stride` apart.
 
     If the ranks do not divide so, return that group alone.
     """
@@ -342,9 +342,9 @@ def read_graph(source: str | Path, *, views: residency_json.Views = "reads") -> 
     Parameters
     ----------
     source
-        A ``hosim-graph/1`` (JSON lines) or a ``residency-trace/1`` (JSON).
+        The file: ``hosim-graph/1`` (JSON lines) or ``residency-trace/1`` (JSON).
     views
-        Whether an op of a recorded trace that only makes a view of a tensor reads it, or writes it too.
+        With residency-trace/1: whether an op that only makes a view of a tensor reads it, or also writes it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Traces of requests as services publish them, with arrivals and numbers of tokens; for `hosim serve`.
+"""Published traces of requests, with arrival times and token counts; for `hosim serve`.
 
 ========  ============================================================================================================
 Mooncake  JSON lines: ``{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}``; an id names a
@@ -39,11 +39,11 @@ from simulator.workload.requests import MOST
 _MOST_TOKENS, _MOST_MS, _MOST_BYTES, _SEED = 10_000_000, 10**12, 800_000_000, 0
 _EMPTY = "requests without a prompt or an output token"
 Records = Iterable[tuple[int, dict[str, Any]]]
-"""Numbers of lines, or positions from 1, and the objects there."""
+"""Line numbers, or positions from 1, and the objects there."""
 Reader = Callable[[dict[str, Any]], tuple[Request | None, int]]
-"""Function that makes a request of a record, if it has one, and counts later turns of its conversation."""
-_NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16  # tokens of a block of the KV cache, as vLLM has them by default
-# Types of another workload that hold for requests, too.
+"""Function that makes a request from a record, if it holds one, and counts the later turns of its conversation."""
+_NS_PER_MS, _NS_PER_S, _BLOCK = 10**6, 10**9, 16  # tokens per block of the KV cache: vLLM's default
+# Data types of the model's workload that also apply to requests.
 _INFERENCE = ("compute", "weights", "experts", "kv_cache")
 
 
@@ -64,18 +64,18 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     source
         A trace of Mooncake (JSON lines), Azure, BurstGPT or Vidur (CSV); conversations of ShareGPT, or lengths (JSON).
     model
-        The workload whose model serves them: a name in the catalogue, or a path, such as one that `hosim import hf`
-        wrote.
+        The workload whose model serves the requests: a name in the catalogue, or a path, such as one that
+        `hosim import hf` wrote.
     count
-        How many requests are taken, the first ones by arrival; default: as many as a run serves.
+        Number of requests to take, the first ones by arrival; default: as many as a run serves.
     slower
-        Stretches the time between arrivals by this factor, such as 8 where one server of a cluster's eight is served.
+        Factor that stretches the time between arrivals, such as 8 to serve with one of a cluster's eight servers.
     hash_block
-        Of Mooncake: how many tokens of a prompt an id of ``hash_ids`` stands for.
+        With Mooncake: tokens of a prompt that each id in ``hash_ids`` stands for.
     rate
-        Of ShareGPT and lengths, which have no times: how many requests come in a second on average, at random.
+        With ShareGPT and lengths, which have no times: requests per second, on average; they arrive at random.
     characters
-        Of ShareGPT: how many characters are a token.
+        With ShareGPT: characters per token.
 
     Raises
     ------
@@ -139,7 +139,7 @@ def _summary(requests: list[Request]) -> dict[str, str]:
 
 
 def _workload(path: Path, name: str, block: int) -> Workload:
-    """Make the workload: the model of another one, and the requests beside it."""
+    """Make the workload: the model of another workload, and the requests file."""
     base = catalog.read_workload(name)
     must, do = "requests are served by a model", "name a workload with a model, such as llama31_8b_chat"
     insist(base.model, f"--model {name}", must, "a graph", do)
@@ -158,7 +158,7 @@ _KEYS = {"timestamp", "hash_ids", "conversations", "messages"}.union(*_LENGTHS)
 
 
 def _requests(path: Path, records: Records, read: Reader, dropped: Counter[str]) -> Iterator[Request]:
-    """Read records, and leave out those without a prompt or an answer."""
+    """Turn records into requests; drop those without a prompt or an answer."""
     for position, record in records:
         try:
             request, later = read(record)
@@ -188,7 +188,7 @@ def _tokens(record: dict[str, Any], key: str) -> int:
 
 
 class _Blocks(Sequence[tuple[int, int]]):
-    """All blocks of a prompt but the last, as in `Request.above`, in 8 B each: a trace lists millions."""
+    """All blocks of a prompt but the last, as in `Request.above`, at 8 B each: a trace lists millions."""
 
     def __init__(self, ids: array[int], size: int) -> None:
         self._ids, self._size = ids, size
@@ -201,10 +201,10 @@ class _Blocks(Sequence[tuple[int, int]]):
 
 
 def _dated_request(record: dict[str, Any], size: int, numbers: tables_csv.Numbers) -> tuple[Request | None, int]:
-    """Read a request whose prompt names its blocks; `numbers` are for ids that are texts, huge or below 0.
+    """Read a request whose prompt names its blocks; `numbers` replace ids that are strings, huge or negative.
 
-    The ids take the place of numbers of prefixes and become the names in the table that is written. A name there stands
-    for a block and all before it, just as an id does, so the tree is built only when the table is read.
+    The ids serve as prefix numbers and become names in the table that is written. There a name stands for a block and
+    all blocks before it, as an id does here, so the tree is built only when the table is read.
     """
     arrival_ns = round(_number(record, "timestamp", _MOST_MS) * _NS_PER_MS)
     prompt, output = _tokens(record, "input_length"), _tokens(record, "output_length")
@@ -223,7 +223,7 @@ _ASKS, _ANSWERS = ("human", "user", "system"), ("gpt", "assistant")
 
 
 def _undated_request(record: dict[str, Any], characters: float) -> tuple[Request | None, int]:
-    """Return a request of the stated lengths, or of a conversation's first question; and the number of later turns."""
+    """Return a request with the stated lengths or a conversation's first question; and the number of later turns."""
     for keys in _LENGTHS:
         if not record.keys().isdisjoint(keys):
             return Request(0, _tokens(record, keys[0]), _tokens(record, keys[1])), 0

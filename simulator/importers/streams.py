@@ -1,14 +1,15 @@
-"""The streams of a device in a recording, replayed on streams of a graph.
+"""Replay of a device's recorded streams on the streams of a graph.
 
-A kernel starts once its predecessor on its stream has ended, all that its stream was told to wait for has ended, and
-the host has launched it. The first two are streams of the graph, and tensors of no bytes from the op that ended to the
-op that waited. The host is a stream, too: an op ``host`` for each launch, as long as the host took since the launch
-before, or since the end of what it synchronised with. The time from a launch to its start is the same everywhere: the
-median of those launches that found their stream idle.
+A kernel starts once its predecessor on its stream has ended, everything that its stream was told to wait for has ended,
+and the host has launched it. In the graph these are the order of a stream, 0-byte tensors from the op that ends to the
+op that waits, and a stream for the host. That stream has an op ``host`` for each launch, as long as the host took since
+the previous launch, or since the end of what it synchronised with. The latency from a launch to its start is one
+number: the median over launches that found their stream idle.
 
-The time left between when a kernel could start and when it did is part of its duration if the device was at work until
-then and it is short; an op ``idle`` of its stream if it is long, since the recording does not tell what it waited for;
-and else left out. So a replay is not the recording by construction: how far it is off tells how well this explains it.
+A remaining delay between the time when a kernel could start and the time when it did becomes part of its duration if it
+is short and the device was busy until then; an op ``idle`` on its stream if it is long, as the recording does not tell
+the reason; otherwise it is dropped. So a replay does not equal the recording by construction: its error tells how well
+these rules explain the recording.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from simulator.graph_builder import MOST_STREAMS
 from simulator.importers.recordings import Event, Recording, Storage
 from simulator.units import human
 
-# The longest time from the end of what a kernel waited for to its start: starts take a few microseconds. A kernel that
-# follows an event of another stream so soon waited for it.
+# Longest time from the end of what a kernel waited for to its start: starts take a few microseconds. A kernel that
+# starts so soon after an activity of another stream has ended is taken to have waited for it.
 _SHORT_NS = 10_000
-_HOST = "the host"  # no device calls a stream so
+_HOST = "the host"  # no device has a stream of this name
 
 
 @dataclass(slots=True, eq=False)
@@ -36,15 +37,15 @@ class Activity:
     Attributes
     ----------
     op
-        The op that ran, or a part of it.
+        The op that ran, or one of whose parts ran.
     start_ns, end_ns, stream
-        Time and place.
+        Start and end [ns], and stream.
     launched_ns
-        End of the host's launch; None if unknown.
+        End of the host's launch [ns]; None if unknown.
     free_ns
-        End of its predecessor on the stream.
+        End of its predecessor on the stream [ns].
     took_ns, idle_ns
-        Time for which it holds the stream, and for which the stream is idle before.
+        Time for which it occupies the stream, and time for which the stream idles before [ns].
     after
         Activities of other streams that it waited for.
     """
@@ -61,27 +62,27 @@ class Activity:
 
 
 Wait = tuple[int, str, str, int]
-"""A call that makes a stream wait: its time [ns], that stream, the stream that it waits for (both empty if unknown),
-and the time of the call that marked how far the other one should be [ns]."""
+"""A call that makes a stream wait for another: its time [ns], the waiting stream, the awaited stream (both empty if
+unknown), and the time of the call that recorded the awaited event [ns]."""
 Sync = tuple[int, int]
-"""Begin and end of a call of the host that may have waited for the device [ns]."""
+"""Start and end of a call by which the host may have waited for the device [ns]."""
 Calls = tuple[Sequence[Sync], Sequence[Wait]]
-"""Calls of the host that may have waited for the device, and those that make streams wait for each other."""
+"""Calls by which the host may have waited for the device, and calls that make streams wait for each other."""
 
 
 def replay(
     step: Recording, ran: Iterable[Activity], ops: Sequence[Event], calls: Calls, then: Activity | None = None
 ) -> None:
-    """Give ops the times and streams of what ran, and add ops in which the host works and streams are idle.
+    """Give ops the times and streams of what ran; add ops for the host's work and for idle streams.
 
     Parameters
     ----------
     step
-        Takes the ops, the length of the step, and sentences about them.
+        Receives the ops, the time of the step, and sentences about them.
     ran
-        At least one.
+        The activities; at least one.
     ops
-        In program order; those of which nothing ran take no time. All others that ran come in the order of launches.
+        Ops in program order; those of which nothing ran take no time. Other ops that ran are ordered by launch.
     calls
         Other calls of the host.
     then
@@ -92,7 +93,7 @@ def replay(
     streams, overlap_ns = _by_stream(in_time, first_ns)
     parts = [part for on_stream in streams.values() for part in on_stream]
     latency_ns = _usual_latency(parts, first_ns)
-    for part in parts:  # what was launched before the step is there when it begins
+    for part in parts:  # a launch before the step counts as just in time for its start
         part.launched_ns = None if part.launched_ns is None else max(part.launched_ns, first_ns - latency_ns)
     parts.sort(key=lambda part: part.start_ns if part.launched_ns is None else part.launched_ns)
     noted, seen = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
@@ -121,10 +122,10 @@ def replay(
 
 
 def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, list[Activity]], int]:
-    """Return the activities of each stream, the busiest first, with successive parts of one op joined.
+    """Return the activities by stream, the busiest stream first, with consecutive parts of one op merged.
 
-    An activity that begins before its predecessor has ended counts from there on; the sum of such overlaps is returned,
-    too [ns].
+    An activity that starts before its predecessor has ended counts only from that end; also return the sum of such
+    overlaps [ns].
     """
     streams, seen, overlap_ns = defaultdict[str, list[Activity]](list), set[Event](), 0
     for part in in_time:
@@ -149,14 +150,14 @@ def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, li
 
 
 def _usual_latency(parts: Iterable[Activity], first_ns: int) -> int:
-    """Return the median time from a launch to its start on an idle stream; if none was idle, the shortest [ns]."""
+    """Return the median latency from launch to start on an idle stream; if no stream was idle, the least one [ns]."""
     launched = [(part, part.start_ns - part.launched_ns) for part in parts if part.launched_ns is not None]
     on_idle = [after_ns for part, after_ns in launched if first_ns < part.free_ns <= part.start_ns - after_ns]
     return median_low(on_idle) if on_idle else max(0, min((after_ns for _, after_ns in launched), default=0))
 
 
 def _find_waits(streams: Mapping[str, Sequence[Activity]], waits: Iterable[Wait]) -> int:
-    """Note the recorded waits of activities for each other; return their number."""
+    """Add the recorded waits between activities; return their number."""
     count, launches = 0, {name: [part.launched_ns or 0 for part in parts] for name, parts in streams.items()}
     for called_ns, stream, source, marked_ns in waits:
         if stream in streams and source in streams and stream != source:
@@ -170,9 +171,9 @@ def _find_waits(streams: Mapping[str, Sequence[Activity]], waits: Iterable[Wait]
 
 
 def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int) -> int:
-    """Explain why parts, in the order of launches, did not start sooner; return the number of waits seen in times.
+    """Explain why parts, in order of launch, did not start sooner; return the number of waits inferred from times.
 
-    If the recording does not tell the source of a wait, it is the activity that had just ended on another stream.
+    If the recording does not tell what a part waited for, it is the activity that had just ended on another stream.
     """
     called = sorted(called_ns for called_ns, *_ in waits)
     ended = sorted(parts, key=lambda part: part.end_ns)
@@ -198,7 +199,7 @@ def _find_idle(parts: Sequence[Activity], waits: Iterable[Wait], latency_ns: int
 
 
 def _with_launches(parts: Sequence[Activity], syncs: Iterable[Sync], first_ns: int, latency_ns: int) -> list[Activity]:
-    """Put the host's work before each launch, once the parts that it synchronised with have ended."""
+    """Put the host's work before each launch, after the parts that the host synchronised with."""
     left, since_ns = sorted(syncs, reverse=True), first_ns - latency_ns
     newest, program = dict[str, Activity](), list[Activity]()
     for part in parts:
@@ -219,7 +220,7 @@ def _with_launches(parts: Sequence[Activity], syncs: Iterable[Sync], first_ns: i
 
 
 def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Event]) -> None:
-    """Write the ops of a program, with the last one where all streams meet; `ops` come in their own order."""
+    """Write the ops of a program; its last one joins all streams. `ops` keep their own order."""
     busy_ns = Counter[str]()
     for part in program:
         busy_ns[part.stream] += part.took_ns + part.idle_ns
@@ -239,20 +240,20 @@ def _write(recording: Recording, program: Sequence[Activity], ops: Sequence[Even
             loose.append(part.op)
     recording.ops = [event for op in ops for event in (*before[op], op)] + loose
     made, device = dict[Storage, int](), next(stream for name, stream in streams.items() if name != _HOST)
-    for op in recording.ops:  # what launched nothing takes no time, on the stream where what it reads was made
+    for op in recording.ops:  # ops that launched nothing take no time, on the stream that made what they read
         if "stream" not in op.more:
             op.more |= {"duration_ns": 0, "stream": next((made[read] for read in op.reads if read in made), device)}
         made |= dict.fromkeys(op.writes, op.more["stream"])
     if len(streams) == 1:
         recording.ops.pop()
-    else:  # each step begins on all streams once the one before has ended
+    else:  # a step begins on all streams once the previous one has ended
         began = recording.storage(0, persistent=True)
         recording.ops[-1].writes[began] = None
         for event in {event.more["stream"]: event for event in recording.ops[::-1]}.values():
             event.reads[began] = None
     position = {event: index for index, event in enumerate(recording.ops)}
     signals = dict[Event, Storage]()
-    for source, waiter in waits:  # an order of two streams is a tensor of no bytes
+    for source, waiter in waits:  # a wait between streams becomes a tensor of 0 bytes
         if position[source] < position.get(waiter, -1):
             if source not in signals:
                 signals[source] = recording.storage(0)

@@ -1,4 +1,4 @@
-"""``hosim.torch``: a step of PyTorch as a graph, traced under fake tensors, which have a shape and no memory.
+"""``hosim.torch``: captures a PyTorch step as a graph, under fake tensors, which have shapes but no memory.
 
 >>> import torch, hosim
 >>> with hosim.torch.fake():
@@ -32,7 +32,7 @@ __all__ = ["capture", "fake"]
 
 
 def fake() -> AbstractContextManager[None]:
-    """Make models, optimizers and inputs of any size in this context: their tensors have a shape and no memory.
+    """Create models, optimizers and inputs of any size in this context: their tensors have shapes but no memory.
 
     Raises
     ------
@@ -54,27 +54,27 @@ def capture(
 ) -> Imported:
     """Capture a training step as a graph: forward, backward and the optimizer's step.
 
-    The step runs twice under fake tensors, which takes none of its memory; the second run is recorded, when the
-    optimizer has its state. A module that was made outside of `fake` is copied and stays as it is.
+    The step runs twice under fake tensors, which use no memory; the second run is recorded, as the optimizer then has
+    its state. A module that was made outside `fake` is copied and stays unchanged.
 
     Parameters
     ----------
     step
-        A module, whose step is made here; or a function that runs a step of its own, with loss and optimizer in it.
-        All that it uses besides its inputs was made in `fake`.
+        A module, for which a training step is made; or a function that runs a whole step, with loss and optimizer.
+        Everything that the function uses besides its inputs must be made in `fake`.
     *inputs
-        Its arguments: tensors, of which only shape and type matter, or other values.
+        Arguments of the step: tensors, of which only shape and type matter, or other values.
     optimizer
-        For a module: an optimizer over its parameters, or a function that makes one of them, such as
-        ``torch.optim.AdamW``; default: the step ends with gradients.
+        For a module: an optimizer over its parameters, or a function that makes one from them, such as
+        ``torch.optim.AdamW``; default: none, the step ends with the gradients.
     loss
-        For a module: makes the loss of what the module returns; default: that is the loss, or has one as ``.loss``.
+        For a module: computes the loss from what the module returns; default: that itself, or its attribute ``loss``.
     name
         Of the workload; default: that of the module's class, or of the function.
     free_early
         Whether storages that PyTorch keeps longer than to their last use are freed after it.
     **named_inputs
-        Its arguments by name, such as ``labels``.
+        Keyword arguments of the step, such as ``labels``.
 
     Returns
     -------
@@ -84,8 +84,8 @@ def capture(
     Raises
     ------
     ConfigError
-        If torch is not installed; or the step cannot run under fake tensors, as where it asks for the value of a
-        tensor; with file and line.
+        If torch is not installed, or the step cannot run under fake tensors, such as when it asks for a tensor's value;
+        the message has file and line.
     """
     run, recorder = _part("torch_run"), _part("torch_recorder")
     compiled, step = run.is_compiled(step), getattr(step, "_orig_mod", step)
@@ -107,8 +107,9 @@ def capture(
 def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Imported:
     """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
 
-    The function is code that runs here, as you: name only one that you trust. It returns a module, or a function that
-    runs a step, and its inputs: ``return model, tokens``. A dictionary at the end names inputs and options of
+    The function's code runs with your permissions: name only one that you trust. It returns a module, or a function
+    that runs a step, and its inputs:
+    ``return model, tokens``. A dictionary at the end holds keyword inputs and options of
     `hosim.torch.capture`: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
 
     Parameters
@@ -132,7 +133,7 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
-        with redirect_stdout(sys.stderr):  # which the code may print to, unlike the command's output
+        with redirect_stdout(sys.stderr):  # the command's output must not mix with what the code prints
             with _part("torch_run").config_errors(where), fake():
                 made = _function(where, module, function)()
             return made if isinstance(made, Imported) else _captured(where, made, name=name, free_early=free_early)
@@ -146,7 +147,7 @@ def _function(where: str, module: str, function: str) -> Any:
         content = import_module(module)
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # an import of the user's code
+            raise  # an import in the user's code failed
         do = "run this in the folder that holds it, and name it without .py: mine:step"
         raise ConfigError(where, "the module is found", str(error), do) from None
     absent = f"module {module!r} has no attribute {function!r}"
@@ -155,7 +156,7 @@ def _function(where: str, module: str, function: str) -> Any:
 
 
 def _captured(where: str, made: Any, **defaults: Any) -> Imported:
-    """Capture the model, inputs and options that a function has returned."""
+    """Capture the model, inputs and options that a function returned."""
     parts = list(made) if isinstance(made, tuple) else [made]
     options = parts.pop() if parts and isinstance(parts[-1], dict) else {}
     must, do = "the function returns a module or a step, and its inputs", "end it with such as `return model, tokens`"
@@ -173,7 +174,7 @@ def _part(module: str) -> Any:
 
 
 def _imported(name: str, record: Any, free_early: bool) -> Imported:
-    """Make the graph of what was recorded, and report on it."""
+    """Make the graph from the record, and report on it."""
     insist(record.calls, f"capture of {name}", "a step runs some op", "none", "call the module in it")
     held_bytes = [0] * len(record.calls) if free_early else _held_bytes(record)
     graph, parameters = _graph(name, record, held_bytes), record.watch.parameters()
@@ -205,7 +206,7 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
 
 
 def _held_bytes(record: Any) -> list[int]:
-    """Return for each op the size of storages that PyTorch holds behind their last use [B]."""
+    """Return, for each op, the bytes of storages that PyTorch still holds after their last use [B]."""
     last = {storage: index for index, call in enumerate(record.calls) for storage in (*call.reads, *call.writes)}
     change = [0] * (len(record.calls) + 1)
     for storage, use in last.items():
@@ -217,7 +218,7 @@ def _held_bytes(record: Any) -> list[int]:
 
 
 def _graph(name: str, record: Any, held_bytes: list[int]) -> Graph:
-    """Make the graph, in which each storage has a name of its own."""
+    """Make the graph, in which each storage has a unique name."""
     storages, taken = dict[Storage, None](), Counter[str]()
     for call, size_bytes in zip(record.calls, held_bytes, strict=True):
         call.more["workspace_bytes"] = size_bytes

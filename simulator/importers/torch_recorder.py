@@ -1,8 +1,8 @@
 """Records a step of PyTorch: each ATen op as it runs below autograd and autocast, and its storages.
 
-Views share a storage, so that they fold into it. A storage that exists before the step and is used in it persists. The
+Views share a storage, so they fold into it. A storage that exists before the step and is used in it is persistent. The
 kind of a storage follows from its origin: a module's parameter or buffer, a parameter's gradient, an optimizer's state,
-an input; all others are activations, or, if the optimizer makes them, workspaces.
+an input; all others are activations, or workspaces if the optimizer makes them.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _DTYPES = {
     torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64", torch.int8: "int8",
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
 }  # fmt: skip
-# Ops that only take room.
+# Ops that only allocate.
 _ROOM = {
     _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.lift_fresh, _aten.new_empty,
     _aten.new_empty_strided,
 }  # fmt: skip
-# Ops that leave nothing of the old values where they write.
+# Ops that overwrite all old values of their target.
 _FILLS = frozenset((_aten.copy_, _aten.fill_, _aten.zero_, _aten.normal_, _aten.uniform_, _aten.bernoulli_))
-# Ops that read no more of their first argument than they make.
+# Ops that read at most as many bytes of their first argument as they write.
 _PICKS = frozenset((_aten.embedding, _aten.index_select, _aten.index, _aten.gather))
-# The op of a node of backward is one of the last so many before it.
+# Sequence numbers to look back from a backward node for the op that made it.
 _NEAR = 4
 
 
 def _grouped_flops(first: torch.Tensor, second: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Count the FLOPs of a matmul of groups of rows, or of columns, which are all rows, or columns, together."""
+    """Count the FLOPs of a grouped matmul: its groups of rows, or columns, together are all rows, or columns."""
     return 2 * int(first.shape[-2] * first.shape[-1] * second.shape[-1])
 
 
-# Op -> PyTorch's counter of its FLOPs; attention on the CPU has the arguments of that on a GPU.
+# Op -> PyTorch's counter of its FLOPs; attention takes the same arguments on CPU and GPU.
 _COUNTED = {**flop_registry, _aten._grouped_mm: _grouped_flops}
 _FLASH = "_scaled_dot_product_flash_attention"
 for _back in ("", "_backward"):
@@ -57,7 +57,7 @@ for _back in ("", "_backward"):
 
 
 class DispatchedOp(NamedTuple):
-    """A call of PyTorch: its function, arguments and result; the tensors that it was given, changed, and made."""
+    """A call of PyTorch: function, arguments and result; and the tensors that it was given, changed, and made."""
 
     func: Any
     args: Any
@@ -81,7 +81,7 @@ def _writes(func: Any) -> tuple[tuple[int, str], ...]:
 
 
 def batch_of(args: Any, kwargs: Any) -> dict[str, int]:
-    """Return sequences of a step, and tokens of each for whole numbers: the shape of ``input_ids``, or of the first.
+    """Return batch and, for integer ids, sequence of a step: the shape of ``input_ids``, or of the first tensor.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def batch_of(args: Any, kwargs: Any) -> dict[str, int]:
 
 
 def _touched(tensor: torch.Tensor) -> int:
-    """Return the bytes of its storage that a tensor shows, each once [B]."""
+    """Return how many bytes of its storage a tensor covers [B]."""
     shown: int = tensor.numel() * tensor.element_size()
     return min(shown, int(tensor.untyped_storage().nbytes()))
 
@@ -116,13 +116,13 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
     calls
         The ops in the order in which they ran.
     died
-        Storage -> how many ops had run when PyTorch freed it; those without an entry existed when the step ended.
+        Storage -> number of ops that had run when PyTorch freed it; storages without an entry outlive the step.
     folded
-        Reason why a call is no op of the graph -> how often.
+        Reason why a call is no op of the graph -> number of calls.
     batch
-        Sequences that the step handles, and tokens of each, as far as its inputs tell.
+        Batch and sequence of the step, as far as its inputs tell.
     lines, again
-        How many ops have a source line; how many of backward are ops of forward that run again.
+        Number of ops with a source line; number of ops in backward that run forward ops again.
     """
 
     def __init__(self, watch: ModuleWatch, inputs: Any) -> None:
@@ -139,7 +139,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             self._storage(tensor, name, kind, persistent=True)
 
     def _storage(self, tensor: torch.Tensor, name: str = "", kind: str = "", *, persistent: bool = False) -> Storage:
-        """Return the storage of a tensor, entered if it is new."""
+        """Return the storage of a tensor; add it if it is new."""
         memory = tensor.untyped_storage()
         if id(memory) not in self._by_id:
             storage = Storage(int(memory.nbytes()), kind or "activation", persistent, name=name)
@@ -148,7 +148,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
-        self._by_id.clear()  # storages that exist now stay
+        self._by_id.clear()  # storages that still exist outlive the step
 
     def _note_death(self, key: int, storage: Storage, _: object) -> None:
         self.died[storage] = len(self.calls)
@@ -168,7 +168,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         return made
 
     def _record(self, ran: DispatchedOp, arguments: list[Storage]) -> None:
-        """Enter a call as an op, unless it folds; `arguments` are storages that existed before it."""
+        """Record a call as an op, unless it folds; `arguments` are storages that existed before the call."""
         node = torch._C._current_autograd_node()
         is_update, is_backward = self.watch.is_update(sys._getframe(2)), node is not None
         site = self._site(node, arguments, is_update=is_update)
@@ -218,7 +218,7 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
                 storage.kind, storage.name = "gradient", f"{self._storage(parameter).name}.grad"
 
     def _site(self, node: Any, arguments: list[Storage], *, is_update: bool) -> Site:
-        """Return the origin of the op that runs now, in a node of backward or in none."""
+        """Return the source of the op that runs now; `node` is its node of backward, or None."""
         if is_update:
             owned = next((storage for storage in arguments if storage.persistent or storage.kind == "gradient"), None)
             if owned is not None:  # the parameter, or its gradient or state
@@ -234,12 +234,12 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
             sequence = node._sequence_nr()
             near = (self._sites.get(sequence - back) for back in range(_NEAR))  # some nodes are made after their op
             site = next(filter(None, near), Site(node.name(), ""))
-        self._sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)  # of the node that was made for this op
+        self._sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)  # for the node that was made for this op
         return site
 
 
 def _numbers(ran: DispatchedOp, sources: list[torch.Tensor]) -> OpFields:
-    """Return traffic, FLOPs, class and data type of an op that reads these tensors."""
+    """Return traffic, FLOPs, class and data type of an op that reads `sources`."""
     flops, name, targets = _COUNTED.get(ran.packet), ran.packet.__name__, [*ran.changed, *ran.new]
     write_bytes = sum(map(_touched, targets))
     read_bytes = [_touched(tensor) for tensor in {id(tensor): tensor for tensor in sources}.values()]

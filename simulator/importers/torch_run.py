@@ -1,9 +1,9 @@
-"""How a user's step of PyTorch runs here: on fake tensors, on a CPU that stands in for an accelerator, and watched.
+"""Runs a user's PyTorch step on fake tensors, with the CPU in place of an accelerator, and watches its modules.
 
-Code that asks for CUDA gets the CPU, where PyTorch then does what it does on CUDA: attention drops out inside its
-kernel, and autocast runs the same functions in fp32 (documentation of PyTorch, *Automatic Mixed Precision*, "CUDA Ops
-that can autocast to float32"). A watch follows modules and optimizers, and so tells the origin of an op in the user's
-code, and the owner of a tensor.
+Code that asks for CUDA gets the CPU, and PyTorch is made to do there what it does on CUDA: attention applies dropout
+inside its kernel, and autocast runs the same functions in fp32 (documentation of PyTorch, *Automatic Mixed Precision*,
+"CUDA Ops that can autocast to float32"). A watch follows modules and optimizers, and so knows the source of an op in
+the user's code and the owner of a tensor.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from simulator.errors import ConfigError, insist
 
 _TORCH = str(Path(torch.__file__).parent)
 _NOT_USERS = (_TORCH, str(Path(__file__).parent), str(Path(importlib.__file__).parent), "<")
-# The caller of the user's step, or of the function that makes it.
+# The file that calls the user's step, or the function that makes it.
 _OUTSIDE = str(Path(__file__).with_name("torch.py"))
 _LAYERS = (f"{_TORCH}/nn/", f"{_TORCH}/optim/")
 _CLIPS, _SCALES = f"{_TORCH}/nn/utils/clip_grad.py", f"{_TORCH}/amp/grad_scaler.py"
 _CUDA = re.compile(r"cuda(:\d+)?")
-_FEW = 1024  # the rates that models ask for when they are made are one for each layer
+_FEW = 1024  # models compute small constants when they are made, such as a drop rate for each layer
 # Functions that autocast runs in fp32 on CUDA.
 _IN_FP32 = """
     __pow__ __rdiv__ __rpow__ acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss
@@ -65,7 +65,7 @@ def tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 class Site(NamedTuple):
-    """The origin of an op in the user's code: path of the module, and file and line."""
+    """Source of an op in the user's code: path of the module; file and line."""
 
     path: str
     line: str
@@ -82,14 +82,14 @@ def _is_end(code: CodeType) -> bool:
 
 
 def line_of(frame: FrameType | None) -> str:
-    """Return file and line of the innermost frame that is the user's; empty if none, or none since backward began."""
+    """Return file and line of the innermost frame in the user's code; empty if none, or if backward began since."""
     while frame is not None and not _is_users(frame.f_code):
         frame = None if _is_end(frame.f_code) else frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
 
 
 def line_of_error(error: BaseException) -> str:
-    """Return file and line where a user's code went wrong, or else a layer or an optimizer of PyTorch; or empty."""
+    """Return file and line of the failure in the user's code, or else in a PyTorch layer or optimizer; or empty."""
     lines = [(frame.f_code, f"{frame.f_code.co_filename}:{line}") for frame, line in walk_tb(error.__traceback__)]
     of_users = [line for code, line in lines if _is_users(code)]
     of_layers = [line for _, line in lines if line.startswith(_LAYERS)]
@@ -97,23 +97,23 @@ def line_of_error(error: BaseException) -> str:
 
 
 def is_of_scaler(error: BaseException) -> bool:
-    """Tell whether a GradScaler raised it, or a function that it called."""
+    """Tell whether a GradScaler, or a function that it called, raised the error."""
     return any(frame.f_code.co_filename == _SCALES for frame, _ in walk_tb(error.__traceback__))
 
 
 def is_compiled(step: Any) -> bool:
-    """Tell whether a module, or a part of it, was given to ``torch.compile``; a copy of it does not tell."""
+    """Tell whether a module, or a part of it, was compiled by ``torch.compile``; copies lose that mark."""
     parts = step.modules() if isinstance(step, torch.nn.Module) else ()
     return any(hasattr(part, "_orig_mod") or part._compiled_call_impl is not None for part in parts)
 
 
 class ModuleWatch:
-    """Follows which module runs, and whether an optimizer does; its hooks go when it ends.
+    """Follows which module runs, and whether an optimizer runs; removes its hooks on exit.
 
     Attributes
     ----------
     stack
-        Paths of the modules that run, the innermost last.
+        Paths of the running modules, the innermost last.
     in_update
         Whether an optimizer runs.
     compiled
@@ -133,7 +133,7 @@ class ModuleWatch:
             optimizers.register_optimizer_step_post_hook(self._leave_update),
         ):
             self._hooks.callback(hook.remove)
-        # Compiled code asks the stance (it is to run eager) for its callback each time that it is called.
+        # Compiled code asks for the stance's callback each time that it is called (the stance forces eager).
         compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
         if asked := getattr(compiler, "_callback_from_stance", None):
             note = partial(self._note_compiled, asked)
@@ -150,18 +150,18 @@ class ModuleWatch:
     def _enter_module(self, module: torch.nn.Module, _inputs: object) -> None:
         if id(module) not in self._paths:
             path = f"{self.stack[-1]}.{type(module).__name__}" if self.stack else type(module).__name__
-            if self.stack and next(module.parameters(), None) is None:  # made in forward, perhaps, and gone after it
+            if self.stack and next(module.parameters(), None) is None:  # perhaps made in forward, and gone after it
                 self.stack.append(path)
                 return
             self._add(module, path)
         self.stack.append(self._paths[id(module)])
 
     def _leave_module(self, *_: object) -> None:
-        if self.stack:  # it is empty where a module was refused
+        if self.stack:  # empty if a module was refused
             self.stack.pop()
 
     def _add(self, module: torch.nn.Module, path: str) -> None:
-        """Enter a module that no known one holds, and all that it holds."""
+        """Add a module that is part of no known one, with all its submodules."""
         alike = sum(type(root) is type(module) for _, root in self._roots)
         prefix = f"{path}{alike or ''}." if self._roots else ""
         real = next((name for name, p in module.named_parameters() if not isinstance(p, FakeTensor)), None)
@@ -179,7 +179,7 @@ class ModuleWatch:
         self.in_update = False
 
     def is_update(self, frame: FrameType | None) -> bool:
-        """Tell whether an optimizer runs, or a function called from this frame on clips gradients for it."""
+        """Tell whether an optimizer runs, or a caller between this frame and the user's code clips gradients for it."""
         while not (self.in_update or self.stack or frame is None or _is_users(frame.f_code)):
             if frame.f_code.co_filename == _CLIPS:
                 return True
@@ -187,7 +187,7 @@ class ModuleWatch:
         return self.in_update
 
     def _parameters(self) -> dict[int, tuple[str, torch.Tensor]]:
-        """Return names and parameters of modules and optimizers, each parameter once, by its id."""
+        """Return names and parameters of modules and optimizers by id, each parameter once."""
         parameters: dict[int, tuple[str, torch.Tensor]] = {}
         for prefix, root in self._roots:
             for name, parameter in root.named_parameters():
@@ -202,7 +202,7 @@ class ModuleWatch:
         return sum(parameter.numel() for _, parameter in self._parameters().values())
 
     def owned(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Iterate over name, kind and tensor of all that modules and optimizers hold, gradients as well."""
+        """Yield name, kind and tensor of everything that modules and optimizers hold, gradients included."""
         for prefix, root in self._roots:
             for name, buffer in root.named_buffers():
                 yield prefix + name, "weight", buffer
@@ -218,13 +218,13 @@ class ModuleWatch:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return the CPU in place of a value that names CUDA."""
+    """Return a value, or "cpu" if it names CUDA."""
     is_cuda = isinstance(value, str | torch.device) and _CUDA.fullmatch(str(value))
     return "cpu" if is_cuda else value
 
 
 def _is_small_constant(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor has values, and few of them."""
+    """Tell whether a tensor is real, small and needs no gradient."""
     return not isinstance(tensor, FakeTensor) and tensor.numel() <= _FEW and not tensor.requires_grad
 
 
@@ -234,7 +234,7 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
         if func is torch.Tensor.cuda:
             return args[0]
         given = list(tensors((args, kwargs)))
-        is_constant = bool(given) and all(map(_is_small_constant, given))  # rates asked for by a model's __init__
+        is_constant = bool(given) and all(map(_is_small_constant, given))  # constants that a model's __init__ computes
         if func is torch.linspace or is_constant:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
@@ -249,35 +249,35 @@ class _Accelerated(TorchFunctionMode):  # type: ignore[misc]
 
 @cache
 def mode() -> FakeTensorMode:
-    """Return the one mode of a process, so that fake tensors of different calls go together."""
+    """Return the process's only mode, so that fake tensors of different calls can be mixed."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextmanager
 def fake_mode() -> Iterator[None]:
-    """Make all new tensors fake, and run on the CPU, uncompiled, code for an accelerator, as it would run there."""
+    """Make all new tensors fake; run code for an accelerator on the CPU, uncompiled, as it would run there."""
     swap, make, log = torch.utils.swap_tensors, torch.autocast.__init__, logging.getLogger(FakeTensorMode.__module__)
 
     def swap_unheld(tensor: Any, other: Any) -> None:
-        """Swap as ``module.to(dtype)`` does, which refuses a tensor that the mode's memo refers to."""
+        """Swap tensors for ``module.to(dtype)``, which fails if the mode's memo still refers to one of them."""
         mode().fake_tensor_converter.meta_converter.tensor_memo.clear()
         swap(tensor, other)
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *more: Any, **options: Any) -> None:
-        """Cast on the CPU as on the device that is asked for, to the type that is usual there."""
+        """Cast on the CPU, by default to the type of the device that is asked for."""
         make(self, _on_cpu(device_type), dtype or torch.get_autocast_dtype(device_type), *more, **options)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.utils, "swap_tensors", swap_unheld))
         stack.callback(log.setLevel, log.level)
-        log.setLevel(logging.CRITICAL)  # it prints what is raised, too
-        stack.enter_context(warnings.catch_warnings())  # about PyTorch's own look into fake tensors
+        log.setLevel(logging.CRITICAL)  # it also logs what is raised
+        stack.enter_context(warnings.catch_warnings())  # about PyTorch's own access to fake tensors
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         stack.enter_context(patch.object(torch.autocast, "__init__", autocast))
-        # which draws until all values are in bounds
+        # it draws until all values are in bounds
         stack.enter_context(patch.object(init, "_no_grad_trunc_normal_", lambda tensor, *_, **__: tensor))
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)  # recurrent layers are one op there, whose FLOPs are not counted
+        torch._C._set_mkldnn_enabled(False)  # with mkldnn a recurrent layer is one op without counted FLOPs
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_Accelerated())
@@ -286,12 +286,12 @@ def fake_mode() -> Iterator[None]:
 
 
 def faked(values: Any) -> Any:
-    """Return the same nested containers with a fake tensor in place of each tensor."""
+    """Return the nested containers with each tensor replaced by a fake one."""
     return tree_map_only(torch.Tensor, _fake, values)
 
 
 def _fake(tensor: Any) -> Any:
-    """Make a fake tensor like this one, on the CPU."""
+    """Return a fake tensor like this one, on the CPU."""
     if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode():
         return tensor
     if tensor.device.type == "cpu":
@@ -301,7 +301,7 @@ def _fake(tensor: Any) -> Any:
 
 
 def copied(module: Any, optimizer: Any) -> tuple[Any, Any]:
-    """Return a module with fake tensors, copied if it has others, and an optimizer over its parameters, or None."""
+    """Return the module with fake tensors (a copy if it has real ones), and its optimizer or None."""
     held, is_made = [*module.parameters(), *module.buffers()], isinstance(optimizer, torch.optim.Optimizer)
     if is_made:
         held += tensors(list(optimizer.state.values()))
@@ -312,7 +312,7 @@ def copied(module: Any, optimizer: Any) -> tuple[Any, Any]:
 
 
 def step_of(module: Any, optimizer: Any, loss: Callable[[Any], Any] | None) -> Callable[..., Any]:
-    """Return the usual step: it frees gradients first, and what the module returns before backward."""
+    """Return the usual training step: it frees gradients first, and the module's output before backward."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
         module.zero_grad(set_to_none=True)
@@ -335,7 +335,7 @@ _NO_SCALER = "make the GradScaler with enabled=False: it asks whether gradients 
 
 @contextmanager
 def config_errors(name: str) -> Iterator[None]:
-    """Turn an error of the user's code, which cannot run under fake tensors, into one with file and line.
+    """Turn an error in the user's code, which fails under fake tensors, into one with file and line.
 
     Raises
     ------
