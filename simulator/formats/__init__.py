@@ -1,6 +1,6 @@
-"""File formats that other tools, or other people, write and read.
+"""File formats that other tools and people read and write.
 
-One module each; every format is versioned and documented in its module.
+Each format has a module, which documents it, and a version.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FORMATS: dict[str, Callable[[Path], str]] = {module.SCHEMA: module.describe for 
 """Schema -> a function that reads and checks a whole file and describes it in one line."""
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
-"""Suffixes of such files."""
+"""Suffixes of files in these formats."""
 
 
 def sniff(path: Path) -> str | None:
-    """Return the schema that a file's first line names (a ``.json`` file: the whole), known or not; None if none.
+    """Return the schema that the first line of a file names (in a ``.json``, its object), known or not; None if none.
 
     Raises
     ------
@@ -51,7 +51,7 @@ def check(path: Path) -> str:
 
 
 def _is_trace(path: Path) -> bool:
-    """Tell a residency trace from a file of JSON lines; refuse any other ``.json``."""
+    """Tell whether a file is a residency trace, not JSON lines; refuse any other ``.json``."""
     is_trace = sniff(path) == residency_json.SCHEMA
     if path.suffix == ".json" and not is_trace:
         raise _unknown(path, f"a .json names the schema {residency_json.SCHEMA}, and graphs and plans are .jsonl")
@@ -74,7 +74,7 @@ def read_graph(path: Path, views: residency_json.Views = "reads") -> Graph:
     path
         The file.
     views
-        Whether ops that only make a view read or write, in formats that record them (see `residency_json`).
+        Whether ops that only make a view read it or write it, in formats that record views (see `residency_json`).
 
     Raises
     ------

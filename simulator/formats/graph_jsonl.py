@@ -1,7 +1,7 @@
-"""``hosim-graph/1``: an operator graph as JSON lines; and, only written, a graph with its cache operators.
+"""``hosim-graph/1``: an operator graph as JSON lines; also (written only) a graph with its cache operators.
 
-The header, then the tensors and the groups of ranks, then the ops in program order. An op names tensors and groups of
-earlier lines. A small one::
+The header is followed by tensors and groups of ranks, and then by the ops in program order. An op may name only tensors
+and groups of earlier lines. Example::
 
     {"schema":"hosim-graph/1","name":"mlp","steps":1,"outputs":["y"],"tensors":4,"ops":2}
     {"tensor":"x","size_bytes":4096,"kind":"input"}
@@ -124,7 +124,7 @@ class _Op(jsonl.Record, OpNumbers, total=False):
     late: _Late
 
 
-# Fields that the line of an op may have -> their defaults.
+# Optional fields of an op's line -> their defaults.
 _PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in ("collective", "late")}
 _KINDS = {str(kind): kind for kind in CollectiveKind}
 
@@ -135,7 +135,7 @@ def read(path: Path) -> Graph:
     Parameters
     ----------
     path
-        The file, perhaps compressed by gzip.
+        The file, perhaps compressed with gzip.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def read(path: Path) -> Graph:
 
 def _add_op(builder: GraphBuilder, record: dict[str, Any]) -> None:
     for key in ("op_class", "dtype", "phase"):
-        if key in record:  # texts that many ops share are kept once
+        if key in record:  # strings that many ops share are stored once
             record[key] = intern(record[key])
     if about := record.get("collective"):
         does = about.pop("does")
@@ -173,7 +173,7 @@ def _add_op(builder: GraphBuilder, record: dict[str, Any]) -> None:
 
 
 def write(graph: Graph, path: Path) -> None:
-    """Write a graph, without fields that have their defaults.
+    """Write a graph, leaving out fields with default values.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
 
 
 def _stated(value: Tensor | Op | Collective | Late, plain: dict[str, Any]) -> dict[str, object]:
-    """Return the fields that differ from those of a plain one."""
+    """Return the fields whose values differ from the defaults in `plain`."""
     return {key: getattr(value, key) for key, default in plain.items() if getattr(value, key) != default}
 
 
@@ -239,8 +239,9 @@ def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
 def write_augmented(augmented: Augmented, path: Path) -> None:
     """Write ``hosim-augmented/1``: an operator graph with its cache operators, for authors of compiler passes.
 
-    One JSON object; what hosim reads is the plan beside it. Everything is named; times are in ns, sizes in B. A program
-    point is the index of the op that it lies before; the number of ops is the end of the step.
+    One JSON object, which hosim does not read back: it reads the plan written beside it. Everything is referred to by
+    name; times are in ns, sizes in B. A program point is the index of the op that it precedes; the number of ops stands
+    for the end of the step.
 
     =============  =================================================================================================
     key            value

@@ -1,9 +1,9 @@
-"""JSON lines, as all line formats read and write them.
+"""JSON lines: what the formats of one object per line share.
 
-A file is a header and then one object a line, in UTF-8, with or without a byte order mark; empty lines are skipped.
-What gzip compressed is unpacked; a file that is written is compressed if its name ends in ``.gz``. The header's
-``schema`` names the format and its version. Whole numbers are from 0 to 2**62. Keys that a format does not know, or
-that come twice, are refused, so that nothing is silently lost.
+A file is a header followed by one object per line, in UTF-8, with or without a byte order mark; empty lines are
+skipped. Files compressed with gzip are unpacked; a file is written compressed if its name ends in ``.gz``. The header's
+``schema`` names the format and its version. Whole numbers range from 0 to 2**62. Unknown and duplicate keys are
+refused, so that nothing is lost silently.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Line(NamedTuple):
     path, number
         File and number of the line.
     kind
-        Key that tells its type; ``schema`` for a header.
+        Key that identifies its type; ``schema`` for a header.
     record
-        Its object.
+        Its JSON object.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class Line(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The place of the line, for messages."""
+        """File and line, for messages."""
         return f"{self.path}:{self.number}"
 
 
@@ -85,12 +85,12 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
     header
         Type of the header.
     kinds
-        Key that tells a line's type -> that type.
+        Key that identifies a line's type -> that type.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, a line is no JSON object of one of the types, or the header is another one.
+        If the file cannot be read, a line is no JSON object of one of the types, or the header names another schema.
     """
     types = {"schema": header, **kinds}
     adapters: dict[str, TypeAdapter[dict[str, Any]]] = {kind: TypeAdapter(type_) for kind, type_ in types.items()}
@@ -112,7 +112,7 @@ def read(path: Path, schema: str, header: type, kinds: Mapping[str, type]) -> It
 
 
 def count(header: Line, read_counts: Mapping[str, int]) -> None:
-    """Check the counts that a header may give, so that a file which lost lines does not pass.
+    """Check the counts that a header may state, so that a truncated file is refused.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def count(header: Line, read_counts: Mapping[str, int]) -> None:
 
 
 def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Iterate over the objects of a file, each with the number of its line."""
+    """Yield the objects of a file, each with its line number."""
     must = "each line is a JSON object"
     for line_number, text in enumerate(chain.from_iterable(inputs.blocks(path)), 1):
         if text.isspace():
@@ -135,7 +135,7 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             record = orjson.loads(text)
             if type(record) is not dict:
                 raise FieldError(must, f"{record!r:.60}", "write an object in braces")
-            if text.count(b":") > len(record):  # a key may have come twice, of which the parser keeps the last
+            if text.count(b":") > len(record):  # a key may occur twice: the parser keeps the last
                 json.loads(text, object_pairs_hook=distinct)
         except orjson.JSONDecodeError as error:
             found = f"{error.msg} (column {error.colno})" if text.endswith(b"\n") else "a last line that breaks off"
@@ -146,12 +146,12 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its keys and values.
+    """Make an object from its pairs of key and value.
 
     Raises
     ------
     FieldError
-        If a key comes twice, of which parsers keep the last.
+        If a key occurs twice (parsers keep the last).
     """
     keys = Counter(key for key, _ in pairs)
     if len(keys) < len(pairs):
@@ -160,7 +160,7 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def first(path: Path) -> dict[str, Any]:
-    """Read the object in the first line of a file; return an empty one if that is none.
+    """Return the object in the first line of a file; an empty one if the line is no object.
 
     A file whose name ends in ``.json`` is one object, on however many lines.
 
@@ -182,7 +182,7 @@ def first(path: Path) -> dict[str, Any]:
 
 
 def write(path: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """Write a file whole or not at all: beside its place first, then rename it.
+    """Write a file completely or not at all: under a temporary name first, then renamed.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def write(path: Path, records: Iterable[Mapping[str, object]]) -> None:
     Raises
     ------
     ConfigError
-        If it cannot be written.
+        If the file cannot be written.
     """
     part, rest = path.with_name(f".{path.name}.{os.getpid()}.part"), iter(records)
     try:

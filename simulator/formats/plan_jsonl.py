@@ -1,7 +1,8 @@
 """``hosim-plan/1``: a fixed plan for one graph as JSON lines.
 
-The header, then where tensors are at time 0, then the actions in the order in which the host issues them. Everything is
-named, so that a plan outlives the ids of a run. A small one, for the graph in `graph_jsonl`::
+The header is followed by the homes of tensors (their tiers at time 0), and then by the actions in issue order.
+Everything is referred to by name, so a plan does not depend on the ids of a run. Example, for the graph in
+`graph_jsonl`::
 
     {"schema":"hosim-plan/1","policy":"mine","tiers":["hbm","dram"],"repeats":1,"notes":[],"homes":2,"actions":8}
     {"home":"x","tier":"hbm"}
@@ -33,8 +34,8 @@ action   `detach`, `tier`    give up the tensor's place in the tier             
 action   `sync`              the host waits for all earlier actions that name the tensor       required
 =======  ==================  ==============================================================  =============
 
-The referee checks whether the plan obeys the rules of the machine, which takes graph and machine: in a run, or by
-`hosim check --scenario`.
+Whether the plan obeys the rules of the machine is checked by the referee, which needs graph and machine: in a run, or
+with `hosim check --scenario`.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _PlanHeader(jsonl.Record, total=False):
     policy: document.Line
     tiers: jsonl.Names
     repeats: Annotated[int, Field(ge=1, le=LARGEST)]
-    starts_ns: Annotated[str, Field(pattern="^[0-9]{1,15}( [0-9]{1,15})*$")]  # they begin within some weeks
+    starts_ns: Annotated[str, Field(pattern="^[0-9]{1,15}( [0-9]{1,15})*$")]  # at most 12 days
     notes: list[document.Line]
     homes: jsonl.Whole
     actions: jsonl.Whole
@@ -105,16 +106,17 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
     Parameters
     ----------
     path
-        The file, perhaps compressed by gzip.
+        The file, perhaps compressed with gzip.
     graph
         The graph whose ops and tensors it names.
     tiers
-        Names of the machine's tiers, and of the plan's.
+        Tiers of the machine, by id.
 
     Raises
     ------
     ConfigError
-        If a line breaks a rule of the format, or names what graph or machine do not have; the message names the line.
+        If a line breaks a rule of the format, or names something that graph or machine lack; the message names the
+        line.
     """
     names = [op.name for op in graph.ops], [tensor.name for tensor in graph.tensors], tiers
     header, homes, actions = _read(path, *({name: index for index, name in enumerate(part)} for part in names))
@@ -125,7 +127,7 @@ def read(path: Path, graph: Graph, tiers: Sequence[str]) -> Plan:
 
 
 def _id(line: jsonl.Line, sort: str, ids: Ids, name: str) -> int:
-    """Look up a name of a line; an error lists the names where they are few."""
+    """Look up a name of a line; the error lists the valid names if they are few."""
     try:
         return ids[name]
     except KeyError:
@@ -135,7 +137,7 @@ def _id(line: jsonl.Line, sort: str, ids: Ids, name: str) -> int:
 
 
 def _read(path: Path, ops: Ids, tensors: Ids, tiers: Ids) -> tuple[dict[str, Any], dict[int, int], Actions]:
-    """Read the header of a plan, homes, one for a tensor, and then actions, as many as it counts."""
+    """Read the header of a plan, its homes (one for a tensor), and its actions; check their counts."""
     lines = jsonl.read(path, SCHEMA, _PlanHeader, _LINES)
     header, homes, actions = next(lines), dict[int, int](), Actions()
     named = dict.fromkeys(header.record.get("tiers", ()), 0)
@@ -170,7 +172,7 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
     Parameters
     ----------
     plan
-        The plan; of a reactive one, its recording.
+        The plan; for a reactive one, its recording.
     graph
         Its graph.
     path
@@ -190,7 +192,7 @@ def write(plan: Plan, graph: Graph, path: Path) -> None:
 
 def describe(path: Path) -> str:
     """Read a plan without its graph, and describe it in one line."""
-    header, homes, actions = _read(path, *(defaultdict(count().__next__) for _ in range(3)))  # which know any name
+    header, homes, actions = _read(path, *(defaultdict(count().__next__) for _ in range(3)))  # accepts any name
     copies = sum(kind == COPY for kind, *_ in actions.codes())
     policy, size = header.get("policy", path.name.split(".")[0]), counted(len(actions), "action")
     return f"plan of {policy!r}: {size}, {copies:,} of them copies; {counted(len(homes), 'home')}"

@@ -1,6 +1,6 @@
-"""``residency-trace/1``: a step as the open-source HyperOffload planner records it, and its schedule.
+"""``residency-trace/1``: a step as recorded by the open-source HyperOffload planner, and its schedule.
 
-One JSON object, read only. A small one::
+One JSON object; hosim only reads it. Example::
 
     {"schema": "residency-trace/1", "memory_limit_bytes": 150,
      "storages": [{"id": 7, "bytes": 100}, {"id": 9, "bytes": 50, "retained": true, "kind": "wgrad"}],
@@ -24,8 +24,8 @@ key                         value
 ==========================  =====================================================================================
 
 Other keys are for people. Storage 7 becomes tensor ``s7`` (padded so that names sort), op 0 ``0/mm``. An op that only
-makes a view is recorded as writing the storage that it reads, which makes copies of it look old; unless one asks for
-the writes, they are dropped.
+makes a view is recorded as writing the storage that it reads, which makes copies of that storage look stale; these
+writes are dropped unless they are asked for.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from simulator.units import counted
 SCHEMA = "residency-trace/1"
 
 HERE, HOST = 0, 1
-"""Ids of the device, which is the compute tier, and of the host."""
+"""Tier ids of the device (the compute tier) and of the host."""
 
 VIEW = re.compile(
     "_reshape_alias|_unsafe_view|alias|as_strided|(unsafe_)?(chunk|split)|split_with_sizes|detach|diagonal|expand(_as)?"
@@ -116,7 +116,7 @@ class _Trace(_Record):
 
     @property
     def names(self) -> dict[int, str]:
-        """Storages that some op accesses -> names of their tensors, padded so that they sort."""
+        """Ids of the storages that some op accesses -> names of their tensors, padded so that they sort."""
         accessed = {access.storage for op in self.ops for access in (*op.reads, *op.writes)}
         width = max((len(str(storage.id)) for storage in self.storages), default=1)
         return {storage.id: f"s{storage.id:0{width}d}" for storage in self.storages if storage.id in accessed}
@@ -130,7 +130,7 @@ def read(path: Path, views: Views = "reads") -> Graph:
     path
         The file.
     views
-        Whether an op that only makes a view of a storage ``reads`` it, or ``writes`` it too, as it is recorded.
+        Whether an op that only makes a view of a storage ``reads`` it, or also ``writes`` it, as recorded.
 
     Raises
     ------
@@ -141,9 +141,10 @@ def read(path: Path, views: Views = "reads") -> Graph:
 
 
 def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
-    """Read the schedule of a trace as a plan: the actions of the planner's runtime, right or wrong.
+    """Read the schedule of a trace as a plan: the actions of the planner's runtime, whether valid or not.
 
-    A tensor that it never releases is detached after its last use, or, if it is an output, at the end of the step.
+    A tensor that the schedule never releases is detached after its last use, or at the end of the step if it is an
+    output.
 
     Parameters
     ----------
@@ -157,11 +158,11 @@ def read_plan(path: Path, graph: Graph, tiers: tuple[str, ...]) -> Plan:
     Raises
     ------
     ConfigError
-        If the file breaks a rule, or the machine has other tiers than two.
+        If the file breaks a rule, or the machine does not have two tiers.
 
     Notes
     -----
-    A schedule that reads what is absent or old makes a plan that the referee refuses.
+    A schedule that reads absent or stale tensors yields a plan that the referee refuses.
     """
     must = "a schedule of a residency trace is for a machine of two tiers, the compute tier first"
     insist(len(tiers) == 2, str(path), must, ", ".join(tiers), "choose another machine")
@@ -179,7 +180,7 @@ def describe(path: Path) -> str:
 
 
 def unused(path: Path) -> dict[str, int]:
-    """Count what a trace has and its graph does not, by name."""
+    """Count, by name, what a trace holds but its graph does not."""
     trace = _load(path)
     names = trace.names
     counts = {
@@ -225,7 +226,7 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
 
 
 def _steps(path: Path, trace: _Trace, graph: Graph) -> Actions:
-    """Run all ops, each between its entries of the schedule, and return the actions that are issued."""
+    """Return the actions that are issued when all ops run, each between its entries of the schedule."""
     entries, actions, held = _entries(path, trace, graph), Actions(), (set[int](), set[int]())
 
     def act(tensor: int, kind: int, tier: int, target: int = HERE) -> None:
@@ -251,7 +252,7 @@ def _steps(path: Path, trace: _Trace, graph: Graph) -> Actions:
 
 
 def _entries(path: Path, trace: _Trace, graph: Graph) -> dict[tuple[str, int], list[tuple[int, tuple[int, ...]]]]:
-    """Return by table of the schedule and op: the tensors, and what is to be done with each."""
+    """Return, for each table of the schedule and op, pairs of a tensor and what to do with it."""
     ids = {tensor.name: tensor_id for tensor_id, tensor in enumerate(graph.tensors)}
     tensors = {storage: ids[name] for storage, name in trace.names.items()}
     ops = {op.id: index for index, op in enumerate(trace.ops)}

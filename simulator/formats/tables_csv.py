@@ -1,6 +1,6 @@
-"""CSV tables of requests, and of what routers choose; the first line names the columns, which tell the kind of file.
+"""CSV tables of requests and of routers' choices; the first line names the columns, which identify the kind of file.
 
-**Requests**, one a line:
+**Requests**, one per line:
 
 ========================  =====================================================================================
 hosim's own               ``arrival,prompt,output``, and if prompts share prefixes ``prefix,prefix_tokens``
@@ -9,29 +9,29 @@ BurstGPT                  ``Timestamp,Model,Request tokens,Response tokens,...``
 Vidur                     ``arrived_at,num_prefill_tokens,num_decode_tokens`` (github.com/microsoft/vidur)
 ========================  =====================================================================================
 
-Arrivals are seconds, or such as ``2023-11-16 18:17:03.9799600`` or ``2024-05-10 00:00:00.009930+00:00`` (UTC without an
-offset), and count from the first one; requests are put in the order of their arrival. ``prefix`` is any name; two
-prompts with the same one have as many of their first tokens in common as the shorter of both ``prefix_tokens`` says.
-Prefixes may form a tree, as when conversations go on over a document, or blocks of tokens are named one by one::
+Arrivals are seconds, or timestamps such as ``2023-11-16 18:17:03.9799600`` or ``2024-05-10 00:00:00.009930+00:00`` (UTC
+if there is no offset), and count from the first one; requests are sorted by arrival. ``prefix`` is any name; two
+prompts with the same prefix share as many of their first tokens as the smaller of their ``prefix_tokens``. Prefixes may
+form a tree, as when several conversations continue from one document, or each block of tokens has a name::
 
     arrival,prompt,output,prefix,prefix_tokens
     0,9000,20,system manual,500 8000
     1,9500,20,system manual turn2,500 8000 900
 
-Where ``prefix_tokens`` has several numbers, ``prefix`` has as many names between blanks, a part of the prompt each. Two
-prompts have a part in common if all parts before it are the same and equally long.
+If ``prefix_tokens`` has several numbers, ``prefix`` has as many names, separated by blanks: one for each part of the
+prompt. Two prompts share a part if they also share all parts before it, with equal lengths.
 
-Other columns are not read. Requests without a prompt or an output token (BurstGPT lists what failed with none) are left
-out, and counted. A file may be larger than the memory: kept are only the requests that are asked for.
+Other columns are ignored. Requests without a prompt or an output token (BurstGPT lists failures so) are left out and
+counted. A file may be larger than memory: only the requests that are asked for are kept.
 
-**Choices of routers**: shares of experts, or what was chosen step by step::
+**Routing**: the share of each expert, or what was chosen step by step::
 
     layer,expert,share        step,op,chosen
     0,0,0.0071                0,L00/decode/ffn.experts,3 17 40
     0,1,0.0213                0,L01/decode/ffn.experts,0 17 99
 
-Shares of a layer need not add up to 1; layers are matched with ops in program order. Of what is chosen, numbers are
-positions among the op's candidates; steps and positions count from 0.
+Shares of a layer need not add up to 1; layers are matched with ops in program order. ``chosen`` lists positions among
+the op's candidates; steps and positions count from 0.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from simulator.units import FieldError, require
 from simulator.workload import Arriving, Request
 from simulator.workload.requests import MOST
 
-# Columns of arrival, prompt and output tokens in files of each origin.
+# Columns of arrival, prompt tokens and output tokens, for each kind of file.
 _REQUESTS = (
     ("arrival", "prompt", "output"),
     ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
@@ -61,21 +61,21 @@ _REQUESTS = (
     ("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
 )
 _SHARES, _ROUTING = ("layer", "expert", "share"), ("step", "op", "chosen")
-# Most tokens of a prompt or an answer, more than any model's context has; largest step, layer or candidate; latest
-# arrival [s], after 30 years.
+# Most tokens of a prompt or an answer (beyond any model's context); largest step, layer or candidate; latest arrival
+# [s] (30 years).
 _MOST_TOKENS, _MOST_CHOICES, _LONGEST_S = 10_000_000, 1_000_000, 10**9
-# Most prefixes of a prompt, and of all: each new one takes 300 B, and a small packed file shall not fill the memory.
+# Most prefixes per prompt, and in all: each takes 300 B, and a small compressed file must not fill the memory.
 _MOST_PARTS, _MOST_PREFIXES = 10_000, 5_000_000
 _NS = 10**9
-# Progress is reported each time that so many lines were read.
+# Lines between two reports of progress.
 _SELDOM = 1 << 12
-# Between a time and its offset: a fraction of a second, of which Python reads six digits, and a space.
+# What may stand between a time and its offset: a fraction of a second (Python reads only six digits), and a space.
 _FRACTION = re.compile(r"(?:\.([0-9]+))? ?(?=(?:Z|[+-][0-9]{2}:?[0-9]{2})?$)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Numbers(dict[object, int]):
-    """Ids of a trace's prefixes, from 0 on in the order in which they are first looked up."""
+    """Ids of a trace's prefixes, numbered from 0 in order of first lookup."""
 
     def __missing__(self, name: object) -> int:
         require(len(self) < _MOST_PREFIXES, f"a trace names at most {_MOST_PREFIXES:,} prefixes", "more", do="cut it")
@@ -83,7 +83,7 @@ class Numbers(dict[object, int]):
 
 
 class _Table:
-    """A file of rows (column -> text), read one after another, as it may be larger than the memory."""
+    """A file of rows (column -> text), read one at a time, as the file may be larger than memory."""
 
     def __init__(self, path: Path, *heads: tuple[str, ...]) -> None:
         self.path = path
@@ -101,12 +101,12 @@ class _Table:
 
     @property
     def number(self) -> int:
-        """Number of the line that was read last."""
+        """Number of the last line read."""
         return max(1, self._rows.line_num)
 
     @property
     def where(self) -> str:
-        """The line that was read last, for errors."""
+        """File and number of the last line read, for errors."""
         return f"{self.path}:{self.number}"
 
     def _read(self) -> Iterator[list[str]]:
@@ -117,7 +117,7 @@ class _Table:
             raise ConfigError(f"{self.path}:{line}", "a table can be read", str(error), do) from None
 
     def rows(self) -> Iterator[dict[str, str]]:
-        """Iterate over the rows below the head, without empty ones."""
+        """Yield the rows below the header, skipping empty lines."""
         for row in filter(None, self._read()):
             if len(row) != len(self.columns):
                 raise ConfigError(self.where, f"a line has {len(self.columns)} fields", f"{len(row)}", "correct it")
@@ -125,7 +125,7 @@ class _Table:
 
 
 def _whole(column: str, text: str, most: int) -> int:
-    """Read a whole number from 0 in digits, such as ``177``, or ``177.0`` as tables of fractions have it."""
+    """Read a whole number from 0, such as ``177``, or ``177.0`` as in columns of floats."""
     digits, _, rest = text.partition(".")
     is_short = text.isascii() and digits.isdigit() and not rest.strip("0") and len(digits.lstrip("0")) <= len(str(most))
     value = int(digits.lstrip("0") or "0") if is_short else -1
@@ -134,7 +134,7 @@ def _whole(column: str, text: str, most: int) -> int:
 
 
 def read_routing(path: Path) -> Shares | Routing:
-    """Read a file of shares, or of choices.
+    """Read a file of routing: shares, or choices.
 
     Parameters
     ----------
@@ -181,9 +181,9 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
     path
         The file.
     count
-        How many are read, the first ones by arrival; None: all, at most as many as a run serves.
+        Number of requests to read, the first ones by arrival; None: all, up to as many as a run serves.
     tell
-        Called now and then with the number of lines read.
+        Called now and then with the number of lines read so far.
 
     Returns
     -------
@@ -193,8 +193,8 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
     Raises
     ------
     ConfigError
-        If it cannot be read, has other columns, or a line is wrong; the message names the line. Or if there are more
-        than a run serves, and `count` is None.
+        If the file cannot be read, has other columns, or a line is wrong (the message names it), or it has more
+        requests than a run serves and `count` is None.
     """
     table = _Table(path, *_REQUESTS)
     unanswered, prefixes = 0, Numbers()
@@ -222,7 +222,7 @@ def read_requests(path: Path, count: int | None = None, tell: Callable[[int], No
 
 
 def requests_csv(requests: Iterable[Request]) -> bytes:
-    """Write requests as hosim's own table, with the ids of prefixes as their names.
+    """Write requests as hosim's own table, with prefix ids as names.
 
     Parameters
     ----------
@@ -240,7 +240,7 @@ def requests_csv(requests: Iterable[Request]) -> bytes:
 
 
 def _request(table: _Table, row: dict[str, str], prefixes: Numbers) -> Request:
-    """Make a request of a row; `prefixes` has an id for each prefix above, its end, and a name."""
+    """Make a request from a row; `prefixes` maps parent prefix, its end [tokens] and a name to an id."""
     arrival, prompt, output = table.names
     tokens, added = (_whole(name, row[name], _MOST_TOKENS) for name in (prompt, output))
     request = Request(_time(arrival, row[arrival]), tokens, added)

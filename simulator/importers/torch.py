@@ -108,9 +108,8 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     """Run a function that makes a model and its inputs under fake tensors, and capture a training step of it.
 
     The function's code runs with your permissions: name only one that you trust. It returns a module, or a function
-    that runs a step, and its inputs:
-    ``return model, tokens``. A dictionary at the end holds keyword inputs and options of
-    `hosim.torch.capture`: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
+    that runs a step, and its inputs: ``return model, tokens``. A dictionary at the end holds keyword inputs and options
+    of `hosim.torch.capture`: ``return model, tokens, {"optimizer": torch.optim.AdamW}``.
 
     Parameters
     ----------
