@@ -170,7 +170,7 @@ def working_set_bytes(graph: Graph) -> Ints:
 # tensors that ranks share: stored once in each instance of a tier that these ranks share
 
 
-class Repeated(NamedTuple):
+class Duplicates(NamedTuple):
     """Shared tensors of a rank that a lower rank stores already.
 
     Attributes
@@ -189,7 +189,7 @@ class Repeated(NamedTuple):
     size_bytes: int
 
 
-def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -> Iterator[Repeated]:
+def duplicates(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -> Iterator[Duplicates]:
     """Yield, rank by rank, the shared tensors that a lower rank stores already.
 
     In each instance of a tier a shared tensor is stored once for all ranks of a node, or of the supernode, as the
@@ -202,31 +202,31 @@ def repeated(ranks: Sequence[tuple[Graph, Sequence[int]]], hardware: Hardware) -
     hardware
         Scopes of the tiers.
     """
-    groups: dict[tuple[int, int], dict[tuple[int, str], Repeated]] = {}
+    groups: dict[tuple[int, int], dict[tuple[int, str], Duplicates]] = {}
     stored, complete, sharing = set[tuple[object, ...]](), set[tuple[object, ...]](), hardware.topology.sharing
     tiers = list(hardware.tiers.values())
     for rank, (graph, home) in enumerate(ranks):
         kind = (id(graph), id(home))
         if kind not in groups:
             groups[kind] = _shared(graph, home, hardware)
-        for (tier, shared), every in groups[kind].items():
+        for (tier, shared), group in groups[kind].items():
             instance = (tier, rank // sharing[tiers[tier].scope], rank // sharing[shared])
-            duplicates = every
+            stored_before = group
             if (kind, shared, *instance) not in complete:
-                copies = {t: (*instance, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in every.tensors}
+                copies = {t: (*instance, graph.tensors[t].name, graph.tensors[t].size_bytes) for t in group.tensors}
                 ids = tuple(t for t, copy in copies.items() if copy in stored)
-                duplicates = Repeated(rank, tier, ids, sum(graph.tensors[t].size_bytes for t in ids))
+                stored_before = Duplicates(rank, tier, ids, sum(graph.tensors[t].size_bytes for t in ids))
                 stored.update(copies.values())
                 complete.add((kind, shared, *instance))
-            if duplicates.tensors:
-                yield duplicates._replace(rank=rank)
+            if stored_before.tensors:
+                yield stored_before._replace(rank=rank)
 
 
-def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Repeated]:
+def _shared(graph: Graph, home: Sequence[int], hardware: Hardware) -> dict[tuple[int, str], Duplicates]:
     """Return the shared tensors of a graph by tier and by who shares them, as if all were stored already."""
     scopes, shared = [tier.scope for tier in hardware.tiers.values()], dict[tuple[int, str], list[int]]()
     for index, (tensor, tier) in enumerate(zip(graph.tensors, home, strict=True)):
         if tensor.shared is not None and tensor.persistent and tier >= 0 and scopes[tier] != "device":
             shared.setdefault((tier, tensor.shared), []).append(index)
     sizes = [tensor.size_bytes for tensor in graph.tensors]
-    return {key: Repeated(-1, key[0], tuple(ids), sum(sizes[t] for t in ids)) for key, ids in shared.items()}
+    return {key: Duplicates(-1, key[0], tuple(ids), sum(sizes[t] for t in ids)) for key, ids in shared.items()}

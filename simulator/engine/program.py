@@ -18,7 +18,7 @@ from itertools import chain
 from simulator.draws import Draws
 from simulator.graph import Graph, OpKind, Roles
 from simulator.hardware import Hardware
-from simulator.lifetime import repeated
+from simulator.lifetime import duplicates
 from simulator.plan import COMPUTE, COPY, Plan
 from simulator.scenario import AllocatorKind
 
@@ -148,7 +148,7 @@ def drawn_apart(programs: Sequence[Program]) -> str:
 def _scarce_tiers(programs: Sequence[Program], hardware: Hardware) -> Iterator[str]:
     """Name shared tiers that may run out of room, for which ranks would then take turns."""
     distinct = {id(program): program for program in programs}
-    again = list(repeated([(program.graph, program.plan.home) for program in programs], hardware))
+    again = list(duplicates([(program.graph, program.plan.home) for program in programs], hardware))
     for index, (name, tier) in enumerate(hardware.tiers.items()):
         if tier.scope == "device":
             continue

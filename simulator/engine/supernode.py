@@ -16,7 +16,7 @@ from simulator.engine.program import Program
 from simulator.engine.sharing import Network, Path, Resource, Uses
 from simulator.graph import Call, Members
 from simulator.hardware import Hardware
-from simulator.lifetime import repeated
+from simulator.lifetime import duplicates
 from simulator.scenario import Switches
 from simulator.trace import RATES, Recorder, instances, packer
 
@@ -65,7 +65,7 @@ class Machine:
         self.stored_once: Counter[tuple[int, int, int]] = Counter()
         scopes = [tier.scope for tier in hardware.tiers.values()]
         folded: Counter[tuple[int, int, tuple[int, ...]]] = Counter()
-        for rank, tier, tensors, _ in repeated([(p.graph, p.plan.home) for p in programs], hardware):
+        for rank, tier, tensors, _ in duplicates([(p.graph, p.plan.home) for p in programs], hardware):
             by = stands_in[rank]
             if rank == by:  # who stands for folded ranks stores it for all
                 self.stored.update((rank, tier, tensor) for tensor in tensors)

@@ -202,13 +202,13 @@ def _with_cache(options: Options, order: str, dynamic: DynamicReaders, planned: 
     hottest = dynamic.hottest(cache_bytes - _in_passing_bytes(dynamic, options), dynamic.candidates)
     stay = hottest if order == "hot" else frozenset[int]()
 
-    def steps(view: View) -> Iterator[Code]:
+    def issue(view: View) -> Iterator[Code]:
         # Straight from home: on another way the static part may have no room for what passes.
         cache = RuntimeCache(homes, cache_bytes, Eviction(order, problem, stay), is_direct=True)
         return chain.from_iterable(_batches(dynamic, ends, options, cache, view))
 
     return replace(
-        planned, policy="hybrid", actions=steps, notes=(*planned.notes, note), looks=False, static_parts=parts
+        planned, policy="hybrid", actions=issue, notes=(*planned.notes, note), looks=False, static_parts=parts
     )
 
 

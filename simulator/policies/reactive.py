@@ -90,14 +90,14 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
     problem, homes = sets.problem, dict(enumerate(sets.homes))
     stay = sets.pinned | sets.hottest if evict == "hot" else sets.pinned
 
-    def steps(view: View) -> Iterator[Code]:
+    def issue(view: View) -> Iterator[Code]:
         eviction = Eviction(evict, problem, stay)
         cache = RuntimeCache(homes, problem.budget_bytes, eviction, synchronous=synchronous)
         return chain.from_iterable(_batches(sets, look_ahead, cache, view))
 
     how = ", fetches dynamic reads on demand" if sets.dynamic.readers else ""
     note = f"evicts {evict}, looks {look_ahead} ops ahead{how}"
-    return Plan("reactive", problem.tiers, sets.homes, steps, problem.graph.steps, (note,), looks=False)
+    return Plan("reactive", problem.tiers, sets.homes, issue, problem.graph.steps, (note,), looks=False)
 
 
 def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:

@@ -10,7 +10,7 @@ from simulator.catalog import Loaded
 from simulator.errors import ConfigError
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
-from simulator.lifetime import repeated
+from simulator.lifetime import duplicates
 from simulator.plan import FREE
 
 
@@ -88,7 +88,7 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
     for graph, home, taken in zip(job.graphs, homes, at_home, strict=True):
         for tensor in graph.inputs:
             taken[home[tensor]] += graph.tensors[tensor].size_bytes
-    again = list(repeated([(job.graphs[i], homes[i]) for i in job.graph_of], hardware))
+    again = list(duplicates([(job.graphs[i], homes[i]) for i in job.graph_of], hardware))
     shared: list[list[int | float]] = [[tier.usable_bytes for tier in hardware.tiers.values()] for _ in job.graphs]
     for index, tier in enumerate(hardware.tiers.values()):
         sharing, spare = min(job.ranks, hardware.topology.sharing[tier.scope]), Counter[int]()

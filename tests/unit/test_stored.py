@@ -13,7 +13,7 @@ from simulator.cost import durations_ns
 from simulator.errors import CapacityError, InvariantError, PlanError
 from simulator.graph import Job
 from simulator.hardware import Hardware
-from simulator.lifetime import repeated
+from simulator.lifetime import duplicates
 from simulator.plan import NOWHERE, Actions, Plan
 from simulator.run.placement import shares
 
@@ -77,7 +77,7 @@ def test_plans_divide_what_is_left_beside_it():
     ddr = h.tier_names.index("ddr")
     homes = (ddr, NOWHERE)
     assert shares(Job.of(graph("supernode"), 4), h, [homes])[0][ddr] == 30 + (50 - 30) // 4
-    again = list(repeated([(graph("supernode"), homes)] * 4, h))
+    again = list(duplicates([(graph("supernode"), homes)] * 4, h))
     assert again == [(rank, ddr, (0,), 30) for rank in (1, 2, 3)]
 
 

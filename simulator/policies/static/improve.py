@@ -64,7 +64,7 @@ class Improver:
         self._seen: dict[tuple[object, ...], Trial | None] = {}
         self._random = Random(0)
         intervals = base.selection.intervals
-        points = {(intervals[node.trip], node.role): node.position for node in base.cache_ops}
+        points = {(intervals[cache_op.trip], cache_op.role): cache_op.position for cache_op in base.cache_ops}
         self._start = frozenset(intervals), points
 
     def run(self) -> None:
@@ -105,9 +105,9 @@ class Improver:
     def _neighbours(self, trial: Trial) -> Iterator[State]:
         """Yield the states that one change leads to."""
         (chosen, points), intervals = trial.state, trial.augmented.selection.intervals
-        for node in trial.augmented.cache_ops:
-            key = intervals[node.trip], node.role
-            for point in _other_points(node):
+        for cache_op in trial.augmented.cache_ops:
+            key = intervals[cache_op.trip], cache_op.role
+            for point in _other_points(cache_op):
                 yield chosen, {**points, key: point}
         forced, asked = {*self._analysis.forced}, self._analysis.asked
         movable = [idle for idle in intervals if idle not in forced and idle.tensor not in asked]
@@ -124,7 +124,7 @@ class Improver:
         chosen, points = state
         selection = replace(self._base, intervals=tuple(sorted(chosen, key=by_op_and_tensor)))
         augmented = _move_to(insert(selection), points)
-        key = tuple((node.tensor, node.role, node.source, node.target, node.position) for node in augmented.cache_ops)
+        key = tuple((c.tensor, c.role, c.source, c.target, c.position) for c in augmented.cache_ops)
         if key not in self._seen:
             self._seen[key], replay = None, self._offer(augmented)
             self.left -= replay is not None
@@ -139,18 +139,18 @@ def _move_to(augmented: Augmented, points: Mapping[CacheOpKey, int]) -> Augmente
     for idle, spent, chain in zip(intervals, augmented.intervals, augmented.chains, strict=True):
         earliest = 0
         for role in Role:
-            node = chain.get(role)
-            if node is None:
+            cache_op = chain.get(role)
+            if cache_op is None:
                 continue
             least = 0 if spent.wraps and role is Role.PREFETCH else earliest
-            point = min(max(points.get((idle, role), node.position), least, node.first), node.last)
+            point = min(max(points.get((idle, role), cache_op.position), least, cache_op.first), cache_op.last)
             earliest = point
-            if point != node.position:
-                changed[node] = node._replace(position=point)
+            if point != cache_op.position:
+                changed[cache_op] = cache_op._replace(position=point)
     return augmented.moved(changed)
 
 
-def _other_points(node: CacheOp) -> list[int]:
+def _other_points(cache_op: CacheOp) -> list[int]:
     """List the other points of the window, the nearest first; a detach does not move."""
-    window = () if node.role is Role.DETACH else range(node.first, node.last + 1)
-    return sorted((p for p in window if p != node.position), key=lambda p: abs(p - node.position))
+    window = () if cache_op.role is Role.DETACH else range(cache_op.first, cache_op.last + 1)
+    return sorted((p for p in window if p != cache_op.position), key=lambda p: abs(p - cache_op.position))

@@ -87,14 +87,14 @@ class Augmented:
         CapacityError
             If a tier holds more than its capacity in issue order.
         """
-        leaves = {node.tensor: index for index, node in enumerate(self.cache_ops) if node.role is not PREFETCH}
+        last_exit = {c.tensor: index for index, c in enumerate(self.cache_ops) if c.role is not PREFETCH}
         free, moves = partial(Writer.detach, tier=self.problem.compute_tier), list[Move]()
-        for index, node in enumerate(self.cache_ops):
-            leaves_again = leaves.get(node.tensor, NOWHERE) > index
+        for index, cache_op in enumerate(self.cache_ops):
+            leaves_again = last_exit.get(cache_op.tensor, NOWHERE) > index
             do: Callable[[Writer, int], None] = Writer.fetch if leaves_again else Writer.recall
-            if node.role is not PREFETCH:
-                do = partial(Writer.back_up, tier=node.target) if node.role is STORE else free
-            moves.append(Move(node.position, do, node.tensor))
+            if cache_op.role is not PREFETCH:
+                do = partial(Writer.back_up, tier=cache_op.target) if cache_op.role is STORE else free
+            moves.append(Move(cache_op.position, do, cache_op.tensor))
         return write(self.problem, "static", moves, (self.selection.note,), self.homes)
 
     def moved(self, changed: Mapping[CacheOp, CacheOp]) -> Augmented:
@@ -154,18 +154,18 @@ def insert(selection: Selection) -> Augmented:
     homes.update((tensor, below.settle(problem.sizes[tensor])) for tensor in analysis.idle_homes)
     homed = ((t, homes.get(t, home)) for t, home in enumerate(problem.homes) if t in problem.lifetimes.inputs)
     stored = {tensor: NOWHERE for tensor, home in homed if home not in (FREE, problem.compute_tier)}
-    ops, nodes = problem.graph.ops, list[CacheOp]()
+    ops, cache_ops = problem.graph.ops, list[CacheOp]()
     barriers = [*(i for i, op in enumerate(ops) if op.barrier), len(ops)]
     for trip, idle in enumerate(intervals):
         wall = barriers[bisect_left(barriers, idle.after + 1)]  # the next barrier: no operator moves across it
-        nodes += _cache_ops(problem, idle, trip, wall, stored)
-    nodes.sort(key=issue_order)
-    return Augmented(selection, homes, intervals, tuple(nodes))
+        cache_ops += _cache_ops(problem, idle, trip, wall, stored)
+    cache_ops.sort(key=issue_order)
+    return Augmented(selection, homes, intervals, tuple(cache_ops))
 
 
 def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored: dict[int, int]) -> list[CacheOp]:
     """Make the cache operators of an interval; `stored`: tensor -> writer of the copy valid away, or `NOWHERE`."""
-    tensor, tier, point, ops, nodes = idle.tensor, problem.compute_tier, idle.after + 1, len(problem.graph.ops), []
+    tensor, tier, point, ops, cache_ops = idle.tensor, problem.compute_tier, idle.after + 1, len(problem.graph.ops), []
     leaves = not idle.wraps or problem.graph.tensors[tensor].persistent
     last = min(wall, ops if idle.wraps else idle.before)
     writes = problem.lifetimes.writes[tensor]
@@ -176,15 +176,15 @@ def _cache_ops(problem: Problem, idle: PricedIdle, trip: int, wall: int, stored:
         stored[tensor] = writer
         first = max(writer + 1, problem.fences[min(point, ops)])
         where = (tensor, tier, idle.away, idle.size_bytes, problem.copy_ns(tensor, tier, idle.away))
-        nodes.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
+        cache_ops.append(CacheOp(STORE, trip, *where, writer, NOWHERE, first, last, point))
     if leaves:
         where = (tensor, tier, NOWHERE, idle.size_bytes, 0)
-        nodes.append(CacheOp(DETACH, trip, *where, idle.after, NOWHERE, point, last, point))
+        cache_ops.append(CacheOp(DETACH, trip, *where, idle.after, NOWHERE, point, last, point))
     if idle.returns:
         first = max(0 if idle.wraps else point, problem.fences[idle.before])
         where = (tensor, idle.away, tier, idle.size_bytes, idle.in_ns)
-        nodes.append(CacheOp(PREFETCH, trip, *where, NOWHERE, idle.before, first, idle.before, idle.before))
-    return nodes
+        cache_ops.append(CacheOp(PREFETCH, trip, *where, NOWHERE, idle.before, first, idle.before, idle.before))
+    return cache_ops
 
 
 def place(augmented: Augmented, *, eager: bool) -> Augmented:
