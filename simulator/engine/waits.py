@@ -10,7 +10,7 @@ before that can change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 
 from simulator.engine.event_loop import ISSUE_MASK, Watchers
@@ -162,7 +162,6 @@ class Explainer:
 
     def __init__(self, graph: Graph, places: Places, streams: list[Stream], links: list[LinkQueue]) -> None:
         self._graph, self._places, self._streams, self._links = graph, places, streams, links
-        self._yielded: set[str] = set()
 
     def sentences(self, host: HostThread) -> tuple[list[str], list[str]]:
         """Return sentences on what the rank lacks itself, and on which ranks it waits for.
@@ -187,14 +186,7 @@ class Explainer:
             sentences = [f"an action that names {self._name(t)} waits for its earlier users" for t in unsettled]
         if not sentences and not peers and not host.finished:
             sentences = ["the host could not issue its next action"]
-        return sentences, peers
-
-    def _once(self, sentence: str, rest: Iterable[str] = ()) -> Iterator[str]:
-        """Yield a sentence and the rest of its chain, unless they were yielded before."""
-        if sentence not in self._yielded:
-            self._yielded.add(sentence)
-            yield sentence
-            yield from rest
+        return [*dict.fromkeys(sentences)], peers  # chains of several heads may join
 
     def _name(self, tensor: int) -> str:
         return repr(self._graph.tensors[tensor].name)
@@ -210,8 +202,8 @@ class Explainer:
         if lacked is None:
             yield self._about_room(name, stream.columns.compute_tier, stream.room_bytes())
         else:
-            rest = self._about_tensor(lacked[0], stream.queue[0][0])
-            yield from self._once(f"{name} waits for tensor {self._name(lacked[0])}", rest)
+            yield f"{name} waits for tensor {self._name(lacked[0])}"
+            yield from self._about_tensor(lacked[0], stream.queue[0][0])
 
     def _about_tensor(self, tensor: int, before: int | None) -> Iterator[str]:
         transfer = self._places.first_transfer(tensor, before)
@@ -219,12 +211,10 @@ class Explainer:
             yield f"no action that was issued brings tensor {self._name(tensor)}"
             return
         head = transfer[1].link.queue[0]
-        if head is transfer:
-            yield from self._about_copy(head)
-        else:
+        if head is not transfer:
             copy = f"the copy of {self._name(tensor)} (action {transfer[0] & ISSUE_MASK})"
-            behind = f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel"
-            yield from self._once(behind, self._about_copy(head))
+            yield f"{copy} is behind action {head[0] & ISSUE_MASK} in its channel"
+        yield from self._about_copy(head)
 
     def _about_copy(self, head: Transfer) -> Iterator[str]:
         """Explain why a link's head cannot start."""
@@ -232,11 +222,12 @@ class Explainer:
         way = f"from {tiers[link.source].name} to {tiers[link.target].name}"
         copy = f"the copy of {self._name(tensor)} {way} (action {head[0] & ISSUE_MASK})"
         if link.waits_for_compute(head[1], head[3]):
-            yield from self._once(f"{copy} waits for the compute issued before it")
+            yield f"{copy} waits for the compute issued before it"
         elif link.lacks_tensor(head[1], head[3]):
-            yield from self._once(f"{copy} waits for its source", self._about_tensor(tensor, head[0]))
+            yield f"{copy} waits for its source"
+            yield from self._about_tensor(tensor, head[0])
         else:
-            yield from self._once(self._about_room(copy, link.target, self._places.size_bytes[tensor]))
+            yield self._about_room(copy, link.target, self._places.size_bytes[tensor])
 
     def _about_room(self, action: str, tier: int, size: int) -> str:
         instance = self._places.tiers[tier]
