@@ -31,11 +31,11 @@ Key = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 LONGEST_NAME = 1000
-"""Most characters of a name outside the catalogue: of a tensor, an op, a row."""
+"""Most characters of a name of a tensor, an op or a row."""
 
 
 def flaw(name: str, longest: int = LONGEST_NAME) -> str | None:
-    """Say why tables or terminals would not show a name as it is; None if they do.
+    """Say why tables or terminals would not show a name as it is; None if they would.
 
     Parameters
     ----------
@@ -63,19 +63,19 @@ Line = Annotated[str, AfterValidator(_one_line)]
 """A text of one line."""
 
 Count = Annotated[int, Field(ge=1, le=10**9, strict=True)]
-"""A number, width or length of things that are only counted: tokens, sequences, elements."""
+"""A number of things of which none has an object of its own: tokens, sequences, elements."""
 CountOrNone = Annotated[int, Field(ge=0, le=10**9, strict=True)]
 """The same, or 0."""
 Few = Annotated[int, Field(ge=1, le=100_000, strict=True)]
-"""A number of things that are made one by one: experts, blocks that are chosen, channels."""
+"""A number of things that each have an object of their own: experts, selected blocks, channels."""
 FewOrNone = Annotated[int, Field(ge=0, le=100_000, strict=True)]
 """The same, or 0."""
 Layers = Annotated[int, Field(ge=1, le=10_000, strict=True)]
-"""A number of layers, each of them with many ops."""
+"""A number of layers, each with many ops."""
 MOST_RANKS = 1 << 20
-"""Most ranks of a job, and most devices: to write a line about each still takes seconds."""
+"""Most ranks of a job, and most devices: writing a line about each still takes only seconds."""
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS, strict=True)]
-"""A number of ranks or devices, also along one axis."""
+"""A number of ranks or devices, in all or along one axis."""
 Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 """A share in (0, 1]."""
 
@@ -83,16 +83,16 @@ Share = Annotated[float, Field(gt=0, le=1, strict=True)]
 class Part(BaseModel):
     """A frozen piece of a document that refuses unknown keys.
 
-    The JSON Schema of a part describes each key by the docstring of its class.
+    The docstring of a part's class describes each key in its JSON Schema.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
     def _check(self) -> None:
-        """Refuse what breaks a rule of the whole piece, beyond the types of its fields, by a `FieldError`."""
+        """Check rules beyond the types of single fields; raise a `FieldError` if one is broken."""
 
     def _divides(self, part: str, whole: str) -> None:
-        """Refuse a number that does not divide another one of the piece."""
+        """Refuse a field that does not divide another one."""
         divisor, total = getattr(self, part), getattr(self, whole)
         do = would_divide(part, total, divisor)
         require(total % divisor == 0, f"{part} divides {whole}", f"{divisor:,} and {total:,}", part, do=do)
@@ -124,7 +124,7 @@ class Part(BaseModel):
 
 
 def described(documented: object, section: str) -> dict[str, str]:
-    """Return what a section of a docstring says of each name, in one line.
+    """Return the descriptions in a section of a docstring, each as one line, by name.
 
     Parameters
     ----------
@@ -139,14 +139,14 @@ def described(documented: object, section: str) -> dict[str, str]:
 
 
 def faults(error: ValidationError, data: object, keys: tuple[str, ...] = ()) -> list[FieldError]:
-    """Translate an error of pydantic into faults of fields.
+    """Translate a pydantic error into faults of fields.
 
     Parameters
     ----------
     error, data
-        An error, and the data that was validated.
+        The error, and the data that was validated.
     keys
-        Keys that may stand in the data, where no part refuses others.
+        Keys allowed in the data, where no `Part` refuses others.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def faults(error: ValidationError, data: object, keys: tuple[str, ...] = ()) -> 
     by_path: dict[tuple[str, ...], FieldError] = {}
     for item in error.errors(include_url=False):
         if item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
-            continue  # some of its entries are wrong, and have faults of their own
+            continue  # enough entries, but wrong ones, which have faults of their own
         fault = _fault(item, data, keys)
         first = by_path.setdefault(fault.path, fault)
         if first.must != fault.must:  # the branches of a union
@@ -195,13 +195,13 @@ class Citation(Part):
     text
         The source, in words by which a reader can find it.
     value
-        The value in this source, where it is not the figure in use or where sources disagree.
+        The value that this source prints, if it differs from the figure in use or if sources disagree.
     basis
-        The kind of figure; ``inferred`` is an analogy with another machine or setting, ``announced`` is said of
-        a machine that could not be bought yet.
+        The kind of figure; ``inferred``: by analogy with another machine or setting; ``announced``: for a machine that
+        was not yet on sale.
     confidence
-        A: raw log or primary; B: a secondary that quotes a primary, or two that agree; C: summary, forum, analyst;
-        D: derived or inferred.
+        A: raw log or primary source; B: a secondary source that quotes a primary one, or two that agree; C: summary,
+        forum, analyst; D: derived or inferred.
     note
         A caveat for readers.
     """
@@ -223,11 +223,11 @@ class Fit(Part):
     Attributes
     ----------
     parameter
-        The name of the fitted parameter, in a word or two; fields of one parameter have one value, and count once.
+        Name of the fitted parameter, in a word or two; fields of the same parameter have one value and count once.
     figure
-        Name of the printed figure, as expectations name it.
+        Name of the printed figure, as in expectations.
     why
-        The way it was fitted.
+        How it was fitted.
     """
 
     parameter: str = Field(min_length=1)
@@ -236,7 +236,7 @@ class Fit(Part):
 
 
 class Document(Part):
-    """A document that people write; each of its figures is cited, assumed or fitted, or its author's own.
+    """A document written by people; each of its figures is cited, assumed, fitted, or its author's own.
 
     Attributes
     ----------
@@ -247,14 +247,14 @@ class Document(Part):
     title
         One line for people.
     sources
-        Field path (``links.d2h.bandwidth``, or a prefix of it) -> citations; conflicting figures are all listed.
+        Field path (``links.d2h.bandwidth``, or a prefix of it) -> citations; all are listed where sources disagree.
     assumed
         Field path -> why this figure was assumed.
     fitted
-        Field path -> which printed figure this one was fitted to, and how.
+        Field path -> the printed figure that it was fitted to, and how.
     origin
-        ``mine``: figures of which nothing is said are the author's own. They are in any case; what hosim ships says
-        where each figure is from, and so does what `hosim check --strict` passes.
+        ``mine``: figures without an origin are the author's own, as they are without this key, too. `hosim check
+        --strict` wants an origin for every figure, as shipped documents have.
     """
 
     name: Name
@@ -266,19 +266,19 @@ class Document(Part):
 
     @property
     def heading(self) -> str:
-        """The title, or the name of a document without one."""
+        """The title, or the name if there is no title."""
         return self.title or self.name
 
     def origin_of(self, path: str) -> str:
-        """Say whether the figure at `path` is ``cited``, ``assumed`` or ``fitted``; ``mine`` if nothing is said of it.
+        """Return the origin of the figure at `path`: ``cited``, ``assumed`` or ``fitted``; ``mine`` without an entry.
 
-        The entry that names most of the path decides; of several with the same path ``fitted``, then ``assumed``.
+        The entry with the longest matching prefix decides; among equals ``fitted`` comes first, then ``assumed``.
         """
         entry = self.entry_of(path)
         return _MINE if entry is None else {"sources": "cited"}.get(entry[0], entry[0])
 
     def entry_of(self, path: str) -> tuple[str, str | Fit | tuple[Citation, ...]] | None:
-        """Find the table (``sources``, ``assumed``, ``fitted``) and the entry that decide the origin of `path`."""
+        """Find the table (``sources``, ``assumed``, ``fitted``) and the entry that give the origin of `path`."""
         for prefix in reversed(with_prefixes([path])):
             for table in ("fitted", "assumed", "sources"):
                 if prefix in getattr(self, table):
@@ -286,7 +286,7 @@ class Document(Part):
         return None
 
     def figures(self) -> Iterator[str]:
-        """Iterate over the field paths of the numbers that the document states, in its order."""
+        """Iterate over the field paths of the numbers that the document states, in document order."""
         return (path for path, value in _leaves(self) if isinstance(value, int | float) and not isinstance(value, bool))
 
     def origins(self) -> dict[str, int]:
@@ -295,7 +295,7 @@ class Document(Part):
         return {kind: kinds.count(kind) for kind in ("cited", "assumed", "fitted", _MINE)}
 
     def field_errors(self, *, is_strict: bool = True) -> Iterator[FieldError]:
-        """Iterate over faults of its origins: entries that name no stated field, and figures without an origin.
+        """Iterate over faults of origins: entries that name no stated field, and figures without an origin.
 
         Parameters
         ----------
@@ -320,23 +320,23 @@ class Document(Part):
         return tuple(path.split("."))
 
     def _stated(self) -> tuple[str, ...]:
-        """Return the paths of all fields that an origin may be given for."""
+        """Return the paths of all fields that may have an origin."""
         return with_prefixes(path for path, _ in _leaves(self))
 
 
 def with_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return dotted paths, each after the paths of all that it lies in."""
+    """Return dotted paths, each after the paths of everything that contains it."""
     prefixes = (accumulate(path.split("."), "{}.{}".format) for path in paths)
     return tuple(dict.fromkeys(chain.from_iterable(prefixes)))
 
 
 _MINE = "mine"
 ABOUT_ITSELF = ("schema", "schema_", "name", "title", "origin", "sources", "assumed", "fitted")
-"""Keys of a document that are about the document itself."""
+"""Keys that are about the document, not about what it describes."""
 
 
 def _leaves(value: object, *path: str) -> Iterator[tuple[str, object]]:
-    """Iterate over the values that were stated, not left at their defaults, each with the path of its keys."""
+    """Iterate over the values that the document states (defaults excluded), each with its path."""
     if isinstance(value, Part):
         fields = type(value).model_fields
         for name in fields:

@@ -4,13 +4,13 @@
 
     HosimError
     ├── ConfigError       a document is wrong: fix the file
-    │   └── ScopeError    a policy does not know how to plan this: choose another one
+    │   └── ScopeError    a policy cannot plan this: choose another one
     ├── PlanError         a plan breaks a rule: fix the plan
-    ├── CapacityError     no such plan fits: carries a Shortfall with the levers
+    ├── CapacityError     no such plan fits: an answer, a Shortfall with levers
     └── InvariantError    a law was broken: a bug in hosim
 
-Every message has one shape: *where: what must hold, found what was found; what to do*. It has less than 2,000
-characters, all of them printable, whatever it quotes.
+Every message has one shape: *where: what must hold, found what; what to do*. It has less than 2,000 characters, all
+printable, whatever it quotes.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from importlib import import_module
 from typing import Any
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
-"""Characters that move a terminal's cursor, ring, or reverse the order of text; not line ends and tabs."""
+"""Characters that move a terminal's cursor, ring its bell, or reverse the order of text; not line ends and tabs."""
 
-_LONGEST = (350, 500, 250, 850)  # most characters of where, what must hold, what was found, and what to do
+_LONGEST = (350, 500, 250, 850)  # most characters of where, must, found and do
 
 
 def quotable(text: str, most: int) -> str:
-    """Make a text safe to print: leave out the middle of a long one, and escape characters that are not printable.
+    """Make a text safe to print: cut the middle out of a long one, and escape characters that are not printable.
 
     Parameters
     ----------
     text
-        A text of any origin; its lines stay lines.
+        A text of any origin; line ends are kept.
     most
-        Most characters that it may have.
+        Most characters of the result.
     """
     if len(text) > most:
         kept = (most - 5) // 3
@@ -47,12 +47,12 @@ def quotable(text: str, most: int) -> str:
 
 
 class HosimError(Exception):
-    """Base of all errors that hosim raises on purpose.
+    """Base class of all errors that hosim raises on purpose.
 
     Parameters
     ----------
     where
-        File and line, field path, step or op the message is about.
+        File and line, field path, step or op that the message is about.
     must
         The rule that must hold, as a clause ("a size is at least 0 B").
     found
@@ -76,11 +76,11 @@ class HosimError(Exception):
 
 
 class ConfigError(HosimError):
-    """A document, an option or a file that people wrote is wrong."""
+    """A document, an option or an input file is wrong."""
 
 
 def insist(holds: object, where: str, must: str, found: str, do: str = "correct it") -> None:
-    """Refuse what breaks a rule.
+    """Raise an error if a rule does not hold.
 
     Parameters
     ----------
@@ -99,19 +99,19 @@ def insist(holds: object, where: str, must: str, found: str, do: str = "correct 
 
 
 def import_extra(where: str, must: str, do: str, *modules: str) -> list[Any]:
-    """Import modules of an extra, or refuse what needs them.
+    """Import modules of an optional extra.
 
     Parameters
     ----------
     where, must, do
-        As of a `HosimError`.
+        As for `HosimError`.
     modules
-        Their names.
+        Names of the modules.
 
     Raises
     ------
     ConfigError
-        If one is not installed.
+        If a module is not installed.
     """
     try:
         return [import_module(module) for module in modules]
@@ -120,7 +120,7 @@ def import_extra(where: str, must: str, do: str, *modules: str) -> list[Any]:
 
 
 class ScopeError(ConfigError):
-    """A policy does not know how to plan this graph on this machine; in a table it is a row like an infeasible one."""
+    """A policy cannot plan this graph on this machine; in a table its row is ``refused``."""
 
     @property
     def reason(self) -> str:
@@ -133,11 +133,11 @@ class PlanError(HosimError):
 
 
 class InvariantError(HosimError):
-    """A law that every trace obeys was broken: a bug in hosim, never the user's fault."""
+    """A trace breaks a law: a bug in hosim, never the user's fault."""
 
 
 def system_message(error: OSError) -> str:
-    """Return the system's message, with the file if it names one."""
+    """Return the operating system's message, with the file if it names one."""
     message = error.strerror or str(error) or type(error).__name__
     return f"{message}: {error.filename}" if error.filename else message
 
@@ -151,21 +151,21 @@ class Shortfall:
     tier
         Name of the tier that is too small.
     demand_bytes, capacity_bytes
-        The bytes that must be there at once, and those that there is room for [B].
+        The bytes that must be in the tier at once, and the bytes that may be used of it [B].
     at
         The moment of the largest demand, as a phrase (``op 'L03/fwd/norm1'``).
     largest
         ``(tensor name, size [B])`` of the largest residents at that moment, largest first.
     levers
-        Sentences, each one change after which nothing that is known speaks against it; the least room comes first.
+        Sentences, each with one change after which no known obstacle is left; the one with the least room comes first.
     rooms
-        Amounts of room, each alone: tier -> bytes that must be usable of it [B]. In the result of a run each was tried,
-        and is named by one of the levers; before, each is known to be needed.
+        Alternatives, each of which is enough alone: tier -> bytes that must be usable of it [B]. In the result of a run
+        each was tried, and one of the levers names it; before, each is a proven lower limit.
     full
-        The moment from which the tier is full, and the last tensor to come there of those that stay, as a phrase (see
+        The moment from which the tier is full, and the last tensor to arrive there of those that stay, as a phrase (see
         `full_from`); empty if that says no more than `at`, or is not known.
     staged
-        The share of the tier that staged links keep, as a phrase; empty if they keep none.
+        The bytes of the tier that staged links reserve, as a phrase; empty if they reserve none.
     """
 
     tier: str
@@ -190,9 +190,9 @@ def full_from(first: str, worst: str, last: str) -> str:
     Parameters
     ----------
     first, worst
-        The first moment at which there is no room, and that of the largest demand, as phrases.
+        The first moment without room, and the moment of the largest demand, as phrases.
     last
-        Name of the last tensor to come there before, of those that stay until the second; empty if there is none.
+        Name of the last tensor that arrives before `first` and stays until `worst`; empty if there is none.
     """
     phrases = [f"from {first} on"] * (first != worst) + [f"once {last!r} has come"] * bool(last)
     return ", ".join(phrases)

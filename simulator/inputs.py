@@ -1,6 +1,6 @@
-"""Files that people name, opened for every reader: regular files, and of these no more than a run can use.
+"""Opens the files that users name: regular files only, and no more of each than a run can use.
 
-A file may be small and what is in it without an end, so all limits hold for what comes out of a packed file.
+A small packed file may unpack without an end, so all limits are on the unpacked bytes.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from typing import BinaryIO, cast
 from simulator.errors import ConfigError, insist
 
 MOST_BYTES = 2_000_000_000
-"""Most bytes of a file that is read line by line: several times those of the largest graph that a run computes."""
+"""Most bytes of a file that is read line by line: several times the largest graph that a run can handle."""
 MOST_LINES = 50_000_000
-"""Most lines of such a file, also empty ones."""
+"""Most lines of such a file, empty ones included."""
 LONGEST_LINE_BYTES = 64_000_000
-"""Most bytes of a line, and of a file that is read as a whole: an op that reads a million tensors has about half."""
+"""Most bytes of a line, or of a file that is read at once; the line of an op with a million reads has about half."""
 _BLOCK_BYTES = 1 << 18
-# The start of a file that may run code when it is opened; a message of protocol buffers goes on otherwise.
+# The start of a file that may run code when it is opened (zip or pickle); protocol buffers never start like this.
 _PROGRAM = re.compile(rb"PK\x03\x04|\x80[\x02-\x05][^\n\x12]")
 
 
 def shown(path: Path) -> str:
-    """Write a path for people: relative to the working directory if it lies below that."""
+    """Write a path for people, relative to the working directory if it lies below it."""
     try:
         return path.absolute().relative_to(Path.cwd()).as_posix()
-    except (ValueError, FileNotFoundError):  # also where that directory is gone
+    except (ValueError, FileNotFoundError):  # also if the working directory is gone
         return str(path)
 
 
 def no_file(path: Path) -> str:
-    """Say what a path leads to that is no file."""
+    """Say what is at a path that is not a file."""
     try:
         return "a folder" if path.is_dir() else "no such file" if not path.exists() else "a device or a pipe"
     except OSError as error:
@@ -48,19 +48,19 @@ def no_file(path: Path) -> str:
 
 @contextmanager
 def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
-    """Open a file, and unpack it if gzip compressed it; what fails until it is closed is one kind of error.
+    """Open a file, unpacking gzip; every failure until it is closed becomes a `ConfigError`.
 
     Parameters
     ----------
     path
         The file.
     is_raw
-        Whether a packed file is read as it is.
+        Whether to read a packed file without unpacking it.
 
     Raises
     ------
     ConfigError
-        If it is no file, cannot be read, or breaks off.
+        If it is not a file, cannot be read, or is truncated.
     """
     try:
         do = "correct the path; hosim downloads nothing"
@@ -78,19 +78,19 @@ def opened(path: Path, *, is_raw: bool = False) -> Iterator[BinaryIO]:
 
 
 def whole(path: Path, most: int | None = None) -> bytes:
-    """Read a file that is not made of lines.
+    """Read a whole file at once.
 
     Parameters
     ----------
     path
         The file.
     most
-        Most bytes that it may have; default: as many as a line.
+        Most bytes that it may have; default: `LONGEST_LINE_BYTES`.
 
     Raises
     ------
     ConfigError
-        See `opened`; or if there are more.
+        As for `opened`, or if there are more bytes.
     """
     most = most or LONGEST_LINE_BYTES
     with opened(path) as file:
@@ -100,13 +100,13 @@ def whole(path: Path, most: int | None = None) -> bytes:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a file as it is, packed or not; errors as of `opened`."""
+    """Return the SHA-256 of a file without unpacking it; errors as for `opened`."""
     with opened(path, is_raw=True) as file:
         return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
 
 
 def blocks(path: Path) -> Iterator[list[bytes]]:
-    """Read the lines of a file, each with its end, many at a time; a file may be larger than the memory.
+    """Read the lines of a file in batches, each line with its end; the file may be larger than memory.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def blocks(path: Path) -> Iterator[list[bytes]]:
     Raises
     ------
     ConfigError
-        See `opened`; or if there are too many bytes or lines, or too many bytes in a line.
+        As for `opened`, or if there are too many bytes or lines, or a line is too long.
     """
     rest: list[bytes] = []
     line_count = size = 0
@@ -138,7 +138,7 @@ def blocks(path: Path) -> Iterator[list[bytes]]:
 
 
 def data_only(start: bytes, path: Path) -> None:
-    """Refuse a file that runs code when it is opened, by its first bytes.
+    """Refuse a file whose first bytes show that opening it may run code.
 
     Raises
     ------
@@ -151,12 +151,12 @@ def data_only(start: bytes, path: Path) -> None:
 
 
 def unmarked(text: bytes, path: Path) -> bytes:
-    """Return the start of a text without its byte order mark.
+    """Strip the byte order mark from the start of a text.
 
     Raises
     ------
     ConfigError
-        If the mark is that of UTF-16, or it is no text but a program (see `data_only`).
+        If the mark is that of UTF-16, or the file may run code (see `data_only`).
     """
     data_only(text, path)
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

@@ -1,8 +1,8 @@
-"""Quantities with units at the door, whole numbers inside.
+"""Quantities: text with units in documents, whole numbers inside.
 
-A person writes ``80 GiB``, ``33.6 GB/s``, ``10 us``, ``376 TFLOP/s``; inside there are only whole bytes,
-bytes per second, nanoseconds and FLOP per second. ``GB`` is 10^9 bytes and ``GiB`` is 2^30 bytes, always.
-``inf`` is allowed where a limit may be absent.
+People write ``80 GiB``, ``33.6 GB/s``, ``10 us``, ``376 TFLOP/s``; the code has only whole bytes, bytes per second,
+nanoseconds and FLOP per second. ``GB`` is always 10^9 bytes, ``GiB`` 2^30 bytes. ``inf`` is allowed where a limit may
+be absent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulator.errors import ConfigError
 
 
 class _Dimension(NamedTuple):
-    """A dimension: how messages call it, how a document may state it, and its units, with the size of each."""
+    """A dimension: its name in messages, an example of how to write it, and the size of each of its units."""
 
     noun: str
     example: str
@@ -31,7 +31,7 @@ class _Dimension(NamedTuple):
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _ROOM = {"nUSD/GB/month": 1, "USD/GB/month": 10**9, "USD/GB/h": 730 * 10**9}  # a month has 730 hours
-# Unit inside -> what a document may state, and how many of that unit each of its units has.
+# Unit inside -> its dimension; sizes are in that unit.
 _DIMENSIONS = {
     "B": _Dimension("a size", "64 GB", {f"{prefix}B": size for prefix, size in (_DECIMAL | _BINARY).items()}),
     "B/s": _Dimension("a rate", "33.6 GB/s", {f"{prefix}B/s": size for prefix, size in (_DECIMAL | _BINARY).items()}),
@@ -48,14 +48,14 @@ _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3
 # A lower-case b is a bit, as in the rate of a network.
 _BITS = re.compile(r"([kKMGTP]i?)?(?:b|bit)(?:/s|ps)?")
 _LARGEST = 2**63 - 1
-# Relative error by which a quantity may miss a whole number: ``1.3 GiB`` does, ``1.5 ns`` is a mistake.
+# Relative rounding error allowed of a quantity: ``1.3 GiB`` is no whole number of bytes, but ``1.5 ns`` is a mistake.
 _ROUNDED = Decimal("1e-6")
-# Of more names than these, only those that begin or end alike are compared, so that a message takes no time.
+# With more names than this, only those that begin or end alike are compared, so that a message takes no time.
 _MANY = 1000
 
 
 class FieldError(ValueError):
-    """A fault of one field; whoever knows the file and the line makes a `ConfigError` of it (`at`).
+    """A fault of one field; a caller that knows the file and the line turns it into a `ConfigError` (`at`).
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ class FieldError(ValueError):
         return f"{self.must}, found {self.found}; {self.do}"
 
     def at(self, where: str) -> ConfigError:
-        """Make the error of a field that stands there: in a file and line, say."""
+        """Turn the fault into an error at a place, such as a file and line."""
         return ConfigError(where, self.must, self.found, self.do)
 
 
 def require(holds: object, must: str, found: object, *path: str, do: str = "correct it") -> None:
-    """Refuse what breaks a rule.
+    """Raise a fault if a rule does not hold.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def require(holds: object, must: str, found: object, *path: str, do: str = "corr
 
 @contextmanager
 def in_field(*path: str) -> Iterator[None]:
-    """Give the faults that are found inside the path of their field."""
+    """Set the path of every fault that is raised inside."""
     try:
         yield
     except FieldError as error:
@@ -110,14 +110,14 @@ def in_field(*path: str) -> Iterator[None]:
 
 
 def did_you_mean(name: object, names: Iterable[str], otherwise: str = "") -> str:
-    """Ask ``did you mean 'x'?`` of the name that is closest to an unknown one.
+    """Ask ``did you mean 'x'?``, with the known name that is closest to an unknown one.
 
     Parameters
     ----------
     name, names
-        The unknown name, and all that would do.
+        The unknown name, and all known ones.
     otherwise
-        The text if none is close.
+        The text to return if none is close.
     """
     text, candidates = str(name), list(names)
     if len(candidates) > _MANY:
@@ -134,7 +134,7 @@ def suggestion(name: object, names: Iterable[str]) -> str:
 
 
 def nearest(name: str, names: tuple[str, ...]) -> str:
-    """Advise ``use one of a, b (did you mean 'a'?)`` in place of an unknown name, or ``remove it`` if none would do."""
+    """Advise ``use one of a, b (did you mean 'a'?)`` for an unknown name, or ``remove it`` if there are no names."""
     return f"use one of {', '.join(names)}{suggestion(name, names)}" if names else "remove it"
 
 
@@ -146,7 +146,7 @@ def parse(text: object, unit: str) -> int | float:
     text
         The text of the document, such as ``"33.6 GB/s"`` or ``"inf"``.
     unit
-        The unit inside: ``B``, ``B/s``, ``ns``, ``FLOP/s``, or one of those of costs.
+        The unit inside: ``B``, ``B/s``, ``ns``, ``FLOP/s``, or a unit of energy or price.
 
     Returns
     -------
@@ -156,7 +156,7 @@ def parse(text: object, unit: str) -> int | float:
     Raises
     ------
     FieldError
-        If `text` is a bare number, has another dimension, is negative, or is no whole number of `unit`.
+        If `text` is a bare number, has another dimension, is negative, or is not a whole number of `unit`.
     """
     noun, example, sizes = _DIMENSIONS[unit]
     stated = text.strip() if isinstance(text, str) else ""
@@ -199,7 +199,7 @@ def ratio(stated: str | float) -> float:
 
 
 def unit_of(text: object) -> str | None:
-    """Return the unit inside of a quantity (any unit for ``inf``), or None if the text is no quantity."""
+    """Return the unit in which a quantity is held inside (any unit for ``inf``), or None if the text is no quantity."""
     for unit in _DIMENSIONS:
         with suppress(FieldError):
             parse(text, unit)
@@ -208,7 +208,7 @@ def unit_of(text: object) -> str | None:
 
 
 def exact(value: int | float, unit: str) -> str:
-    """Write a quantity so that reading it gives the same number: the largest unit with at most 3 decimals.
+    """Write a quantity so that it reads back as the same number, in the largest unit that needs at most 3 decimals.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def exact(value: int | float, unit: str) -> str:
 
 
 def human(value: int | float, unit: str) -> str:
-    """Write a quantity for people: three significant digits and a decimal unit.
+    """Write a quantity for people, with three significant digits and a decimal unit.
 
     Parameters
     ----------
@@ -251,18 +251,18 @@ def counted(count: int, noun: str) -> str:
     Parameters
     ----------
     count, noun
-        A number, and a noun in the singular, whose plural ends in s.
+        The count, and a singular noun whose plural ends in s.
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def would_divide(axis: str, length: int, parts: int) -> str:
-    """Advise which numbers near `parts` would divide `length`: ``set tensor to 4 or 8``.
+    """Advise the nearest numbers of parts that divide `length`: ``set tensor to 4 or 8``.
 
     Parameters
     ----------
     axis
-        The name of what is set.
+        Name of the field to set.
     length, parts
         A length, and a number of parts that does not divide it.
     """
@@ -306,22 +306,22 @@ FlopsPerSecond = Annotated[int | float, *_quantity("FLOP/s", endless=True, zero=
 Milliwatts = Annotated[int, *_quantity("mW")]
 """A power [mW]."""
 EnergyPerByte = Annotated[int, *_quantity("fJ/B")]
-"""An energy of a byte [fJ]."""
+"""The energy of moving a byte [fJ]."""
 EnergyPerFlop = Annotated[int, *_quantity("fJ/FLOP")]
-"""An energy of an operation [fJ]."""
+"""The energy of a floating-point operation [fJ]."""
 PricePerHour = Annotated[int, *_quantity("uUSD/h")]
-"""A price of an hour [millionths of a dollar]."""
+"""A price per hour [millionths of a dollar]."""
 PriceOfRoom = Annotated[int, *_quantity("nUSD/GB/month")]
-"""A price of 10^9 bytes over 730 hours [billionths of a dollar]."""
+"""A price of 10^9 bytes for 730 hours [billionths of a dollar]."""
 
 
 def in_yaml(value: object) -> str:
-    """Write a value as people write it in a line of YAML.
+    """Write a value as people write it on one line of YAML.
 
     Parameters
     ----------
     value
-        A number, a text, a truth value, None, or a mapping or list of such.
+        A number, a string, a boolean, None, or a mapping or list of these.
     """
     if value is None:
         return "null"

@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 AllocatorKind = Literal["ideal", "best_fit", "caching", "fixed"]
-"""How places of the compute tier get addresses."""
+"""Name of an allocator: how places of the compute tier get addresses."""
 
 
 class PolicyChoice(Part):
@@ -30,24 +30,24 @@ class PolicyChoice(Part):
     Attributes
     ----------
     policy
-        Name of the policy, or of a ``hosim-plan/1`` file (a value that ends in ``.jsonl`` or ``.jsonl.gz``), or of a
-        ``residency-trace/1`` whose schedule is replayed (``.json``). A ``*`` in it stands for the name of a graph, in a
-        job of several that have a plan each.
+        Name of a policy, or path of a plan: a ``hosim-plan/1`` file (``.jsonl`` or ``.jsonl.gz``), or a
+        ``residency-trace/1`` whose schedule is replayed (``.json``). In a job of several graphs, each with a plan of
+        its own, a ``*`` in the path stands for the name of the graph.
     label
         Name of the row; default: the policy's name, or the stem of the plan's file.
     options
         Options of the policy.
     alone
-        Whether it plans as if no other rank used what ranks share; the row shows what that costs.
+        Whether it plans as if no other rank used the links that ranks share; the row shows what that costs.
     staggered
-        Whether ranks that share a link may begin in turn; they do if the step is then shorter.
+        Whether ranks that share a link may get start offsets; they do if that makes the step shorter.
     allocator
-        Allocator of addresses in the compute tier: ``ideal`` counts bytes alone; ``best_fit`` gives out the smallest
-        hole of an address space that suffices; ``caching`` cuts blocks from segments that it keeps, as PyTorch does;
-        ``fixed`` chooses offsets before the run, from a plan that is made before it.
+        How places of the compute tier get addresses: ``ideal`` counts bytes only; ``best_fit`` takes the smallest hole
+        that is large enough; ``caching`` cuts blocks from segments that it keeps, as PyTorch does; ``fixed`` assigns
+        all offsets before the run, and so needs a fixed plan.
     set_
-        Changes to the hardware for this row alone, after all others: ``{links.*.bandwidth: 40 GB/s}``. Their origins
-        stand in the scenario, as those of its own ``set``.
+        Changes to the hardware for this row only, after all others: ``{links.*.bandwidth: 40 GB/s}``. The scenario
+        gives their origins, as for its own ``set``.
     """
 
     policy: Annotated[str, Field(min_length=1)]
@@ -87,20 +87,20 @@ class PolicyChoice(Part):
 
 
 class DrawsOrigin(Part):
-    """Source of what dynamic reads choose among their candidates: a distribution, or a file.
+    """Where draws come from: a distribution, or a file.
 
     Attributes
     ----------
     distribution
-        ``uniform``: all are equally likely. ``zipf``: the r-th most likely of a layer has a share like r to the power
-        of minus `skew`; which candidate that is, is drawn for each layer.
+        ``uniform``: all candidates are equally likely. ``zipf``: the r-th most likely candidate of a layer has a share
+        proportional to r to the power of minus `skew`; the ranking is drawn for each layer.
     skew
-        Exponent of the shares of ``zipf``: see `distribution`; ``uniform`` has none.
+        Exponent of ``zipf``, see `distribution`; ``uniform`` has none.
     stickiness
-        With this probability each choice of a sample is kept from the step before.
+        The probability that a sample keeps a choice of the step before.
     file
-        In place of all that a ``.csv``, relative to the scenario: of shares, with the columns ``layer``, ``expert`` and
-        ``share``; or of what was chosen, with the columns ``step``, ``op`` and ``chosen``.
+        Instead of a distribution, a ``.csv`` (relative to the scenario): of shares, with the columns ``layer``,
+        ``expert`` and ``share``; or of recorded choices, with the columns ``step``, ``op`` and ``chosen``.
     """
 
     distribution: Literal["uniform", "zipf"] = "uniform"
@@ -117,18 +117,17 @@ class DrawsOrigin(Part):
 
 
 class Switches(Part):
-    """Modelling choices about the machine; recorded in the result.
+    """Modelling choices about the machine; results record them.
 
     Attributes
     ----------
     copies_wait_for
-        A copy becomes eligible when the last compute issued before it has started (``start``), or ended (``end``).
+        A copy may start once the last compute issued before it has started (``start``) or ended (``end``).
     hbm_contention
-        Whether copies, and what collectives send and receive, take bandwidth of the compute tier from memory-bound
-        kernels, and these from them.
+        Whether copies and collectives compete with memory-bound kernels for the bandwidth of the compute tier.
     collectives
-        Those of each group run on a stream of their own (``own_stream``), beside computes; or all in line with the
-        computes (``compute_stream``).
+        Where collectives run: those of each group on a stream of their own (``own_stream``), beside the computes; or
+        all in line with the computes (``compute_stream``).
     """
 
     copies_wait_for: Literal["start", "end"] = "start"
@@ -137,12 +136,12 @@ class Switches(Part):
 
 
 class Slo(Part):
-    """Objectives of a service: what a request's latencies may be at most, for it to count as goodput.
+    """Service level objectives: limits on the latencies of a request that counts as goodput.
 
     Attributes
     ----------
     ttft_ns, tpot_ns, e2e_ns
-        Time to the first token, time of each output token after it, and time to the last one [ns].
+        Time to the first token, time per output token after it, and time to the last token [ns].
     """
 
     ttft_ns: Nanoseconds | None = Field(None, alias="ttft")
@@ -153,7 +152,7 @@ class Slo(Part):
         require(self.model_fields_set, "an objective names a latency", "none", do="add ttft, tpot or e2e")
 
     def is_met(self, latencies: Mapping[str, Any]) -> bool:
-        """Tell whether a request has left and met them all, by its latencies [ns], named as the attributes."""
+        """Tell whether a request has finished and met all limits; its latencies [ns] are named as the attributes."""
         if latencies["e2e_ns"] is None:
             return False
         limits = ((name, getattr(self, name)) for name in type(self).model_fields)
@@ -168,38 +167,38 @@ class Scenario(Document):
     hardware
         The machine: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
     workload
-        The workload that runs on it: a name or a path, as of `hardware`.
+        The workload that runs on it: a name or a path, as for `hardware`.
     set_
         Changes to the hardware: field path -> value (``links.d2h.bandwidth: 40 GB/s``).
     homes
         Tensor kind, or shell pattern of tensor names -> tier, or ``free`` (the policy chooses). The last match wins.
-        Default: persistent tensors in the compute tier, all else free. An output that is given another tier than that
-        has room there from the start, and ends each step there.
+        Default: persistent tensors in the compute tier, all others free. An output with a home in another tier has
+        room reserved there from the start, and is there at the end of each step.
     budget_bytes
         Budget of the compute tier [B]; default: its capacity less what is reserved.
     policies
-        Rows of the table. A bare name stands for the policy with its default options.
+        Rows of the table. A bare name is the policy with its default options.
     fold
-        Whether ranks that run the same stand for one another, which changes no time: ``auto`` if nothing tells them
-        apart, ``never``, or ``always``, which is an error if something does.
+        Whether identical ranks are simulated once, which changes no time: ``auto`` where nothing tells them apart,
+        ``never``, or ``always``, which is an error if something does.
     scaling
-        Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; fields of
-        one point are set together. `hosim scaling` runs all points, everything else the workload as it stands.
+        Workload field -> its value at each point of a scaling curve, such as ``parallel.data: [8, 16, 32]``; the n-th
+        values of all fields are one point. `hosim scaling` runs all points; other commands ignore this.
     largest
-        Up to which value of a field of the workload each row still fits is searched: column ``largest_<field>``.
+        Search the largest value of a workload field with which each row still fits: column ``largest_<field>``.
     least
-        Down to which value of a field of the machine it does: with ``tiers.hbm.capacity``, what memory is enough.
+        Search the least value of a machine field with which it does: ``tiers.hbm.capacity`` asks what memory is enough.
     draws
-        Choices of dynamic reads, step by step: a distribution, or a file. Policies may know how likely a
-        candidate is, and not what is chosen before it is revealed.
+        What dynamic reads choose, step by step: a distribution, or a file. Policies may know how likely a candidate is,
+        but not what is chosen before it is revealed.
     seed
-        Seed of all that is drawn.
+        Seed of all draws.
     kv_tiers
         For `hosim serve`: tiers that keep the KV blocks of sequences that have left, from the compute tier down, each
-        with the room [B] for that, or null for what is there. Of the compute tier the room is that of sequences that
-        run as well. Default: the compute tier alone.
+        with the room for them [B], or null for all that is free. In the compute tier running sequences share this room.
+        Default: the compute tier alone.
     slo
-        For `hosim serve`: what latencies are asked for; requests that meet all of them count as goodput.
+        For `hosim serve`: limits on latencies; requests that meet all of them count as goodput.
     switches
         Modelling choices about the machine.
     expect
@@ -233,7 +232,7 @@ class Scenario(Document):
         return self.least or self.largest
 
     def figures(self) -> Iterator[str]:
-        """Field paths of the hardware that the scenario or one of its rows sets."""
+        """Iterate over the hardware field paths that the scenario or one of its rows sets."""
         yield from dict.fromkeys([*self.set_, *(path for choice in self.policies for path in choice.set_)])
 
     def _keys(self, path: str) -> tuple[str, ...]:

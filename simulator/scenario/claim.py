@@ -16,28 +16,28 @@ Bound = str | Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A quantity, a bare number (of a column without a unit) or a text."""
 _FACTOR = re.compile(r"[0-9]+(\.[0-9]+)?x")
 WITHIN = 0.05
-"""The relative error that is accepted of a figure, if nothing else is said: most papers print two digits."""
+"""The default relative error that an expectation accepts: most papers print two digits."""
 WORKLOAD = "workload."
-"""Start of paths to fields of the workload."""
+"""Prefix of paths to fields of the workload."""
 _PARTS = 64
-"""Parts into which a range without multiples is cut: a search by halving takes at most 6 steps."""
+"""Parts into which a range without multiples is cut: bisection takes at most 6 steps."""
 MOST_VALUES = 100_000
-"""Most multiples in a range, which are all listed in memory."""
+"""Most multiples in a range; all are held in memory."""
 
 Values = Annotated[tuple[Any, ...] | dict[Line, Any], Field(min_length=2, max_length=64)]
-"""Values as a document states them: a list, or a mapping from a name for people to the value."""
+"""Values as a document states them: a list, or a mapping from a readable name to the value."""
 
 
 class Open(Part):
-    """A gap in the source of a claim: something that it does not state.
+    """Something that the source of a claim does not state.
 
     Attributes
     ----------
     fields
-        Its field paths: of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or, of a choice,
-        of the scenario (``scenario.policies.0.allocator``). All have one value.
+        Its field paths: of the machine (``tiers.hbm.capacity``), of the workload (``workload.batch``) or, for a choice,
+        of the scenario (``scenario.policies.0.allocator``). All have the same value.
     values
-        Possible values, as a document states them: a list, or a mapping from a name for people to the value.
+        Possible values, as a document states them: a list, or a mapping from a readable name to the value.
     why
         Source of the values, or of the range.
     """
@@ -48,7 +48,7 @@ class Open(Part):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The values by name; nothing of a range."""
+        """The values by name; empty for a range."""
         return self.values if isinstance(self.values, dict) else {in_yaml(x).strip("'"): x for x in self.values or ()}
 
     def _check(self) -> None:
@@ -78,13 +78,13 @@ class Unstated(Open):
     parameter
         Its name.
     low
-        The least value of the range in which it may lie: a quantity, or a number without a unit; or a factor
-        (``0.5x``) by which figures of the machine are multiplied, which reaches also what rows set for
-        themselves. What the scenario takes lies in the range, or is one of the values.
+        The least value that it may have: a quantity, a number without a unit, or a factor (``0.5x``) by which figures
+        of the machine are multiplied, those that rows set for themselves included. The value that the scenario uses
+        lies in the range, or is one of `values`.
     high
-        The largest value of that range.
+        The largest value that it may have.
     multiple_of
-        Of which whole number the values are multiples; for fields that are whole numbers.
+        Only multiples of this are tried; for fields that are whole numbers.
     """
 
     parameter: Annotated[Line, Field(min_length=1)]
@@ -94,13 +94,13 @@ class Unstated(Open):
 
     @cached_property
     def unit(self) -> str | None:
-        """Unit of its values, of factors ``x``; None if they have none."""
+        """Unit of its values; ``x`` for factors, None for numbers."""
         if not isinstance(self.low, str):
             return None
         return "x" if self.low.endswith("x") else unit_of(self.low)
 
     def read(self, value: object) -> Any:
-        """Read an end of the range, or a value of a field: as a number of its unit; if values are listed, by its name.
+        """Read an end of the range, or a value of a field: as a number of its unit, or the name of a listed value.
 
         Parameters
         ----------
@@ -127,17 +127,17 @@ class Unstated(Open):
 
     @property
     def written(self) -> str:
-        """Values, or range, for people."""
+        """The values, or the range, for people."""
         return ", ".join(self.options) or f"{self.low} to {self.high}"
 
     @property
     def is_factor(self) -> bool:
-        """Whether figures are multiplied, and not replaced."""
+        """Whether figures are multiplied rather than replaced."""
         return self.unit == "x"
 
     @cached_property
     def tried(self) -> tuple[Any, ...]:
-        """Values to try: names of values that are listed; or of a range, ascending, multiples, or equal parts."""
+        """Values to try: the names of listed values; for a range, ascending, its multiples or 65 even points."""
         if self.values is not None:
             return tuple(self.options)
         low, high = self.read(self.low), self.read(self.high)
@@ -166,7 +166,7 @@ class Unstated(Open):
 
 
 def label_of(label: str) -> str:
-    """Return a name of a row, or refuse it."""
+    """Return the label of a row, or refuse it."""
     found = flaw(label, 80) or ("" if {"/", "\\"}.isdisjoint(label) else repr(label))
     must = "a label is at most 80 characters on one line, without slashes, and begins with none of = + - @"
     require(not found, must, found, do="choose a shorter, plainer label")
@@ -179,15 +179,15 @@ Printed = Bound | Annotated[tuple[Bound, Bound], Field(description="a range")]
 """A printed figure, or the ends of a printed range."""
 
 Kind = Literal["predicted", "fitted", "shown", "by construction"]
-"""Relation to a printed figure: nothing was fitted to it; something was; it is put beside ours; ours cannot differ."""
+"""Relation of ours to a printed figure: predicted without a fit to it; fitted; only shown beside it; cannot differ."""
 
 Limit = Literal["about", "at_most", "at_least", "equals"]
 LIMITS: tuple[Limit, ...] = ("about", "at_most", "at_least", "equals")
-"""Fields that say what must hold of a value by itself."""
+"""Fields of an expectation that limit a value by itself."""
 
 
 class Expectation(Part):
-    """A figure that must hold; `hosim run` ends with exit code 1 if it does not.
+    """A condition on a figure of a row; `hosim run` ends with exit code 1 if it does not hold.
 
     Attributes
     ----------
@@ -196,15 +196,15 @@ class Expectation(Part):
     column
         Column of the summary, such as ``step_ns`` or ``peak_hbm_bytes``; or a sum of several, joined by `` + ``.
     over
-        The column's value is divided by that of this row, or by this printed figure (``5.2 s``). It is
-        then a ratio, and written as ``2.7x``, as ``-26 %`` (a change, so 0.74) or as a number.
+        Divide the column's value by that of this row, or by this printed figure (``5.2 s``). The value is then a ratio,
+        written as ``2.7x``, as ``-26 %`` (a change, so 0.74) or as a number.
     about
-        The expected value, as a quantity (``5.36 s``) or a bare share or text.
+        The expected value: a quantity (``5.36 s``), a bare share or a text.
     within
-        The accepted relative error of what is `about` or `printed`. What is printed as a change (``-26 %``) must
-        go the same way, too: 5 % of a ratio near 1 would accept a rise for a fall.
+        The accepted relative error of `about` or `printed`. If the figure is printed as a change (``-26 %``), ours must
+        also have the same sign: 5 % of a ratio near 1 would accept a rise for a fall.
     at_most
-        The largest value that is accepted, as a quantity or a bare share.
+        The largest value that is accepted: a quantity or a bare share.
     at_least
         The least value that is accepted.
     equals
@@ -214,21 +214,21 @@ class Expectation(Part):
     why
         The sentence or printed figure behind it.
     printed
-        The figure as its source prints it, which reports show beside ours. If nothing else is said of what must
-        hold, ours must be within `within` of it, unless it is only shown. Of a range both ends are stated, ``[8
-        s, inf]``: ours must lie in it. What is only shown may be any text.
+        The figure as its source prints it, which reports show beside ours. If no other condition is given, ours must be
+        within `within` of it, unless it is only ``shown``. A printed range is stated by both ends, ``[8 s, inf]``: ours
+        must lie in it. A figure that is only ``shown`` may be any text.
     source
-        Source that prints it, if that is not the claim's.
+        The source that prints it, if that is not the claim's.
     figure
-        Name of the printed figure, the same wherever it is used, so that no scenario is fitted to what it predicts.
+        Name of the printed figure, the same wherever it is used, so that no scenario predicts what it was fitted to.
     kind
-        ``predicted``: nothing was fitted to it. ``fitted``: something was, and this holds the fit. ``shown``: the
-        source's setting or its figure is too vague to be held against; what else is said of it must still hold.
+        ``predicted``: nothing was fitted to it. ``fitted``: something was, and this checks the fit. ``shown``: the
+        source's setting or its figure is too vague to compare with; other conditions given here must still hold.
         ``by construction``: nothing else can come out, whatever the machine does.
     missed
         Why hosim is known not to reproduce the printed figure: it stays in the table, and fails nothing.
     headline
-        Whether `hosim validate --headline` checks it: it stands for a claim that the source leads with.
+        Whether `hosim validate --headline` checks it, as one of the main claims of the source.
     """
 
     row: Label
@@ -250,38 +250,38 @@ class Expectation(Part):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that are added up; mostly one."""
+        """The columns that are added up; usually one."""
         return tuple(self.column.split(" + "))
 
     @property
     def rows(self) -> dict[str, str]:
-        """Rows that it is about, by the field that names them."""
+        """Labels of the rows that it names, by field."""
         named = {"row": self.row, "faster_than": self.faster_than}
         named |= {"over": self.over} if isinstance(self.over, str) and unit_of(self.over) is None else {}
         return {key: row for key, row in named.items() if row is not None}
 
     @property
     def is_close_to_printed(self) -> bool:
-        """Whether ours must be close to what is printed."""
+        """Whether ours must be close to the printed figure."""
         return self.kind != "shown" and all(getattr(self, key) is None for key in (*LIMITS, "faster_than"))
 
     @property
     def unit(self) -> str | None:
-        """Unit of the column, by the end of its name; None for a share, a count or a text."""
+        """Unit of the column, from the end of its name; None for a share, a count or a text."""
         ends = {"_bytes_per_s": "B/s", "_bytes": "B", "_ns": "ns"}
         return next((unit for end, unit in ends.items() if self.column.endswith(end)), None)
 
     @property
     def divisor(self) -> int | float | None:
-        """Printed figure that the value is divided by, as a number of the column's unit."""
+        """The printed figure that the value is divided by, in the column's unit; None if there is none."""
         if self.over is None or "over" in self.rows:
             return None
         return parse(self.over, self.unit) if self.unit else self.over  # type: ignore[return-value]
 
     def ends(self, key: Limit | Literal["printed"]) -> tuple[int | float | str, ...]:
-        """Read a field as a number of the value's unit: both ends of a range; nothing if it is not said.
+        """Read a field in the value's unit: one number, or both ends of a range; empty if it is not stated.
 
-        What is printed and only shown may be a text, of which there is nothing to read.
+        A printed figure that is only shown may be a text, for which this is empty, too.
         """
         stated, may_be_text = getattr(self, key), key == "printed" and self.kind == "shown"
         try:
@@ -322,7 +322,7 @@ class Expectation(Part):
 
 
 class Untested(Part):
-    """A printed figure for which no row can be run; it stays among the claims, missed.
+    """A printed figure for which no row can be run; claims count it as missed.
 
     Attributes
     ----------
@@ -333,7 +333,7 @@ class Untested(Part):
     printed
         The figure as its source prints it.
     source
-        Source that prints it, if that is not the claim's.
+        The source that prints it, if that is not the claim's.
     missed
         Why nothing can be run.
     """
@@ -346,34 +346,33 @@ class Untested(Part):
 
 
 class Claim(Part):
-    """A published sentence that the scenario puts to the test.
+    """A published sentence that the scenario tests.
 
-    The `kind` of its expectations says which printed figures something was fitted to, and which are predicted.
+    The `kind` of its expectations says which printed figures were used for a fit, and which are predicted.
 
     Attributes
     ----------
     sentence
-        The claim, as it is printed or in short.
+        The claim, as printed or abridged.
     source
-        Source that prints it.
+        The source that prints it.
     chosen
-        Choices that are not printed and were made because they explain printed figures, which do not come out without
-        them: name -> why.
+        Choices that the source does not print, made because its figures do not come out without them: name -> why.
     untested
         Printed figures for which no row can be run.
     unstated
         Parameters that the source does not state, for `hosim sensitivity`.
     choices
-        Discrete choices that it does not state, for `hosim sensitivity --choices`.
+        Discrete choices that the source does not state, for `hosim sensitivity --choices`.
     selects
-        Names of printed figures: settings that reproduce all of them are shown with what they give for the others.
+        Names of printed figures: settings that reproduce all of them are selected, and shown with their other figures.
     screens
-        One of these that is a peak where nothing moves, at inference, known before a run: what cannot have it is not
-        run.
+        One of the figures in `selects` that is a peak at inference where nothing moves, and so is known before a run:
+        settings that cannot reproduce it are not run.
     predicts
-        Other scenarios, by name or path, that are run with the settings that are selected.
+        Other scenarios, by name or path, that are run with the selected settings.
     counted
-        Sentences of `hosim sensitivity --choices` when it last ran; `hosim validate` shows them.
+        Sentences that `hosim sensitivity --choices` printed when it last ran; `hosim validate` shows them.
     """
 
     sentence: str

@@ -1,4 +1,4 @@
-"""Inverse questions about a scenario: the last value of a field before a row fails."""
+"""Questions about a scenario, each for the last value of a field before a row fails."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from simulator.scenario.claim import WORKLOAD, Bound, Label
 from simulator.units import exact, in_field, parse, ratio, require, unit_of
 
 COMPUTE, FASTEST = "compute", "fastest"
-"""Names in place of a row: the time of all computes; and the fastest row, with the documents as they are."""
+"""Stand for a row: the time of all computes; the fastest row, with the documents as they are."""
 Amount = Literal["at_least", "at_most", "multiple_of", "start"]
-"""Fields of a question that are values of what is searched."""
+"""Fields of a question that hold values of the field that is searched."""
 _STEP = {"B": 10**8, "B/s": 10**8}
-"""Unit -> the step between values, if nothing is said: a tenth of a GB is as fine as machines are specified."""
+"""Unit -> the default step between values: machines are specified to a tenth of a GB."""
 _REACH = {"largest": 16, "least": 1000}
-"""Factor above and below what the documents say to which values are tried: a long sequence takes long to try."""
+"""Default range of the search, as a factor above and below the documents: a long sequence takes long to try."""
 
 
 class Question(Part):
-    """A question for the last value of a field before a row no longer fits, is too slow, or violates a condition.
+    """Searches the last value of a field before a row no longer fits, is too slow, or violates a condition.
 
     Attributes
     ----------
@@ -39,18 +39,18 @@ class Question(Part):
     over
         Label of the row whose step others are compared with; or ``compute``: the time of all computes.
     slowdown
-        Limits on the step as multiples of that one, such as ``[1.01x, 1.25x, inf]``, each with an answer of its own.
-        Default: no limit.
+        Limits on the step, as multiples of the step of `over`, such as ``[1.01x, 1.25x, inf]``; each has an answer of
+        its own. Default: no limit.
     """
 
     key: ClassVar[str]
-    """The command that asks it, and the key of a scenario."""
+    """The command that asks it, and its key in a scenario."""
     prefix: ClassVar[str] = ""
-    """Start of a path to the field, from the three documents."""
+    """Start of the path from the three documents to the field."""
     assurance: ClassVar[str] = ""
-    """Check of what is taken for granted, for people."""
+    """Words for people on how the search checks that a row only gets worse."""
     further: ClassVar[tuple[str, str]] = ("lower at_least", "raise at_most")
-    """Change that lets a search for the least, or the largest, go on where it ended, for people."""
+    """Advice to people on how a search for the least, or the largest, goes on where it ended."""
 
     field: Annotated[str, Field(min_length=1)]
     at_most: str | float | None
@@ -76,7 +76,7 @@ class Question(Part):
 
     @property
     def sign(self) -> int:
-        """Factor by which a larger value is one that is harder to fit."""
+        """1 if larger values are harder to fit, -1 if smaller ones are."""
         return 1 if self.direction == "largest" else -1
 
     @property
@@ -86,7 +86,7 @@ class Question(Part):
 
     @property
     def limits(self) -> tuple[float, ...]:
-        """Limits on the step for each answer, as a multiple of that of `over`; ``inf`` for none."""
+        """Limits on the step, as multiples of that of `over`, one for each answer; ``inf``: no limit."""
         return tuple(map(ratio, self.slowdown)) or (math.inf,)
 
     def within(self, limit: float) -> str:
@@ -94,11 +94,11 @@ class Question(Part):
         return "any step" if limit == math.inf else f"{limit:g}x {self.over}"
 
     def does(self, limit: float) -> str:
-        """Say what a row does that meets all that is asked."""
+        """Say what a row does that meets all conditions."""
         return f"fits within {self.within(limit)}" if self.slowdown else "fits"
 
     def columns(self, tier: str) -> dict[str, tuple[float, str]]:
-        """Name the columns that a summary gets -> the limit of the answer that they are from, and the column there.
+        """Map the columns that a summary gets to the limit whose answer they come from, and the column of that answer.
 
         Parameters
         ----------
@@ -120,7 +120,7 @@ class Question(Part):
 
     @property
     def unit(self) -> str | None:
-        """Unit of what is searched; None of a number."""
+        """Unit of the field that is searched; None for a number."""
         return unit_of(self.at_most)
 
     @property
@@ -136,17 +136,17 @@ class Question(Part):
     def read(self, key: Amount) -> int | float:
         """Read an amount of the question as a number of its unit."""
         stated = getattr(self, key)
-        if stated == 0:  # not said
+        if stated == 0:  # not stated
             return _STEP.get(self.unit or "", 1) if key == "multiple_of" else 1
         if isinstance(stated, int) and self.unit is None:
             return stated
         with in_field(key):
-            whole = parse(stated, self.unit or "B")  # a number without a unit is none
+            whole = parse(stated, self.unit or "B")  # refuses a number without a unit
             require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
         return int(whole)
 
     def written(self, value: int | float | None) -> str:
-        """Write a value for people; nothing for none."""
+        """Write a value for people; None becomes an empty text."""
         if value is None or self.unit in (None, "x"):
             return "" if value is None else f"{value:,}{self.unit or ''}"
         return exact(value, str(self.unit))
@@ -167,7 +167,7 @@ class Largest(Question):
     Attributes
     ----------
     field
-        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names one further down.
+        Field of the workload, such as ``sequence`` or ``batch``; a dotted path names a nested field.
     """
 
     key: ClassVar[str] = "largest"
@@ -189,9 +189,9 @@ class Least(Question):
     field
         Field path of a figure of the machine, such as ``tiers.hbm.capacity`` or ``links.*.bandwidth``.
     at_most
-        The largest value that is tried, with its unit (``200 GB/s``), as all that is tried; or a count.
+        The largest value that is tried: a quantity (``200 GB/s``), or a count.
     multiple_of
-        Only multiples of this are tried; if nothing is said, of 100 MB, or 100 MB/s.
+        Only multiples of this are tried; default: 100 MB, or 100 MB/s.
     """
 
     key: ClassVar[str] = "least"
@@ -217,14 +217,14 @@ class Frontier(Question):
     field
         Field path from the three documents: of the machine (``links.*.bandwidth``), ``workload.sequence`` or
         ``scenario.budget``, or several, joined by `` + ``; or ``peak.TIER``: the capacity of a tier, for the peak
-        there. Where the fields have several values all are multiplied by a factor.
+        there. If the fields have different values, all are multiplied by a factor.
     at_most, at_least
-        Ends of the search; default: so far from what the documents say that it hardly gets there.
+        Ends of the search; default: so far from the values of the documents that a search hardly gets there.
     multiple_of
-        Only multiples of this are tried; default: what has so many significant digits as `resolution` says.
+        Only multiples of this are tried; default: values with as many significant digits as `resolution`.
     over
-        Row that ratios (``1.01x``) are of: one with the documents as they are, the ``fastest`` of those that are asked
-        for, or ``compute``.
+        What ratios (``1.01x``) are relative to: a row with the documents as they are, the ``fastest`` of the rows that
+        are searched, or ``compute``.
     such_that
         Conditions on the row, such as ``stall <= 0.1 %``.
     resolution
@@ -256,7 +256,7 @@ class Frontier(Question):
 
     @property
     def unit(self) -> str | None:
-        """Unit of what is searched, of a factor ``x``; None of a number."""
+        """Unit of the field that is searched; ``x`` for a factor, None for a number."""
         return "x" if str(self.start).endswith("x") else unit_of(self.start)
 
     @property
@@ -265,7 +265,7 @@ class Frontier(Question):
         return super().size if self.multiple_of else f"values of {self.resolution} significant digits"
 
     def does(self, limit: float) -> str:
-        """Say what a row does that meets all that is asked."""
+        """Say what a row does that meets all conditions."""
         return f"meets {' and '.join(self.such_that)}" if self.such_that else "fits"
 
     @cached_property
@@ -299,7 +299,7 @@ class Frontier(Question):
 
 
 def _rounded(low: int | float, high: int | float, digits: int) -> list[int | float]:
-    """List the numbers with so many significant digits from one to another: whole numbers if both ends are."""
+    """List the numbers from `low` to `high` with so many significant digits: whole numbers if both ends are."""
     values, is_whole = {low, high}, isinstance(low, int) and isinstance(high, int)
     for power in range(math.floor(math.log10(low)) - digits + 1, math.ceil(math.log10(high)) - digits + 2):
         for digit in range(10 ** (digits - 1), 10**digits):

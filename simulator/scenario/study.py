@@ -1,4 +1,4 @@
-"""Variations of a scenario: a grid, a list, and draws of what is not certain."""
+"""Variations of a scenario: a grid, a list, and random draws of uncertain figures."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from simulator.units import require
 Values = str | Annotated[tuple[Any, ...], Field(min_length=1)]
 """Values of an axis: a list, or a text such as ``16..200 GB/s:8``."""
 _SHAPES = {"c": "triang", "s": "lognorm"}
-"""Parameter of shape -> the distribution that has it."""
+"""Shape parameter -> the distribution that has it."""
 
 
 class Distribution(Part):
-    """Distribution of a figure that is not certain, by the names and parameters of ``scipy.stats``.
+    """Distribution of an uncertain figure, with the names and parameters of ``scipy.stats``.
 
     Attributes
     ----------
     distribution
-        ``uniform``: from `loc` to `loc` + `scale`. ``norm``: with the mean `loc` and the deviation `scale`. ``triang``:
-        from `loc` to `loc` + `scale`, most likely at `loc` + `c` times `scale`. ``lognorm``: `loc` plus the median
-        `scale` times a factor, of whose logarithm `s` is the deviation.
+        ``uniform``: from `loc` to `loc` + `scale`. ``norm``: mean `loc`, standard deviation `scale`. ``triang``: from
+        `loc` to `loc` + `scale`, with the mode at `loc` + `c` times `scale`. ``lognorm``: `loc` plus a log-normal
+        value with the median `scale`, whose logarithm has the standard deviation `s`.
     loc, scale
-        As the figure is stated, with its unit (``1.5 us``).
+        Quantities like the figure itself, with its unit (``1.5 us``).
     c, s
-        See `distribution`; the others have none.
+        Shape parameters, see `distribution`; the others have none.
     """
 
     distribution: Literal["uniform", "norm", "triang", "lognorm"]
@@ -39,7 +39,7 @@ class Distribution(Part):
 
     @property
     def shape(self) -> float | None:
-        """Its parameter of shape, if it has one."""
+        """The shape parameter, if there is one."""
         return self.c if self.c is not None else self.s
 
     def _check(self) -> None:
@@ -50,21 +50,21 @@ class Distribution(Part):
 
 
 class Sample(Part):
-    """Draws of what is not certain; all policies meet the same in a draw.
+    """Random draws of uncertain figures; in each draw all policies meet the same values.
 
     Attributes
     ----------
     size
         Number of draws.
     method
-        ``random``: they are independent. ``sobol``: a scrambled Sobol sequence, which fills the space more evenly; of
-        it a power of two is best. Intervals that are told hold for independent draws; of a sequence they are too wide.
+        ``random``: independent draws. ``sobol``: a scrambled Sobol sequence, which fills the space more evenly; use a
+        power of two as its size. Reported intervals hold for independent draws; for a Sobol sequence they are too wide.
     seed
         Seed of the draws.
     of
         Field path -> distribution of its values, independent of the others.
     jitter
-        Each op, and each link, takes its time times a factor with the mean 1 and this coefficient of variation.
+        The time of each op and each link is multiplied by a factor with mean 1 and this coefficient of variation.
     """
 
     size: Few
@@ -78,26 +78,26 @@ class Sample(Part):
 
 
 class StudyDocument(Document):
-    """Variations of a scenario: its points are all cells of a grid, with each entry of a list and each draw.
+    """Variations of a scenario: its points combine each cell of a grid with each entry of a list and each draw.
 
     Attributes
     ----------
     scenario
         The scenario: a name in the catalogue, or a path that ends in ``.yaml``, relative to this document.
     policies
-        Rows of it, or names of policies; default: all its rows.
+        Rows of the scenario, or names of policies; default: all its rows.
     set_
-        Changes for all points, as of ``--set``.
+        Changes for all points, as with ``--set``.
     grid
-        Field path -> its values, of which all cells run: of the machine (``links.*.bandwidth: 16..200 GB/s:8``), of the
-        workload (``workload.batch: [1, 2, 4]``) or of the scenario (``scenario.budget``).
+        Field path -> its values; every combination runs. Fields of the machine (``links.*.bandwidth: 16..200
+        GB/s:8``), of the workload (``workload.batch: [1, 2, 4]``) or of the scenario (``scenario.budget``).
     list_
-        Field path -> its values, of which the first run together, then the second, and so on: as many of each.
+        Field path -> its values; the n-th values of all fields run together, so that all have equally many.
     sample
-        Draws of what is not certain.
+        Random draws of uncertain figures.
     plans
-        ``anew``: at each point plans are made for it. ``once``: they are made for the documents as they are, and
-        replayed unchanged; a runtime decides as it runs.
+        ``anew``: plans are made anew at each point. ``once``: fixed plans are made for the documents as they are, and
+        replayed unchanged at each point; reactive ones still decide as they run.
     """
 
     schema_: Literal["hosim/study/1"] = Field("hosim/study/1", alias="schema")
@@ -110,7 +110,7 @@ class StudyDocument(Document):
     plans: Literal["anew", "once"] = "anew"
 
     def figures(self) -> Iterator[str]:
-        """Field paths of what is said of the world: what figures may be. All else is asked."""
+        """Iterate over field paths of figures of the world: the distributions. All others are questions."""
         return (path for path in super().figures() if path.startswith(("sample.of.", "sample.jitter")))
 
     def _check(self) -> None:
