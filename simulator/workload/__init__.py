@@ -1,4 +1,4 @@
-"""The workload: a model's dimensions and what is done with it, or a graph from a file."""
+"""The workload: the dimensions of a model and what runs of it, or a graph from a file."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ _PHASES = {key: phases for phases, keys in _KEYS.items() for key in keys.split()
 
 
 class Workload(Document):
-    """A training step of a model, its inference on one rank or from two pools, or a graph from a file.
+    """A training step of a model, its inference on one rank or on two pools of ranks, or a graph from a file.
 
     Attributes
     ----------
     model
         The model that runs.
     phase
-        What of it runs: a training step; ``prefill`` of prompts or ``decode`` of new tokens on one rank; ``serve``,
-        both on two pools of ranks; or ``requests`` that arrive and leave.
+        What runs: a training step (``train``); ``prefill`` of prompts or ``decode`` of new tokens on one rank;
+        ``serve``: prefill and decode on two pools of ranks; or ``requests`` that arrive and leave.
     batch
-        Sequences that run together, of each replica and micro-batch; of a graph from a file, those of its step.
+        Sequences that run together, for each replica and micro-batch; for a graph from a file, those of its step.
     sequence
-        Tokens of each sequence; of a graph from a file only told, as `batch`: tokens and samples per second need it.
+        Tokens of each sequence. For a graph from a file `sequence` and `batch` serve only to compute tokens and samples
+        per second.
     dtypes
-        Data types of what is kept.
+        Data types of weights, gradients, states and caches.
     kernels
-        In training, whether norms and latent attention are kernels of their own (``fused``), which save what they took;
-        or run op by op, as Hugging Face transformers writes them in PyTorch (``eager``): a norm saves what it took in
-        fp32, and what it normalised; each head of latent attention has a whole key, and what it puts out is copied.
+        In training: ``fused`` norms and latent attention are single kernels that save their inputs; ``eager`` ones run
+        op by op, as Hugging Face transformers does in PyTorch: a norm saves its input in fp32 and the normalised one,
+        each head of latent attention has a full key, and its output is copied.
     parallel
         How the model is spread over ranks.
     chunk
@@ -68,39 +69,39 @@ class Workload(Document):
         cached, one after another. Every step begins at the same length.
     kv
         With phases ``prefill`` and ``decode``: how the KV cache is cut into tensors; default: one for each layer, and
-        one for what a step or a chunk adds.
+        one for the tokens that a step or a chunk adds.
     experts
-        With phases ``prefill`` and ``decode``, of a model with experts: whether those of a layer are ``together``, a
-        tensor and a kernel for each matrix of all of them; or ``grouped``, the same in one kernel, which holds what is
-        between; or ``each`` is a tensor, read dynamically: only if the router chooses it.
+        With phases ``prefill`` and ``decode``, for a model with experts. ``together``: the experts of a layer share one
+        tensor and one kernel for each matrix; ``grouped``: the same tensors in one kernel, which keeps intermediate
+        results to itself; ``each``: each expert is a tensor, read dynamically, only if the router chooses it.
     swiglu
-        Whether a gated feed-forward activates the gate and multiplies it in two ops (``apart``); or in one (``fused``),
-        which keeps the activated gate nowhere, so that backward computes it again.
+        ``apart``: a gated feed-forward activates and multiplies the gate in two ops; ``fused``: in one op, which does
+        not save the activated gate, so that backward computes it again.
     optimizer
-        In training, what is kept of each weight to update it; default: ``dtypes.optimizer_bytes_per_parameter``.
+        In training, the state that updates each weight; default: ``dtypes.optimizer_bytes_per_parameter``.
     lora
-        In training, low-rank adapters; then all other weights are frozen unless `frozen` says which.
+        In training, low-rank adapters; all other weights are then frozen, unless `frozen` says which.
     frozen
-        In training, patterns of weights (``embed/*``, ``L0[0-7]/*``) without gradient, state and update; never those of
-        adapters. What comes before the first weight that is trained has no backward.
+        In training, patterns of weights (``embed/*``, ``L0[0-7]/*``) without gradient, optimizer state and update;
+        never adapters. Ops before the first trained weight have no backward.
     checkpoint
-        In training, what backward runs again rather than keep. It is a part of the program, under every policy; what
-        the policy `recompute` makes again comes on top.
+        In training, what backward runs again instead of saving. It is part of the program, whatever the policy; the
+        policy `recompute` makes more again on top.
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools
-        With phase ``serve``: who reads prompts of ``sequence`` tokens, ``batch`` on each rank, and who answers.
+        With phase ``serve``: how many ranks prefill (``batch`` prompts each, of ``sequence`` tokens), and how many decode.
     graph
         Instead of a model: a ``hosim-graph/1`` file, or a recorded ``residency-trace/1``, relative to this document.
     views
-        Whether in a recorded trace an op that only makes a view of a tensor ``reads`` it, or ``writes`` it too.
+        In a recorded trace, whether an op that only makes a view of a tensor ``reads`` it, or ``writes`` it, too.
     outputs
-        Whether what the graph puts out is ``kept`` until the step ends (in any tier), or ``freed`` after its last use,
-        as if nobody needed it.
+        Whether the outputs of the graph are ``kept`` until the step ends (in any tier), or ``freed`` after their last
+        use, as if nobody needed them.
     steps
         How many times the step runs, one after another.
     replicas
-        How many ranks run it, each for itself: they share what the machine lets them share, and never meet.
+        How many ranks run it independently: they share what the machine lets them share, but never meet.
     """
 
     schema_: Literal["hosim/workload/1"] = Field("hosim/workload/1", alias="schema")
@@ -130,7 +131,7 @@ class Workload(Document):
 
     @property
     def tokens(self) -> int | None:
-        """Number of tokens that all ranks train on, read or add in a step; None of pools, and of a graph without it."""
+        """Tokens that all ranks train on, read or add in a step; None for pools, and for a graph that states none."""
         if self.phase == "decode":
             return self.replicas * self.batch * self.new_tokens
         stated = self.model is not None or "sequence" in self.model_fields_set
@@ -138,7 +139,7 @@ class Workload(Document):
 
     @property
     def samples(self) -> int | None:
-        """Number of sequences that all ranks train on or read in a step; None of others, and of a graph without it."""
+        """Sequences that all ranks train on or read in a step; None in other phases, and if a graph states none."""
         stated = self.model is not None or "batch" in self.model_fields_set
         return self._sequences if stated and self.phase in ("train", "prefill") else None
 
@@ -172,7 +173,7 @@ class Workload(Document):
             self._check_model(self.model)
 
     def _check_model(self, model: Model) -> None:
-        """Refuse a model of a family that the phase is not built for, and what does not suit its attention."""
+        """Refuse a model family that the phase does not support, and settings that do not suit its attention."""
         is_built = self.phase != "serve" or isinstance(model, LlamaModel)
         must, do = "phase serve is built for models of family llama", "set phase, or change the family"
         require(is_built, must, model.family, "phase", do=do)
@@ -197,7 +198,7 @@ class Workload(Document):
             self.kv.check_count(decoder.layers, self.batch, tokens, times)
 
     def _check_training(self, model: DecoderModel) -> None:
-        """Refuse what only inference has, an optimizer that is said twice, and layers that the model has not."""
+        """Refuse settings of inference, an optimizer that is stated twice, and layers that the model lacks."""
         for _, part in model.kinds:
             for key in ("ranks", "copies", "buffers") if isinstance(part, Experts) else ():
                 must = "training is built without what only inference has"

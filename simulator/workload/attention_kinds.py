@@ -1,4 +1,4 @@
-"""Kinds of attention that a decoder can name, and which of the tokens before a token they see."""
+"""The kinds of attention of a decoder, and which earlier tokens each token attends to (*sees*)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from simulator.units import require
 
 
 class Compress(Part):
-    """Tokens made into one: block i is the tokens from i * `stride` on (NSA, section 3.3.1).
+    """Compression of blocks of tokens into one token each; block i starts at i * `stride` (NSA, section 3.3.1).
 
     Attributes
     ----------
     block
         Tokens that become one.
     stride
-        Tokens from the start of one block to that of the next; divides `block`.
+        Tokens from the start of one block to the start of the next; divides `block`.
     """
 
     block: Count
     stride: Count
 
     def number(self, tokens: int) -> int:
-        """Count the compressed tokens of a sequence of so many tokens."""
+        """Count the compressed tokens of a sequence of `tokens` tokens."""
         return max(0, (tokens - self.block) // self.stride + 1)
 
     def seen(self, tokens: int) -> int:
-        """Add up how many compressed tokens each of the first `tokens` tokens of a sequence sees."""
+        """Sum over the first `tokens` tokens of a sequence how many compressed tokens each sees."""
         whole, left = divmod(max(0, tokens - self.block + 1), self.stride)
         return self.stride * whole * (whole + 1) // 2 + left * (whole + 1)
 
@@ -38,7 +38,7 @@ class Compress(Part):
 
 
 class Select(Part):
-    """Blocks of tokens of which each token sees those that score best (NSA, section 3.3.2).
+    """Selection of blocks of tokens: each token sees the blocks that score best (NSA, section 3.3.2).
 
     Attributes
     ----------
@@ -47,9 +47,9 @@ class Select(Part):
     top
         Blocks that a token sees, its own block among them.
     first
-        How many of these are always the first ones of the sequence.
+        How many of these are always the first blocks of the sequence.
     last
-        How many of these are always the last ones that the token may see.
+        How many of these are always the last blocks before the token, its own included.
     """
 
     block: Count
@@ -59,11 +59,11 @@ class Select(Part):
 
     @property
     def chosen(self) -> int:
-        """Number of blocks that are chosen by their scores."""
+        """Number of blocks that are chosen by score."""
         return self.top - self.first - self.last
 
     def seen(self, tokens: int) -> int:
-        """Add up how many tokens of its selected blocks each of the first `tokens` tokens of a sequence sees."""
+        """Sum over the first `tokens` tokens of a sequence how many tokens of selected blocks each sees."""
         most = self.top * self.block
         full = min(tokens, most)
         whole, left = divmod(tokens - full, self.block)
@@ -76,19 +76,19 @@ class Select(Part):
 
 
 class Sparse(Part):
-    """Native sparse attention (NSA, arXiv 2502.11089): three views of the tokens before, weighted by gates and summed.
+    """Native sparse attention (NSA, arXiv 2502.11089): three views of earlier tokens, weighted by gates and summed.
 
     Attributes
     ----------
     compress
-        All of them, many made into one.
+        The view of all earlier tokens, compressed.
     select
-        Those blocks that score best.
+        The view of the blocks that score best.
     window
-        So many tokens before, the token itself among them.
+        The view of the last tokens: how many, the token itself included.
     caches
-        Whether all views attend to one key and value of a token (``shared``), or each has its ``own``, made by a
-        projection of its own, as section 3.3.3 has it; then all of these are cached.
+        Whether all views use one key and value of a token (``shared``), or each has its ``own``, from a projection of
+        its own, as in section 3.3.3; then all of these are cached.
     """
 
     compress: Compress
@@ -110,11 +110,11 @@ class _Attention(Part):
     heads
         Heads of queries (``num_attention_heads`` of the model's ``config.json``).
     window
-        Tokens that each token sees: itself and those before; default: all.
+        How many tokens each token sees: itself and the last ones before it; default: all.
     sinks
         How many of the first tokens it sees beside its window (StreamingLLM, arXiv 2309.17453).
     sparse
-        Sees compressed, selected and near tokens instead.
+        Native sparse attention: each token sees compressed, selected and near tokens instead.
     """
 
     heads: Count
@@ -124,7 +124,7 @@ class _Attention(Part):
 
     @property
     def views(self) -> int:
-        """Number of keys and values of a token: one, or one for each of the three views of sparse attention."""
+        """Number of key and value pairs of a token: one, or one for each of the three views of sparse attention."""
         return 3 if self.sparse is not None and self.sparse.caches == "own" else 1
 
     @property
@@ -134,7 +134,7 @@ class _Attention(Part):
 
     @property
     def width(self) -> int:
-        """Elements of a token that all heads put out."""
+        """Elements per token that all heads together output."""
         return self.heads * self.key_and_value[1]
 
     @property
@@ -144,7 +144,7 @@ class _Attention(Part):
         return size, size
 
     def of_one(self, ranks: int) -> Self:
-        """Return the attention with the heads of one of so many ranks."""
+        """Return the attention of one of `ranks` ranks, which share the heads."""
         heads = {key: getattr(self, key, None) for key in ("heads", "kv_heads")}
         return self.model_copy(update={key: count // ranks for key, count in heads.items() if count})
 
@@ -167,12 +167,12 @@ class Gqa(_Attention):
     head_size
         Width of a head (``head_dim``, or else hidden size over heads).
     qk_norms
-        Whether q and k of each head are normalised (Qwen3, arXiv 2505.09388, section 2), or those of ``all`` heads as
-        one (MiniMax-M2).
+        Whether q and k are normalised, head by head (Qwen3, arXiv 2505.09388, section 2), or over ``all`` heads
+        together (MiniMax-M2).
     biases
         Which of the four matrices ``q``, ``k``, ``v`` and ``o`` have a bias (Qwen2, arXiv 2407.10671, section 2.2.1).
     sink_logits
-        Whether each head has a score of its own for attending to nothing (GPT-OSS, arXiv 2508.10925).
+        Whether each head has a learned logit for attending to nothing (GPT-OSS, arXiv 2508.10925).
     """
 
     kind: Literal["gqa"]
@@ -184,7 +184,7 @@ class Gqa(_Attention):
 
     @property
     def kv_elements(self) -> int:
-        """Elements that the KV cache holds of a token in a layer: a key and a value for each head of these."""
+        """Elements that the KV cache holds per token and layer: a key and a value of each KV head."""
         return 2 * self.kv_heads * self.head_size
 
     @property
@@ -198,9 +198,9 @@ class Gqa(_Attention):
 
 
 class Linear(_Attention):
-    """Lightning attention, to which a matrix for each head is left of all tokens before (MiniMax-01, arXiv 2501.08313).
+    """Lightning attention, which keeps one matrix per head for all earlier tokens (MiniMax-01, arXiv 2501.08313).
 
-    What heads put out is normalised, all as one, and multiplied by a gate. Each head has keys and values of its own.
+    The output of all heads is normalised together and multiplied by a gate. Each head has keys and values of its own.
 
     Attributes
     ----------
@@ -209,7 +209,7 @@ class Linear(_Attention):
     head_size
         Width of a head.
     block
-        Tokens of a prompt that attend to one another pair by pair, before they are added to the matrix.
+        Tokens of a prompt that attend to one another pairwise before they are added to the matrix.
     """
 
     kind: Literal["linear"]
@@ -218,12 +218,12 @@ class Linear(_Attention):
 
     @property
     def kv_elements(self) -> int:
-        """Elements that the KV cache holds of a token: none."""
+        """Elements that the KV cache holds per token: none."""
         return 0
 
     @property
     def state(self) -> int:
-        """Elements that a sequence keeps in a layer, however long it is."""
+        """Elements of the state that a sequence keeps per layer, whatever its length."""
         return self.heads * self.head_size**2
 
     def _check(self) -> None:
@@ -232,14 +232,14 @@ class Linear(_Attention):
 
 
 class Indexer(Part):
-    """Scores all tokens before with few heads, so that a token attends to the best ones (DeepSeek-V3.2-Exp, section 1).
+    """Scores all earlier tokens with few heads; a token attends to the best ones (DeepSeek-V3.2-Exp, section 1).
 
     Attributes
     ----------
     heads
-        Heads that score; their sum decides (``index_n_heads`` of the model's ``config.json``).
+        Heads that score; the sum of their scores decides (``index_n_heads`` of the model's ``config.json``).
     head_size
-        Width of a query and of the one key of a token, which is cached (``index_head_dim``).
+        Width of a query, and of the single key per token, which is cached (``index_head_dim``).
     top
         Tokens that each token attends to (``index_topk``).
     """
@@ -252,14 +252,14 @@ class Indexer(Part):
 class Mla(_Attention):
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1; DeepSeek-V3, arXiv 2412.19437).
 
-    Each head has its own key and value, made from the latent, which all ranks have.
+    Each head has a key and a value of its own, made from the latent, which every rank holds.
 
     Attributes
     ----------
     kind
         Names this attention.
     q_lora_rank
-        Width of the latent of queries; default: queries are made at once.
+        Width of the latent of queries; default: queries are made without one.
     kv_lora_rank
         Width of the latent of keys and values, which is cached.
     qk_nope
@@ -269,7 +269,7 @@ class Mla(_Attention):
     v_head
         Width of a value.
     indexer
-        What chooses the tokens that each token attends to; default: it attends to all.
+        Chooses the tokens that each token attends to; default: it attends to all.
     """
 
     kind: Literal["mla"]
@@ -282,7 +282,7 @@ class Mla(_Attention):
 
     @property
     def kv_elements(self) -> int:
-        """Elements that the KV cache holds of a token in a layer: latent, shared part of the key, the indexer's key."""
+        """Elements that the KV cache holds per token and layer: latent, shared part of the key, the indexer's key."""
         return self.latent + (self.indexer.head_size if self.indexer else 0)
 
     @property

@@ -1,4 +1,4 @@
-"""The dimensions of models, family by family, and what training adds to them: adapters and checkpoints."""
+"""The dimensions of models, by family, and what training adds to them: adapters and checkpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from simulator.workload.attention_kinds import Attention, Gqa
 
 
 class Dense(Part):
-    """A gated feed-forward for all tokens.
+    """A gated feed-forward that all tokens go through.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Dense(Part):
 
 
 class Experts(Part):
-    """Feed-forwards of which a router chooses some for each token, beside those that all tokens go through.
+    """A mixture of experts: a router chooses some for each token; all tokens go through the shared ones.
 
     Attributes
     ----------
@@ -52,14 +52,14 @@ class Experts(Part):
     biases
         Whether the three matrices of each expert have biases (GPT-OSS, arXiv 2508.10925).
     ranks
-        Over how many ranks, with as many tokens each, the routed experts are spread. A graph is that of one of them: it
-        has its share of the experts, and of the tokens of all; that tokens travel takes no time.
+        Over how many ranks, with equally many tokens each, the routed experts are spread. The graph is that of one such
+        rank: it has its share of the experts and of all tokens; sending tokens between ranks takes no time.
     copies
-        How many more experts the ranks hold, which are copies of others and take some of their tokens (redundant
-        experts of DeepSeek-V3, arXiv 2412.19437, section 3.4.1).
+        How many copies of experts the ranks hold in addition, which take some of their tokens (redundant experts of
+        DeepSeek-V3, arXiv 2412.19437, section 3.4.1).
     buffers
-        Whether tokens are written straight to where their experts read them, and back (``fused``), or are copied there
-        from a buffer at the sender and back into one (``apart``).
+        ``fused``: tokens are written straight to where their experts read them, and back; ``apart``: they are copied
+        there from a buffer at the sender, and back into one.
     """
 
     kind: Literal["experts"]
@@ -97,7 +97,7 @@ def _family(model: object) -> object:
 
 
 FeedForward = Annotated[Dense | Experts, Field(discriminator="kind")]
-"""The part of a layer that treats each token alone."""
+"""The feed-forward of a layer, which treats each token by itself."""
 
 
 class Layer(NamedTuple):
@@ -108,20 +108,20 @@ class Layer(NamedTuple):
 
 
 class Other(Part):
-    """Layers with another part than the rest: numbers `start`, `start` + `every` ... of those before `stop`, from 0 on.
+    """Layers that differ from the rest: `start`, `start` + `every` ... up to but not including `stop`, from 0 on.
 
     Attributes
     ----------
     start
         The first of these layers.
     stop
-        The layer before which they end; default: after the last one.
+        The layer before which they end; default: the end of the model.
     every
-        From one of them to the next.
+        Distance from one of them to the next.
     attention
-        Their attention; default: the usual one.
+        Their attention; default: that of the model.
     feed_forward
-        Their feed-forward; default: the usual one.
+        Their feed-forward; default: that of the model.
     """
 
     start: CountOrNone = 0
@@ -131,7 +131,7 @@ class Other(Part):
     feed_forward: FeedForward | None = None
 
     def holds(self, layer: int) -> bool:
-        """Return whether a layer is one of these."""
+        """Tell whether a layer is one of these."""
         return layer in range(self.start, self.stop or layer + 1, self.every)
 
     def _check(self) -> None:
@@ -141,11 +141,11 @@ class Other(Part):
 
 
 MOST_OTHERS = 100
-"""Most entries of layers that differ: each is held against every layer."""
+"""Most entries in `others`: each is tried on every layer."""
 
 
 class DecoderModel(Part):
-    """The dimensions of a decoder, whose attention and feed-forward are parts.
+    """The dimensions of a decoder that is composed of an attention and a feed-forward.
 
     Attributes
     ----------
@@ -156,17 +156,17 @@ class DecoderModel(Part):
     hidden
         Width of the residual (``hidden_size``).
     vocabulary
-        Tokens that it knows (``vocab_size``).
+        Size of the vocabulary (``vocab_size``).
     attention
         The attention of a layer.
     feed_forward
         The feed-forward of a layer.
     others
-        Layers of which one part is another: local among global ones, dense among those with experts. The last entry
-        that holds a layer decides.
+        Layers with another attention or feed-forward: local among global ones, dense ones among those with experts. The
+        last entry that covers a layer decides.
     norms
-        Whether attention and feed-forward each have a norm ``before`` them, or one behind them as well (``both``;
-        Gemma 2, arXiv 2408.00118, section 2).
+        Whether attention and feed-forward each have a norm ``before`` them, or another one after them as well
+        (``both``; Gemma 2, arXiv 2408.00118, section 2).
     tied_embeddings
         Whether the output projection is the embedding matrix.
     """
@@ -183,7 +183,7 @@ class DecoderModel(Part):
 
     @property
     def decoder(self) -> DecoderModel:
-        """The model, as a decoder's parts."""
+        """The model in this form."""
         return self
 
     def layer(self, index: int) -> Layer:
@@ -196,16 +196,16 @@ class DecoderModel(Part):
 
     @property
     def kinds(self) -> dict[Layer, int]:
-        """Kind of layer -> how many there are, the first layer's first."""
+        """Kind of layer -> how many there are, in the order of first appearance."""
         return Counter(map(self.layer, range(self.layers)))
 
     @property
     def kv_elements(self) -> int:
-        """Elements that the KV cache holds of a token in all layers."""
+        """Elements that the KV cache holds per token in all layers."""
         return sum(count * part.views * part.kv_elements for (part, _), count in self.kinds.items())
 
     def of_kind(self, kind: Layer, layers: int) -> Self:
-        """Return the model with so many layers, all of one kind."""
+        """Return the model with `layers` layers, all of one kind."""
         return self.model_copy(update={"layers": layers, "others": (), **kind._asdict()})
 
     def _check(self) -> None:
@@ -233,7 +233,7 @@ class LlamaModel(Part):
     ffn
         Inner width of the feed-forward (``intermediate_size``).
     vocabulary
-        Tokens that it knows (``vocab_size``).
+        Size of the vocabulary (``vocab_size``).
     tied_embeddings
         Whether the output projection is the embedding matrix.
     """
@@ -253,7 +253,7 @@ class LlamaModel(Part):
 
     @property
     def decoder(self) -> DecoderModel:
-        """The model, as a decoder's parts."""
+        """The model as a `DecoderModel`."""
         attention = Gqa(kind="gqa", heads=self.heads, kv_heads=self.kv_heads, head_size=self.hidden // self.heads)
         feed_forward = Dense(kind="dense", width=self.ffn)
         alike = {key: getattr(self, key) for key in ("layers", "hidden", "vocabulary", "tied_embeddings")}
@@ -264,20 +264,20 @@ Model = Annotated[
     Annotated[LlamaModel, Tag("llama")] | Annotated[DecoderModel, Tag("decoder")],
     Discriminator(_family),
 ]
-"""The dimensions of a model of one of the families; the first family where none is named."""
+"""The dimensions of a model of any family; ``llama`` if none is named."""
 
 
 class Lora(Part):
-    """Low-rank adapters beside some linears, in place of training these (LoRA, arXiv 2106.09685, section 4.1).
+    """Low-rank adapters that are trained in place of the linears beside them (LoRA, arXiv 2106.09685, section 4.1).
 
     Attributes
     ----------
     rank
         Width between the two matrices of an adapter.
     targets
-        Patterns of linears of a layer (``attn.q``, ``ffn.*``) that have one; default: the queries and values of LoRA's
-        own experiments (section 4.2) and of PEFT's defaults. Latent attention has no such, and PEFT names none for it;
-        there, by choice, what makes queries of heads (``attn.q_b``, or ``attn.q``), and the latent (``attn.kv_a``).
+        Patterns of the linears of a layer (``attn.q``, ``ffn.*``) that have one; default: queries and values, as in
+        LoRA's own experiments (section 4.2) and PEFT's defaults. PEFT has no default for latent attention; we chose the
+        linears that make the queries of heads (``attn.q_b``, or ``attn.q``) and the latent (``attn.kv_a``).
     """
 
     rank: Count
@@ -285,20 +285,20 @@ class Lora(Part):
 
 
 class Checkpoint(Part):
-    """Parts that backward runs again rather than keep (activation checkpointing, Chen et al., arXiv 1604.06174).
+    """Activation checkpointing: parts that backward runs again instead of saving (Chen et al., arXiv 1604.06174).
 
     Attributes
     ----------
     part
-        All of a layer (``layer``), so that what it takes is saved alone; or its ``attention``, from the norm to what
-        the output projection takes; or its ``feed_forward`` with its norm.
+        The whole ``layer``, so that only its input is saved; its ``attention``, from the norm to the input of the
+        output projection; or its ``feed_forward`` with its norm.
     layers
-        Numbers of the layers, from 0; default: all.
+        Indices of the layers, from 0; default: all.
     """
 
     part: Literal["layer", "attention", "feed_forward"] = "layer"
     layers: tuple[FewOrNone, ...] | None = None
 
     def takes(self, layer: int) -> bool:
-        """Return whether its part of a layer runs again."""
+        """Tell whether backward runs its part of a layer again."""
         return self.layers is None or layer in self.layers

@@ -17,18 +17,18 @@ MOST = 100_000
 """Most requests of a run, and most prefixes that they share."""
 
 Number = Annotated[int, Field(ge=1, le=MOST, strict=True)]
-"""A whole number, at least 1 and at most so many."""
+"""A whole number from 1 to `MOST`."""
 
 
 class Arrivals(Part):
-    """Arrivals of requests.
+    """When requests arrive.
 
     Attributes
     ----------
     process
-        ``poisson``: intervals are drawn, exponentially; ``even``: all are alike.
+        ``poisson``: intervals are drawn from an exponential distribution; ``even``: all are equal.
     interval_ns
-        Mean time from one arrival to the next [ns]; 0: all come at once.
+        Mean time from one arrival to the next [ns]; 0: all arrive at once.
     """
 
     process: Literal["poisson", "even"] = "poisson"
@@ -41,9 +41,9 @@ class Lengths(Part):
     Attributes
     ----------
     mean
-        Of all that are drawn.
+        Mean of the distribution.
     spread
-        Coefficient of variation, the standard deviation over the mean; 0: all are alike.
+        Coefficient of variation, the standard deviation over the mean; 0: all are equal.
     """
 
     mean: Count
@@ -51,16 +51,17 @@ class Lengths(Part):
 
 
 class Prefixes(Part):
-    """Beginnings of prompts: one of some prefixes, such as instructions or a document.
+    """Prefixes that prompts share, such as instructions or a document: each prompt begins with one of them.
 
     Attributes
     ----------
     number
-        How many there are.
+        How many prefixes there are.
     tokens
-        How long each is, at most as the mean prompt; of a shorter prompt, all of it.
+        Length of each, at most the mean prompt; a shorter prompt is all prefix.
     skew
-        The r-th most frequent one has a share like r to the power of minus this; 0: all are equally frequent.
+        The r-th most frequent prefix has a share proportional to r to the power of minus this; 0: all are equally
+        frequent.
     """
 
     number: Number
@@ -77,25 +78,25 @@ class Requests(Part):
         A ``.csv`` of requests (`simulator.formats.tables_csv`), relative to the workload, in place of `arrivals`,
         `prompt`, `output` and `prefixes`.
     count
-        How many requests there are; of a file, the first ones, default: all, if they are not too many.
+        How many requests there are; from a file the first ones, by default all, up to a limit.
     arrivals
-        When requests come; default: all at once at the start.
+        When requests arrive; default: all at once at the start.
     prompt
-        How many tokens each of them reads.
+        How many tokens each request reads.
     output
-        How many tokens each of them adds.
+        How many tokens each request adds.
     prefixes
-        What their prompts share; default: nothing.
+        The prefixes that prompts share; default: none.
     block
         Tokens of a block of the KV cache.
     max_sequences
         The most sequences that run together.
     max_tokens
-        The most tokens of an iteration: each sequence that decodes has one, and parts of prompts fill the rest.
+        The most tokens of an iteration: each decoding sequence takes one, and parts of prompts fill the rest.
     queued_blocks
-        Blocks that may be on their way into the compute tier when ops are launched. An engine submits these copies from
-        the thread that launches its ops, which cannot go on while the queue of copies is full: the rest is waited for
-        before the first op. Default: any number, and the row's policy says when each is copied.
+        Blocks that may still be on their way into the compute tier when the first op is launched: a serving engine
+        submits copies from the thread that launches ops, which blocks while the queue of copies is full, and so waits
+        for all others. Default: no limit, and the row's policy decides when each block is copied.
     """
 
     file: str | None = None
@@ -131,13 +132,13 @@ class Request(NamedTuple):
     Attributes
     ----------
     arrival_ns
-        When it comes [ns].
+        When it arrives [ns].
     prompt, output
         How many tokens it reads, and how many it adds.
     prefix, prefix_tokens
-        Which prefix its prompt begins with, and how many of its tokens that is; 0 tokens if it shares none.
+        The prefix that its prompt begins with, and how many tokens that covers; 0 if it shares none.
     above
-        Prefixes form a tree: those above that one, from the root down, and with how many tokens each ends.
+        Prefixes form a tree: the ancestors of `prefix`, from the root down, and the token at which each ends.
     """
 
     arrival_ns: int
@@ -148,7 +149,7 @@ class Request(NamedTuple):
     above: Sequence[tuple[int, int]] = ()
 
     def prefixes(self, block: int) -> Iterator[int]:
-        """Yield for each full block of its prefix, of so many tokens, the prefix that the last token is of."""
+        """Yield, for each full block (of `block` tokens) of its prefix, the prefix that the last token belongs to."""
         end = 0
         for prefix, tokens in (*self.above, (self.prefix, self.prefix_tokens)):
             begin, end = end, tokens // block
@@ -156,21 +157,21 @@ class Request(NamedTuple):
 
     @property
     def shared(self) -> int:
-        """Number of tokens of its prompt that others may have left: its prefix without the prompt's last token."""
+        """Tokens of its prompt that earlier requests may have cached: its prefix, but never the prompt's last token."""
         return min(self.prefix_tokens, self.prompt - 1)
 
 
 class Arriving(NamedTuple):
-    """Requests in the order in which they come.
+    """Requests in the order in which they arrive.
 
     Attributes
     ----------
     requests
-        Who is served.
+        The requests that are served.
     unanswered
-        How many more a file has that have no prompt or add no token, and are left out.
+        How many requests of a file have no prompt or add no token, and are left out.
     further, late
-        How many come after those who are served; and how many stood behind a later one.
+        How many arrive after those that are served; and how many came after a later one in the file.
     """
 
     requests: list[Request]
@@ -180,7 +181,7 @@ class Arriving(NamedTuple):
 
     @classmethod
     def first(cls, requests: Iterable[Request], most: int) -> Arriving:
-        """Take the first requests by arrival, at most so many, from the first one's on; `requests` may be many more."""
+        """Take the `most` first requests by arrival, with the first arrival as time 0; `requests` may be many more."""
         count = late = last_ns = 0
 
         def counted() -> Iterator[Request]:

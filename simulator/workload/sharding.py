@@ -1,4 +1,4 @@
-"""Layout of what a model keeps: data types, states of the optimizer, blocks of the KV cache, ranks."""
+"""How a model's data is stored and spread: data types, optimizer states, blocks of the KV cache, ranks."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from simulator.workload.attention_kinds import Attention
 
 
 class Format(NamedTuple):
-    """Format of a number.
+    """A number format.
 
     Attributes
     ----------
     bits
-        Of each number.
+        Bits of each number.
     block
-        Inputs and outputs that share a scale.
+        How many inputs and outputs share a scale.
     block_bits
-        Of what such a block keeps beside its numbers.
+        Bits of the scale and zero point of such a block.
     """
 
     bits: int
@@ -45,36 +45,37 @@ FORMATS = {
 ``int4``: an fp16 scale and a 4-bit zero point for 128 inputs of each output (AWQ, arXiv 2306.00978, group size 128).
 ``int4_of_32``: a bf16 scale for 32 inputs (Kimi-K2-Thinking, quantization_config of the model card). ``mxfp4``: an
 8-bit scale for 32 inputs (OCP Microscaling Formats 1.0, section 5.4). ``nvfp4``: an fp8 scale for 16 inputs (NVIDIA,
-"Introducing NVFP4", June 2025); its one fp32 scale a matrix is not counted. ``nf4``: an 8-bit scale for 64 weights
-(QLoRA, arXiv 2305.14314, section 3); the fp32 scale of 256 of these is not counted."""
+"Introducing NVFP4", June 2025); its one fp32 scale per matrix is not counted. ``nf4``: an 8-bit scale for 64 weights
+(QLoRA, arXiv 2305.14314, section 3); the fp32 scale per 256 of these is not counted."""
 
 Kept = Literal["bf16", "fp16", "fp32", "fp8", "int4", "int4_of_32", "mxfp4", "nvfp4", "nf4"]
-"""Formats in which weights may be kept."""
+"""Formats in which weights may be stored."""
 
 
 class Dtypes(Part):
-    """Data types of what is kept.
+    """Data types of weights, gradients, states and caches.
 
     Attributes
     ----------
     compute
         Weights, activations and gradients.
     gradients
-        In training, gradients of weights, in which micro-batches and ranks add up; default: as `compute`.
+        In training, gradients of weights, which accumulate over micro-batches and ranks; default: as `compute`.
     weights
-        The matrices of layers but for routers; default: as `compute`. Arithmetic stays in `compute`. In training those
-        that are frozen, which are made ready in `compute` before each use (QLoRA, arXiv 2305.14314).
+        The matrices of layers, except routers; default: as `compute`. Arithmetic stays in `compute`. In training only
+        frozen ones, which are dequantized to `compute` before each use (QLoRA, arXiv 2305.14314).
     experts
-        The same of routed experts alone; default: as `weights`.
+        The matrices of routed experts; default: as `weights`.
     kv_cache
-        For inference, what is cached of each token; default: as `compute`. Scales are not counted.
+        For inference, the KV cache; default: as `compute`. Scales are not counted.
     optimizer_bytes_per_parameter
-        Master weight and moments together: 12 for fp32 master and two fp32 moments (Adam). See `optimizer`, which says
-        what they are instead.
+        Master weight and moments together: 12 for an fp32 master and two fp32 moments (Adam). Or use `optimizer`, which
+        names the states one by one.
     router
-        In training, what routers take and make; default: as `compute`. In ``fp32``, a copy of what they take is saved.
+        In training, inputs and outputs of routers; default: as `compute`. With ``fp32``, an fp32 copy of the input is
+        saved.
     logits_copies_fp32
-        fp32 copies of the logits that the loss holds while it runs.
+        How many fp32 copies of the logits the loss holds while it runs.
     """
 
     compute: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -93,7 +94,7 @@ class Dtypes(Part):
 
     @property
     def gradient_bytes(self) -> int:
-        """Size of an element of the gradient of a weight [B]."""
+        """Size of an element of a weight's gradient [B]."""
         return FORMATS[self.gradients or self.compute].bits // 8
 
     @property
@@ -102,7 +103,7 @@ class Dtypes(Part):
         return FORMATS[self.kv_cache or self.compute].bits // 8
 
     def matrix_bytes(self, shape: tuple[int, ...], *, is_expert: bool) -> int:
-        """Return the size of matrices of inputs and outputs each, kept as those of layers, with their scales [B]."""
+        """Return the size of weight matrices (``..., inputs, outputs``) in their format, scales included [B]."""
         kept = FORMATS[(self.experts if is_expert else None) or self.weights or self.compute]
         *several, inputs, outputs = shape
         blocks = prod(several) * -(-inputs // kept.block[0]) * -(-outputs // kept.block[1])
@@ -111,30 +112,30 @@ class Dtypes(Part):
 
 _MOMENTS = {"adamw": 2, "muon": 1, "lion": 1, "momentum": 1, "sgd": 0}
 """Moments of each parameter: AdamW (arXiv 1711.05101), Muon (Jordan et al. 2024; arXiv 2502.16982, section 2.1), Lion
-(arXiv 2302.06675, algorithm 2), gradient descent with momentum and without."""
+(arXiv 2302.06675, algorithm 2), gradient descent with and without momentum."""
 _STATE_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _BLOCK, _LEAST = 256, 4096
-"""Of 8-bit states: parameters that share an fp32 scale, and the least parameters of a weight that has such states; as
-bitsandbytes has them from 0.44 on, after 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861, section 2)."""
+"""For 8-bit states: parameters that share an fp32 scale, and the least parameters of a weight that has such states; as
+in bitsandbytes from 0.44 on, after 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861, section 2)."""
 _ORTHOGONAL_STEPS = 5
 """Newton-Schulz steps of Muon (arXiv 2502.16982, section 2.1)."""
 
 
 class Optimizer(Part):
-    """Which optimizer trains, and in which data types it keeps its states.
+    """The optimizer, and the data types of its states.
 
-    ``muon`` is for the matrices of layers; all other weights have ``adamw``, as in arXiv 2502.16982. ``adafactor``
-    (arXiv 1804.04235, algorithm 4, without momentum) keeps of a matrix one number for each row and for each column.
+    ``muon`` is for the matrices of layers; all other weights use ``adamw``, as in arXiv 2502.16982. ``adafactor``
+    (arXiv 1804.04235, algorithm 4, without momentum) keeps one number for each row and each column of a matrix.
 
     Attributes
     ----------
     kind
-        The optimizer; ``momentum`` is gradient descent with it, ``sgd`` without.
+        The optimizer; ``momentum`` is gradient descent with momentum, ``sgd`` without.
     states
-        Data type of its moments; ``int8`` has an fp32 scale for each block of 256 parameters, and weights of less than
-        4,096 have fp32. Those of ``adafactor`` are fp32.
+        Data type of its moments. ``int8`` has an fp32 scale for each block of 256 parameters; weights of less than
+        4,096 parameters have fp32 moments instead. ``adafactor`` always has fp32.
     master
-        Whether it keeps each weight once more, in fp32; default: if ``dtypes.compute`` has 16 bits.
+        Whether it keeps an fp32 master copy of each weight; default: if ``dtypes.compute`` has 16 bits.
     """
 
     kind: Literal["adamw", "muon", "adafactor", "lion", "momentum", "sgd"] = "adamw"
@@ -146,18 +147,18 @@ class Optimizer(Part):
         require(usual, f"{self.kind} has no states in other data types", self.states, "states", do="remove states")
 
     def state_bytes(self, shape: tuple[int, ...], shards: int, element_bytes: int, *, is_matrix: bool) -> int:
-        """Return the size of the states of a weight with its master weight, or of one of so many shards of it [B].
+        """Return the size of one shard of the states of a weight, its master weight included [B].
 
         Parameters
         ----------
         shape
-            What a rank has of the weight.
+            The part of the weight that a rank has.
         shards
-            Over how many replicas ZeRO spreads it.
+            Over how many replicas ZeRO spreads its states.
         element_bytes
-            Of the weight itself.
+            Size of an element of the weight [B].
         is_matrix
-            Whether the weight is a matrix of a layer, or several in one.
+            Whether the weight is a matrix of a layer, or several stacked.
         """
         parameters = -(-prod(shape) // shards)
         has_master = element_bytes < 4 if self.master is None else self.master
@@ -172,7 +173,7 @@ class Optimizer(Part):
         return master_bytes + moments * (parameters * _STATE_BYTES[states] + 4 * scales)
 
     def update_flops(self, shape: tuple[int, ...], *, is_matrix: bool) -> int:
-        """Return the work of the matrix products of an update [FLOP]: Muon makes its momentum orthogonal.
+        """Return the FLOPs of the matrix products of an update: Muon orthogonalizes its momentum.
 
         A step of a matrix X with m rows and n >= m columns is A = X X^T, B = A A and B X: 2 * m * m * (2 * n + m) FLOP.
         """
@@ -183,9 +184,9 @@ class Optimizer(Part):
 
 
 MOST = 500_000
-"""Most blocks of a KV cache: about 1 GB of memory for a run."""
+"""Most blocks of a KV cache: a run then takes about 1 GB of memory."""
 MOST_READS = 10_000_000
-"""Most blocks that the tokens or chunks of a step read, all together: 80 MB, and some seconds to list them."""
+"""Most block reads by all tokens or chunks of a step: listing them takes 80 MB and some seconds."""
 
 
 class KvBlocks(Part):
@@ -196,11 +197,11 @@ class KvBlocks(Part):
     block
         Tokens of a sequence in a block.
     sequences
-        How many sequences have a block in the same tensor, or ``all``.
+        How many sequences share a tensor, each with one block in it; or ``all``.
     new
-        With phase ``decode``, whether the blocks of later new tokens are ``reserved`` from the start, at home, or come
-        ``as_needed``: with their first token, until the step ends, so that the cache grows as decode proceeds. If their
-        home is another tier, they have room there from the start, and end the step there.
+        With phase ``decode``, when blocks for new tokens are allocated: ``reserved``, at home from the start; or
+        ``as_needed``, with their first token and until the step ends, so that the cache grows as decode proceeds. If
+        their home is another tier, they have room there from the start, and are there at the end of the step.
     """
 
     block: Count
@@ -208,16 +209,16 @@ class KvBlocks(Part):
     new: Literal["reserved", "as_needed"] = "reserved"
 
     def together(self, batch: int) -> int:
-        """Return how many of `batch` sequences have a block in the same tensor."""
+        """Return how many of `batch` sequences share a tensor."""
         return batch if self.sequences == "all" else self.sequences
 
     def check(self, part: Attention, chunk: int | None) -> None:
-        """Refuse blocks that do not suit the attention, or the chunks of prompts.
+        """Refuse a size of blocks that does not suit the attention, or the chunks of prompts.
 
         Raises
         ------
         FieldError
-            If there are such; the message says what does.
+            If it does not; the message says what would.
         """
         must, found = "a chunk fills whole blocks", f"chunks of {chunk} and blocks of {self.block:,} tokens"
         do = would_divide("kv.block", chunk or 1, self.block)
@@ -229,12 +230,12 @@ class KvBlocks(Part):
             require(self.sequences == 1, must, found, "kv", "sequences", do="remove sequences")
 
     def check_count(self, layers: int, batch: int, tokens: int, times: int) -> None:
-        """Refuse more blocks than `MOST`, or more than `MOST_READS` reads if all are read so many times.
+        """Refuse more blocks than `MOST`, or more reads than `MOST_READS` if all are read `times` times.
 
         Raises
         ------
         FieldError
-            If there are; or if more sequences were to have a block in a tensor than there are.
+            If there are more, or if more sequences are to share a tensor than a batch has.
         """
         must = "no more sequences have a block in a tensor than a batch has"
         require(self.together(batch) <= batch, must, f"{self.sequences} of {batch:,}", "kv", "sequences", do="lower it")
@@ -248,20 +249,20 @@ class KvBlocks(Part):
 
 
 AXES = ("pipeline", "data", "expert", "tensor")
-"""Axes of the device matrix, as they stand unless a workload says otherwise."""
+"""Axes of the device matrix in their default order."""
 
 
 MOST_SENDERS = 1000
-"""Most prefill ranks of a decode rank: each has a graph of its own."""
+"""Most prefill ranks per decode rank: each has a graph of its own."""
 
 
 class Parallel(Part):
-    """Layout of the model over ranks.
+    """How the model is spread over ranks: data, tensor, pipeline and expert parallelism.
 
-    With ``ranks: one`` the graph is one rank's slice: `data` and `zero_stage` say how much optimizer state it holds,
-    and nothing is communicated. With ``ranks: all`` there is a graph for every rank, with all that they communicate:
-    data * tensor * pipeline ranks. They stand in a device matrix with an axis for each, and `layouts` map dimensions
-    of weights to these.
+    With ``ranks: one`` the graph is the slice of one rank: `data` and `zero_stage` say how much optimizer state it
+    holds, and nothing is communicated. With ``ranks: all`` every rank has a graph, with all communication: data *
+    tensor * pipeline ranks. They form a device matrix with an axis for each kind of parallelism, and `layouts` map
+    dimensions of weights to its axes.
 
     Attributes
     ----------
@@ -274,24 +275,24 @@ class Parallel(Part):
     pipeline
         Stages, each with some of the layers.
     expert
-        Ranks that share the experts of a layer; divides `data`, and tensor ranks have a part of each expert; or is data
-        * tensor, and each of all these ranks has whole experts of its own, and sends its part of the tokens.
+        Ranks that share the experts of a layer. Either it divides `data`, and tensor ranks have a part of each expert;
+        or it is data * tensor, and each of these ranks has whole experts, and sends its part of the tokens.
     sequence
-        Whether what the tensor ranks would all hold is cut among them along the tokens, as in Megatron.
+        Whether activations that all tensor ranks would hold are cut along the tokens, as in Megatron.
     zero_stage
         What is sharded over the replicas: 0 nothing, 1 the optimizer state, 2 gradients too, 3 weights too.
     micro_batches
-        How many batches a step runs one after another, adding up gradients.
+        How many batches a step runs one after another, accumulating gradients.
     schedule
         Order of forward and backward: all forward first (``gpipe``), or backward as early as possible (``1f1b``).
     layers
         Layers of each stage; default: as even as possible, more in the first stages.
     axis_names
-        Axes of the device matrix, the slowest first: ranks that differ along the last one only have consecutive
-        numbers, and are the first to share a node. ``expert``, if left out, stands behind ``data``.
+        Axes of the device matrix, the slowest first: ranks along the last axis have consecutive numbers, and are the
+        first to share a node. ``expert``, if left out, comes after ``data``.
     layouts
-        Pattern of weight names -> for inputs and outputs the axis that cuts them (``tensor`` or ``none``), of
-        experts the axis that cuts their number before; instead of the usual ones, and the last match wins.
+        Pattern of weight names -> the axis that cuts inputs, and the one that cuts outputs (``tensor`` or ``none``);
+        for experts, first the axis that cuts their number. Replaces the default layout; the last match wins.
     """
 
     ranks: Literal["one", "all"] = "one"
@@ -309,7 +310,7 @@ class Parallel(Part):
 
     @property
     def device_matrix(self) -> dict[str, int]:
-        """Axis -> how many ranks stand along it, in order; expert ranks are replicas that share experts."""
+        """Axis -> how many ranks it has, in order; expert ranks are replicas that share experts."""
         names = list(self.axis_names)
         if "expert" not in names:
             names.insert(names.index("data") + 1, "expert")
@@ -338,15 +339,15 @@ class Parallel(Part):
 
 
 class Pools(Part):
-    """Ranks that read prompts and ranks that write answers; each holds the whole model.
+    """Prefill ranks and decode ranks; each holds the whole model.
 
     Attributes
     ----------
     prefill
-        Ranks that run the prompts and send their KV cache on; a multiple of `decode`, to which they are dealt out in
-        order. They are the first ranks.
+        Ranks that run the prompts and send their KV cache on: the first ranks. A multiple of `decode`; decode ranks
+        get equal shares of them, in order.
     decode
-        Ranks that receive KV caches and make tokens.
+        Ranks that receive KV caches and generate tokens.
     new_tokens
         How many tokens a decode rank adds to each of its prompts.
     """
