@@ -90,7 +90,7 @@ class Workload(Document):
     requests
         With phase ``requests``: sequences that arrive and leave on one rank, for `hosim serve`.
     pools
-        With phase ``serve``: how many ranks prefill (``batch`` prompts each, of ``sequence`` tokens), and how many decode.
+        With phase ``serve``: how many ranks prefill (``batch`` prompts of ``sequence`` tokens each), how many decode.
     graph
         Instead of a model: a ``hosim-graph/1`` file, or a recorded ``residency-trace/1``, relative to this document.
     views
