@@ -1,6 +1,6 @@
-"""The hardware profile: one YAML document describes one machine as one of its devices sees it.
+"""The hardware profile: a document that describes a machine as one of its devices sees it.
 
-It has tiers, links, buses, compute, the costs of the runtime, and how devices are joined. Every figure is cited
+It states tiers, links, buses, compute, the costs of the runtime, and how devices are joined. Every figure is cited
 (``sources``), or the document says why it was assumed (``assumed``) or what it was fitted to (``fitted``).
 """
 
@@ -25,9 +25,9 @@ __all__ = [
 ]  # fmt: skip
 
 CollectiveName = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"]
-"""Collectives that have several algorithms."""
+"""Collectives for which there are several algorithms."""
 AlgorithmName = Literal["ring", "tree", "direct"]
-"""Algorithms on one fabric."""
+"""Algorithms of a collective on one fabric."""
 
 ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
     "all_reduce": ("ring", "tree", "direct"),
@@ -36,18 +36,18 @@ ALGORITHMS: dict[str, tuple[AlgorithmName, ...]] = {
     "all_to_all": ("ring", "direct"),
     "broadcast": ("ring", "tree"),
 }
-"""For each kind, the algorithms that have a closed form."""
+"""Collective -> the algorithms whose time has a closed form."""
 
 
 class Topology(Part):
-    """Devices of the machine: rank r sits on the r-th device, node after node.
+    """The devices of the machine: rank r runs on the r-th device, node after node.
 
     Attributes
     ----------
     devices_per_node
         Devices of each node.
     nodes
-        Nodes; all of them together are the supernode.
+        Number of nodes; all of them together are the supernode.
     """
 
     devices_per_node: Ranks = 1
@@ -69,25 +69,25 @@ class Topology(Part):
 
 
 class Fabric(Part):
-    """A network that joins devices; collectives go over it.
+    """A network that joins devices, for collectives.
 
     Attributes
     ----------
     scope
-        Whom it joins: the devices of each ``node``, or of the ``supernode``.
+        The devices that it joins: those of each ``node``, or of the ``supernode``.
     bandwidth_bytes_per_s
-        Of one device on one plane, each way [B/s].
+        Bandwidth of one device on one plane, each way [B/s].
     planes
         Parallel planes; every transfer is spread over all of them.
     latency_ns
-        Of one hop: what each step of a collective costs apart from its bytes [ns].
+        Time of one hop: the cost of each step of a collective apart from its bytes [ns].
     achieved_bandwidth_fraction
         Share of the bandwidth that collectives reach.
     algorithms
-        For a kind of collective, those that the machine's library has; ``auto`` is the fastest of them. A kind that is
+        Kind of collective -> the algorithms that the machine's library has; ``auto`` takes the fastest. A kind that is
         not listed may use all.
     chunk_bytes
-        What a collective of two levels that goes across nodes here passes from level to level at a time, in a pipeline
+        Size of the chunks that pipeline the two levels of a hierarchical collective whose upper level is this fabric
         [B]; None: its levels run one after another.
     """
 
@@ -100,7 +100,7 @@ class Fabric(Part):
     chunk_bytes: Annotated[Bytes, Field(gt=0)] | None = Field(None, alias="chunk")
 
     def choices(self, kind: str) -> tuple[AlgorithmName, ...]:
-        """Return the algorithms among which ``auto`` takes the fastest for a kind of collective."""
+        """Return the algorithms from which ``auto`` takes the fastest for a kind of collective."""
         named = {str(name): algorithms for name, algorithms in self.algorithms.items()}
         return named.get(kind) or ALGORITHMS.get(kind, ("direct",))
 
@@ -112,7 +112,7 @@ class Fabric(Part):
 
 
 class OnChip(Part):
-    """On-chip memory: in the profile for people, not simulated.
+    """On-chip memory: for the information of readers, not simulated.
 
     Attributes
     ----------
@@ -135,24 +135,23 @@ class Hardware(Document):
     host
         The costs of the runtime.
     tiers
-        Memories by name; plans and traces number them in the order of the document.
+        Memories by name; plans and traces number them in this order.
     links
-        Ways for copies by name; plans and traces number them in the order of the document.
+        Ways for copies by name; plans and traces number them in this order.
     buses
         Wires that several links or ports share, by name.
     copy_queues
-        By name, links whose transfers wait in one queue, in issue order, for the channels that these links then share
-        (one copy stream for both directions); all of them have the same number of channels. Each other link has a
-        queue of its own.
+        Name -> links whose copies wait in one queue, in issue order, and share its channels (such as one copy stream
+        for both directions); all of them state the same number of channels. Every other link has a queue of its own.
     topology
         How many devices there are.
     fabrics
-        By name, what joins devices with one another. Each has two ports a device, ``<name>.out`` and ``<name>.in``,
-        which a bus may cap together with links.
+        Networks between devices, by name. Each device has two ports on each, ``<name>.out`` and ``<name>.in``, which a
+        bus may cap together with links.
     on_chip
-        By name, memories of the chip itself (SRAM, caches), for people.
+        Memories on the chip itself (SRAM, caches) by name; not simulated.
     allocator
-        How addresses of the compute tier are given out in rows that name another allocator than ``ideal``.
+        Figures of the allocator, for rows that name another one than ``ideal``.
     """
 
     schema_: Literal["hosim/hardware/1"] = Field("hosim/hardware/1", alias="schema")
@@ -191,24 +190,24 @@ class Hardware(Document):
 
     @property
     def queues(self) -> tuple[tuple[str, ...], ...]:
-        """Links that share a queue and its channels, each link in one: shared queues first, then each other link."""
+        """The links of each copy queue: shared queues first, then every other link alone."""
         shared = tuple(self.copy_queues.values())
         return (*shared, *((name,) for name in self.links if not any(name in queue for queue in shared)))
 
     @property
     def states_energy(self) -> bool:
-        """Whether it states a power, or what an operation or a byte takes."""
+        """Whether it states a power, or the energy of an operation or a byte."""
         compute, tier = self.compute, self.tiers[self.compute_tier]
         stated = (compute.power_mw, compute.energy_fj_per_flop, tier.energy_fj_per_byte)
         return {*stated, *(link.energy_fj_per_byte for link in self.links.values())} != {None}
 
     @property
     def states_prices(self) -> bool:
-        """Whether it states what a device or room costs."""
+        """Whether it states a price of a device or of room."""
         return {self.compute.price_uusd_per_h, *(t.price_nusd_per_gb_month for t in self.tiers.values())} != {None}
 
     def passing(self, names: Iterable[str]) -> dict[str, int]:
-        """Return how often a copy of each link passes these links or ports, also of links that go via them."""
+        """Return how often a copy over each link passes these links or ports; staged links that go via them count."""
         passes = dict.fromkeys(names, 1)
         for name, link in self.links.items():
             times = sum(1 for stage in link.via if stage in passes)
@@ -217,12 +216,12 @@ class Hardware(Document):
         return passes
 
     def wires(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return those of the links that all their bytes pass in the end, without what goes via another of them."""
+        """Return the links without staged ones that go via another of them: the wires that all bytes pass."""
         links = tuple(names)
         return tuple(name for name in links if set(links).isdisjoint(self.links[name].via))
 
     def with_links(self, links: dict[str, Link]) -> Self:
-        """Return the machine with other figures for its links; what goes via them follows."""
+        """Return the machine with other links; figures of staged links follow from those that they go via."""
         return self.model_copy(update={"links": with_stages(links)})
 
     def _check(self) -> None:
@@ -274,7 +273,7 @@ def _check_name(name: str, names: Collection[str], must: str, *keys: str) -> Non
 
 
 Place = TypeVar("Place", int, str)
-"""A tier, or a rank: by number, or by name."""
+"""A tier or a rank, by number or by name."""
 
 
 def reachable(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
@@ -287,16 +286,16 @@ def reachable(start: Place, edges: Sequence[tuple[Place, Place]]) -> set[Place]:
 
 
 def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: Collection[str]) -> list[str]:
-    """Say which of the figures that were set change nothing beyond a limit, and what that is.
+    """Say which figures that were set have no effect because something else is narrower.
 
     Parameters
     ----------
     hardware
-        The machine with all that was set.
+        The machine with all changes.
     budget_bytes
-        What a scenario lets plans use of the compute tier [B]; None if it says nothing.
+        The scenario's budget of the compute tier [B]; None if it has none.
     keys
-        What was set: dotted paths, each part of which may be a pattern.
+        The fields that were set: dotted paths, each part of which may be a pattern.
 
     Returns
     -------
@@ -325,9 +324,9 @@ def without_effect(hardware: Hardware, budget_bytes: int | float | None, keys: C
 
 
 def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
-    """Return what the links of a bus carry at most together, of all devices that share it [B/s].
+    """Return the most that the links of a bus carry together, over all devices that share it [B/s].
 
-    Endless if a port of a fabric is among them.
+    It is ``inf`` if a port of a fabric is among them.
     """
     links = [hardware.links.get(name) for name in bus.links]
     return hardware.topology.sharing[bus.scope] * sum(
@@ -336,6 +335,6 @@ def asked_bytes_per_s(hardware: Hardware, bus: Bus) -> int | float:
 
 
 def _fills(link: Link, bus: Bus) -> bool:
-    """Return whether a single copy of any size fills the bus, on one channel."""
+    """Tell whether a single copy of any size fills the bus, on one channel."""
     least = min((point.fraction for point in link.efficiency), default=1.0)
     return link.bandwidth_bytes_per_s * (least / link.servers) >= bus.bandwidth_bytes_per_s

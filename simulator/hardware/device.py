@@ -1,4 +1,4 @@
-"""Arithmetic of a device, costs of its runtime, and rules by which a framework gives out addresses of its memory."""
+"""A device's arithmetic, the costs of its runtime, and the rules of its framework's memory allocator."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Compute(Part):
     peak_flops
         Data type -> peak rate [FLOP/s].
     achieved_fraction
-        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that kernels of the class reach;
-        ``default`` covers these three where they are not listed.
+        Op class (``matmul``, ``attention``, ``vector`` ...) -> share of the peak that its kernels reach; ``default``
+        covers these three where they are not listed.
     achieved_bandwidth_fraction
         Share of the compute tier's bandwidth that a memory-bound kernel reaches.
     launch_ns
         Fixed device time of each kernel [ns].
     power_mw
-        What a device draws all the time, with its share of the server if that is meant [mW].
+        Constant power of a device, with its share of the server if you want that counted [mW].
     energy_fj_per_flop
-        What an operation takes on top of that [fJ].
+        Energy of a floating-point operation on top of that [fJ].
     price_uusd_per_h
-        What a device costs in an hour, with its share of the server if that is meant [millionths of a dollar].
+        Price of a device per hour, with its share of the server if you want that counted [millionths of a dollar].
     """
 
     peak_flops: dict[Key, FlopsPerSecond] = Field(alias="peak", min_length=1)
@@ -42,14 +42,14 @@ class Compute(Part):
 
 
 class FixedHost(Part):
-    """Costs of the host for a plan that was sunk to the device before the run.
+    """Costs of the host under a fixed plan, which was sunk to the device before the run.
 
     Attributes
     ----------
     launch_ns
-        Once for each run of the compiled graph [ns].
+        Time for each run of the compiled graph [ns].
     step_ns
-        For each action of the plan [ns].
+        Time for each action of the plan [ns].
     """
 
     launch_ns: Nanoseconds = Field(0, alias="launch")
@@ -72,10 +72,10 @@ class ReactiveHost(Part):
     sync_ns
         Waiting for the device, on top of the wait itself.
     select_ns
-        Finding one candidate that a dynamic read has chosen, such as a block of a KV cache, when it is revealed.
+        Looking up one candidate that a dynamic read has chosen, such as a block of a KV cache, once it is revealed.
     update_ns
-        Entering at home what was changed of a persistent tensor, on top of each copy of it out of the compute tier.
-        This and `select` are paid under a fixed plan, too, if it leaves dynamic reads to the run.
+        Registering at home the change of a persistent tensor, on top of each copy of it out of the compute tier. A
+        fixed plan that leaves dynamic reads to the run pays this and `select`, too.
     """
 
     inspect_ns: Nanoseconds = Field(0, alias="inspect")
@@ -93,16 +93,16 @@ class ReactiveHost(Part):
 
 
 class Host(Part):
-    """The runtime on the host: what it pays for each action, and how far it may run ahead.
+    """The runtime on the host: the cost of each action, and how far it may run ahead.
 
     Attributes
     ----------
     queue_depth
-        Computes that may be issued and not yet started, on all streams together.
+        Most computes that are issued and not yet started, on all streams together.
     fixed
-        The costs under a plan that was made before the run.
+        The costs under a fixed plan.
     reactive
-        The costs under a plan that is decided while it runs.
+        The costs under a reactive plan.
     """
 
     queue_depth: Count = 1024
@@ -113,20 +113,20 @@ class Host(Part):
 MIB = 1 << 20
 
 Size = Annotated[Bytes, Field(gt=0)]
-"""A size that others are rounded to, or cut from [B]."""
+"""A size above 0 [B]."""
 
 
 class Compaction(Part):
-    """Costs of making one hole of all holes, once nothing runs: so much for each page, or for each time.
+    """Cost of a compaction, which runs while nothing else does: per page, or per compaction.
 
     Attributes
     ----------
     per_page_ns
-        For each page that is unmapped and mapped again [ns].
+        Time for each page that is unmapped and mapped again [ns].
     per_event_ns
-        For each compaction, whatever it moves [ns].
+        Time for each compaction, whatever it moves [ns].
     pages
-        Which pages count: all that are ``in_use`` (a remap lays the whole pool out anew), or those whose places are
+        Which pages count: all that are ``in_use`` (a remap lays out the whole pool anew), or those of places that are
         ``moved``.
     """
 
@@ -135,7 +135,7 @@ class Compaction(Part):
     pages: Literal["in_use", "moved"] = "in_use"
 
     def cost_ns(self, pages: int) -> int:
-        """Return the time of a compaction of so many pages [ns]."""
+        """Return the time of a compaction of `pages` pages [ns]."""
         return (self.per_page_ns or 0) * pages if self.per_event_ns is None else self.per_event_ns
 
     def _check(self) -> None:
@@ -144,7 +144,7 @@ class Compaction(Part):
 
 
 class Caching(Part):
-    """Rules of a caching allocator that keeps segments of the device and gives out blocks of them.
+    """Rules of a caching allocator, which keeps segments of device memory and gives out blocks of them.
 
     The defaults are PyTorch's, as its source states them (c10/cuda/CUDACachingAllocator.cpp: ``round_size``,
     ``get_allocation_size``, ``should_split``); torch_npu has the same sizes (github.com/Ascend/pytorch,
@@ -153,20 +153,20 @@ class Caching(Part):
     Attributes
     ----------
     rounding_bytes
-        A block is a multiple of this [B].
+        The size of a block is a multiple of this [B].
     small_bytes
-        A block of at most so much is small [B]; small and large ones come from different segments.
+        A block of at most this size is small [B]; small and large ones come from different segments.
     small_segment_bytes
         Size of a segment for small blocks [B].
     large_segment_bytes
-        Size of a segment for blocks that are not small and are below `own_segment` [B].
+        Size of a segment for blocks that are not small, but below `own_segment` [B].
     own_segment_bytes
-        From here on a block gets a segment of its own size, rounded up [B].
+        A block of at least this size gets a segment of its own size, rounded up [B].
     segment_rounding_bytes
-        What the size of such a segment is a multiple of [B].
+        The size of such a segment is a multiple of this [B].
     remaps
-        Whether compaction follows where giving cached segments back does not help. PyTorch gives up there; here the
-        request then waits for a hole.
+        Whether compaction is tried where releasing cached segments does not help. PyTorch gives up there; here, without
+        compaction, the request waits for a hole.
     """
 
     rounding_bytes: Size = Field(512, alias="rounding")
@@ -182,7 +182,7 @@ class Caching(Part):
         return -(-max(size, 1) // self.rounding_bytes) * self.rounding_bytes
 
     def segment_bytes(self, block: int) -> int:
-        """Return the size of the segment that is got for a block where no cached one suffices [B]."""
+        """Return the size of the new segment for a block that fits in no cached one [B]."""
         if block <= self.small_bytes:
             return self.small_segment_bytes
         if block < self.own_segment_bytes:
@@ -190,7 +190,7 @@ class Caching(Part):
         return -(-block // self.segment_rounding_bytes) * self.segment_rounding_bytes
 
     def least_rest_bytes(self, block: int) -> int:
-        """Return the least that must be left of a cached block so that it is split [B]."""
+        """Return the least remainder for which a cached block is split [B]."""
         return self.rounding_bytes if block <= self.small_bytes else self.small_bytes + 1
 
     def _check(self) -> None:
@@ -208,9 +208,9 @@ class Allocator(Part):
     Attributes
     ----------
     page_bytes
-        What is mapped at a time [B].
+        Size of a page of mapped memory [B].
     compaction
-        What it costs; None: the framework knows none, and what fits in no hole waits for one.
+        Its cost; None: the framework does not compact, and a place that fits in no hole waits for one.
     caching
         Rules of the allocator ``caching``.
     """

@@ -1,19 +1,19 @@
-"""Memories, and what moves bytes between them.
+"""Memories, and the links and buses that move bytes between them.
 
-A *staged* link is a way over several links, stored and forwarded chunk by chunk in the tiers between. A copy over links
-with rates ``r_1 .. r_n`` is cut into ``k`` equal chunks of at most the link's ``chunk``. Each link moves one chunk at a
-time; a tier between has room for two, one that comes in while the other one goes out. So the links work side by side,
-the narrowest of them without a pause: ``k`` chunks take its time ``k c / r_min``, before which one chunk passes the
-links before it, and after which one passes those behind it. In all
+A *staged* link goes via several links; the tiers between store and forward chunks. A copy over links with rates ``r_1
+.. r_n`` is cut into ``k`` equal chunks of at most the link's ``chunk``. Each link moves one chunk at a time; each tier
+between has room for two, one that comes in while the other one goes out. So the links work in parallel, the narrowest
+without a pause: it takes ``k c / r_min`` for ``k`` chunks. Before that, the first chunk passes the links before it;
+after that, the last chunk passes the links behind it. In all
 
     latencies + *fill* + size / r_min,    fill = sum of c / r_i over all links but the narrowest.
 
-With room for one chunk, neighbours would take turns; with room for more, nothing would be faster. The engine lets the
-latencies and the fill pass, and then all bytes flow at once over all links of the way, sharing each with whoever else
-uses it. Copies one link after another, with the whole tensor in the tier between, take the sum of the links' times.
+With room for one chunk, neighbours would take turns; with room for more, nothing would be faster. The engine waits for
+the latencies and the fill, and then lets all bytes flow over all links at once, each shared with its other users. If
+the whole tensor were copied link after link, with room for it in the tiers between, the links' times would add up.
 
-*Room.* The two chunks are a pinned area that a runtime makes once: each channel of the link keeps it, for each device,
-from the tiers between (`Tier.staging_bytes`), whether a copy is under way or not. So a copy never waits for it.
+*Room.* A runtime allocates the two chunks once, as pinned buffers: each channel of the link reserves them, for each
+device, in the tiers between (`Tier.staging_bytes`), whether a copy is under way or not. So no copy waits for them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulator.document import Few, Key, Part, Share
 from simulator.units import Bytes, BytesPerSecond, Capacity, EnergyPerByte, Nanoseconds, PriceOfRoom, nearest, require
 
 Scope = Literal["device", "node", "supernode"]
-"""Owners of an instance: each device, each node, or all together."""
+"""Who has an instance of a tier or bus: each device, each node, or all devices together."""
 
 Capped = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)?$")]
 """The name of a link, or of a port of a fabric."""
@@ -42,19 +42,19 @@ class Tier(Part):
     Attributes
     ----------
     scope
-        Who has an instance of their own: each ``device``, each ``node``, or the ``supernode``.
+        Who has an instance of it: each ``device``, each ``node``, or the ``supernode``.
     capacity_bytes
         Size [B]; ``inf`` where no limit is modelled.
     reserved_bytes
-        What the framework context and the like take away from it [B].
+        Bytes that the framework's context and the like occupy [B].
     bandwidth_bytes_per_s
-        Rate shared by kernels and copies [B/s]; None if kernels cannot address the tier.
+        Bandwidth that kernels and copies share [B/s]; None if kernels cannot address the tier.
     energy_fj_per_byte
-        Of the compute tier, what a byte takes that a kernel reads or writes there, on top of the device's power [fJ].
+        For the compute tier: energy of each byte that a kernel reads or writes, on top of the device's power [fJ].
     endurance_bytes
-        What may be written to an instance before it is worn [B]: the TBW of an SSD.
+        Bytes that may be written to an instance before it wears out [B]: the TBW of an SSD.
     price_nusd_per_gb_month
-        What room costs, on top of the device's price [billionths of a dollar for 10^9 bytes and 730 hours].
+        Price of room, on top of the device's price [billionths of a dollar for 10^9 bytes and 730 hours].
     """
 
     scope: Scope = "device"
@@ -68,16 +68,16 @@ class Tier(Part):
 
     @property
     def staging_bytes(self) -> int:
-        """Room that staged links keep of it for the chunks that pass through [B]."""
+        """Bytes that staged links reserve in it for chunks that pass through [B]."""
         return self._staging_bytes
 
     @property
     def usable_bytes(self) -> int | float:
-        """Capacity less what is reserved, and less the room for chunks that pass through [B]."""
+        """Capacity less reserved bytes and the room for chunks that pass through [B]."""
         return self.capacity_bytes - self.reserved_bytes - self._staging_bytes
 
     def capacity_for(self, usable_bytes: int) -> int:
-        """Return the capacity of which so much may be used [B]."""
+        """Return the capacity with which `usable_bytes` may be used [B]."""
         return usable_bytes + self.reserved_bytes + self._staging_bytes
 
     def _check(self) -> None:
@@ -94,7 +94,7 @@ class EfficiencyPoint(Part):
     size_bytes
         Size of the copy [B].
     fraction
-        Its share of the bandwidth.
+        The share of the bandwidth that it reaches.
     """
 
     size_bytes: Bytes = Field(alias="size")
@@ -102,7 +102,7 @@ class EfficiencyPoint(Part):
 
 
 class Link(Part):
-    """One direction between two tiers: a wire, or a *staged* way over the wires of other links, chunk by chunk.
+    """A way for copies from one tier to another: a wire, or *staged* via other links, chunk by chunk.
 
     Attributes
     ----------
@@ -111,24 +111,25 @@ class Link(Part):
     target
         Name of the tier that it copies to.
     bandwidth_bytes_per_s
-        Total rate of the link [B/s]. Of a staged link it may be left out, and is at most what its way carries.
+        Total bandwidth of the link [B/s]. A staged link may leave it out; it has at most what the links on its way
+        carry.
     latency_ns
-        Fixed time of each transfer [ns]; it holds the channel but takes no bandwidth. Of a staged link it may be left
-        out, for the sum of those on its way.
+        Fixed time of each copy [ns]; it occupies the channel but no bandwidth. A staged link may leave it out; the
+        default is the sum over the links on its way.
     via
         The links that a staged link goes over, from its source to its target.
     chunk_bytes
-        What a staged link stores and forwards at a time [B].
+        Size of the chunks that a staged link stores and forwards [B].
     energy_fj_per_byte
-        What a byte takes that it carries, in the memories at its ends as well, on top of the device's power [fJ].
+        Energy of each byte that it carries, the memories at both ends included, on top of the device's power [fJ].
     channels
-        DMA engines: transfers that can be under way at once.
+        DMA engines: how many copies can be under way at once.
     sharing
-        ``fifo``: active channels share the link equally; ``fair``: max-min, so that what a capped transfer leaves
-        goes to the others; ``servers``: each channel has its fixed part of the bandwidth.
+        ``fifo``: active channels share the bandwidth equally; ``fair``: max-min fair, so that what a capped copy
+        leaves goes to the others; ``servers``: each channel has a fixed part of the bandwidth.
     efficiency
-        Points of a curve, by increasing size; between two points the share is linear in the logarithm of the size,
-        outside it is that of the nearest point. None: every size reaches the full rate.
+        Share of the bandwidth that a copy reaches, by increasing size: linear in the logarithm of the size between two
+        points, constant beyond the first and the last. None: every size reaches the full bandwidth.
     """
 
     source: Key
@@ -151,11 +152,11 @@ class Link(Part):
 
     @property
     def servers(self) -> int:
-        """Number of equal parts into which its bandwidth is divided for good, one a channel; 1 if it is shared."""
+        """Number of fixed, equal parts of its bandwidth: one for each channel, or 1 if channels share it."""
         return self.channels if self.sharing == "servers" else 1
 
     def reached_fraction(self, size_bytes: int) -> float:
-        """Return the share of the bandwidth that a copy of a size reaches by the efficiency curve."""
+        """Return the share of the bandwidth that a copy of a given size reaches, from the efficiency curve."""
         points = self.efficiency
         if not points:
             return 1.0
@@ -180,16 +181,16 @@ class Link(Part):
 
 
 class Bus(Part):
-    """A cap over several links together: a duplex limit, DDR bandwidth, the supply side of a pool.
+    """A wire that caps several links together: a duplex limit, DDR bandwidth, the supply side of a pool.
 
     Attributes
     ----------
     links
-        Names of what it caps: links, and ports of fabrics (``<fabric>.out``, ``<fabric>.in``).
+        Names of the links, and ports of fabrics (``<fabric>.out``, ``<fabric>.in``), that it caps.
     bandwidth_bytes_per_s
         The cap [B/s].
     scope
-        Who has an instance of their own.
+        Who has an instance of it: each ``device``, each ``node``, or the ``supernode``.
     """
 
     links: tuple[Capped, ...] = Field(min_length=1)
@@ -198,21 +199,21 @@ class Bus(Part):
 
 
 CHUNKS = 2
-"""Chunks that a tier between has room for: one comes in while the other goes out."""
+"""Chunks for which a tier between has room: one comes in while the other goes out."""
 
 
 def with_stages(links: Mapping[str, Link]) -> dict[str, Link]:
-    """Return the links, staged ones with what follows from those that they go via.
+    """Return the links, with the figures of staged ones completed from the links that they go via.
 
     Parameters
     ----------
     links
-        By name.
+        The links by name.
 
     Raises
     ------
     FieldError
-        If what a link goes via is no way from its source to its target.
+        If the links that a staged link goes via do not lead from its source to its target.
     """
     by_name = dict(links)
     for name, link in links.items():
@@ -226,14 +227,14 @@ def with_stages(links: Mapping[str, Link]) -> dict[str, Link]:
             follows = {"bandwidth_bytes_per_s": min(stated.bandwidth_bytes_per_s, *carried)}
             if "latency_ns" not in stated.model_fields_set:
                 follows["latency_ns"] = sum(stage.latency_ns for stage in staged.stages)
-            staged.__dict__.update(follows)  # past pydantic, for which it would be stated then
+            staged.__dict__.update(follows)  # bypasses pydantic, which would count these fields as stated
     return by_name
 
 
 def stage_rates(link: Link) -> list[int | float]:
-    """Return what one copy over a staged link gets of each link on its way, if that is not busy otherwise [B/s].
+    """Return the rate that one copy over a staged link gets on each link of its way, if nothing else uses that [B/s].
 
-    A link on the way moves chunks: at the share that its curve has for one, on one channel of its servers.
+    A link on the way moves chunks on one of its channels, with the share of bandwidth that a chunk's size reaches.
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def stage_rates(link: Link) -> list[int | float]:
 
 
 def _check_way(link: Link, links: Mapping[str, Link], *path: str) -> None:
-    """Refuse a way over others than wires, of which each begins where the one before it ends."""
+    """Refuse a way unless its links are wires, and each begins where the one before it ends."""
     place = link.source
     for stage in link.via:
         require(stage in links, "a link goes via other links", repr(stage), *path, do=nearest(stage, tuple(links)))
@@ -265,14 +266,14 @@ def _check_way(link: Link, links: Mapping[str, Link], *path: str) -> None:
 
 
 def reserve_chunks(links: Mapping[str, Link], tiers: Mapping[str, Tier], devices: Mapping[str, int]) -> None:
-    """Take from each tier what staged links keep of it for chunks that pass through.
+    """Reserve room in each tier for the chunks of staged links that pass through it.
 
     Parameters
     ----------
     links, tiers
-        Of the machine.
+        Those of the machine.
     devices
-        How many share a tier of each scope; each has its own chunks there.
+        Scope -> how many devices share a tier of that scope; each has its own chunks there.
 
     Raises
     ------
