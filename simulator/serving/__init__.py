@@ -1,4 +1,4 @@
-"""The story of `hosim serve`: requests come and leave, iteration by iteration, under each policy."""
+"""`hosim serve`: requests come and leave, iteration by iteration, under each policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Serving(Sweep):
     Attributes
     ----------
     is_changed
-        Whether the machine was changed for this run; what the scenario expects is then not checked.
+        Whether the machine was changed for this run; the scenario's expectations are then not checked.
     """
 
     is_changed: bool = False
@@ -48,17 +48,17 @@ class Serving(Sweep):
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """One line per policy and request: its arrival, admission, first and last token [ns], and its hits."""
+        """One row per policy and request: arrival, admission, first and last token [ns], and hits."""
         return frame(self.tables["requests"])
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
-        """One line per policy and iteration: sequences, time, waits by cause, and bytes moved."""
+        """One row per policy and iteration: sequences, time, waits by cause, and bytes moved."""
         return frame(self.tables["iterations"])
 
     @cached_property
     def expectations(self) -> list[Verdict]:
-        """Verdicts on what the scenario expects of these rows; none if the machine was changed."""
+        """Verdicts on the scenario's expectations of these rows; none if the machine was changed."""
         expected = () if self.is_changed else self.loaded[0].scenario.expect
         return verdicts(expected, {str(row["policy"]): row for row in self.rows})
 
@@ -80,8 +80,8 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it; its
-        workload has `requests`.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one; its workload has
+        `requests`.
     hardware, workload
         Instead of a scenario: a machine and a workload with `requests`, as in `simulator.run`.
     set
@@ -89,10 +89,10 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
     policies
         Only these rows of the scenario, or policies with their default options.
     progress
-        Called now and then.
+        Called now and then, while a file is read and while requests are served.
     exact
-        Whether every iteration is replayed as it is, which takes as many times as long as there are iterations in a
-        class.
+        Whether every iteration is replayed, rather than one of each class of similar ones; this takes longer by the
+        number of iterations in a class.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
 def read_served(
     loaded: Loaded, policies: Sequence[str] | None = None, progress: Progress = silent
 ) -> tuple[list[str], Arriving, Rooms]:
-    """Read the rows and the requests of a scenario, and find the room for blocks; nothing runs.
+    """Read the rows and the requests of a scenario, and find the room for KV blocks, without running anything.
 
     Parameters
     ----------
@@ -150,12 +150,12 @@ def read_served(
 
 
 def arriving(loaded: Loaded, progress: Progress) -> Arriving:
-    """Read, or draw, the requests of a scenario, in the order of their arrival.
+    """Read or draw the requests of a scenario, in order of arrival.
 
     Parameters
     ----------
     loaded
-        With a workload of requests.
+        The scenario, its machine, and its workload of requests.
     progress
         Called now and then while a file is read.
 
@@ -174,7 +174,7 @@ def arriving(loaded: Loaded, progress: Progress) -> Arriving:
 def drawn(asked: Requests, seed: int) -> list[Request]:
     """Draw requests.
 
-    What is drawn of one kind does not depend on the parameters of the others: a longer prompt changes no arrival.
+    Arrivals, prompts, outputs and prefixes are drawn independently: longer prompts change no arrival.
 
     Parameters
     ----------

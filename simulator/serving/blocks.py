@@ -1,13 +1,13 @@
-"""KV blocks and the tiers where they lie: held, cached after that, stored one tier down, dropped at last.
+"""KV blocks and their tiers: a block is held, then cached, then stored one tier down, and finally dropped.
 
-A block is named by what its tokens are: the i-th of a shared prefix (of a tree of prefixes, that in which it ends), or
-the i-th of a request; and by the layers that it is of, which keep the same tokens of a sequence. The compute tier holds
-the blocks of all sequences that run. What they leave is cached there, if that tier keeps blocks, the least recently
-used first to go when room is needed; then it is stored in the next tier down, unless that has it already, where it may
-make the least recently used one go further down. From the last tier blocks are dropped. A block that is copied in stays
-where it was as well, so that it need not be stored again.
+A block is named by its tokens, as the i-th block of a shared prefix (in a tree of prefixes, of the one in which the
+block ends) or of a request; and by its group of layers, which keep the same tokens of a sequence. The compute tier
+holds the blocks of all running sequences. Blocks that they leave are cached there, if that tier keeps blocks. When room
+is needed, the least recently used block goes first: it is stored in the next tier down, unless that has it already, and
+may in turn push that tier's least recently used block further down. From the last tier blocks are dropped. A block that
+is copied in also stays where it was, so it need not be stored again.
 
-How much room there is for them follows from the scenario, and from what the largest iteration holds besides.
+The room for blocks follows from the scenario, and from what the largest iteration holds besides them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Block(NamedTuple):
     Attributes
     ----------
     is_shared
-        Whether it is part of a prefix, which other prompts may begin with.
+        Whether it is part of a prefix, with which other prompts may begin.
     owner, number
-        Its prefix, or its request; and its position there.
+        Its prefix or its request, and its position there.
     group
         The group of layers.
     """
@@ -48,21 +48,21 @@ class Block(NamedTuple):
 
 
 class Tiers:
-    """Places of the KV blocks.
+    """The KV blocks in each tier.
 
     Parameters
     ----------
     rooms, block
-        The tiers with their room, and the tokens of a block.
+        The tiers with their room, and the number of tokens per block.
 
     Attributes
     ----------
     names, rooms, sizes
-        The tiers, the room of each [B], and the size of a block of each group of layers [B].
+        The tiers, the room in each [B], and the size of a block for each group of layers [B].
     held_bytes
-        Size of the blocks of the sequences that run [B].
+        Size of the blocks that running sequences hold [B].
     stores
-        ((source, target), group) -> number of blocks that were stored since this was last cleared.
+        ((source, target), group) -> number of blocks stored since this was last cleared.
     """
 
     def __init__(self, rooms: Rooms, block: int) -> None:
@@ -86,19 +86,19 @@ class Tiers:
         return 0 if block in self._held else next((t for t, blocks in enumerate(self._cached) if block in blocks), -1)
 
     def fits(self, hit: Sequence[Block], new_bytes: int) -> bool:
-        """Tell whether a sequence that hits these blocks, and has new ones [B], has room beside those that run."""
+        """Tell whether a sequence with these hits and `new_bytes` of new blocks fits beside the running ones."""
         more = sum(self.sizes[block.group] for block in hit if block not in self._held)
         return self.held_bytes + new_bytes + more <= self.rooms[0]
 
     def admit(self, hit: Sequence[Block], new: Sequence[Block]) -> None:
-        """Let a sequence hold blocks that are somewhere, and new ones; store what has to leave for them.
+        """Give a sequence its cached blocks and new ones, and store the blocks that have to leave for them.
 
         Parameters
         ----------
         hit
-            Blocks of its prefix that lie in some tier.
+            Blocks of its prefix that are in some tier.
         new
-            Blocks that lie in none.
+            Blocks that are in none.
         """
         for block in hit:
             self._hold(block)
@@ -111,14 +111,14 @@ class Tiers:
             self._hold(block)
 
     def computed(self, private: Block, shared: Block) -> bool:
-        """Let others find a block of a prefix once it is computed; false if the compute tier has the same already."""
+        """Share a computed block of a prefix with others; return False if the compute tier already has the same."""
         if shared in self._held or shared in self._cached[0]:
             return False
         self._held[shared] = self._held.pop(private)
         return True
 
     def release(self, block: Block, *, is_kept: bool) -> None:
-        """Release a block that a sequence held; the last one to do so leaves it cached, if it is to be kept."""
+        """Release a block that a sequence held; if no other holds it and it is to be kept, it stays cached."""
         self._held[block] -= 1
         if self._held[block]:
             return
@@ -149,7 +149,7 @@ class Tiers:
             self._push(block, tier)
 
     def _push(self, block: Block, source: int) -> None:
-        """Store a block in the next tier, unless it is there or there is none, or it is too large for it."""
+        """Store a block in the next tier, unless that already has it, is too small, or does not exist."""
         target = source + 1
         if target == len(self.names) or self.sizes[block.group] > self.rooms[target]:
             return
@@ -162,16 +162,16 @@ class Tiers:
 
 
 def seen_blocks(reach: Reach, cached: int, size: int) -> Sequence[int]:
-    """Return the blocks of `size` tokens that the token behind the cached ones sees, in layers of a reach."""
+    """Return the blocks of `size` tokens that the next token after the cached ones sees, in layers of a reach."""
     sinks, near = reach.near(cached)
     return list(dict.fromkeys([*range(-(-sinks // size)), *range(near // size, -(-cached // size))]))
 
 
 def blocks_to_hold(reach: Reach, cached: int, request: Request, asked: Requests) -> Sequence[int]:
-    """Return the blocks that a sequence holds in layers of a reach, once so many of its tokens are cached.
+    """Return the blocks that a sequence holds in layers of a reach, once `cached` of its tokens are cached.
 
-    With a window these are what the next token sees, and room for the most that is added at a time, wherever in a
-    block that begins. As the sequence goes on, it never needs more.
+    With a window these are the blocks that the next token sees, and room for the most tokens added at a time, at any
+    offset in a block. Later in the sequence the number never grows.
     """
     size, total = asked.block, -(-(request.prompt + request.output) // asked.block)
     if reach.block or reach.window is None:
@@ -182,16 +182,16 @@ def blocks_to_hold(reach: Reach, cached: int, request: Request, asked: Requests)
     return list(dict.fromkeys([*range(min(sinks, stop)), *range(first, stop)]))
 
 
-# how much room there is
+# room for blocks
 
 
 def requests_of(loaded: Loaded) -> Requests:
-    """Return what the workload of a scenario says of requests.
+    """Return the requests of a scenario's workload.
 
     Raises
     ------
     ConfigError
-        If it is no workload of requests.
+        If the workload has no requests.
     """
     if loaded.workload.requests is None:
         rule, do = "what is served is a workload of requests", "use hosim run, or add 'phase: requests' and requests"
@@ -205,11 +205,11 @@ class Rooms(NamedTuple):
     Attributes
     ----------
     names, room_bytes
-        The compute tier, and those below that keep blocks; and the room for them in each [B].
+        The compute tier and the lower tiers that keep blocks; the room for blocks in each [B].
     keeps
-        Whether the compute tier keeps what sequences leave.
+        Whether the compute tier keeps blocks that sequences leave.
     groups
-        What layers keep of a sequence.
+        Groups of layers that keep the same tokens of a sequence.
     """
 
     names: tuple[str, ...]
@@ -218,20 +218,21 @@ class Rooms(NamedTuple):
     groups: tuple[CachedLayers, ...]
 
     def sizes(self, block: int) -> list[int]:
-        """Return the size of a block of so many tokens, in each group [B]."""
+        """Return the size of a block of `block` tokens in each group [B]."""
         return [group.block_bytes(block) for group in self.groups]
 
 
 def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
-    """Return what the layers of the model keep of a sequence."""
+    """Return the model's groups of layers, by the tokens that they keep of a sequence."""
     return kept(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
 
 
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
-    """Count the room for blocks in each tier that keeps some.
+    """Compute the room for blocks in each tier that keeps them.
 
-    In the compute tier that is what the scenario says, or else what the budget leaves beside the weights and all that
-    the largest iteration holds at once; in others what it says, or else all that weights do not take there.
+    In the compute tier this is what the scenario states, or else what the budget leaves beside the weights and
+    everything that the largest iteration holds at once; in other tiers what the scenario states, or else what the
+    weights leave.
 
     Parameters
     ----------
@@ -272,7 +273,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
 
 
 def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
-    """Return what a tier has left for KV blocks [B]; less than 0 where the rest does not fit, either."""
+    """Return what a tier has left for KV blocks [B]; negative if even the rest does not fit."""
     (homes,) = home_ids(loaded, [graph])
     names, compute_tier = loaded.hardware.tier_names, loaded.hardware.compute_tier
     lasting = Counter[str]()

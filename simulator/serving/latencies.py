@@ -1,4 +1,4 @@
-"""Serving for people: the table, what a person would say of latency, hits and waits, and curves."""
+"""Report of serving: the table, sentences on latency, hits and waits, and curves."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 _LONG = 0.1
-"""Share of all requests that is a long queue when the last one comes: latencies then say little of the machine."""
+"""Share of all requests still waiting when the last one arrives that counts as overload: latencies then say little
+about the machine."""
 _POINTS = 100
-"""Points of a curve that can be told apart."""
+"""Points of a curve: more could not be told apart."""
 _SHOWN = (50, 90, 99)
-"""Percentiles of latencies that are shown; the summary has more."""
+"""Percentiles of latencies in the table; the summary has more."""
 _NS_PER_S, _NS_PER_MS = 10**9, 10**6
 
 
 def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
-    """Show latencies; hits and bytes moved; times to read a prompt by the share that was found, and queues.
+    """Show latencies, hits and bytes moved, times to read a prompt by the share that was found in a cache, and queues.
 
     Parameters
     ----------
@@ -57,14 +58,14 @@ def view(title: str, rows: Rows, stories: Sequence[Story]) -> SweepView:
 
 
 def _reading(rows: Rows) -> dict[str, str]:
-    """Return the columns of times to read a prompt by the share of it that was found [%], if these can be compared."""
+    """Return share found [%] -> column of the time to read a prompt; nothing if fewer than two shares occur."""
     columns = {column.split("_")[1]: column for column in rows[0] if column.startswith("read_")}
     shown = {share: column for share, column in columns.items() if any(present(row[column]) for row in rows)}
     return shown if len(shown) > 1 else {}
 
 
 def sentences(rows: Rows) -> list[str]:
-    """Say for each policy how long people wait, which prompt tokens were found where, and what its iterations wait for.
+    """Say for each policy how long requests wait, where prompt tokens were found, and what iterations wait for.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ def sentences(rows: Rows) -> list[str]:
 
 
 def _sentences_of(row: Row) -> Iterator[str]:
-    """Say how long people wait under one policy, and why."""
+    """Say how long requests wait under one policy, and why."""
     policy = row["policy"]
     if row["status"] != "ok":
         yield f"{policy} is {row['status']}: {row['why']}."
@@ -126,15 +127,15 @@ def _sentences_of(row: Row) -> Iterator[str]:
 
 
 def _parts(rows: Rows) -> Iterator[Rows]:
-    """Cut rows into as many parts as a curve has points."""
+    """Cut rows into at most `_POINTS` parts, one for each point of a curve."""
     size = max(1, -(-len(rows) // _POINTS))
     return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def _panels(stories: Sequence[Story]) -> list[Panel]:
-    """Draw the share of requests by latency; and over time requests that wait, sequences that decode, and blocks.
+    """Draw the share of requests by latency; and, over time, waiting requests, decoding sequences, and blocks.
 
-    Over time, a point is the most of a part of the iterations.
+    Over time, a point is the maximum over a part of the iterations.
     """
     panels = []
     for name in ("ttft", "tpot"):

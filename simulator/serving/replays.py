@@ -1,31 +1,30 @@
-"""What iterations take: each is a graph that the row's policy plans and the engine replays, alike ones once.
+"""Times of iterations: each is a graph, which the row's policy plans and the engine replays once for all similar ones.
 
-*What ops take.* FLOPs and bytes of each op grow evenly with the numbers of an iteration (tokens that are cached, pairs
-that attend to one another, ...), so a few graphs tell both sides of its roofline for all numbers, and so what all ops
-take, each alone. Of experts few tokens leave some out, which are then not read: how many is a closed form, and a number
-of its own; what each takes is known from an iteration of few tokens.
+*Times of ops.* FLOPs and bytes of each op are linear in the numbers of an iteration (cached tokens, attending pairs,
+...), so a few graphs give both sides of its roofline for all numbers, and with them the time of each op alone. Few
+tokens leave some experts unread: their number has a closed form and is one more number of the iteration; the time of an
+expert comes from an iteration of few tokens.
 
-*A class.* Each number is rounded to the nearest multiple of what costs a part of the scale of the iteration, which is
-the power of two below what its ops take; but not to 0. A number's price is that at which one more costs most; of
-tokens it is the higher, the fewer experts others have chosen. Tokens that are copied are rounded alike, to whole
-blocks, at the price of their links. A part is 1/8; where compute then waits for more than 1/100 of the time, it is
-1/64.
+*Classes.* Each number is rounded to a multiple of the step that costs one part of the iteration's scale (the power of
+two below the time of its ops), but never to 0. The price of a number is the most that one more can cost; for tokens it
+is higher the fewer experts the other tokens have chosen. Copied tokens are rounded in the same way, to whole blocks, at
+the price of their links. A part is 1/8; if compute then waits for more than 1/100 of the time, it is 1/64.
 
-*One for all.* An iteration takes what the one of its class takes that is replayed, and what its own ops take more or
-less, each alone. What the class has in common is how ops, copies and the host wait for one another.
+*One stands for all.* An iteration takes as long as the replayed one of its class, corrected by the difference between
+the times of their ops, each alone. So the class shares how ops, copies and the host wait for one another.
 
-*The error.* With the same order of ops and copies, no end moves by more than they do together, as it waits for each at
-most once. So what a number makes wrong is at most half a part, and only in so far as waits change with it: where they
-do not, it is a few nanoseconds of rounding.
+*Error.* With the same order of ops and copies, no end time changes by more than the sum of their changes, as it depends
+on each at most once. So rounding a number causes an error of at most half a part, and only as far as waits change with
+it: where they do not, the error is a few nanoseconds of rounding.
 
-Before the steps of the plan is copied, whatever the row's policy thinks of it:
+Two kinds of copies come before the plan's own actions, whatever the row's policy decides:
 
-*Stores*: copies of blocks to other tiers, whose source and target are the cache's rule. They run beside the iteration,
-which ends when they have.
+*Stores* copy blocks to other tiers; the cache's rules decide from where to where. They run beside the iteration, which
+ends only when they have ended.
 
-*Loads*, if they are more than an engine may queue (`Requests.queued_blocks`): the thread that launches ops submits the
-copies of what was found below, and once so many are under way it cannot go on. So all are issued at once, and the host
-waits for those that are too many before it issues the first op.
+*Loads*, if there are more than the serving engine may queue (`Requests.queued_blocks`): the thread that launches ops
+submits the copies of blocks found in lower tiers, and stalls once the queue is full. So all loads are issued at once,
+and the host waits for those in excess of the queue before it issues the first op.
 """
 
 from __future__ import annotations
@@ -62,26 +61,28 @@ from simulator.trace import CAUSES
 from simulator.workload import Experts
 
 PARTS = (8, 64)
-"""Parts of the scale of an iteration; and where compute waits: finer, as waits then change with every number."""
+"""Parts into which an iteration's scale is divided; the finer one is for iterations in which compute waits, as waits
+change with every number."""
 WAITS = 1 / 100
-"""A smaller share of the time is no wait: what it makes wrong is below a part."""
+"""A smaller share of waiting is ignored: its error is below a part."""
 _LARGE = (1 << 12, 1 << 24, 1 << 16, 1 << 24, 1 << 36, 1 << 11)
 _LARGE_NEAR = (1 << 24, 1 << 24, 1 << 36)
-"""Numbers beside which a nanosecond of rounding is nothing, and all experts are chosen; for each further reach, too."""
+"""Numbers so large that rounding to a nanosecond is negligible and all experts are chosen; and those for each further
+reach."""
 _TOKENS = (0, 2)
-"""Positions of the numbers that are tokens, which choose experts."""
+"""Positions of the numbers that count tokens, which choose experts."""
 Numbers = NDArray[np.float64]
 
 
 class _Shape:
-    """Iterations that have the same ops, and differ in numbers.
+    """Iterations with the same ops, which differ only in numbers.
 
     Parameters
     ----------
     loaded
         The scenario, its machine and its workload of requests.
     some
-        One of them, without copies.
+        One of these iterations, without copies.
     """
 
     def __init__(self, loaded: Loaded, some: Iteration) -> None:
@@ -106,13 +107,13 @@ class _Shape:
         self._prices_ns: Numbers = both[1:].max(axis=1) @ self._counts
 
     def _numbers(self, work: Iteration) -> list[int]:
-        """List the numbers of an iteration; answers that are as many as all tokens are none of their own."""
+        """List the numbers of an iteration; answers are none of their own if every token has one."""
         return [*work[:5], 0 if self._is_all else work.answers, *chain.from_iterable(work.near)]
 
     def rounded(self, work: Iteration, part_ns: float, most_sequences: int, most_tokens: int) -> Iteration:
-        """Round the numbers of an iteration to what costs a part [ns], but to at most so many."""
+        """Round the numbers of an iteration to multiples that cost `part_ns`, up to the given limits."""
         prices_ns, tokens = self._prices_ns[: len(self._flops_slopes)].copy(), work.decoding + work.reading
-        if self._experts:  # a token costs the more for experts, the fewer others choose
+        if self._experts:  # the fewer experts others chose, the more one more token costs
             more = np.subtract(self._unread(tokens), self._unread(tokens // 2))
             prices_ns[[*_TOKENS]] += more @ self._prices_ns[len(prices_ns) :] / max(1, tokens - tokens // 2)
         rounded = [_rounded(n, price_ns, part_ns) for n, price_ns in zip(self._numbers(work), prices_ns, strict=True)]
@@ -121,7 +122,7 @@ class _Shape:
         return self._iteration(rounded)
 
     def _iteration(self, numbers: Sequence[int]) -> Iteration:
-        """Make the iteration that has some numbers."""
+        """Make the iteration with these numbers."""
         decoding, context, reading, cached, pairs, answers, *near = numbers
         answers = decoding + reading if self._is_all else answers
         triples = zip(near[::3], near[1::3], near[2::3], strict=True)
@@ -132,13 +133,13 @@ class _Shape:
         return round(self._flops_constant + float(np.dot(self._numbers(work), self._flops_slopes)))
 
     def ops_ns(self, work: Iteration) -> float:
-        """Add up what the ops of an iteration take, each alone [ns]."""
+        """Return the sum of the times of an iteration's ops, each alone [ns]."""
         numbers = [*self._numbers(work), *self._unread(work.decoding + work.reading)]
         sides = self._constant + np.dot(numbers, self._slopes).reshape(self._constant.shape)
         return float(sides.max(axis=0) @ self._counts)
 
     def _sides(self, numbers: Sequence[int]) -> tuple[Numbers, list[str], int]:
-        """Return both sides of the roofline of each op [ns], the names of the ops, and their arithmetic [FLOP]."""
+        """Return both sides of each op's roofline [ns], the names of the ops, and their total arithmetic [FLOP]."""
         hardware, graph = self._loaded.hardware, iteration(self._loaded.workload, self._iteration(numbers), 1)
         cap, launch_ns, sides = memory_rate_cap(hardware), hardware.compute.launch_ns, []
         for op in graph.ops:
@@ -147,11 +148,11 @@ class _Shape:
         return np.array(sides, np.float64).T, [op.name for op in graph.ops], sum(graph.arithmetic.values())
 
     def _unread(self, tokens: int) -> list[int]:
-        """Count, as a negative number, the experts of a layer that so many tokens leave out, by kind of layer."""
+        """Count, as a negative number, the experts of a layer that so many tokens leave unread, by kind of layer."""
         return [read_experts(part, tokens) - part.held for part in self._experts]
 
     def _expert_slopes(self, names: Sequence[str], few: list[int], slopes: Numbers, constant: Numbers) -> list[Numbers]:
-        """Return what another expert adds to both sides of each op [ns], from an iteration of few tokens."""
+        """Return what one more expert adds to both sides of each op [ns], from an iteration of few tokens."""
         saved = constant + np.tensordot(few, slopes, 1) - self._sides(few)[0] if self._experts else constant
         model = decoder_of(self._loaded.workload)
         parts = dict(zip(blocks(model.layers), map(model.layer, range(model.layers)), strict=True))
@@ -168,11 +169,11 @@ class Replays:
     loaded
         The scenario, its machine and its workload.
     row
-        The row whose policy decides.
+        The row whose policy plans.
     room_bytes
         Room for the KV cache in the compute tier [B].
     exact
-        Whether every iteration is replayed as it is, and none stands for others.
+        Whether every iteration is replayed, rather than one of each class.
 
     Attributes
     ----------
@@ -193,14 +194,14 @@ class Replays:
         return self._replayed.cache_info().currsize
 
     def of(self, work: Iteration) -> dict[str, Any]:
-        """Return how long an iteration takes, and why.
+        """Return the time of an iteration, and its waits.
 
         Returns
         -------
         dict
-            ``status``, as of a row of `simulator.run`, and ``why`` it is not ``ok``. If it is: ``took_ns``, how long it
-            took; of it ``stall_ns``, how long compute waited, by ``wait_<cause>_ns``, and ``drain_ns``, how long copies
-            ran after the last op; ``moved_<link>_bytes``; and ``flops``, its arithmetic (`Graph.arithmetic`).
+            ``status``, as in a row of `simulator.run`, and ``why`` it is not ``ok``. If it is: ``took_ns``, its time;
+            of this ``stall_ns``, while compute waited, also by ``wait_<cause>_ns``, and ``drain_ns``, while copies ran
+            after the last op; ``moved_<link>_bytes``; and ``flops``, its arithmetic (`Graph.arithmetic`).
         """
         if self._exact:
             return self._replayed(work)
@@ -220,7 +221,7 @@ class Replays:
         return {**counted, "took_ns": took_ns, **moved, "flops": shape.flops(work)}
 
     def shape(self, work: Iteration) -> _Shape:
-        """Return the shape of the iterations that have the same ops as this one."""
+        """Return the shape that this iteration has."""
         near = map(bool, chain.from_iterable(work.near))
         kind = (*map(bool, work[:6]), work.answers == work.decoding + work.reading, *near)
         if kind not in self._shapes:
@@ -228,7 +229,7 @@ class Replays:
         return self._shapes[kind]
 
     def _representative(self, work: Iteration, shape: _Shape, part_ns: float) -> Iteration:
-        """Return the iteration that is replayed for a class."""
+        """Return the iteration that is replayed for the class of this one."""
         links, block = self._loaded.hardware.links, self._asked.block
 
         def rounded(tokens: Sequence[int], *way: str) -> tuple[int, ...]:
@@ -242,7 +243,7 @@ class Replays:
         return alike._replace(loads=loads, stores=stores)
 
     def _links(self, source: str, target: str) -> list[str]:
-        """List the links that a copy from one tier to another takes, with those that they go via."""
+        """List the links of a copy from one tier to another, with those that they go via."""
         problem, links, tiers = self._problem, self._loaded.hardware.links, self._problem.tiers
         hops = pairwise(problem.path(tiers.index(source), tiers.index(target)))
         return [link for name in map(problem.link_names.__getitem__, hops) for link in (name, *links[name].via)]
@@ -291,7 +292,7 @@ def _smallest(loaded: Loaded) -> Case:
 
 
 def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
-    """Return the scenario of an iteration: what is cached has its home where it lies."""
+    """Return the scenario of an iteration, in which cached blocks have their homes where they are."""
     named = {cache_name(part) for part, _ in decoder_of(loaded.workload).kinds}
     homes = {f"*/{name}": loaded.hardware.compute_tier for name in sorted(named)}
     homes |= {f"*/{loaded_name(tier)}": tier for tier, _ in work.loads}
@@ -301,9 +302,9 @@ def _with_homes(loaded: Loaded, work: Iteration) -> Loaded:
 
 
 def _with_copies(plan: Plan, problem: Problem, work: Iteration, queued: int | None) -> Plan:
-    """Put the stores of an iteration before the steps of its plan; and its loads, if they are more tokens than queued.
+    """Put the stores of an iteration, and loads of more than `queued` tokens, before the actions of its plan.
 
-    The steps then begin once all loads but so many tokens have come.
+    The plan's actions then begin once all but `queued` tokens have been loaded.
     """
     tiers, compute_tier, codes = problem.tiers, problem.compute_tier, list[Code]()
     for (source, target), _ in work.stores:
@@ -336,17 +337,17 @@ def _with_copies(plan: Plan, problem: Problem, work: Iteration, queued: int | No
 
 
 def _tensors_named(problem: Problem, last: str) -> Sequence[int]:
-    """List the tensors of this last name, one for each layer."""
+    """List the tensors whose path ends in this name, one for each layer."""
     return [index for index, tensor in enumerate(problem.graph.tensors) if tensor.name.endswith(f"/{last}")]
 
 
 def _copies(tensor: int, path: Sequence[int]) -> Iterator[Code]:
-    """Copy a tensor from the first tier of a path to the last one; it stays at both."""
+    """Yield the actions that copy a tensor along a path of tiers; it stays in the first and the last."""
     yield from ((COPY, tensor, start, end) for start, end in pairwise(path))
     yield from ((DETACH, tensor, tier, 0) for tier in path[1:-1])
 
 
 def _rounded(count: int, price_ns: float, part_ns: float) -> int:
-    """Round to a multiple of as many as cost a part; what costs nothing is 1, and only 0 becomes 0."""
+    """Round to a multiple of the count that costs one part; a count without a price becomes 1, and only 0 becomes 0."""
     step = max(1.0, part_ns / price_ns) if price_ns > 0 else math.inf
     return min(1, count) if step == math.inf else max(min(1, count), round(round(count / step) * step))

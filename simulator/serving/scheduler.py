@@ -1,19 +1,19 @@
-"""The scheduler, which is fixed: who runs in the next iteration, and what came of it.
+"""The scheduler, which is fixed: it chooses the sequences of the next iteration, and tracks their progress.
 
-Iterations follow one another. In each, every sequence whose prompt is read adds a token. Prompts fill the rest of
-``max_tokens``, first come, first served, a long one in parts. A request is admitted, in the order of arrival, while
-fewer than ``max_sequences`` run, tokens are left for it, and the blocks of its whole length fit beside those of the
-others in the compute tier; they are its own until it ends, so that nobody is interrupted. When it is admitted, the
-blocks of its prefix are looked up tier by tier up to one that is nowhere, at least its last token left out; what lies
-below is copied in by the iteration that reads the first part of what is left. A block of a prefix is found by others
-once the iteration that computes its last token has ended. Where blocks lie: `simulator.serving.blocks`.
+In each iteration every sequence whose prompt has been read adds a token. Prompts fill the rest of ``max_tokens``, first
+come, first served; a long one is read in parts. Requests are admitted in order of arrival, while fewer than
+``max_sequences`` run, tokens are left, and the blocks for the request's whole length fit in the compute tier beside
+those of the others; they are reserved until it ends, so no sequence is preempted. On admission the blocks of its prefix
+are looked up, up to the first that is in no tier, and never as far as its last token; blocks in lower tiers are copied
+in by the iteration that reads the first part of the rest. Others find a block of a prefix once the iteration that
+computes its last token has ended. For the tiers of blocks see `simulator.serving.blocks`.
 
-*Windows.* In layers with a window a sequence holds no more than the blocks that its next tokens see, and those that the
-part of its prompt that is read at a time needs; it leaves the others as it goes on, as in vLLM's hybrid KV cache
-manager. A prefix is found up to where all that the next token sees is there: of such layers the last blocks alone.
+*Windows.* In layers with a window a sequence holds only the blocks that its next tokens see, and those for the part of
+its prompt that is read at a time; it releases the others as it proceeds, as in vLLM's hybrid KV cache manager. A prefix
+is found as far as everything that the next token sees is cached: of layers with a window, only the last blocks.
 
-*States.* A layer of linear attention has a state of each sequence, which is that of all its tokens and of no fewer. So
-of a model with such layers nothing is kept for others, and nothing is found.
+*States.* A layer with linear attention keeps one state per sequence, which covers all its tokens and no prefix of them.
+So a model with such layers keeps nothing for other sequences, and has no hits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from simulator.serving.blocks import Block, Tiers, blocks_to_hold, seen_blocks
 from simulator.workload import Request, Requests
 
 Way = TypeVar("Way", str, tuple[str, str])
-"""From which tier blocks are copied in; or from which to which they are stored."""
+"""The tier from which blocks are copied in; or source and target of stores."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,15 +39,15 @@ class Served:
     Attributes
     ----------
     number, request
-        The request, and its position in the order of arrival.
+        Position in the order of arrival, and the request.
     admitted_ns, first_ns, end_ns
-        Times of its admission, its first token and its last one [ns]; None if that was never.
+        Times of its admission, first token and last token [ns]; None if it never got there.
     hit
         Tokens of its prompt that were found in each tier.
     cached, made
-        Tokens of it that are cached, and tokens that it has added.
+        Number of its tokens that are cached, and of tokens that it has added.
     blocks
-        The blocks that it holds of each group of layers: number -> block, in order.
+        The blocks that it holds in each group of layers: number -> block, in order.
     shared
         The blocks of its prefix in each group, whoever computes them.
     """
@@ -65,21 +65,21 @@ class Served:
 
     @property
     def is_reading(self) -> bool:
-        """Whether some of its prompt is left."""
+        """Whether part of its prompt is still to be read."""
         return self.cached < self.request.prompt
 
 
 class Work(NamedTuple):
-    """The sequences that run in an iteration, and the blocks that are copied with it.
+    """The sequences of an iteration, and the blocks copied with it.
 
     Attributes
     ----------
     decoding
         Sequences that add a token.
     parts
-        Sequences that read, each with its number of prompt tokens.
+        Sequences that read, each with its number of prompt tokens in this iteration.
     loads, stores
-        Number of blocks of a group of layers that are copied in from each tier, and from each one to another.
+        (tier, group of layers) -> blocks copied in; ((source, target), group) -> blocks stored.
     """
 
     decoding: Sequence[Served] = ()
@@ -88,7 +88,7 @@ class Work(NamedTuple):
     stores: Mapping[tuple[tuple[str, str], int], int] = {}
 
     def iteration(self, block: int, groups: int = 1, further: Sequence[Reach] = ()) -> Iteration:
-        """Count it for a builder, with blocks of `block` tokens, so many groups of layers, and further reaches."""
+        """Return its numbers for a builder, given the tokens per block, the groups of layers, and further reaches."""
         ends = sum(served.cached + new == served.request.prompt for served, new in self.parts)
         return Iteration(
             decoding=len(self.decoding),
@@ -103,14 +103,14 @@ class Work(NamedTuple):
         )
 
     def _within(self, reach: Reach) -> tuple[int, int, int]:
-        """Count what lies within a reach, as `Iteration.near` has it."""
+        """Count what lies within a reach, as in `Iteration.near`."""
         context = len(self.parts) if reach.block else sum(reach.cached(served.cached) for served in self.decoding)
         cached = sum(reach.cached(served.cached) for served, _ in self.parts)
         return context, cached, sum(reach.pairs(TokenSpan(served.cached, new)) for served, new in self.parts)
 
 
 def _tokens(moved: Mapping[tuple[Way, int], int], groups: int, block: int) -> tuple[tuple[Way, tuple[int, ...]], ...]:
-    """Count by way the tokens of each group of layers that take it, in blocks of `block` tokens."""
+    """Count, for each way, the tokens that each group of layers moves, at `block` tokens per block."""
     ways = sorted({way for way, _ in moved})
     return tuple((way, tuple(block * moved.get((way, group), 0) for group in range(groups))) for way in ways)
 
@@ -121,11 +121,11 @@ class Scheduler:
     Parameters
     ----------
     tiers
-        Places of the blocks.
+        The blocks in each tier.
     asked
-        Tokens of a block, and the most that runs in an iteration.
+        Tokens per block, and the limits of an iteration.
     groups
-        What layers keep of a sequence.
+        Groups of layers that keep the same tokens of a sequence.
     """
 
     def __init__(self, tiers: Tiers, asked: Requests, groups: Sequence[CachedLayers]) -> None:
@@ -137,9 +137,10 @@ class Scheduler:
         self.running: list[Served] = []
 
     def next(self, now_ns: int) -> list[Work]:
-        """Admit what fits, and return what runs next: mostly one iteration, none if there is nothing to do.
+        """Admit what fits, and return what runs next: usually one iteration, none if there is nothing to do.
 
-        Blocks that leave the compute tier go in an iteration before, if they have no room beside what is copied in.
+        If blocks that leave the compute tier have no room beside those that are copied in, they leave in an iteration
+        of their own before.
         """
         decoding = [served for served in self.running if not served.is_reading]
         left, loads = self._asked.max_tokens - len(decoding), Counter[tuple[str, int]]()
@@ -189,7 +190,7 @@ class Scheduler:
         return served
 
     def _found_blocks(self, served: Served) -> int:
-        """Count the first blocks that need not be computed: all that the token behind them sees is somewhere."""
+        """Count the leading blocks that need not be computed: all that the next token sees are in some tier."""
         size, tiers = self._asked.block, self.tiers
         first, before = served.request.shared // size if self._shares else 0, -1
         while first != before:
@@ -202,7 +203,7 @@ class Scheduler:
         return first
 
     def _hold(self, served: Served, numbers: Sequence[Sequence[int]], hit: Sequence[Block] = ()) -> None:
-        """Let a sequence hold blocks of these numbers: those that it has, what it hits, and new ones."""
+        """Make a sequence hold the blocks of these numbers: those that it has, its hits, and new ones."""
         every_new = list[Block]()
         for (group, _), blocks, needed in zip(self._groups, served.blocks, numbers, strict=True):
             new = {n: Block(False, served.number, n, group) for n in needed if n not in blocks}
@@ -211,7 +212,7 @@ class Scheduler:
         self.tiers.admit(hit, every_new)
 
     def _release(self, served: Served, kept: Sequence[Sequence[int]]) -> None:
-        """Release all blocks of a sequence but those of these numbers, beginning with the last tokens."""
+        """Release all blocks of a sequence except those of the numbers in `kept`, the last tokens first."""
         full = served.cached // self._asked.block if self._shares else 0
         gone = [(n, group) for group, _ in self._groups for n in served.blocks[group].keys() - {*kept[group]}]
         for index, group in sorted(gone, key=lambda place: (-place[0], place[1])):
@@ -220,7 +221,7 @@ class Scheduler:
             self.tiers.release(block, is_kept=index < full and not is_double)
 
     def _slide_windows(self, served: Served) -> None:
-        """Release the blocks that the windows of a sequence have passed, and hold those that they come to."""
+        """Release the blocks that the windows of a sequence have passed, and hold those that they reach."""
         numbers: list[Sequence[int]] = [list(blocks) for blocks in served.blocks]
         for group, reach in self._windows:
             numbers[group] = blocks_to_hold(reach, served.cached, served.request, self._asked)
@@ -228,9 +229,9 @@ class Scheduler:
         self._hold(served, numbers)
 
     def ended(self, work: Work, now_ns: int) -> list[Served]:
-        """Note the end of an iteration, and return the sequences that left.
+        """Account for the end of an iteration, and return the sequences that finished.
 
-        Blocks of a prefix that were filled can be found from now on.
+        Filled blocks of a prefix can be found from now on.
         """
         size = self._asked.block
         for served, new in work.parts:

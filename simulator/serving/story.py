@@ -1,4 +1,4 @@
-"""One row: requests come, iterations follow one another until all have been served, and what happened is counted."""
+"""One row of serving: run iterations until all requests have been served, and summarise what happened."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from simulator.trace import CAUSES
 from simulator.workload import Arriving, Request, Requests
 
 PERCENTS = (50, 90, 95, 99)
-"""Percentiles of latencies."""
+"""Percentiles of latencies in the summary."""
 _SHARES = 4
-"""Parts of a prompt by which the share that was found is rounded: quarters."""
+"""The share of a prompt that was found is rounded to this fraction: quarters."""
 
 
 @dataclass(slots=True)
 class Story:
-    """Course of the requests under one policy.
+    """The course of the requests under one policy.
 
     Attributes
     ----------
@@ -34,16 +34,16 @@ class Story:
     served
         The requests.
     iterations
-        Of each: sequences, blocks when it began, its time, waits by cause, and bytes by link.
+        For each: its sequences, the blocks when it began, its time, waits by cause, and bytes by link.
     status, why
         ``ok``; ``overloaded``: requests come faster than they can be served; or the status of an iteration that cannot
-        run. And the reason.
+        run; and the reason.
     end_ns
         End of the last iteration [ns].
     waiting_at_last
-        Requests that waited when the last one came.
+        Requests that waited when the last one arrived.
     replayed
-        Iterations that were replayed; others were like one of them.
+        Number of iterations that were replayed; the others are similar to one of these.
     """
 
     policy: str
@@ -58,7 +58,7 @@ class Story:
 
     @property
     def requests(self) -> list[dict[str, Any]]:
-        """One line per request; times are from the first arrival on [ns]."""
+        """One row per request; times count from the first arrival [ns]."""
         return [{"policy": self.policy, **self._request(served)} for served in self.served]
 
     def _request(self, served: Served) -> dict[str, Any]:
@@ -84,18 +84,18 @@ def serve_row(
 ) -> Story:
     """Serve requests under one policy.
 
-    It ends early, as ``overloaded``, if more requests wait when the last one comes than were admitted until then, and
-    than may run together, although some had already left: those that come are more than twice as many as those that can
-    be served, and what is measured of latency would be the length of the run.
+    Serving ends early, as ``overloaded``, if some requests have left, but when the last one arrives more wait than were
+    admitted so far and than may run together: requests then arrive more than twice as fast as they can be served, and
+    latencies would only measure the length of the run.
 
     Parameters
     ----------
     policy, replays
-        The row, and the time of iterations under it.
+        The row, and its replays of iterations.
     rooms, asked, requests
         Room for blocks, limits of the scheduler, and the requests.
     progress
-        Called now and then with the requests that have left.
+        Called after each iteration with the number of requests that have left.
     """
     scheduler, further = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups), replays.further
     story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
@@ -125,7 +125,7 @@ def serve_row(
 
 
 def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) -> bool:
-    """Run an iteration; return whether it could."""
+    """Run an iteration; return whether it could run."""
     took = replays.of(work)
     if took["status"] != "ok":
         story.status, story.why = took["status"], took["why"]
@@ -147,16 +147,16 @@ def _run(story: Story, scheduler: Scheduler, replays: Replays, work: Iteration) 
 
 
 def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> dict[str, Any]:
-    """Count a row.
+    """Summarise a row.
 
     Parameters
     ----------
     story
-        Its requests and iterations.
+        The row's requests and iterations.
     loaded, arrivals
-        The scenario, and the requests.
+        The scenario, and its requests.
     rooms
-        The tiers with KV blocks, and what layers keep of a sequence.
+        The tiers with KV blocks, and the groups of layers.
 
     Returns
     -------
@@ -166,12 +166,12 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         ``<column>``
             Each of `simulator.metrics.figures.SERVED`.
         ``moved_<link>_bytes``, ``wait_<cause>_ns``, ``drain_ns``
-            Bytes copied; waits of compute by cause; and time in which an iteration lasted on for its stores after its
-            last op. The latter two add up to `stall_fraction` of `busy_ns`.
+            Bytes copied; waits of compute by cause; and time for which iterations went on after their last op, for
+            their stores. The latter two add up to `stall_fraction` times `busy_ns`.
         ``busy_ns``
-            Time of iterations in which some sequence runs: blocks stored while none does hold none up.
+            Time of iterations in which some sequence runs: storing blocks while none runs delays nobody.
         ``tflops``, ``mfu``
-            The arithmetic of these by that time, and as a share of the device's peak.
+            The arithmetic of these iterations per second, and as a share of the device's peak.
     """
     ran = [row for row in story.iterations if row["held_blocks"]]
     waits = [f"wait_{cause}_ns" for cause in CAUSES]
@@ -204,7 +204,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
 
 
 def quantile(values: Iterable[int], percent: int) -> int | None:
-    """Return the least value that so many per cent of all do not exceed; None of none."""
+    """Return the least value that `percent` per cent of all do not exceed; None if there are none."""
     ordered = sorted(values)
     return ordered[-(-percent * len(ordered) // 100) - 1] if ordered else None
 
@@ -223,7 +223,7 @@ def _latencies(requests: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _throughput(story: Story, slo: Slo | None) -> dict[str, Any]:
-    """Return what comes out in a second: tokens, and requests that meet what is asked of their latencies."""
+    """Return rates per second: of tokens, and of requests that meet every objective for their latency."""
     made = sum(served.made for served in story.served)
     read = sum(served.request.prompt for served in story.served if served.first_ns is not None)
     met = None if slo is None else sum(map(slo.is_met, story.requests))
@@ -233,7 +233,7 @@ def _throughput(story: Story, slo: Slo | None) -> dict[str, Any]:
 
 
 def _hits(story: Story, groups: Sequence[CachedLayers]) -> dict[str, Any]:
-    """Return the shares of prompts that were found in each tier, and the time to read a prompt by that share."""
+    """Return the share of prompt tokens found in each tier, and the time to read a prompt by the share found."""
     admitted = [served for served in story.served if served.admitted_ns is not None]
     prompts = sum(served.request.prompt for served in admitted)
     hits = [sum(served.hit[tier] for served in admitted) for tier in range(len(story.tiers))]
