@@ -1,6 +1,6 @@
-"""The sweep of `hosim validate`: run every claim, and hold its figures against the printed ones.
+"""The sweep of `hosim validate`: run every claim, and compare its figures with the printed ones.
 
-The table has a line for each printed figure; sentences count how many stand on what was fitted and chosen.
+The table has a line for each printed figure; sentences count the figures that rest on fits and choices.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from simulator.units import counted
 
 
 class Judged(NamedTuple):
-    """A verdict on an expectation of a scenario, and the fits and choices that its row stands on.
+    """A verdict on an expectation of a scenario, and the fits and choices that its row rests on.
 
     Attributes
     ----------
     scenario, verdict
         The scenario, and whether its expectation holds.
     fits
-        Fitted numbers, each with the paths of its fields.
+        Fitted numbers, each with the field paths that it sets.
     chosen
-        Choices that were made because they explain, each with the reason.
+        Choices that were made because they explain the figures, each with the reason.
     counted
-        Sentences on how many settings of what is left open reproduce figures, when that was last counted; none on a
-        machine that was changed, for which it was never counted.
+        Recorded sentences on how many settings of the open choices reproduce figures; none if the machine was changed,
+        for which nothing was counted.
     """
 
     scenario: str
@@ -53,7 +53,7 @@ class Judged(NamedTuple):
 
     @property
     def row(self) -> dict[str, Any]:
-        """Verdict as a row: printed and obtained are for people, the error is a share of what is printed."""
+        """The verdict as a row: printed and obtained are text, the error is a share of the printed figure."""
         verdict = self.verdict
         return {
             "scenario": self.scenario,
@@ -76,19 +76,19 @@ class Judged(NamedTuple):
 
     @property
     def is_shown(self) -> bool:
-        """Whether it has a line: if it is about a printed figure, stands for a headline, or fails."""
+        """Whether it has a line in the table: it is about a printed figure, is a headline, or fails."""
         return bool(self.verdict.printed) or self.verdict.headline or self.verdict.is_broken
 
 
 def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
-    """Show verdicts: a line for each printed figure, and for what else stands for a headline, or fails.
+    """Show verdicts: a line for each printed figure, and for each other one that is a headline or fails.
 
     Parameters
     ----------
     judged
         Verdicts on all expectations.
     changed
-        Changes to the machines, for people; empty if they are as the documents say.
+        Changes to the machines, for people; empty if there are none.
     """
     title, rows = "Printed figures, recomputed", [claim.row for claim in judged if claim.is_shown]
     if not rows:
@@ -116,16 +116,16 @@ def claims_view(judged: Sequence[Judged], changed: str = "") -> SweepView:
 
 
 _WORST_FIRST = ("BROKEN", "missed", "fitted", "by construction", "guarded", "holds", "shown")
-"""Words for verdicts; to be shown in one place says nothing against a figure that another place holds."""
+"""Words for verdicts; a figure that is only shown in one place may still hold in another."""
 
 
 def sentences(judged: Sequence[Judged], changed: str = "") -> list[str]:
-    """Say how many printed figures hold, on which fits and choices they stand, and what is missed or broken.
+    """Say how many printed figures hold, on which fits and choices they rest, and which are missed or broken.
 
     Parameters
     ----------
     judged
-        Verdicts on all expectations. A printed figure that several of them are about counts once, by its worst one.
+        Verdicts on all expectations. A printed figure with several expectations counts once, by its worst verdict.
     changed
         Changes to the machines, for people; if there are any, nothing is predicted.
     """
@@ -160,7 +160,7 @@ def _count_by_verdict(count: Mapping[str, int], unsaid: str = "") -> str:
 
 
 def _fits_and_choices(group: Sequence[Judged]) -> str:
-    """Name the fits and choices that a figure stands on."""
+    """Name the fits and choices that figures rest on."""
     fitted = list(dict.fromkeys(fit.parameter for claim in group for fit in claim.fits))
     chosen = list(dict.fromkeys(name for claim in group for name in claim.chosen))
     texts = [f"{counted(len(fitted), 'number')} fitted ({', '.join(fitted)})"] if fitted else []
@@ -170,14 +170,14 @@ def _fits_and_choices(group: Sequence[Judged]) -> str:
 
 
 def _largest_error(held: Sequence[Sequence[Judged]]) -> str:
-    """Say how far off the figures that hold are, which a wide tolerance does not tell."""
+    """Say how far off the figures that hold are, as a wide tolerance hides it."""
     errors = [abs(claim.verdict.error) for group in held for claim in group if claim.verdict.error is not None]
     return f", off by at most {percent(max(errors))}" if errors else ""
 
 
 @dataclass(frozen=True, eq=False)
 class Validation(Sweep):
-    """Result of `hosim validate`; a row for each printed figure, and each headline or broken expectation besides.
+    """Result of `hosim validate`: a row for each printed figure, and for each other headline or broken expectation.
 
     Attributes
     ----------
@@ -189,23 +189,23 @@ class Validation(Sweep):
 
     @property
     def is_broken(self) -> bool:
-        """Whether an expectation that must hold does not."""
+        """Whether an expectation that must hold is broken."""
         return any(claim.verdict.is_broken for claim in self.judged)
 
     @property
     def checks(self) -> dict[str, list[Check]]:
-        """Expectations as tests, by scenario."""
+        """Expectations as test cases, by scenario."""
         by_scenario = grouped(self.judged, attrgetter("scenario"))
         return {scenario: [check(claim.verdict) for claim in group] for scenario, group in by_scenario.items()}
 
 
 def claims(has: Callable[[Scenario], object] = attrgetter("expect")) -> list[str]:
-    """Name the scenarios of the catalogue that put a claim to the test, papers before measurements.
+    """List the scenarios of the catalogue that test a claim, papers before measurements.
 
     Parameters
     ----------
     has
-        Tells whether a scenario has what is asked for; default: an expectation.
+        Predicate that scenarios must meet; default: to have an expectation.
     """
     documents = map(catalog.read_scenario, catalog.names("scenario"))
     names = [scenario.name for scenario in documents if scenario.claim and has(scenario)]
@@ -213,19 +213,19 @@ def claims(has: Callable[[Scenario], object] = attrgetter("expect")) -> list[str
 
 
 def read(scenarios: Sequence[str | Path] | None, must: str, has: Callable[[Scenario], object]) -> list[Loaded]:
-    """Read the scenarios that are named, or those of the catalogue that have something.
+    """Read the named scenarios, or all of the catalogue that meet a predicate.
 
     Parameters
     ----------
     scenarios
         Names in the catalogue, or paths; None: see `claims`.
     must, has
-        The rule, for an error; and what tells whether a scenario of the catalogue is one of them.
+        The rule, for the error; and the predicate, as for `claims`.
 
     Raises
     ------
     ConfigError
-        If there is none, or a document is wrong.
+        If there is no such scenario, or a document is wrong.
     """
     names = claims(has) if scenarios is None else list(dict.fromkeys(map(str, scenarios)))
     insist(names, "scenarios", must, "none", "name one, or leave them out")
@@ -240,17 +240,17 @@ def validate(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Validation:
-    """Recompute printed figures, and say of each whether it is reproduced.
+    """Recompute printed figures, and judge whether each is reproduced.
 
     Parameters
     ----------
     scenarios
-        Names in the catalogue, or paths that end in ``.yaml``; default: all of the catalogue with a claim.
+        Names in the catalogue, or paths that end in ``.yaml``; default: all scenarios of the catalogue with a claim.
     scale
-        Dotted path of figures of the machines -> what they are multiplied by, to see which claims depend on them:
-        ``{"links.*.bandwidth": 0.5}``. A scenario whose machine has no such figure runs as it is.
+        Dotted path of machine figures -> factor that multiplies them, to see which claims depend on them:
+        ``{"links.*.bandwidth": 0.5}``. A scenario whose machine has no such figure runs unchanged.
     headline
-        Whether only that is checked which stands for a claim that its source leads with.
+        Whether to check only headlines: the claims that their sources lead with.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
@@ -262,7 +262,7 @@ def validate(
     HosimError
         If a document, an option or a plan is wrong.
     ConfigError
-        If there is nothing to validate, or no machine has a figure that is to be multiplied.
+        If there is nothing to validate, or no machine has a figure of ``scale``.
     """
     expected: Callable[[Scenario], Scenario] = _headlines if headline else lambda scenario: scenario
     loaded = read(scenarios, "a claim is named to be validated", lambda scenario: expected(scenario).expect)
@@ -284,14 +284,14 @@ def validate(
 
 
 def _headlines(scenario: Scenario) -> Scenario:
-    """Keep only those expectations that stand for a headline."""
+    """Keep only the expectations that are headlines."""
     expect = tuple(expectation for expectation in scenario.expect if expectation.headline)
     claim = scenario.claim and scenario.claim.model_copy(update={"untested": ()})
     return scenario.model_copy(update={"expect": expect, "claim": claim})
 
 
 def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
-    """Tell whether the machine has a figure that is to be multiplied."""
+    """Tell whether the machine has the figure that an axis multiplies."""
     try:
         catalog.at(loaded, {axis: factor})
     except ConfigError:
@@ -300,7 +300,7 @@ def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
 
 
 def checked(loaded: Loaded, point: Point) -> Rows:
-    """Judge all expectations of a scenario, each with the fits and choices that its row stands on."""
+    """Judge all expectations of a scenario, each with the fits and choices that its row rests on."""
     scenario, claim = loaded.scenario, loaded.scenario.claim
     rule = "a scenario that is validated expects something of a row"
     do = "add expect, or run it: hosim run; --headline asks for what is marked headline: true alone"
@@ -316,16 +316,16 @@ def checked(loaded: Loaded, point: Point) -> Rows:
 
 
 def judged(loaded: Loaded, expected: Sequence[Expectation], *, with_bounds: bool = True) -> list[Verdict]:
-    """Run, or serve, the rows that something is expected of, and judge.
+    """Run or serve the rows that have expectations, and judge these.
 
     Parameters
     ----------
     loaded
         The scenario, its machine and its workload.
     expected
-        The expectations, whether or not a document was changed.
+        The expectations; judged even if a document was changed.
     with_bounds
-        Whether to count the bounds of rows, so that their law is held, too.
+        Whether to compute the bounds of rows, too, so that the law of bounds is checked.
     """
     labels = list(dict.fromkeys(row for expectation in expected for row in expectation.rows.values()))
     rows: Mapping[str, Mapping[str, Any]]

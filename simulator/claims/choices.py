@@ -1,10 +1,10 @@
 """The sweep of `hosim sensitivity --choices`: a claim under all combinations of choices that its source leaves open.
 
-Nothing continuous is fitted. What is chosen is listed before the run, in the scenario; a figure then holds for so many
-of so many settings. Where the claim says which figures select (``selects``), the settings that reproduce all of these
-are shown with what they give for the other figures, which were not used. Other scenarios (``predicts``) are run with
-these settings alone. Where one of these figures screens (``screens``), a peak that is known before a run, only settings
-that may reproduce it are run.
+Nothing continuous is fitted. The choices are listed in the scenario before the run; the result says for how many of the
+settings each figure holds. If the claim names figures that select (``selects``), the settings that reproduce all of
+them are shown, with their values of the other figures, which were not used. Other scenarios (``predicts``) run with the
+selected settings only. If one of the selecting figures is a peak, known before a run, and screens (``screens``), only
+settings that may reproduce it run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from simulator.scenario import Claim
 from simulator.units import counted, nearest
 
 MOST_SETTINGS = 10_000
-"""Most combinations of the choices of a claim: each is a run, of a second or so."""
+"""Most settings of a claim: each is a run of about a second."""
 _PLACEBOS = 1024
-"""Number of figures that nobody printed and that are looked for: enough to tell shares of a thousandth."""
+"""Number of placebo figures, which nobody printed: enough to resolve shares of a thousandth."""
 _MIDDLE = (0.05, 0.95)
-"""Shares of the settings between which they lie: the ends of a distribution would be easy to miss."""
+"""Quantiles of the settings' values between which placebos lie: at the tails they would be easy to miss."""
 _SHOWN = 24
-"""Number of selected settings that are listed: about a screen; all are in ``points.csv``."""
+"""Most selected settings in the table: about a screen; ``points.csv`` has all."""
 
 
 def enumerate_choices(
@@ -49,22 +49,23 @@ def enumerate_choices(
     Parameters
     ----------
     scenarios
-        Names in the catalogue, or paths that end in ``.yaml``; default: all of the catalogue that list choices.
+        Names in the catalogue, or paths that end in ``.yaml``; default: all scenarios of the catalogue that list
+        choices.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
     progress
-        Called when a setting was tried.
+        Called after each setting that is tried.
 
     Returns
     -------
     Sweep
-        Its points: a verdict per setting and printed figure. Its rows: one per figure, see `distributions`.
+        Points: a verdict per setting and printed figure. Rows: one per figure, see `distributions`.
 
     Raises
     ------
     ConfigError
-        If a document is wrong, or nothing is to be chosen or printed.
+        If a document is wrong, or a claim lists no choices or no printed figure.
     """
     rule = "a scenario whose claim lists choices is named"
     loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.choices)
@@ -108,7 +109,7 @@ def _claim(loaded: Loaded) -> Claim:
 
 
 def _predicted(loaded: Loaded, name: str) -> Loaded:
-    """Read a scenario that is run with the settings that another one selects."""
+    """Read a scenario that runs with the settings that another one selects."""
     other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
     must = "what is predicted is another scenario, which prints numbers that ours are held against"
     place, is_other = loaded.place("claim", "predicts"), other.scenario.name != loaded.scenario.name
@@ -127,14 +128,14 @@ def _settings(loaded: Loaded, points: ShownRows) -> dict[Point, list[ShownRow]]:
 
 
 def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
-    """List the settings of a scenario, each as values by choice, that reproduce all figures that select."""
+    """List the settings (values by choice) of a scenario that reproduce all selecting figures."""
     names, settings = [choice.choice for choice in _claim(loaded).choices], _settings(loaded, points).items()
     held = [setting for setting, rows in settings if all(row["holds"] for row in rows if row["role"] == SELECTS)]
     return [dict(zip(names, setting, strict=True)) for setting in held]
 
 
 def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
-    """Return an axis for each choice of a claim, and all combinations of their values."""
+    """Return an axis for each choice of a claim, and all settings."""
     choices, where = _claim(loaded).choices, loaded.place("claim", "choices")
     must = "a claim lists choices, and prints numbers that ours are held against"
     do = "list them under claim: choices, with their values, and add printed to an expectation"
@@ -148,16 +149,16 @@ def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
 
 
 Stated = tuple[Study, dict[Point, ConfigError]]
-"""The settings that a document can state, and the errors of the others."""
+"""The study of the settings that are valid documents, and the errors of the others."""
 
 
 def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) -> Stated:
-    """Make the study of the settings that a document can state, and return the errors of the others."""
+    """Make the study of the settings that are valid documents, and return the errors of the others."""
     points, refused, place = list[Point](), dict[Point, ConfigError](), loaded.place("claim", "choices")
     for setting in settings:
         try:
             stated = catalog.at(loaded, dict(zip(axes, setting, strict=True)))
-            if not _claim(loaded).screens:  # what is left of these is checked before it runs
+            if not _claim(loaded).screens:  # settings left after screening are checked before they run
                 builders.check(stated.workload)
             for row in stated.scenario.policies:
                 must, do = "a policy is one that hosim has", nearest(row.policy, tuple(POLICIES))
@@ -166,12 +167,12 @@ def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) ->
             points.append(setting)
         except ConfigError as error:
             refused[setting] = error
-    probes = None if _claim(loaded).screens else ()  # the others were checked above
+    probes = None if _claim(loaded).screens else ()  # unscreened settings were checked above
     return Study(loaded, judged_setting, axes, points, probes=probes), refused
 
 
 def _insist_each_can_be(study: Study, refused: Mapping[Point, ConfigError]) -> None:
-    """Refuse a value that no setting can have: it is a slip, and no smaller number of settings."""
+    """Refuse a value that no valid setting has: it is a mistake in the list, and must not just reduce the settings."""
     for index, axis in enumerate(study.axes):
         for value in axis.values:
             if all(point[index] != value for point in study.points):
@@ -179,7 +180,8 @@ def _insist_each_can_be(study: Study, refused: Mapping[Point, ConfigError]) -> N
 
 
 SELECTS, FOLLOWS, ALIKE = "selects", "follows", "alike"
-"""Roles of a figure: it selects settings; follows from these, as it is made of nothing else; or hangs on no choice."""
+"""Roles of a figure: it selects settings; follows from selecting figures, being made of their columns; or is alike in
+all settings."""
 
 
 def judged_setting(loaded: Loaded, point: Point) -> Rows:
@@ -193,8 +195,8 @@ def judged_setting(loaded: Loaded, point: Point) -> Rows:
     Returns
     -------
     list of dict
-        As of `sensitivity.figures`, with ``role``: of the figure; and ``fits``: whether the compute tier of the
-        machine, which rows may enlarge for themselves, has room for a peak.
+        As from `sensitivity.figures`, with ``role``, and ``fits``: whether a peak fits in the machine's compute tier,
+        which rows may enlarge for themselves.
     """
     machine, compared, selects = loaded.hardware, compared_to_printed(loaded), _claim(loaded).selects
     made_of = [{(row, expectation.column) for row in expectation.rows.values()} for expectation in compared]
@@ -210,7 +212,7 @@ def judged_setting(loaded: Loaded, point: Point) -> Rows:
 
 
 def _measure_settings(studies: Sequence[Stated], workers: int, progress: Progress | None) -> tuple[Rows, list[str]]:
-    """Measure settings: return rows about printed figures, and why other settings cannot be built."""
+    """Measure settings; return the rows of printed figures, and why other settings cannot be built."""
     rows = sweep([study for study, _ in studies], workers, progress)
     unbuilt = [str(error) for _, refused in studies for error in refused.values()]
     unbuilt += [row["notes"] for row in rows if "figure" not in row]
@@ -218,22 +220,22 @@ def _measure_settings(studies: Sequence[Stated], workers: int, progress: Progres
 
 
 def distributions(points: ShownRows) -> list[dict[str, Any]]:
-    """Sum up the values of each printed figure over all settings.
+    """Summarise the values of each printed figure over all settings.
 
     Parameters
     ----------
     points
         One per scenario, setting and figure: see `sensitivity.figures`; ``selected`` says whether the setting
-        reproduces all figures that select.
+        reproduces all selecting figures.
 
     Returns
     -------
     list of dict
-        ``scenario``, ``claim``, ``figure``, ``printed``, ``tolerance``; ``settings``, how many there are, ``ran``, how
-        many gave a number, ``held``, how many are within the tolerance, ``selected`` and ``held_selected``, the same of
-        those that are selected; ``role``, what the figure does, `ALIKE` if it is the same in all settings;
-        ``least``, ``median``, ``most``, for people, and ``error_least``, ``error_median``,
-        ``error_most``, as shares of what is printed; ``selected_least`` and so on, of those that are selected.
+        ``scenario``, ``claim``, ``figure``, ``printed``, ``tolerance``; the numbers of ``settings``, of those that
+        ``ran`` (gave a value) and ``held`` (were within the tolerance), and of ``selected`` and ``held_selected`` ones;
+        ``role``, `ALIKE` if the figure is the same in all settings; ``least``, ``median``, ``most``, for people, and
+        ``error_least``, ``error_median``, ``error_most``, as shares of the printed figure; ``selected_least`` and so
+        on, over the selected settings.
     """
     rows = []
     for group in by(points, "scenario", "asks").values():
@@ -261,7 +263,7 @@ def _count_held(rows: ShownRows) -> int:
 
 
 def _extremes(rows: ShownRows) -> dict[str, Any]:
-    """Return the least, the median and the most, for people and as shares of what is printed; nothing if none ran."""
+    """Return least, median and most, for people and as shares of the printed figure; nothing if none ran."""
     ran = sorted((row for row in rows if present(row["error"])), key=lambda row: row["error"])
     ends = {"least": ran[0], "median": ran[len(ran) // 2], "most": ran[-1]} if ran else {}
     obtained = {name: row["obtained"] for name, row in ends.items()}
@@ -269,7 +271,7 @@ def _extremes(rows: ShownRows) -> dict[str, Any]:
 
 
 def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
-    """Show the choices, the values of each figure, and the settings that are selected."""
+    """Show the choices, the values of each figure, and the selected settings."""
     choices = _claim(loaded).choices
     chosen = [
         Column("  choice", (f"  {choice.choice}" for choice in choices), left=True),
@@ -289,7 +291,7 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
 
 
 def _value_sections(points: ShownRows, scenario: str, head: str = "") -> list[Section]:
-    """Show the values of each figure of a scenario over all settings, and over those that are selected."""
+    """Show the values of each figure of a scenario over all settings, and over the selected ones."""
     rows = distributions([row for row in points if row["scenario"] == scenario])
     columns = [
         Column("  figure", (f"  {row['claim']}" for row in rows)),
@@ -314,7 +316,7 @@ def _column(key: str, rows: ShownRows, head: str = "", *, left: bool = False) ->
 
 
 def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, listed_by: Mapping[str, int]) -> list[str]:
-    """Say how many settings reproduce what selects, and what these give for the other figures."""
+    """Say how many settings reproduce the selecting figures, and whether the other figures hold for these."""
     bases, lines = {base.scenario.name: base for base in loaded}, []
     who = listed([name for name, base in bases.items() if _claim(base).selects])
     for (scenario,), group in by(rows, "scenario").items():
@@ -346,7 +348,7 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, lis
 
 
 def _chance_sentences(settings: Sequence[ShownRows]) -> list[str]:
-    """Say how many of the settings that differ, and that fit, are selected; and how many a placebo would select."""
+    """Say how many distinct settings, and how many that fit, are selected; and how many a placebo would select."""
     ran = [rows for rows in settings if all(map(_ran, rows))]
     unlike = {_outcome(rows): rows[0]["selected"] for rows in ran}
     lines = [f"Settings whose figures that select are equal count once: {_share(sum(unlike.values()), len(unlike))}."]
@@ -358,15 +360,15 @@ def _chance_sentences(settings: Sequence[ShownRows]) -> list[str]:
 
 
 def _outcome(rows: ShownRows) -> tuple[float | None, ...]:
-    """Return the errors of the figures that select, as shares of what is printed."""
+    """Return the errors of the selecting figures, as shares of the printed ones."""
     return tuple(row["error"] for row in rows if row["role"] == SELECTS)
 
 
 def _placebo(settings: Sequence[ShownRows]) -> list[str]:
-    """Say how often figures that nobody printed would have been reproduced: a grid over what the settings give.
+    """Say how often placebos would have been reproduced: figures from a grid over the settings' own values.
 
-    Of several figures the first, and of each other one its ratio to the first, go in equal parts of their logarithms
-    over the middle nine tenths of these settings: no placebo has parts that are rare, or that no setting has.
+    The first figure, and the ratio of each other figure to the first, are spaced evenly in their logarithms over the
+    middle nine tenths of these settings, so no placebo has a value that is rare or that no setting has.
     """
     outcomes = np.array([[1 + (error or 0) for error in _outcome(rows)] for rows in settings])
     if len(outcomes) < 2 or outcomes.min() <= 0:

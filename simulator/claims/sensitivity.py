@@ -1,10 +1,10 @@
-"""The sweep of `hosim sensitivity`: claims with other values of what their sources leave open.
+"""The sweep of `hosim sensitivity`: claims with other values of the parameters that their sources leave open.
 
-The result says for which values each holds, and how far its figure moves.
+The result says for which values each figure holds, and how far it moves.
 
-*Screening.* Some settings cannot reproduce a peak, which is known before a run, at inference. A plan that moves nothing
-holds what ops need at once, and no more. One that moves some kinds of tensors alone holds all else of that at least,
-whenever it moves them: `static` with the option move, where all has room.
+*Screening.* At inference a peak is known before a run, so settings that cannot reproduce it are dropped. A plan that
+moves nothing holds exactly what is live at once. One that moves only some kinds of tensors (`static` with the option
+``move``) holds at least everything else of that, if all of it fits.
 """
 
 from __future__ import annotations
@@ -32,43 +32,44 @@ from simulator.scenario.claim import WITHIN
 from simulator.units import human
 
 _PARTS = 4
-"""Parts into which a range is cut at first: five values show whether a figure goes up and down."""
+"""Parts into which a range is cut at first: five values show whether a figure goes up and down again."""
 _MEANT = (
     "One parameter varies at a time, and nothing is fitted again. The ends of a stretch were searched by halving; "
     "between two values that were tried and both hold, or both fail on the same side, nothing was looked at. "
     "A figure that is only shown does not hold: told is for which values ours is near to what is printed."
 )
 _WEIGHTS_ALONE: dict[str, Any] = {"model": {"feed_forward": {"ranks", "copies"}}, "dtypes": {"weights"}}
-"""Fields of a workload that change nothing but its weights, at inference."""
+"""Fields of a workload that change only its weights, at inference."""
 _NO_WEIGHTS: dict[str, Any] = dict.fromkeys(("batch", "sequence", "chunk", "experts"), True)
-"""Fields that change no weight."""
+"""Fields of a workload that change no weight."""
 
 
 def sensitivity(
     scenarios: Sequence[str | Path] | None = None, *, workers: int = 1, progress: Progress | None = None
 ) -> Sweep:
-    """Recompute claims with other values of each parameter that their sources leave open, one at a time.
+    """Recompute claims with other values of the parameters that their sources leave open, one parameter at a time.
 
     Parameters
     ----------
     scenarios
-        Names in the catalogue, or paths that end in ``.yaml``; default: all of the catalogue that say what is open.
+        Names in the catalogue, or paths that end in ``.yaml``; default: all scenarios of the catalogue with open
+        parameters.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
     progress
-        Called when a value was tried.
+        Called after each value that is tried.
 
     Returns
     -------
     Sweep
-        Its points: a verdict per parameter, value and printed figure. Its rows: one per figure and parameter, see
+        Points: a verdict per parameter, value and printed figure. Rows: one per figure and parameter, see
         `dependences`.
 
     Raises
     ------
     ConfigError
-        If a document is wrong, nothing is open or printed, or a document is not valid with a value.
+        If a document is wrong or not valid with a value, or a claim has no open parameter or no printed figure.
     """
     rule = "a scenario whose claim leaves something open is named"
     loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.unstated)
@@ -80,12 +81,12 @@ def sensitivity(
 
 
 def _studies(loaded: Loaded) -> list[Study]:
-    """Vary each parameter: over all that is listed; or a few values, then between those where a figure turns."""
+    """Vary each parameter: over all listed values; or over a few, and then between those where a figure turns."""
     studies = []
     for unstated, axis, taken in catalog.open_parameters(loaded):
         spread = (unstated.tried[part * (len(unstated.tried) - 1) // _PARTS] for part in range(_PARTS + 1))
         about = {"parameter": unstated.parameter, "unit": unstated.unit or "", "taken": taken}
-        turned = None if unstated.options else _turns  # between two names there is nothing
+        turned = None if unstated.options else _turns  # nothing lies between two names
         points = [(value,) for value in unstated.options or (taken, *spread)]
         studies.append(Study(loaded, figures, (axis,), points, unstated.tried, turned, about, is_strict=True))
     rule = "a claim leaves parameters open, and prints numbers that ours are held against"
@@ -96,7 +97,7 @@ def _studies(loaded: Loaded) -> list[Study]:
 
 
 def _turns(rows: Rows, others: Rows) -> bool:
-    """Tell whether some figure holds with one of two values and not with the other, or passes what is printed."""
+    """Tell whether, between two values, some figure starts or ceases to hold, or crosses the printed one."""
 
     def turns(row: Row, other: Row) -> bool:
         if row["holds"] or other["holds"] or row["error"] is None or other["error"] is None:
@@ -107,13 +108,13 @@ def _turns(rows: Rows, others: Rows) -> bool:
 
 
 def compared_to_printed(loaded: Loaded) -> list[Expectation]:
-    """List the expectations that are held against a printed figure, or shown beside a number that they may be near."""
+    """List the expectations that are compared with a printed figure, or shown beside a single printed number."""
     printed = (expected for expected in loaded.scenario.expect if expected.printed is not None)
     return [expected for expected in printed if expected.kind != "shown" or len(expected.ends("printed")) == 1]
 
 
 def figures(loaded: Loaded, point: Point) -> Rows:
-    """Run the rows with printed figures, and judge; what is only shown is held against what is printed, too."""
+    """Run the rows with printed figures, and judge them; figures that are only shown are compared, too."""
     compared = compared_to_printed(loaded)
     held = [held_to_printed(stated) if stated.kind == "shown" else stated for stated in compared]
     of_bounds = metrics.columns(loaded.hardware, ("bound",))
@@ -127,13 +128,13 @@ def figures(loaded: Loaded, point: Point) -> Rows:
 
 
 def held_to_printed(expected: Expectation) -> Expectation:
-    """Hold what is only shown against what is printed; beside a guard of our own, `within` is the guard's tolerance."""
+    """Make a prediction of a figure that is only shown; with a guard (`about`), `within` was the guard's tolerance."""
     ours = dict.fromkeys((*LIMITS, "faster_than")) | {"kind": "predicted"}
     return expected.model_copy(update=ours if expected.about is None else {**ours, "within": WITHIN})
 
 
 def dependences(points: ShownRows) -> list[dict[str, Any]]:
-    """Sum up how each figure depends on each parameter.
+    """Summarise how each figure depends on each parameter.
 
     Parameters
     ----------
@@ -144,11 +145,11 @@ def dependences(points: ShownRows) -> list[dict[str, Any]]:
     -------
     list of dict
         ``scenario``, ``claim``, ``figure``, ``row``, ``column``, ``printed``, ``kind``, ``verdict``, ``tolerance``;
-        ``parameter``, ``unit``; ``taken``, ``low``, ``high``, as numbers; ``obtained``, ``obtained_low``,
-        ``obtained_high``, for people, and ``error``, ``error_low``, ``error_high``, as shares of what is printed, with
-        what is taken and at the ends; ``swing``, from the least error to the largest, None if no step ends with some
-        value; ``holds``, a list of stretches (of what is only shown: where it is near); ``tried``, with how many
-        values; ``named``, what these are called if they were listed, which ``taken``, ``low`` and ``high`` then say.
+        ``parameter``, ``unit``; ``taken``, ``low``, ``high``, the value taken and the ends, as numbers; for each of
+        these ``obtained``, ``obtained_low``, ``obtained_high``, for people, and ``error``, ``error_low``,
+        ``error_high``, as shares of the printed figure; ``swing``, from the least error to the largest, None if some
+        value gave none; ``holds``, a list of ranges (for a figure that is only shown: where it is near); ``tried``, the
+        number of values; ``named``, the values if they are names, as ``taken``, ``low`` and ``high`` then are.
     """
     rows = []
     for group in by(points, "scenario", "asks", "parameter").values():
@@ -168,12 +169,12 @@ def dependences(points: ShownRows) -> list[dict[str, Any]]:
 
 
 def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
-    """Show dependences.
+    """Show how figures depend on parameters.
 
     Parameters
     ----------
     rows, points
-        Dependences, and the points that they sum up.
+        The dependences, and the points that they summarise.
     """
     sections = []
     for group in by(rows, "scenario", "asks").values():
@@ -190,7 +191,7 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
         sections.append(Section(f"{head}, {row['tolerance']} accepted", columns))
     panels = []
     for (scenario, parameter), group in by(points, "scenario", "parameter").items():
-        if isinstance(group[0]["value"], str):  # names have no distance that could be drawn
+        if isinstance(group[0]["value"], str):  # names have no distances to draw
             continue
         unit = f" [{group[0]['unit']}]" if group[0]["unit"] else ""
         axis = f"{parameter}{unit}, difference from what is printed; dots: holds"
@@ -199,7 +200,7 @@ def sensitivity_view(rows: ShownRows, points: ShownRows) -> SweepView:
 
 
 def _by_value(row: ShownRow) -> Any:
-    """Sort numbers in ascending order; names stay as they are listed."""
+    """Return a key that sorts numbers in ascending order and leaves names in their order."""
     return 0 if isinstance(row["value"], str) else row["value"]
 
 
@@ -224,19 +225,19 @@ def _where_it_holds(row: ShownRow) -> str:
 
 
 def screened(study: Study, workers: int, progress: Progress | None) -> Study:
-    """Keep the settings of a claim that may reproduce the peaks that select; all if the claim screens none.
+    """Keep the settings of a claim that may reproduce the selecting peaks; all if the claim does not screen.
 
     Parameters
     ----------
     study
         All settings.
     workers, progress
-        As for a sweep. What differs in weights alone is built once.
+        As for a sweep. Settings that differ only in weights are built once.
 
     Raises
     ------
     ConfigError
-        If what screens is no such peak, or a model cannot run as a setting says.
+        If the screening figure is no such peak, or a model cannot run with a setting.
     """
     loaded, column = study.loaded, f"peak_{study.loaded.hardware.compute_tier}_bytes"
     claim, rows = loaded.scenario.claim, {choice.row: choice for choice in loaded.scenario.policies}
@@ -267,22 +268,22 @@ def screened(study: Study, workers: int, progress: Progress | None) -> Study:
 
 
 def _without(loaded: Loaded, fields: dict[str, Any]) -> str:
-    """Write the workload without some of its fields."""
+    """Return the workload as text, without some of its fields."""
     return repr(loaded.workload.model_dump(mode="json", exclude=fields))
 
 
 def count_besides(loaded: Loaded, _: Point) -> Rows:
-    """Build what runs at a setting, and count what it holds besides weights.
+    """Build the graph of a setting, and count what it holds besides weights.
 
     Returns
     -------
     list of dict
-        One, with ``besides_bytes``: most that lives at once, workspace of ops included; and ``kinds``: kind of tensor
-        -> bytes of all that are of it.
+        One, with ``besides_bytes``: most that is live at once besides weights, workspaces included; and ``kinds``: kind
+        of tensor -> bytes of all tensors of that kind.
     """
     graph = builders.build_job(loaded.workload, loaded.workload_dir).graphs[0]
     kinds = Counter[str]()
     for tensor in graph.tensors:
         kinds[tensor.kind] += tensor.size_bytes
-    besides_bytes = int(live_bytes(graph).max()) - kinds["weight"] - kinds["expert"]  # which are there all the time
+    besides_bytes = int(live_bytes(graph).max()) - kinds["weight"] - kinds["expert"]  # which are always live
     return [{"besides_bytes": besides_bytes, "kinds": kinds}]

@@ -18,8 +18,8 @@ Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
 _LONG = 0.1
-"""Share of all requests still waiting when the last one arrives that counts as overload: latencies then say little
-about the machine."""
+"""A queue with this share of all requests, when the last one arrives, is long: latencies then say little about the
+machine."""
 _POINTS = 100
 """Points of a curve: more could not be told apart."""
 _SHOWN = (50, 90, 99)
