@@ -57,7 +57,7 @@ class Traffic:
         self._rest_ns = rest_ns or 0
         self._moves = _moves(timing, demand) if rest_ns is not None else []
         self._alone_ns = {name: self._moves_ns(name) for name in self.hardware.links}
-        self._pinned_bytes, self._kept = _kept(timing, demand)
+        self._pinned_bytes, self._kept_sizes = _kept_sizes(timing, demand)
 
     def terms(self, budget_bytes: int | float) -> dict[str, int]:
         """Return the time of these copies and of what comes after them, by bus, link and queue, for a budget [ns]."""
@@ -92,7 +92,7 @@ class Traffic:
         cut = self.demand.cuts[0]
         into, out_of = (rate_of(names, self.hardware) for names in (cut.into, cut.out_of))
         held_bytes, longest_ns = self._pinned_bytes, 0
-        for size, count in self._kept:
+        for size, count in self._kept_sizes:
             held_bytes += size * count
             if (excess := int(max(0, held_bytes - budget_bytes))) > 0:
                 first_out_ns = time_ns(size, out_of) + time_ns(excess, into)
@@ -142,7 +142,7 @@ def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:
     return [(*ends, sizes) for ends, sizes in moves.items()]
 
 
-def _kept(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
+def _kept_sizes(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
     """Return what is pinned [B]; and the sizes of kept tensors that may leave, with their counts, the largest first."""
     graph, lifetimes, staying = timing.precedence.graph, demand.lifetimes, timing.staying
     compute_tier = demand.hardware.compute_tier_id

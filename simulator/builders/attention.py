@@ -144,26 +144,26 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     """
     part = t.attention
     if isinstance(part, Linear):
-        return _through_state(t, part, cache, taken)
+        return _attend_linearly(t, part, cache, taken)
     indexer = part.indexer if isinstance(part, Mla) else None
     is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None or indexer is not None)
     if isinstance(part, Gqa):
         (q, *new), width, seen_bytes = taken, part.width, cache.held_bytes
-        scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + _bytes(t, cache, *new)
-        query = Query([q], _bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
+        scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + _own_bytes(t, cache, *new)
+        query = Query([q], _own_bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
     else:
-        query = (_absorbed if is_absorbed else _expanded)(t, part, cache, *taken[:2])
+        query = (_absorbed_query if is_absorbed else _expanded_query)(t, part, cache, *taken[:2])
     if part.sparse is not None:
         out = _attend_in_views(t, part.sparse, cache, query, x)
     elif indexer is not None:
-        out = _chosen(t, indexer, cache, query, taken[2:])
+        out = _attend_to_chosen(t, indexer, cache, query, taken[2:])
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [] if is_absorbed else cache.after
         t.op(
             "attn.core", [*reads, *after], [out, *cache.added], op_class="attention",
             flops=cache.pairs * query.pair_flops, read_bytes=query.taken_bytes + query.seen_bytes,
-            write_bytes=_bytes(t, cache, out) + cache.added_bytes,
+            write_bytes=_own_bytes(t, cache, out) + cache.added_bytes,
         )  # fmt: skip
     return t.multiply("attn.v_b", [out, *cache.after], t.made_bytes(out), out=cache.out) if is_absorbed else out
 
@@ -175,12 +175,12 @@ def gated_output(t: Tape, out: str, x: str) -> str:
     return t.vector("attn.gated", [t.norm("attn.norm", out), t.linear("attn.gate", x)])
 
 
-def _bytes(t: Tape, cache: Cache, *names: str) -> int:
+def _own_bytes(t: Tape, cache: Cache, *names: str) -> int:
     """Return the size of the current tokens in tensors that may hold others as well [B]."""
     return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
 
 
-def _through_state(t: Tape, part: Linear, cache: Cache, taken: list[str]) -> str:
+def _attend_linearly(t: Tape, part: Linear, cache: Cache, taken: list[str]) -> str:
     """Add the new tokens to the state of each head, and read it."""
     size, state, state_bytes = part.head_size, cache.state, cache.sequences * part.state * FP32_BYTES
     if not cache.before:
@@ -191,13 +191,13 @@ def _through_state(t: Tape, part: Linear, cache: Cache, taken: list[str]) -> str
     t.op(
         "attn.core", [*taken, *cache.before, *cache.after], [out, state], op_class="attention",
         flops=4 * part.heads * size * (cache.tokens * size + cache.pairs),
-        read_bytes=_bytes(t, cache, *taken) + cache.seen * part.state * FP32_BYTES,
-        write_bytes=_bytes(t, cache, out) + state_bytes,
+        read_bytes=_own_bytes(t, cache, *taken) + cache.seen * part.state * FP32_BYTES,
+        write_bytes=_own_bytes(t, cache, out) + state_bytes,
     )  # fmt: skip
     return out
 
 
-def _expanded(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
+def _expanded_query(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
     """Attend with a key and a value for each head, made from the latents."""
     rows, taken = cache.seen + cache.tokens, [latent, *cache.held]
     latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
@@ -205,27 +205,28 @@ def _expanded(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
     k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows, made=(held, 0)) for name in ("k_b", "v_b"))
     seen_bytes = t.made_bytes(k, v) * rows // held + part.qk_rope * latents_bytes
     pair_flops = 2 * part.heads * sum(part.key_and_value)
-    return Query([q], _bytes(t, cache, q), [latent, k, v], seen_bytes, part.width, pair_flops)
+    return Query([q], _own_bytes(t, cache, q), [latent, k, v], seen_bytes, part.width, pair_flops)
 
 
-def _absorbed(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
+def _absorbed_query(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
     """Attend to the latents themselves."""
     nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
     wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.latent
     absorbing = t.multiply("attn.k_b", [q], nope, made=(0, t.layer.attention.heads * part.kv_lora_rank))
-    seen_bytes = _bytes(t, cache, latent) + cache.held_bytes
+    seen_bytes = _own_bytes(t, cache, latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
 
-def _chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
+def _attend_to_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
     """Attend to the tokens that score best."""
     *scoring, k = made
-    made, begun = [*query.new, k], sorted({*cache.held}.intersection(cache.added))
-    t.op("attn.cache", [*made, *begun], cache.added, read_bytes=_bytes(t, cache, *made), write_bytes=cache.added_bytes)
+    made = [*query.new, k]
+    reads, read_bytes = [*made, *sorted({*cache.held}.intersection(cache.added))], _own_bytes(t, cache, *made)
+    t.op("attn.cache", reads, cache.added, read_bytes=read_bytes, write_bytes=cache.added_bytes)
     key_bytes, held = indexer.head_size * t.workload.dtypes.kv_bytes, dict.fromkeys([*cache.held, *cache.added])
     best = t.tensor("attn.index.out", min(indexer.top, cache.longest or indexer.top), size=ID_BYTES)
-    flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, _bytes(t, cache, *scoring)
+    flops, read_bytes = 2 * cache.pairs * indexer.heads * indexer.head_size, _own_bytes(t, cache, *scoring)
     read_bytes += (cache.seen + cache.tokens) * key_bytes
     t.op("attn.index", [*scoring, *held], [best], op_class="attention", flops=flops, read_bytes=read_bytes)
     (_, seen), out = cache.within(Reach(indexer.top)), t.of_heads("attn.core.out", query.width)
@@ -265,7 +266,7 @@ def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) 
     complete, stored = before + made, cache.compressed.of(0, part.compress.number(span.length))
     gates = cache.gates or t.linear("attn.gate", x)
     reads, write_bytes = [*query.new, *sorted({*cache.held}.intersection(cache.added))], cache.added_bytes
-    t.op("attn.cache", reads, cache.added, read_bytes=_bytes(t, cache, *query.new), write_bytes=write_bytes)
+    t.op("attn.cache", reads, cache.added, read_bytes=_own_bytes(t, cache, *query.new), write_bytes=write_bytes)
     _compress(t, part, cache, made)
     chosen = list[str]()
     if complete and (not cache.longest or cache.longest > part.select.top * part.select.block):
@@ -286,11 +287,11 @@ def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) 
     views = [view("compressed", stored, compressed_pairs, complete)] if complete else []
     (near, seen), start = cache.within(Reach(part.window)), max(0, span.cached + 1 - part.window)
     views.append(view("window", cache.store.of(start, span.length), seen, near + cache.tokens))
-    views += _selected(t, part, cache, chosen, view)
+    views += _attend_to_selected(t, part, cache, chosen, view)
     is_last = isinstance(t.attention, Gqa)
     out = (is_last and cache.out) or t.of_heads("attn.core.out", query.width)
-    read_bytes, after = _bytes(t, cache, gates) + t.made_bytes(*views), cache.after if is_last else []
-    t.op("attn.mix", [gates, *views, *after], [out], read_bytes=read_bytes, write_bytes=_bytes(t, cache, out))
+    read_bytes, after = _own_bytes(t, cache, gates) + t.made_bytes(*views), cache.after if is_last else []
+    t.op("attn.mix", [gates, *views, *after], [out], read_bytes=read_bytes, write_bytes=_own_bytes(t, cache, out))
     return out
 
 
@@ -310,7 +311,7 @@ def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
     t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=made * t.token_bytes)
 
 
-def _selected(t: Tape, part: Sparse, cache: Cache, chosen: list[str], view: Callable[..., str]) -> list[str]:
+def _attend_to_selected(t: Tape, part: Sparse, cache: Cache, chosen: list[str], view: Callable[..., str]) -> list[str]:
     """Attend to the selected blocks of all sequences; or of each, as dynamic reads, if some can be left out."""
     select, span, seen = part.select, cache.span, cache.within(Reach(sparse=part, counted="selected"))[1]
     first, last = select.first, -(-span.length // select.block) - select.last

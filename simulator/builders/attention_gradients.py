@@ -77,20 +77,20 @@ def attend_whole(t: Tape, x: str) -> str:
     inputs = attention_inputs(t, x)
     if isinstance(part, Linear):
         pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(TokenSpan(0, sequence)))
-        return gated_output(t, _core(t, Heads(inputs, [], part.key_and_value, pairs)), x)
+        return gated_output(t, _attend(t, Heads(inputs, [], part.key_and_value, pairs)), x)
     most = min(sequence, (part.window or sequence) + part.sinks)
     pairs = most * (2 * sequence - most)
     if isinstance(part, Gqa):
         heads = Heads(inputs, [], part.key_and_value, pairs)
-        return _core(t, heads) if part.sparse is None else _views(t, part.sparse, heads, x)
+        return _attend(t, heads) if part.sparse is None else _attend_in_views(t, part.sparse, heads, x)
     q, latent, *scoring = inputs
     index = tuple([t.to(score, t.cut()) for score in scoring])
     if part.sparse or (part.indexer and part.indexer.top < sequence):
-        return _through_latents(t, part, q, latent, index, x)
+        return _attend_to_latents(t, part, q, latent, index, x)
     k, v = t.linear("attn.k_b", latent), t.linear("attn.v_b", latent)
     if t.workload.kernels != "eager":
-        return _core(t, Heads([q, k, v], [latent], part.key_and_value, pairs, index))
-    context = _core(t, Heads([q, _whole_keys(t, part, k, latent), v], [], part.key_and_value, pairs, index))
+        return _attend(t, Heads([q, k, v], [latent], part.key_and_value, pairs, index))
+    context = _attend(t, Heads([q, _whole_keys(t, part, k, latent), v], [], part.key_and_value, pairs, index))
     return t.vector("attn.copy", [context], saves=False)  # heads stand before tokens, as in what was put together
 
 
@@ -99,7 +99,7 @@ def _pairs(t: Tape, heads: Heads, out: str) -> int:
     return t.spread[out].elements * heads.pairs // (t.workload.sequence * heads.sizes[1])
 
 
-def _core(t: Tape, heads: Heads) -> str:
+def _attend(t: Tape, heads: Heads) -> str:
     """Attend with these heads; training saves a statistic for each row, with which backward makes the scores again."""
     name, end = f"attn.{heads.view or 'core'}", f"{heads.view and '.'}{heads.view}.grad"
     layout = t.cut(max((t.spread[x].layout.tensor_map[1] for x in heads.own), key=len))
@@ -126,7 +126,7 @@ def _core(t: Tape, heads: Heads) -> str:
             t.add_gradients([x], [grad], f"{name}.{letter}")
 
     t.record(context, back)
-    _teach(t, heads, context, statistics)
+    _train_indexer(t, heads, context, statistics)
     return context
 
 
@@ -147,16 +147,16 @@ def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
 # chosen tokens
 
 
-def _through_latents(t: Tape, part: Mla, q: str, latent: str, index: tuple[str, ...], x: str) -> str:
+def _attend_to_latents(t: Tape, part: Mla, q: str, latent: str, index: tuple[str, ...], x: str) -> str:
     """Attend to the latents themselves (absorbed): in three views, or to the tokens that an indexer chooses."""
-    chosen, pairs = _chosen(t, part.indexer, index) if part.indexer else ((), 0)
+    chosen, pairs = _choose_tokens(t, part.indexer, index) if part.indexer else ((), 0)
     q = t.linear("attn.k_b", q, heads=part.heads * part.latent)
     heads = Heads([q], [latent], (part.latent, part.kv_lora_rank), pairs, index, chosen)
-    context = _views(t, part.sparse, heads, x) if part.sparse else _core(t, heads)
+    context = _attend_in_views(t, part.sparse, heads, x) if part.sparse else _attend(t, heads)
     return t.linear("attn.v_b", context, heads=part.width)
 
 
-def _chosen(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """Let an indexer choose tokens: return them, with their scores if it learns, and twice the pairs that attend."""
     sequence, chosen = t.workload.sequence, t.tensor("attn.index.out", indexer.top, size=ID_BYTES)
     scores = [t.tensor("attn.index.scores", indexer.top, size=FP32_BYTES)] if any(map(t.wants, index)) else []
@@ -165,7 +165,7 @@ def _chosen(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[st
     return (t.alias(chosen, "detached"), *scores), indexer.top * (2 * sequence - indexer.top)
 
 
-def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
+def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
     taught, layout, part = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
     if not taught or not isinstance(part, Mla) or not part.indexer:
@@ -190,18 +190,18 @@ def _teach(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
 # three views
 
 
-def _views(t: Tape, sparse: Sparse, heads: Heads, x: str) -> str:
+def _attend_in_views(t: Tape, sparse: Sparse, heads: Heads, x: str) -> str:
     """Attend to compressed, selected and near tokens, and mix the three results by gates, which are made from `x`."""
     sequence, gates = t.workload.sequence, t.linear("attn.gate", x)
     keys_and_values, query = heads.shared or heads.own[1:], heads.own[:1]
-    parts = (_divided(t, x, sparse.caches) for x in keys_and_values)
+    parts = (_divide_among_views(t, x, sparse.caches) for x in keys_and_values)
     compress, selected, near = map(list, zip(*parts, strict=True))
-    made = _compressed(t, sparse.compress, compress)
-    blocks = _selected(t, sparse, heads, made)
+    made = _compress(t, sparse.compress, compress)
+    blocks = _select_blocks(t, sparse, heads, made)
 
     def view(name: str, seen: list[str], pairs: int, chosen: tuple[str, ...] = ()) -> str:
         by_head, shared = (query, seen) if heads.shared else ([*query, *seen], [])
-        return _core(t, Heads(by_head, shared, heads.sizes, 2 * pairs, chosen=chosen, view=name))
+        return _attend(t, Heads(by_head, shared, heads.sizes, 2 * pairs, chosen=chosen, view=name))
 
     mixed = [
         view("compressed", made, sparse.compress.seen(sequence)),
@@ -211,7 +211,7 @@ def _views(t: Tape, sparse: Sparse, heads: Heads, x: str) -> str:
     return t.vector("attn.mix", [*mixed, gates])
 
 
-def _divided(t: Tape, x: str, caches: str) -> list[str]:
+def _divide_among_views(t: Tape, x: str, caches: str) -> list[str]:
     """Divide keys, values or latents among the views: all read whole rows, or each a third; their gradients add up."""
     if caches == "shared":
         return [x] * 3
@@ -229,7 +229,7 @@ def _divided(t: Tape, x: str, caches: str) -> list[str]:
     return parts
 
 
-def _compressed(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
+def _compress(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
     """Compress each block of keys and of values, or of latents, into one."""
     sequence, layout = t.workload.sequence, t.cut(t.spread[seen[0]].layout.tensor_map[1])
     weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
@@ -252,7 +252,7 @@ def _compressed(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
     return made
 
 
-def _selected(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
+def _select_blocks(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
     """Select blocks by the scores of compressed keys; none if the sequence has so few that each sees all of them."""
     part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
     if sequence <= sparse.select.top * sparse.select.block:

@@ -142,12 +142,12 @@ class CacheRoom:
         cache.added, cache.before = store.of(span.cached, span.length), [cache.state] if span.cached else []
         return cache
 
-    def read(self, span: TokenSpan, layer: str) -> Cache:
+    def add_prompts(self, span: TokenSpan, layer: str) -> Cache:
         """Add the tensors that a chunk of the prompts caches, and return its cache."""
         self._add(layer, [(f"{self.tape.micro}{layer}/kv", span)], before=0)
         return self.cache(span, layer)
 
-    def decode(self, layer: str) -> None:
+    def add_decode(self, layer: str) -> None:
         """Add the tensors cached before a step, and those that the step caches."""
         before = self.work.sequence
         spans = [(f"{layer}/kv", TokenSpan(0, before)), (f"{layer}/kv.tail", TokenSpan(before, self.work.new_tokens))]
@@ -166,16 +166,16 @@ class CacheRoom:
             first, last = ((sparse.compress.number(n) if sparse else 0) for n in (span.cached, span.length))
             if last > first:
                 sizes = {f"{name}.compressed": work.batch * (last - first)}
-                self._put(cache.compressed, last, sizes, lasts=span.length <= before)
+                self._add_segment(cache.compressed, last, sizes, lasts=span.length <= before)
         if work.kv is not None:
-            self._cut(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, before)
+            self._add_blocks(layer, range(spans[0][1].cached, spans[-1][1].length), work.kv, before)
             return
         for name, span in spans:
             tokens = cache.seen if span.length <= before else work.batch * span.new
             sizes = {name: tokens * self.tape.attention.views} if self.tape.token_bytes else {}
-            self._put(cache.store, span.length, sizes, lasts=span.length <= before)
+            self._add_segment(cache.store, span.length, sizes, lasts=span.length <= before)
 
-    def _cut(self, layer: str, tokens: range, kv: KvBlocks, before: int) -> None:
+    def _add_blocks(self, layer: str, tokens: range, kv: KvBlocks, before: int) -> None:
         """Add the blocks of these tokens; those that no token sees are left out."""
         work, together = self.work, kv.together(self.work.batch)
         end = work.sequence + work.new_tokens if before else work.sequence
@@ -191,10 +191,10 @@ class CacheRoom:
             sizes = {f"{layer}/kv/{group}/{names[block]}": size for group, size in groups.items()}
             if not self.tape.token_bytes or not (is_begun or start < sinks or stop > near):
                 sizes = {}
-            self._put(self.stores[layer][0], stop, sizes, lasts=before > 0 and is_seen and not is_new)
+            self._add_segment(self.stores[layer][0], stop, sizes, lasts=before > 0 and is_seen and not is_new)
             self.come += sizes if is_new and is_seen else []
 
-    def _put(self, store: Store, stop: int, sizes: dict[str, int], *, lasts: bool) -> None:
+    def _add_segment(self, store: Store, stop: int, sizes: dict[str, int], *, lasts: bool) -> None:
         """Add tensors of so many tokens, which hold those up to before `stop`."""
         for name, tokens in sizes.items():
             self.tape.graph.tensor(name, tokens * self.tape.token_bytes, "kv_cache", persistent=lasts)

@@ -42,8 +42,8 @@ from typing import NamedTuple
 from simulator.builders.attention import attend, attend_to_cache, attention_inputs, gated_output
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.cache import Cache, CacheRoom, Store
-from simulator.builders.layer import answer, embed, forward
-from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, starts
+from simulator.builders.layer import embed, forward, sample_tokens
+from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape, part_prefixes
 from simulator.builders.weights import Laid, lay, numbered
 from simulator.errors import ConfigError
 from simulator.graph import CollectiveKind, Graph, Job
@@ -57,16 +57,16 @@ def build(laid: Laid) -> Job:
     t.phase, room = work.phase, CacheRoom(t)
     if t.phase == "prefill":
         spans, x = chunks(work.sequence, work.chunk), ""
-        for span, t.micro in zip(spans, starts("c", len(spans)), strict=True):
+        for span, t.micro in zip(spans, part_prefixes("c", len(spans)), strict=True):
             t.rows = (work.batch * span.new,)
-            x = _through_layers(t, embed(t), partial(room.read, span))
-        token = answer(t, x, last=work.batch)
+            x = _through_layers(t, embed(t), partial(room.add_prompts, span))
+        token = sample_tokens(t, x, last=work.batch)
         outputs = [*(name for layer in t.layers for name in room.kept(layer)), token]
     else:
         t.rows = (work.batch,)
         for layer in t.layers:
-            room.decode(layer)
-        outputs = [*room.come, *_answers(t, starts("t", work.new_tokens), room.cache, [])]
+            room.add_decode(layer)
+        outputs = [*room.come, *_answers(t, part_prefixes("t", work.new_tokens), room.cache, [])]
     return Job.of(t.graph.build(outputs, steps=work.steps), t.mesh.ranks)
 
 
@@ -77,11 +77,11 @@ def _through_layers(t: Tape, x: str, find: Callable[[str], Cache]) -> str:
     return x
 
 
-def _answers(t: Tape, starts: list[str], find: Callable[[TokenSpan, str], Cache], tokens: list[str]) -> list[str]:
+def _answers(t: Tape, prefixes: list[str], find: Callable[[TokenSpan, str], Cache], tokens: list[str]) -> list[str]:
     """Add tokens to sequences one after another, the first ones from `tokens`; return the last ones."""
-    for index, t.micro in enumerate(starts):
+    for index, t.micro in enumerate(prefixes):
         span = TokenSpan(t.workload.sequence + index, 1)
-        tokens = [answer(t, _through_layers(t, embed(t, tokens), partial(find, span)))]
+        tokens = [sample_tokens(t, _through_layers(t, embed(t, tokens), partial(find, span)))]
     return tokens
 
 
@@ -122,7 +122,7 @@ def _send_cache(t: Tape, group: str) -> Graph:
         x = forward(t, layer, x, partial(attend_whole, t))
         made = [t.name("rope.k.out"), t.name("attn.v.out")]
         t.meet("send", CollectiveKind.SEND, group, t.made_bytes(*made), made, [])
-    token = answer(t, x, last=t.workload.batch)
+    token = sample_tokens(t, x, last=t.workload.batch)
     t.meet("send", CollectiveKind.SEND, group, t.workload.batch * ID_BYTES, [token], [])
     return t.graph.build(steps=t.workload.steps)
 
@@ -286,7 +286,7 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     for layer in layers:
         x = forward(t, layer, x, partial(_attend_apart, t, work))
     if work.answers:
-        x = answer(t, x, last=work.answers if work.answers < rows else 0)
+        x = sample_tokens(t, x, last=work.answers if work.answers < rows else 0)
     return t.graph.build([x], steps=1)
 
 

@@ -97,13 +97,13 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
         routed = t.to(x, t.cut())
     sent, shares = _route(t, part, routed)
     tokens = t.spread[sent].layout.tensor_map[1]
-    taken = _copy(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
+    taken = _copy_rows(t, "ffn.dispatch", sent) if part.buffers == "apart" else sent
     taken = t.to(taken, Layout(t.mesh, (experts, tuple(axis for axis in tokens if axis not in experts), ())))
     made = gated_feed_forward(t, "ffn", taken) if t.workload.experts == "together" else ""
     shared = [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
     made = made or _grouped_experts(t, part, taken)  # behind the shared expert, beside which what is chosen can come in
     if part.buffers == "apart":
-        made = _copy(t, "ffn.return", made)
+        made = _copy_rows(t, "ffn.return", made)
     summed = t.cut((), tokens, t.spread[made].layout.partial)
     if any(t.spread[x].layout != summed for x in shared):
         shared = [t.to(x, t.spread[routed].layout) for x in shared]
@@ -145,7 +145,7 @@ def _route(t: Tape, part: Experts, x: str) -> tuple[str, str]:
     return sent, shares
 
 
-def _copy(t: Tape, name: str, x: str) -> str:
+def _copy_rows(t: Tape, name: str, x: str) -> str:
     """Copy rows from a buffer into another one."""
     out = t.add(t.name(f"{name}.out"), t.spread[x])
     t.op(name, [x], [out])
@@ -211,7 +211,7 @@ def _logits(t: Tape, x: str) -> str:
     return t.linear("lm", x, t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
 
 
-def answer(t: Tape, x: str, last: int = 0) -> str:
+def sample_tokens(t: Tape, x: str, last: int = 0) -> str:
     """Make the final norm, logits and the next token of each sample; of so many `last` tokens alone, unless 0.
 
     Where tensor ranks cut the tokens, these few rows reach all of them in no time.

@@ -80,7 +80,7 @@ from itertools import accumulate, pairwise
 
 from simulator.builders.attention_gradients import attend_whole
 from simulator.builders.layer import embed, forward, loss
-from simulator.builders.tape import Tape, starts
+from simulator.builders.tape import Tape, part_prefixes
 from simulator.builders.weights import BATCH, Laid, is_matrix, passes_on, stage_layers
 from simulator.graph import CollectiveKind, Graph, Job
 from simulator.graph_builder import OpFields
@@ -154,7 +154,7 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
     t, block
         Tape, and the current block.
     start
-        The tensor that the block starts from, if it has one; the next gathering waits for it.
+        The tensor that the block part_prefixes from, if it has one; the next gathering waits for it.
     """
     if t.zero_stage < 3:
         return
@@ -293,7 +293,7 @@ class Stage(Tape):
         super().__init__(laid_here, "" if stages == 1 else f"{laid.workload.name} stage {index}")
         before = names[: names.index(blocks[0])]
         self.has_trained_before = any(passes_on(laid.weights[name]) for name in before)
-        micros = starts("mb", parallel.micro_batches)
+        micros = part_prefixes("mb", parallel.micro_batches)
         order = turns(parallel.schedule, parallel.micro_batches, stages, index)
         self.order = [(phase, micros[micro]) for phase, micro in order]
         self.made: dict[str, dict[str, str]] = {}  # micro-batch -> layer -> its output; "" -> the stage's input

@@ -28,7 +28,7 @@ FP32_BYTES = 4
 ID_BYTES = 4
 
 
-def starts(prefix: str, count: int) -> list[str]:
+def part_prefixes(prefix: str, count: int) -> list[str]:
     """Return the name prefixes of parts that repeat: ``mb0/``, ``mb1/`` ...; an empty one for a single part."""
     return [f"{name}/" for name in numbered(prefix, count)] if count > 1 else [""]
 
@@ -156,7 +156,7 @@ class Tape(StepBuilder):
         """
         weight, bias, of_block = weight or self.weight(name), f"{name}.bias", self.weights[self.block]
         weights = [weight, self.weight(bias)] if bias in of_block else [weight]
-        names = [self._ready_weight(name, weight), *(self.held[other.name] for other in weights[1:])]
+        names = [self._converted_weight(name, weight), *(self.held[other.name] for other in weights[1:])]
         *experts, inner, outer = weight.layout.tensor_map
         *many, inputs, outputs = weight.shape
         rows, width, layout, size, *_ = self.spread[x]
@@ -180,7 +180,7 @@ class Tape(StepBuilder):
             if self.wants(x):
                 summand = laid_out(self.mesh, taken.tensor_map, shares)
                 dx = [self.tensor(f"{name}.in.grad", inputs, summand, size, rows)]
-                self.op(f"{name}.dgrad", [dy, self._ready_weight(name, weight)], dx, flops=flops)
+                self.op(f"{name}.dgrad", [dy, self._converted_weight(name, weight)], dx, flops=flops)
             if any(held.is_trained for held in weights):
                 saved = [self.to(x, taken)] if weight.is_trained else []
                 old, new = self.weight_gradients(tokens, *weights)
@@ -188,9 +188,9 @@ class Tape(StepBuilder):
             self.add_gradients([x] * len(dx), dx, name)
 
         self.record(out, back)
-        return self._adapted(name, x, out, heads) if f"{name}.{ADAPTER[0]}" in of_block else out
+        return self._with_adapter(name, x, out, heads) if f"{name}.{ADAPTER[0]}" in of_block else out
 
-    def _adapted(self, name: str, x: str, out: str, heads: int) -> str:
+    def _with_adapter(self, name: str, x: str, out: str, heads: int) -> str:
         """Add the output of the adapter beside a linear; linear, adapter and sum go back as one op."""
         must, do = "adapters stand beside linears that take whole rows", "leave it out of lora.targets"
         insist(not heads, self.where, must, f"{name}, which is absorbed by heads", do)
@@ -209,7 +209,7 @@ class Tape(StepBuilder):
 
         return self.record(out, back)
 
-    def _ready_weight(self, name: str, weight: Weight) -> str:
+    def _converted_weight(self, name: str, weight: Weight) -> str:
         """Return the tensor that an op reads for a weight: in training a converted one, if stored in another type."""
         is_kept_so = weight.size_bytes == weight.parameters * self.element_bytes
         if is_kept_so or not (self.is_forward or self.phase == "backward"):

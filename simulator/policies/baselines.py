@@ -107,7 +107,7 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     for tensor in (*problem.visitors, *sorted(made, key=lifetimes.first_use.__getitem__)):
         if tensor not in visitors and live.peak(0, ops - 1) <= problem.budget_bytes:
             break
-        intervals = _far_apart(problem, tensor, select_distance)
+        intervals = _long_intervals(problem, tensor, select_distance)
         moved += bool(intervals) and tensor not in visitors
         for idle in intervals:
             comes = idle.before < ops and (idle.after != NEVER or problem.comes_in(tensor))
@@ -123,14 +123,14 @@ def _at_distances(problem: Problem, select_distance: int, distance: int) -> Plan
     return write(problem, "lookahead", moves, (note,))
 
 
-def _far_apart(problem: Problem, tensor: int, select_distance: int) -> list[IdleInterval]:
+def _long_intervals(problem: Problem, tensor: int, select_distance: int) -> list[IdleInterval]:
     """List idle intervals longer than a distance; a tensor with its home elsewhere is away at the ends, too."""
     uses = problem.lifetimes.uses[tensor]
     intervals = [IdleInterval(tensor, a, b) for a, b in pairwise(uses) if b - a > select_distance]
-    return [*intervals, *_at_ends(problem, tensor)] if tensor in problem.lifetimes.inputs else intervals
+    return [*intervals, *_intervals_at_ends(problem, tensor)] if tensor in problem.lifetimes.inputs else intervals
 
 
-def _at_ends(problem: Problem, visitor: int) -> list[IdleInterval]:
+def _intervals_at_ends(problem: Problem, visitor: int) -> list[IdleInterval]:
     """List when a tensor with its home elsewhere is away: from the start (`NEVER`), and to the end if it persists."""
     uses, ops = problem.lifetimes.uses[visitor], len(problem.graph.ops)
     intervals = [IdleInterval(visitor, NEVER, uses[0]), IdleInterval(visitor, uses[-1], ops)]
@@ -184,7 +184,7 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     """
     phases, saved = ["", *(op.phase for op in problem.graph.ops)], _saved_intervals(problem)
     turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
-    away = [*saved, *(idle for tensor in problem.visitors for idle in _at_ends(problem, tensor))]
+    away = [*saved, *(idle for tensor in problem.visitors for idle in _intervals_at_ends(problem, tensor))]
     after = {idle.tensor: idle.after for idle in away if idle.after != NEVER}
     leave, come = (_evict_and_wait, _recall_and_wait) if options.synchronous else (Writer.store, Writer.recall)
     moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]

@@ -83,24 +83,24 @@ def plan(problem: Problem, options: Options) -> Plan:
         return static.plan(problem, static.Options())
     dynamic = DynamicReaders(problem)
     dynamic.check("hybrid")
-    _check_apart(dynamic)
-    is_divided = bool(dynamic.free) or _left_bytes(dynamic) < dynamic.most_awaited_bytes
-    if options.cache is not None or options.prefetch != "none" or not is_divided:
-        return _best_divided(dynamic, options)
+    _check_disjoint(dynamic)
+    is_doubtful = bool(dynamic.free) or _spare_bytes(dynamic) < dynamic.most_awaited_bytes
+    if options.cache is not None or options.prefetch != "none" or not is_doubtful:
+        return _best_with_static_part(dynamic, options)
     best = Best[Plan](problem)
-    for make in (_best_divided, _decide_at_run_time):
+    for make in (_best_with_static_part, _decide_at_run_time):
         with best.trying():
             plan = make(dynamic, options)
             best.offer(plan, plan)
     return best.chosen()
 
 
-def _best_divided(dynamic: DynamicReaders, options: Options) -> Plan:
+def _best_with_static_part(dynamic: DynamicReaders, options: Options) -> Plan:
     """Find the fastest plan with a static part."""
     orders = reactive.ON_DEMAND if options.evict == "best" else (options.evict,)
-    divided = cache(partial(_divide, dynamic, options))
+    compiled = cache(partial(_compile, dynamic, options))
     rows = (_resident_sets(dynamic, options), orders)
-    return tune(dynamic.problem, rows, lambda resident, order: _with_cache(options, order, *divided(resident)))
+    return tune(dynamic.problem, rows, lambda resident, order: _with_cache(options, order, *compiled(resident)))
 
 
 def _decide_at_run_time(dynamic: DynamicReaders, options: Options) -> Plan:
@@ -113,21 +113,21 @@ def _decide_at_run_time(dynamic: DynamicReaders, options: Options) -> Plan:
 def _resident_sets(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int], ...]:
     """List sets of candidates that may live in the compute tier: all if they fit, else the likeliest for several rooms.
 
-    The rooms are those beside a cache for what comes and goes and a static part of which nothing moves, or as much as
-    under a runtime; and what a larger cache leaves of itself.
+    The rooms are those beside a cache for what passes through, and a static part of which nothing moves, or of which as
+    much moves as under a runtime; and none.
     """
     if not dynamic.free:
         return (frozenset(),)
     settled = dynamic.settled(dynamic.free)
-    if not settled.candidates and _left_bytes(settled) >= 0:
+    if not settled.candidates and _spare_bytes(settled) >= 0:
         return (dynamic.free,)
     cache_bytes = _in_passing_bytes(dynamic, options) if options.cache is None else options.cache
     demand_bytes = WorkingSets(dynamic).demand_bytes - dynamic.most_awaited_bytes
-    rooms = (_left_bytes(dynamic), dynamic.problem.budget_bytes - demand_bytes, cache_bytes)
+    rooms = (_spare_bytes(dynamic), dynamic.problem.budget_bytes - demand_bytes, cache_bytes)
     return tuple(dict.fromkeys(dynamic.hottest(room - cache_bytes, dynamic.free) for room in rooms))
 
 
-def _divide(dynamic: DynamicReaders, options: Options, resident: frozenset[int]) -> tuple[DynamicReaders, Plan, int]:
+def _compile(dynamic: DynamicReaders, options: Options, resident: frozenset[int]) -> tuple[DynamicReaders, Plan, int]:
     """Compile the static part with some candidates in the compute tier; return the other reads, the plan, their cache.
 
     Raises
@@ -151,7 +151,7 @@ def _divide(dynamic: DynamicReaders, options: Options, resident: frozenset[int])
     return dynamic, replace(planned, notes=tuple(notes)), cache_bytes
 
 
-def _check_apart(dynamic: DynamicReaders) -> None:
+def _check_disjoint(dynamic: DynamicReaders) -> None:
     """Refuse a tensor that is read dynamically and for certain: static part and cache would both move it."""
     graph = dynamic.problem.graph
     for op in graph.certain.ops:
@@ -179,10 +179,10 @@ def _cache_bytes(dynamic: DynamicReaders, asked: int | None) -> int:
         larger = (f"give the cache at least {human(least, 'B')} ({least:,} B)",)
         tier = f"the cache in {problem.tiers[problem.compute_tier]}"
         raise CapacityError(Shortfall(tier, least, asked, moment, levers=larger))
-    return max(least, _left_bytes(dynamic)) if asked is None else asked
+    return max(least, _spare_bytes(dynamic)) if asked is None else asked
 
 
-def _left_bytes(dynamic: DynamicReaders) -> int:
+def _spare_bytes(dynamic: DynamicReaders) -> int:
     """Return the room left for the cache if the static part moves nothing [B]; negative if that does not fit."""
     problem, certain = dynamic.problem, dynamic.problem.graph.certain
     live = live_bytes(certain)

@@ -140,7 +140,7 @@ class CandidateSearch:
             Improver(start, self._offer).run()
         return self.best.chosen()
 
-    def first(self) -> Augmented:
+    def first_fit(self) -> Augmented:
         """Return the selection for the whole budget, copied on demand, without a search for a faster one.
 
         Raises
@@ -245,7 +245,7 @@ def witness(problem: Problem, options: Options) -> Plan:
     """
     with no_garbage_search():
         try:
-            return CandidateSearch(problem, options).first().plan
+            return CandidateSearch(problem, options).first_fit().plan
         except CapacityError:
             if FEW * len(problem.graph.ops) <= EFFORT:
                 return plan(problem, options)
@@ -253,7 +253,7 @@ def witness(problem: Problem, options: Options) -> Plan:
             if not rewritten:
                 raise
         last = rewritten[-1]
-        return last.translated(CandidateSearch(last.problem, options).first().plan)
+        return last.translated(CandidateSearch(last.problem, options).first_fit().plan)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class PlannedRoom:
             for point in stored | fetched:
                 self._profiles[passed].add(point, point, sign * stay[0].size_bytes)
 
-    def visit(self, stay: Stay) -> None:
+    def enter_own_tier(self, stay: Stay) -> None:
         """Count a stay in its own tier alone, and note which prefetch ends it."""
         self._count(stay, stay[0].away, stay[0].size_bytes)
         if not any(idle.wraps for idle in stay):
@@ -162,7 +162,7 @@ def planned_room(problem: Problem, intervals: Sequence[PricedIdle]) -> PlannedRo
     """
     room = PlannedRoom(problem)
     for stay in stays(problem, intervals) if room.is_scarce else ():
-        room.visit(stay)
+        room.enter_own_tier(stay)
     return room
 
 
