@@ -56,7 +56,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
         each = None if pages is None else pages.add
         results = run_case(case, policies, progress, each, aside=True, what_if=what_if)
         if pages is not None:
-            results.finish(pages, common.reproducing())
+            results.finish(pages, [row.section for row in results.values()], common.reproducing())
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)
     if as_json:
         click.echo(results.json(), nl=False)

@@ -37,7 +37,6 @@ def _section(row: Row, most: int) -> dict[str, Any]:
         (slowest,) = of_ranks(row, [trace.stands_in[row.summary.get("slowest_rank") or 0]])
     tiers, alone = [usage.tier for usage in usages(slowest)], slowest.trace
     return {
-        "row": row,
         "ok": row.is_ok,
         "spoken": _alternative_text(row),
         "zoom": zoomable(row, most) if trace else None,
@@ -47,6 +46,11 @@ def _section(row: Row, most: int) -> dict[str, Any]:
         "stalls": largest(slowest),
         "peaks": [peak_breakdown(slowest.graph, row.hardware, alone, tier) for tier in tiers] if alone else [],
     }
+
+
+def _bars(zoom: Mapping[str, Any]) -> int:
+    """Count the bars and the changes of memory of a timeline."""
+    return sum(len(band["look"]) for band in zoom["bands"]) + sum(len(memory["gap"]) for memory in zoom["memories"])
 
 
 _TIMELINE, _RANKS = "timeline.png", "ranks.png"
@@ -69,10 +73,11 @@ class Pages:
         self.folder, self._more = folder, more
         self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 
-    def add(self, row: Row) -> None:
-        """Write the folder of a row; nothing if the row has no trace."""
+    def add(self, row: Row) -> dict[str, Any]:
+        """Write the folder of a row, or nothing if the row has no trace; return its section of the page."""
+        section = _section(row, _MOST_BYTES // _BAR_BYTES // len(self._folders))
         if row.trace is None:
-            return
+            return section
         folder = self._folders[row.label]
         folder.mkdir()
         self._more(row, folder)
@@ -80,12 +85,13 @@ class Pages:
         (folder / _TIMELINE).write_bytes(picture(timeline(row)).png())
         if row.is_job and row.is_ok:
             (folder / _RANKS).write_bytes(picture(by_rank(row)).png())
+        return section
 
     def report(
         self,
         scenario: Scenario,
         summary: Mapping[str, Any],
-        rows: Sequence[Row],
+        sections: Sequence[dict[str, Any]],
         parts: Sequence[tuple[SweepView, bytes | None]] = (),
         command: str = "",
     ) -> None:
@@ -97,17 +103,21 @@ class Pages:
             Its name, its title, and its claim if it puts a published sentence to the test.
         summary
             The content of ``summary.json`` besides the rows: sentences, expectations, stalls and provenance.
-        rows
-            The rows of the table.
+        sections
+            What `add` returned of each row, and the ``row``.
         parts
             Further views on the page, each with its picture.
         command
             The command that gives the same again; a program has none.
         """
+        rows = [section["row"] for section in sections]
         drawn = picture(comparison(rows, scenario.heading)).png()
         (self.folder / COMPARISON).write_bytes(drawn)
         pictures = sum(len(picture) for row in rows for picture in self._pictures(row))
         most = int(_MOST_BYTES - pictures * 4 / 3) // _BAR_BYTES // len(rows)
+        for section in sections:
+            if section["zoom"] and _bars(section["zoom"]) > most:
+                section["zoom"] = None
         text = rendered(
             "page.html.j2",
             scenario=scenario,
@@ -115,7 +125,7 @@ class Pages:
             parts=parts,
             tables=folded(rows, PIPE_WIDTH),
             comparison=drawn,
-            sections=[_section(row, most) for row in rows],
+            sections=sections,
             command=command,
             pictures=self._pictures,
             colours=drawing,

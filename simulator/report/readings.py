@@ -36,6 +36,8 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     """
     if row.trace is None or not row.is_ok:
         return []
+    if row.waits_by_place is not None:
+        return row.waits_by_place
     rank = row.summary.get("slowest_rank", row.rank)
     graph, trace = row.job.graph(rank), row.trace.by_rank()[rank if row.is_job else 0]
     sums = Counter(waits_by_place(graph, Ran.of(graph, row.hardware, trace)))

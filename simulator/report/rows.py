@@ -47,6 +47,9 @@ class Row:
         Whether some homes are not free, so that what must be copied holds with these.
     rank, stands_for
         The rank that it is about, and how many ranks do the same, itself among them.
+    waits_by_place
+        Its waits by cause and place (`readings.by_place`), if they were summed up where the row ran: its trace has no
+        tables here.
     """
 
     label: str
@@ -61,6 +64,7 @@ class Row:
     homes_are_given: bool = field(default=False, repr=False)
     rank: int = 0
     stands_for: int = 1
+    waits_by_place: list[dict[str, str | int]] | None = field(default=None, repr=False)
 
     @property
     def is_ok(self) -> bool:

@@ -125,7 +125,7 @@ def run_case(
     case: Case,
     policies: Policies | None = None,
     progress: Progress | None = None,
-    each: Callable[[Result], None] | None = None,
+    each: Callable[[Result], dict[str, Any]] | None = None,
     *,
     aside: bool = False,
     what_if: bool | None = False,
@@ -139,10 +139,10 @@ def run_case(
     policies, progress, what_if
         As for `run`.
     each
-        Called with each row in the fork that ran it, before the comparison with other rows is added.
+        Makes the section of each row in the fork that ran it, before the comparison with other rows is added.
     aside
         Whether rows run in forks of this process, as many at a time as there are cores. Functions as policies then
-        leave nothing in this process but their plans.
+        leave nothing in this process but their plans; traces keep no tables.
     """
     progress = progress or silent
     results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question

@@ -89,11 +89,14 @@ class Result(Row):
         What ran.
     remarks, tries
         The referee's remarks that are no breach; how many plans the policy tried.
+    section
+        Its section of the page, if that was made where the row ran.
     """
 
     case: Case = field(repr=False, kw_only=True)
     remarks: tuple[str, ...] = field(default=(), repr=False)
     tries: int = field(default=0, repr=False)
+    section: dict[str, Any] | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, case: Case, label: str, summary: dict[str, Any], **more: Any) -> Result:
@@ -327,16 +330,16 @@ class Results(dict[str, Result]):
         """
         with writing(out, list(self)) as pages:
             with closing(forked([partial(_add_row, pages, row) for row in self.values()], silent)) as written:
-                list(written)
-            self.finish(pages, command)
+                sections = dict(written)
+            self.finish(pages, [sections[position] for position in range(len(self))], command)
 
-    def finish(self, pages: Pages, command: str) -> None:
+    def finish(self, pages: Pages, sections: Sequence[Any], command: str) -> None:
         """Write the documents, the report and the summary, once all rows are written.
 
         Parameters
         ----------
-        pages, command
-            The folder, to which all rows were added, and the command that gives the same again, if known.
+        pages, sections, command
+            The folder, the section of each row (`Pages.add`), and the command that gives the same again, if known.
         """
         from simulator.report.drawing import picture  # noqa: PLC0415 - drawing takes time to import
 
@@ -345,7 +348,8 @@ class Results(dict[str, Result]):
         for role, name in files_named(case.loaded).items():
             (folder / name).write_bytes(case.loaded.paths[role].read_bytes())
         drawn = [(also.view, picture(also.figure()).png() if also.view.panels else None) for also in self._also()]
-        pages.report(case.loaded.scenario, self.more, rows, drawn, command)
+        of_rows = [section | {"row": row} for row, section in zip(rows, sections, strict=True)]
+        pages.report(case.loaded.scenario, self.more, of_rows, drawn, command)
         files.write_summary(folder, [row.summary for row in rows], self.more)
 
 
@@ -364,8 +368,8 @@ def writing(out: str | Path, labels: Sequence[str]) -> Iterator[Pages]:
         yield Pages(folder, labels, _write_tables)
 
 
-def _add_row(pages: Pages, row: Result, _: Progress) -> None:
-    pages.add(row)
+def _add_row(pages: Pages, row: Result, _: Progress) -> dict[str, Any]:
+    return pages.add(row)
 
 
 def _write_tables(row: Result, folder: Path) -> None:

@@ -17,6 +17,7 @@ from simulator.errors import CapacityError, ConfigError, InvariantError, ScopeEr
 from simulator.plan import Code, Plan, View
 from simulator.policies.decide import Policy
 from simulator.processes import forked
+from simulator.report.readings import by_place
 from simulator.report.rows import OF_FIXED, UNBOUNDED, by_step
 from simulator.run.advice import advised
 from simulator.run.case import Case, Policies, execute
@@ -30,7 +31,7 @@ def rows_of(
     case: Case,
     policies: Policies | None = None,
     progress: Progress = silent,
-    each: Callable[[Result], None] | None = None,
+    each: Callable[[Result], dict[str, Any]] | None = None,
     *,
     advice: bool = True,
     aside: bool = False,
@@ -59,9 +60,9 @@ def rows_of(
 
 
 def _rows_in_forks(
-    case: Case, rows: Mapping[str, Policy], progress: Progress, each: Callable[[Result], None] | None, *, advice: bool
+    case: Case, rows: Mapping[str, Policy], progress: Progress, each: Callable[[Result], Any] | None, *, advice: bool
 ) -> list[Result]:
-    """Run rows in forks, which send back all of a row but its case: this process has it."""
+    """Run rows in forks, which send back all of a row but its case, which is here, and the tables of its trace."""
     for label in rows:  # rows share bounds: computed here, no fork has to compute them itself
         on_machine = case.of(label)
         if not on_machine.unfit(label) and on_machine.with_bounds:
@@ -69,17 +70,17 @@ def _rows_in_forks(
 
     def sent_back(label: str, decide: Policy, tell: Progress) -> dict[str, Any]:
         row = row_of(case, label, decide, tell, advice=advice)
-        if each is not None:
-            each(row)
         plans = tuple(plan if plan.fixed is not None else replace(plan, actions=_refuse) for plan in row.plans)
-        return {name: getattr(row, name) for name in _SENT} | {"plans": plans}
+        trace = row.trace and Trace(row.trace.status, blocked=row.trace.blocked, stands_in=row.trace.stands_in)
+        made = {"section": None if each is None else each(row), "waits_by_place": by_place(row)}
+        return {name: getattr(row, name) for name in _SENT} | made | {"plans": plans, "trace": trace}
 
     with closing(forked([partial(sent_back, *row) for row in rows.items()], progress)) as ended:
         attributes = dict(ended)
     return [Result.of(case.of(label), label, **attributes[position]) for position, label in enumerate(rows)]
 
 
-_SENT = ("summary", "trace", "shortfall", "remarks", "tries")
+_SENT = ("summary", "shortfall", "remarks", "tries")
 """Attributes of a row that a fork sends back as they are."""
 
 

@@ -13,6 +13,7 @@ import chain
 import pytest
 
 import simulator as hosim_api
+from simulator.run import read, run_case
 
 FILES = {
     "hardware.yaml",
@@ -317,6 +318,12 @@ def test_the_same_is_written_wherever_it_is_called(place, folder, tmp_path, monk
     assert {p.relative_to(written) for p in written.rglob("*") if p.is_file()} == files
     assert (written / "static" / "timeline.png").read_bytes() == (folder / "static" / "timeline.png").read_bytes()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_rows_from_forks_keep_no_tables_and_say_the_same(scenario):
+    whole, aside = (run_case(read(scenario), aside=aside) for aside in (False, True))
+    assert aside.json() == whole.json()
+    assert {len(row.trace.spans) for row in aside.values() if row.is_ok} == {0}
 
 
 def test_an_earlier_run_is_replaced_and_nothing_else_is(hosim, scenario, tmp_path):

@@ -270,8 +270,7 @@ def test_the_page_has_a_table_of_ranks(whole, folded, tmp_path):
     provenance = {"hosim": "0", "fitted": [], "assumed": [], "inputs": [], "switches": {}, "set": {}}
     said = {"sentences": [], "expectations": [], "stalls": {"static": by_place(folded)}, "provenance": provenance}
     pages = html.Pages(tmp_path, [folded.label], lambda row, folder: None)
-    pages.add(folded)
-    pages.report(folded.case.loaded.scenario, said, [folded])
+    pages.report(folded.case.loaded.scenario, said, [pages.add(folded) | {"row": folded}])
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.count("data:image/png") == 3, "the table, the timeline, and what each rank does"
     assert "<h3>The ranks</h3>" in text
