@@ -168,24 +168,24 @@ class _Sweep:
         self._rooms = rooms = [int(min(budget_bytes + cut.room_bytes, _ENDLESS)) for cut in demand.cuts]
         held, works = demand.held[points], demand.work[points]
         left = [np.maximum(works + made[points] - room, 0) for made, room in zip(demand.made_in, rooms, strict=True)]
-        self._left: list[list[int]] = np.array(left).tolist()
-        self._entered: list[list[int]] = windows.from_start[:, points].tolist()
-        self._back: list[list[int]] = windows.to_end[:, points].tolist()
+        self._left_bytes: list[list[int]] = np.array(left).tolist()
+        self._entered_bytes: list[list[int]] = windows.from_start[:, points].tolist()
+        self._home_bytes: list[list[int]] = windows.to_end[:, points].tolist()
         self._before_ns = timing.last_ns + timing.shorter_ns if timing.precedence.graph.steps > 1 else 0
         in_line = np.where(np.array(timing.precedence.streams) == 0, timing.durations_ns, 0)
         self._clock: list[int] = np.cumsum(in_line)[points].tolist()
         first = np.searchsorted(points, idle.first)
         behind = np.maximum(first, np.searchsorted(points, idle.last, "right"))
         due = np.where(idle.due < len(in_line), np.searchsorted(points, idle.due), count)
-        made = np.searchsorted(points, idle.made, "right")
+        made, final = np.searchsorted(points, idle.made, "right"), np.full_like(due, count)
         # By start and end: what must have come in if it has no place beside the start, and be out beside the end [B].
-        self._come = held[:, None] + _shared_bytes(count, idle.size, (first, behind), (due, np.full_like(due, count)))
-        self._gone = held[None, :] + _shared_bytes(count, idle.size, (np.zeros_like(made), made), (first, behind))
+        self._in_bytes = held[:, None] + _shared_bytes(count, idle.size, (first, behind), (due, final))
+        self._out_bytes = held[None, :] + _shared_bytes(count, idle.size, (np.zeros_like(made), made), (first, behind))
         self._about_ns = np.zeros((count, count))
         for neck in self._bottlenecks:
             room = float(self._rooms[neck.cut])
-            come_ns = np.maximum(self._come - room, 0.0) * neck.about(neck.into) if neck.into else 0.0
-            gone_ns = np.maximum(self._gone - room, 0.0) * neck.about(neck.out_of) if neck.out_of else 0.0
+            come_ns = np.maximum(self._in_bytes - room, 0.0) * neck.about(neck.into) if neck.into else 0.0
+            gone_ns = np.maximum(self._out_bytes - room, 0.0) * neck.about(neck.out_of) if neck.out_of else 0.0
             self._about_ns = np.maximum(self._about_ns, come_ns + gone_ns)
         self._edges: list[_Edge] = []
         self._ends_ns: list[int] = []
@@ -199,7 +199,7 @@ class _Sweep:
             self._edges.append(edge)
             self._ends_ns.append(edge.ns + timing.durations_ns[op])
             self._about_ends[end] = self._ends_ns[end]
-            back_ns, name = max((neck.ns(0, self._back[neck.cut][end]), neck.name) for neck in self._bottlenecks)
+            back_ns, name = max((neck.ns(0, self._home_bytes[neck.cut][end]), neck.name) for neck in self._bottlenecks)
             ns = self._ends_ns[end] + max(timing.tails_ns[op], back_ns)
             if ns > best[0]:
                 best = ns, end, f"{name} after {ops[op].name}" if back_ns > timing.tails_ns[op] else ""
@@ -218,8 +218,8 @@ class _Sweep:
         """Return the path along what has come in, or left, since the start of the step."""
         best = _Edge(-1)
         for neck in self._bottlenecks:
-            entered = self._entered[neck.cut][end] if neck.into else 0
-            left = self._left[neck.cut][end] if neck.out_of else 0
+            entered = self._entered_bytes[neck.cut][end] if neck.into else 0
+            left = self._left_bytes[neck.cut][end] if neck.out_of else 0
             if entered or left:
                 ns = neck.ns(entered, left) - (self._before_ns if entered else 0)
                 best = max(best, _Edge(ns, -1, self._points[end] if left else -1, neck.name if entered else ""))
@@ -230,10 +230,10 @@ class _Sweep:
         best, about_ns = _Edge(-1), self._about_ns[:end, end]
         start = int((self._about_ends[:end] + about_ns).argmax()) if end else 0
         for neck in self._bottlenecks if end and about_ns[start] else ():
-            come = max(0, int(self._come[start, end]) - self._rooms[neck.cut]) if neck.into else 0
-            gone = max(0, int(self._gone[start, end]) - self._rooms[neck.cut]) if neck.out_of else 0
-            short = self._points[start if come else end]
-            best = max(best, _Edge(self._ends_ns[start] + neck.ns(come, gone), start, short))
+            in_bytes = max(0, int(self._in_bytes[start, end]) - self._rooms[neck.cut]) if neck.into else 0
+            out_bytes = max(0, int(self._out_bytes[start, end]) - self._rooms[neck.cut]) if neck.out_of else 0
+            short = self._points[start if in_bytes else end]
+            best = max(best, _Edge(self._ends_ns[start] + neck.ns(in_bytes, out_bytes), start, short))
         return best
 
     def _path_text(self, last: int, left: str) -> str:
@@ -316,10 +316,10 @@ class Rematerialisation:
         out_bytes = beyond + float(idle_at_k.size[is_made].sum())
         in_bytes = beyond + float(idle_at_k.size[idle_at_k.due < ops].sum())
         made = np.bincount(idle_at_k.maker[is_made], idle_at_k.size[is_made], ops)
-        again = np.flatnonzero(self._repeatable & (made > 0))
-        at_once, again = again[self._took[again] == 0], again[self._took[again] > 0]
-        again = again[np.argsort(self._took[again] / made[again], kind="stable")]
-        all_made, times = np.cumsum([made[at_once].sum(), *made[again]]), np.cumsum([0.0, *self._took[again]])
+        reruns = np.flatnonzero(self._repeatable & (made > 0))
+        at_once, reruns = reruns[self._took[reruns] == 0], reruns[self._took[reruns] > 0]
+        reruns = reruns[np.argsort(self._took[reruns] / made[reruns], kind="stable")]
+        all_made, times = np.cumsum([made[at_once].sum(), *made[reruns]]), np.cumsum([0.0, *self._took[reruns]])
 
         def step_ns(again_ns: Floats) -> Floats:
             left = np.interp(again_ns, times, all_made)
@@ -328,8 +328,8 @@ class Rematerialisation:
             behind_ns = np.maximum(np.maximum(self._behind[k] + again_ns, timing.tails_ns[k]), copied_ns)
             return np.asarray(np.maximum(out_ns, timing.heads_ns[k]) + timing.durations_ns[k] + behind_ns)
 
-        near = times
+        around_ns = times
         for _ in range(_CLOSER):
-            i = int(step_ns(near).argmin())
-            near = np.linspace(near[max(0, i - 1)], near[min(len(near) - 1, i + 1)], _BETWEEN)
-        return int(step_ns(near).min() * (1 - _ERROR)) - 2
+            i = int(step_ns(around_ns).argmin())
+            around_ns = np.linspace(around_ns[max(0, i - 1)], around_ns[min(len(around_ns) - 1, i + 1)], _BETWEEN)
+        return int(step_ns(around_ns).min() * (1 - _ERROR)) - 2

@@ -186,11 +186,11 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
     turns = [op for op, (before, phase) in enumerate(pairwise(phases)) if phase == "backward" != before]
     away = [*saved, *(idle for tensor in problem.visitors for idle in _intervals_at_ends(problem, tensor))]
     after = {idle.tensor: idle.after for idle in away if idle.after != NEVER}
-    leave, come = (_evict_and_wait, _recall_and_wait) if options.synchronous else (Writer.store, Writer.recall)
-    moves = [Move(op + 1, leave, tensor) for tensor, op in after.items()]
+    copy_out, copy_in = (_evict_and_wait, _recall_and_wait) if options.synchronous else (Writer.store, Writer.recall)
+    moves = [Move(op + 1, copy_out, tensor) for tensor, op in after.items()]
     for tensor, op in sorted(after.items(), key=itemgetter(1)) if options.barrier_before_backward else ():
         moves += [Move(turn, Writer.sync, tensor) for turn in turns if turn > op][:1]
-    moves += [Move(op, come, tensor) for tensor, op in _copies_in(problem, away, min(turns, default=0), options)]
+    moves += [Move(op, copy_in, tensor) for tensor, op in _copies_in(problem, away, min(turns, default=0), options)]
     return write(problem, "offload_saved", moves, (f"{counted(len(saved), 'tensor')} saved for backward and moved",))
 
 
@@ -282,17 +282,17 @@ def upstream_greedy(problem: Problem, options: UpstreamGreedy) -> Plan:
     stays = sum(t.size_bytes for t, home in placed if t.persistent and home == problem.compute_tier)
     limit = problem.budget_bytes - stays if options.limit is None else options.limit
     intervals, peak = choose(problem, limit)
-    moves, leaves = list[Move](), [Move(idle.after + 1, Writer.store, idle.tensor) for idle in intervals]
+    back_ups, trips = list[Move](), [Move(idle.after + 1, Writer.store, idle.tensor) for idle in intervals]
     for tensor, after, before, _ in intervals:
         writes = lifetimes.writes[tensor]
-        moves.append(Move(writes[bisect_right(writes, after) - 1] + 1, Writer.back_up, tensor))
-        leaves.append(Move(max(before - options.lead, after + 1, problem.fences[before]), Writer.fetch, tensor))
+        back_ups.append(Move(writes[bisect_right(writes, after) - 1] + 1, Writer.back_up, tensor))
+        trips.append(Move(max(before - options.lead, after + 1, problem.fences[before]), Writer.fetch, tensor))
     visitors = {t for t in problem.visitors if problem.comes_in(t)}
-    comes = [Move(lifetimes.first_use[t], Writer.fetch, t) for t in _by_first_use(problem) if t in visitors]
+    arrivals = [Move(lifetimes.first_use[t], Writer.fetch, t) for t in _by_first_use(problem) if t in visitors]
     notes = [f"the planner expects to hold at most {human(peak, 'B')} of what ops make"]
     if peak > limit:
         notes.append(f"that is above its limit of {human(limit, 'B')}, which it does not check")
-    return write(problem, "upstream_greedy", [*moves, *leaves, *comes], tuple(notes))
+    return write(problem, "upstream_greedy", [*back_ups, *trips, *arrivals], tuple(notes))
 
 
 def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterval, ...], int]:

@@ -175,10 +175,10 @@ def decided(choice: PolicyChoice, decide: Policy, problem: Problem) -> Plan:
     problem
         Problem to plan for.
     """
-    few = problem.rehearsal
+    rehearsal = problem.rehearsal
     if choice.allocator != "ideal":
-        few, decide = replace(few, allocator=choice.allocator), partial(unblocked, decide=decide)
-    plan = staggered(few, decide) if choice.staggered else decide(few.alone if choice.alone else few)
+        rehearsal, decide = replace(rehearsal, allocator=choice.allocator), partial(unblocked, decide=decide)
+    plan = staggered(rehearsal, decide) if choice.staggered else decide(rehearsal.alone if choice.alone else rehearsal)
     return replace(plan, repeats=problem.graph.steps)
 
 
@@ -205,24 +205,24 @@ def unblocked(problem: Problem, decide: Policy) -> Plan:
         return plan
     whole = int(problem.budget_bytes)
 
-    def in_the_whole(less: Problem, plan: Plan) -> Replay:
+    def replay_in_whole(reduced: Problem, plan: Plan) -> Replay:
         """Replay a plan for a smaller budget in the whole one."""
-        return problem.trial(replace(less, budget_bytes=whole), plan)
+        return problem.trial(replace(reduced, budget_bytes=whole), plan)
 
     @cache
     def smaller(parts: int) -> Plan | None:
         """Return a plan for a budget that is smaller by so many parts, if it runs in the whole one."""
-        less = replace(problem, budget_bytes=whole - whole * parts // _PARTS, trial=in_the_whole)
+        reduced = replace(problem, budget_bytes=whole - whole * parts // _PARTS, trial=replay_in_whole)
         try:
-            plan = decide(less)
+            plan = decide(reduced)
             return plan if problem.replay(plan).status == "ok" else None
         except CapacityError:
             return None
 
-    enough = next((parts for parts in _DOUBLED if smaller(parts)), 0)
-    if not enough:
+    sufficient = next((parts for parts in _DOUBLED if smaller(parts)), 0)
+    if not sufficient:
         return plan
-    parts = bisect_left(range(enough), True, enough // 2 + 1, key=lambda parts: smaller(parts) is not None)
+    parts = bisect_left(range(sufficient), True, sufficient // 2 + 1, key=lambda parts: smaller(parts) is not None)
     amounts = f"{human(whole - whole * parts // _PARTS, 'B')} of {human(whole, 'B')}"
     note = f"planned with {amounts}, as a plan with all of it blocks itself under this allocator"
     return _with_note(smaller(parts) or plan, note)

@@ -105,9 +105,9 @@ def _best_with_static_part(dynamic: DynamicReaders, options: Options) -> Plan:
 
 def _decide_at_run_time(dynamic: DynamicReaders, options: Options) -> Plan:
     """Make a runtime that decides about everything while it runs."""
-    made = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
+    runtime = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
     note = "nothing is compiled: room that is not divided is worth more here"
-    return replace(made, policy="hybrid", notes=(note, *made.notes))
+    return replace(runtime, policy="hybrid", notes=(note, *runtime.notes))
 
 
 def _resident_sets(dynamic: DynamicReaders, options: Options) -> tuple[frozenset[int], ...]:

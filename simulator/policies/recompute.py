@@ -252,7 +252,7 @@ class RecomputePass:
             if tensor in locked:
                 kept.append(entry)
                 continue
-            true_rank = self._rank(tensor, next_use)
+            true_rank = self._true_rank(tensor, next_use)
             if true_rank is not None and true_rank > rank:
                 heappush(self._queue, (true_rank, tensor, next_use))
             elif true_rank is not None:
@@ -268,9 +268,9 @@ class RecomputePass:
             self._idle_since[tensor] = now
             maker = self._remaker.maker(tensor, next_use)
             if maker != NEVER:
-                heappush(self._queue, (self._rank_of(tensor, next_use, (maker,)), tensor, next_use))
+                heappush(self._queue, (self._rank_for(tensor, next_use, (maker,)), tensor, next_use))
 
-    def _rank(self, tensor: int, next_use: int) -> Rank | None:
+    def _true_rank(self, tensor: int, next_use: int) -> Rank | None:
         """Return the rank of the tensor in the queue; None if it cannot be recomputed."""
         dies, resident = self._dies, self._writer.resident
 
@@ -278,9 +278,9 @@ class RecomputePass:
             return other != tensor and resident(other) and dies[other] >= next_use
 
         ops = self._remaker.chain((tensor,), next_use, will_be_there, LONGEST_CHAIN)
-        return None if ops is None else self._rank_of(tensor, next_use, ops)
+        return None if ops is None else self._rank_for(tensor, next_use, ops)
 
-    def _rank_of(self, tensor: int, next_use: int, ops: tuple[int, ...]) -> Rank:
+    def _rank_for(self, tensor: int, next_use: int, ops: tuple[int, ...]) -> Rank:
         clock = self._problem.clock
         idle_ns = clock[next_use] - clock[min(self._idle_since[tensor], next_use)]
         cost_ns = max(1, self._time_ns(ops))

@@ -78,28 +78,28 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
     repeated
         A fixed plan without copies.
     """
-    graph, runs, makes, freed = problem.graph, Counter[int](), Counter[int](), set[int]()
+    graph, runs, remakes, freed = problem.graph, Counter[int](), Counter[int](), set[int]()
     tensors, tensor_of, op_of, ops = list(graph.tensors), list(range(len(graph.tensors))), list[int](), list[Op]()
-    now = list(tensor_of)  # by original tensor, the one that holds its value
+    holder = list(tensor_of)  # by original tensor, the one that holds its value
     for kind, a, b, _ in repeated.fixed or ():
         if kind == DETACH and b == problem.compute_tier:
             freed.add(a)
         if kind != COMPUTE:
             continue
-        op, reads = graph.ops[a], tuple([now[t] for t in graph.ops[a].reads])
+        op, reads = graph.ops[a], tuple([holder[t] for t in graph.ops[a].reads])
         for tensor in freed.intersection(op.writes):
             freed.remove(tensor)
             original = graph.tensors[tensor]
             if not original.persistent:
-                makes[tensor] += 1
-                now[tensor] = len(tensors)
+                remakes[tensor] += 1
+                holder[tensor] = len(tensors)
                 tensor_of.append(tensor)
-                tensors.append(replace(original, name=f"{original.name}#{makes[tensor] + 1}"))
+                tensors.append(replace(original, name=f"{original.name}#{remakes[tensor] + 1}"))
         runs[a] += 1
         name = f"{op.name}#{runs[a]}" if runs[a] > 1 else op.name
-        ops.append(replace(op, name=name, reads=reads, writes=tuple([now[t] for t in op.writes]), late=None))
+        ops.append(replace(op, name=name, reads=reads, writes=tuple([holder[t] for t in op.writes]), late=None))
         op_of.append(a)
-    outputs = tuple([now[t] for t in graph.outputs])
+    outputs = tuple([holder[t] for t in graph.outputs])
     written = replace(graph, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)
     new = replace(
         problem,
