@@ -1,6 +1,6 @@
-"""Finds and reads documents, in a checkout or in an installed wheel; the only room that knows YAML.
+"""Finds and reads documents, in a checkout or in an installed wheel; the only room that reads YAML.
 
-A scenario is read with all that it names, and its documents are held to what they must be beside one another.
+A scenario is read with all documents that it names, and these are checked against each other.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ __all__ = [
 
 
 Named = str | Path | Scenario | Loaded
-"""A scenario: a name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it."""
+"""A scenario: a name in the catalogue, a path that ends in ``.yaml``, the document, or the `Loaded` read from it."""
 
 
 def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded:
-    """Read a scenario and what it names, and apply what it sets.
+    """Read a scenario with its machine and its workload, and apply its ``set`` keys.
 
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, or the document itself; what was read already comes back
-        as it is, and takes no changes.
+        A name in the catalogue, a path that ends in ``.yaml``, or the document itself. A `Loaded` is returned as it is,
+        without `changes`.
     changes
         Further ``set`` keys, which win: dotted path -> value, as text or typed. They need no origin. A path that begins
-        with ``workload.`` is of the workload, any other one of the machine.
+        with ``workload.`` changes the workload, any other path the machine.
 
     Raises
     ------
@@ -93,9 +93,9 @@ def resolve(scenario: Named, changes: Mapping[str, Any] | None = None) -> Loaded
     _check_tiers(loaded)
     check_budget(loaded, loaded.place("budget"))
     _add_files(loaded)
-    if not changes:  # what was changed is no longer fitted, and nothing is expected of it
+    if not changes:  # with changes, figures are no longer fitted, and expectations are not checked
         _check_figures(loaded)
-        for parameter, axis, _ in open_parameters(loaded):  # that can be varied, before anything runs
+        for parameter, axis, _ in open_parameters(loaded):  # check before anything runs that they can be varied
             for value in parameter.options or parameter.tried[:: len(parameter.tried) - 1]:
                 at(loaded, {axis: value})
     return loaded
@@ -131,11 +131,11 @@ def studied(
 
 
 _ROWS = ("resident", "reactive", "static")
-"""Policies of a scenario that nobody wrote, unless others are named: nothing moves, a runtime, and a compiler."""
+"""Default policies where no scenario is written: nothing moves, a runtime, and a compiler."""
 
 
 def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[str] = ()) -> Scenario:
-    """Make the scenario of a workload on a machine, which then needs no document.
+    """Make a scenario of a workload on a machine, without a document.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[s
 
 
 def _add_files(loaded: Loaded) -> None:
-    """Note the plans, the graph and the tables that the documents name."""
+    """Record the plans, the graph and the tables that the documents name, with their digests."""
     story, work = loaded.scenario, loaded.workload
     for index, choice in enumerate(story.policies):
         if choice.is_file:
@@ -173,7 +173,7 @@ def _add_files(loaded: Loaded) -> None:
 
 
 def _add_file(loaded: Loaded, role: str, name: str | None, document: str, *keys: str) -> None:
-    """Note a file that a document names, or all that match the name."""
+    """Record a file that a document names, or all files that match its pattern."""
     if name is None:
         return
     path = (loaded.scenario_dir if document == "scenario" else loaded.workload_dir) / name
@@ -198,7 +198,7 @@ def _check_tiers(loaded: Loaded) -> None:
 
 
 def _check_figures(loaded: Loaded) -> None:
-    """Refuse to predict what something was fitted to, and to hold a fit that nobody made."""
+    """Refuse expectations that predict a figure that something was fitted to, and those of a fit that nobody made."""
     documents: tuple[Document, ...] = (loaded.hardware, loaded.workload, loaded.scenario)
     fits = {fit.figure: f"{path} of {document.name}" for document in documents for path, fit in document.fitted.items()}
     for index, expectation in enumerate(loaded.scenario.expect):
@@ -218,9 +218,9 @@ class OpenParameter(NamedTuple):
     Attributes
     ----------
     parameter, axis
-        The parameter as the claim has it, and its axis.
+        The parameter as the claim states it, and its axis.
     taken
-        The value that the scenario takes, as a number of the parameter's unit, or by its name.
+        The value that the scenario uses: a number of the parameter's unit, or the name of a listed value.
     """
 
     parameter: Unstated
@@ -239,7 +239,7 @@ def open_parameters(loaded: Loaded) -> Iterator[OpenParameter]:
     Raises
     ------
     ConfigError
-        If a path names no field, the fields have several values, or one that may not be; or if a row sets one.
+        If a path names no field, the fields have different values, or one outside the range; or if a row sets one.
     """
     for index, unstated in enumerate(loaded.scenario.claim.unstated if loaded.scenario.claim else ()):
         where = loaded.place("claim", "unstated", str(index))
@@ -248,7 +248,7 @@ def open_parameters(loaded: Loaded) -> Iterator[OpenParameter]:
 
 
 def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
-    """Return the one value that the scenario takes for a parameter, or refuse it."""
+    """Return the value that the scenario uses for a parameter; refuse several, and one outside its range."""
     set_by_rows = [key for row in loaded.scenario.policies for key in row.set_]
     paths: dict[float | str, str] = {}
     with errors_at(axis.where):
@@ -256,7 +256,7 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
             path = ".".join(keys)
             paths[1.0 if unstated.is_factor else unstated.read(value)] = path
             is_own = document == "hardware" and not unstated.is_factor
-            rule = "what a row sets is stated, and no parameter that is left open"  # another value would not reach it
+            rule = "what a row sets is stated, and no parameter that is left open"  # other values would not reach it
             do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
             require(not (is_own and any(fnmatchcase(path, key) for key in set_by_rows)), rule, path, do=do)
     values = " and ".join(f"{axis.written(value)} ({path})" for value, path in paths.items())
@@ -270,21 +270,21 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
 
 
 def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> Question:
-    """Read a question about a scenario.
+    """Complete a question about a scenario from its document and from options.
 
     Parameters
     ----------
     loaded
-        The scenario, with the question that it asks already.
+        The scenario, which may ask this question itself.
     kind
         The class of the question.
     given
-        Fields of the question that win; where one is None, the scenario's holds.
+        Fields that win over those of the scenario's question, unless they are None.
 
     Raises
     ------
     ConfigError
-        If nothing says what is searched, or how far.
+        If nothing states what is searched, or how far.
     """
     stated, where = getattr(loaded.scenario, kind.key, None), partial(place_asking, loaded, kind.key, given)
     new = {key: scalar(value) if isinstance(value, str) else value for key, value in given.items() if value is not None}
@@ -301,7 +301,7 @@ def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> 
 
 
 def _documented_value(loaded: Loaded, field: str) -> Any:
-    """Return the value of a field in the documents: ``1x`` if its fields differ, a beginning if there is no limit."""
+    """Return a field's value in the documents: ``1x`` if its paths have different values, a start for ``inf``."""
     tier, paths = loaded.hardware.tiers[loaded.hardware.compute_tier], Frontier.paths_of(field)
     if field == f"peak.{loaded.hardware.compute_tier}" and loaded.scenario.budget_bytes is not None:
         return exact(tier.capacity_for(loaded.scenario.budget_bytes), "B")
@@ -318,7 +318,7 @@ def _documented_value(loaded: Loaded, field: str) -> Any:
 
 
 def place_asking(loaded: Loaded, question: str, given: Mapping[str, Any], *keys: str) -> str:
-    """Return the place that asks for a part of a question: an option, or a place in the scenario.
+    """Return where a part of a question is stated: an option, or a place in the scenario.
 
     Parameters
     ----------

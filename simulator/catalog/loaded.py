@@ -1,7 +1,7 @@
 """A scenario with its machine and its workload, and the same at a point of a sweep.
 
-A sweep varies fields of the machine, the workload or the scenario. What a claim leaves open is such an axis, and so is
-the field whose largest value is searched.
+A sweep varies fields of the machine, the workload or the scenario along axes. A parameter that a claim leaves open is
+such an axis, too, and so is the field that a question searches.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ class Loaded:
     Attributes
     ----------
     scenario
-        With the changes from outside among its ``set`` keys.
+        The scenario, with changes from outside among its ``set`` keys.
     hardware
-        With all ``set`` keys applied.
+        The machine, with all ``set`` keys applied.
     workload
-        As its document says.
+        The workload, with changes applied.
     scenario_dir, workload_dir
-        Folders that the paths in them are relative to.
+        Folders to which the paths in these documents are relative.
     paths, sha256
         Role (``scenario``, ``hardware``, ``workload``, ``graph``, ``draws``, ``requests``, ``plan <row>``) -> file and
-        digest of each input. The path of a row's plan may have a ``*`` for the name of a graph; each file then has a
-        role and a digest as well.
+        digest of each input. The path of a row's plan may have a ``*`` for the name of a graph; each file that matches
+        then has a role and a digest, too.
     scale, unscaled
-        Factors of figures of the machine, which are applied after all other changes; and the machine before that, if it
-        is another one.
+        Field path -> factor of figures of the machine, applied after all other changes; and the machine before that,
+        None if there are no factors.
     entries
         The documents that were read from files.
     is_job_given
-        Whether what runs is given, so that the workload says nothing of it but its name.
+        Whether the caller gives the job, so that only the workload's name counts.
     """
 
     scenario: Scenario
@@ -67,7 +67,7 @@ class Loaded:
 
     @property
     def handled(self) -> dict[str, int | None]:
-        """Tokens and samples that all ranks handle in a step; None of what is not known."""
+        """Tokens and samples that all ranks handle in a step; None where unknown."""
         workload = None if self.is_job_given else self.workload
         return {key: getattr(workload, key, None) for key in ("tokens", "samples")}
 
@@ -77,8 +77,8 @@ class Loaded:
         Parameters
         ----------
         path
-            Of the machine (``links.*.bandwidth``), the workload (``workload.batch``) or the scenario; each part may be
-            a pattern.
+            A path into the machine (``links.*.bandwidth``), the workload (``workload.batch``) or the scenario; each
+            part may be a pattern.
 
         Returns
         -------
@@ -89,7 +89,7 @@ class Loaded:
         return [((document, *keys), value) for keys, value in fields(getattr(self, document), key)]
 
     def place(self, *keys: str, of: str = "scenario") -> str:
-        """Return the place of a field: file, line and path; if it was read from no file, document, name and path.
+        """Return the place of a field: file, line and path; without a file, document, name and path.
 
         Parameters
         ----------
@@ -130,12 +130,12 @@ class Loaded:
         return replace(self, scenario=self.scenario.model_copy(update={"largest": None, "least": None, "expect": ()}))
 
     def documents(self, named: Mapping[str, str] | None = None, **changes: Any) -> dict[str, str]:
-        """Write the three documents as they were run, by file name; in one folder they read back equal.
+        """Write the three documents as they were run, by file name; put in one folder, they read back equal.
 
         Parameters
         ----------
         named
-            Role -> path of files that they shall name; default: where they were read.
+            Role -> path by which the documents name a file; default: the path from which it was read.
         **changes
             Fields of the scenario with other values.
         """
@@ -158,11 +158,11 @@ class Loaded:
 
 
 class BudgetError(ConfigError):
-    """A budget above what the compute tier has; at one point of a sweep it is an answer."""
+    """A budget above what the compute tier has; at a point of a sweep this is an outcome, not a failure."""
 
 
 def check_budget(loaded: Loaded, where: str) -> None:
-    """Refuse a budget above what the compute tier has; an error points at `where`."""
+    """Refuse a budget above what the compute tier has; the error names the place `where`."""
     tier, budget_bytes = loaded.hardware.compute_tier, loaded.scenario.budget_bytes
     usable = loaded.hardware.tiers[tier].usable_bytes
     if budget_bytes is not None and budget_bytes > usable:
@@ -171,7 +171,7 @@ def check_budget(loaded: Loaded, where: str) -> None:
 
 
 def unsourced(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldChange]:
-    """Make changes of values by dotted path, as text or typed, that are asked for from outside and need no origin."""
+    """Make changes from outside, which need no origin, of values by dotted path, as text or typed."""
     return {
         key: FieldChange(scalar(value) if isinstance(value, str) else value, where or f"set, {key}", "assumed", OUTSIDE)
         for key, value in changes.items()
@@ -179,7 +179,7 @@ def unsourced(changes: Mapping[str, Any], where: str = "") -> dict[str, FieldCha
 
 
 def record(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
-    """Record changes of the machine among the ``set`` keys of a scenario; they are no longer cited or fitted."""
+    """Record changes of the machine in a scenario's ``set``; their figures are no longer cited or fitted."""
     if not changes:
         return scenario
     tables = {
@@ -192,7 +192,7 @@ def record(scenario: Scenario, changes: Mapping[str, FieldChange]) -> Scenario:
 
 
 def sourced(loaded: Loaded, key: str, value: Any, *place: str) -> FieldChange:
-    """Make a change that the scenario, or a row of it, asks for, with the origin that the scenario gives."""
+    """Make a change that the scenario or one of its rows sets, with the origin that the scenario states."""
     table, entry = loaded.scenario.entry_of(key) or ("assumed", "set by the scenario")
     origin: Any = entry.model_dump() if isinstance(entry, Fit) else entry
     if isinstance(entry, tuple):
@@ -204,29 +204,29 @@ _DOCUMENTS = ("hardware", "workload", "scenario")
 
 
 def split(path: str) -> tuple[str, str]:
-    """Split a field path into its document and the path there; one that names no document is of the machine."""
+    """Split a field path into its document (by default the machine) and the path there."""
     document, _, key = path.partition(".")
     return (document, key) if document in _DOCUMENTS else ("hardware", path)
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Fields that have one value at each point of a sweep.
+    """An axis of a sweep: fields that have the same value at each point.
 
     Attributes
     ----------
     name
         Its name, for people and as a column.
     fields
-        Paths, of which each part may be a pattern: of the machine (``links.*.bandwidth``), of the workload
-        (``workload.sequence``) or of the scenario (``scenario.budget``).
+        Paths, whose parts may be patterns, into the machine (``links.*.bandwidth``), the workload
+        (``workload.sequence``) or the scenario (``scenario.budget``).
     where
-        Place that asks for it, for errors.
+        The place that asks for it, for errors.
     unit
-        Unit of values that are whole numbers of it, such as ``B/s``; ``x``: figures of the machine are multiplied by
-        the values, also those that rows set for themselves; None: values are as a document states them.
+        ``x``: values are factors of figures of the machine, those that rows set for themselves included. A unit such as
+        ``B/s``: values are whole numbers of it. None: values are as a document states them.
     values
-        Values as a document states them, by name; of an axis whose values are named.
+        Name -> value as a document states it, for an axis with named values.
     """
 
     name: str
@@ -237,7 +237,7 @@ class Axis:
 
     @property
     def is_factor(self) -> bool:
-        """Whether figures are multiplied, and not replaced."""
+        """Whether figures are multiplied rather than replaced."""
         return self.unit == "x"
 
     def written(self, value: Any) -> Any:
@@ -247,7 +247,7 @@ class Axis:
         return value if self.unit in (None, "x") else exact(int(value), self.unit)
 
     def place(self, value: Any) -> str:
-        """Return the place that asks for a value, for errors."""
+        """Return the place that asks for a value, with the value, for errors."""
         shown = f"{value:g}x" if self.is_factor else f"{value:,}" if type(value) is int else value
         return f"{self.where} ({self.name}: {shown if self.unit in (None, 'x') else self.written(value)})"
 
@@ -294,12 +294,12 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
 
 
 def unfixed(loaded: Loaded, question: Question) -> Loaded:
-    """Return the documents without what would fix a field: what rows set of it, and a budget below the capacity.
+    """Return the documents without what would fix the field that is searched: what rows set of it, or a budget.
 
     Parameters
     ----------
     loaded, question
-        The documents, and what is searched.
+        The documents, and the question that searches the field.
     """
     paths, scenario = question.paths, loaded.scenario
     rows = [

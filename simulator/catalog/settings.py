@@ -1,4 +1,4 @@
-"""Changes to documents from outside: ``links.*.bandwidth: 40 GB/s`` to a machine, ``parallel.data: 16`` to a model."""
+"""Changes of fields of documents: ``links.*.bandwidth: 40 GB/s`` of a machine, ``parallel.data: 16`` of a workload."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Changed = TypeVar("Changed", bound=Document)
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """Read one ``KEY=VALUE`` of the command line.
+    """Read a ``KEY=VALUE`` of the command line.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def factor(text: str) -> tuple[str, float]:
-    """Read one ``KEY=FACTOR`` of the command line.
+    """Read a ``KEY=FACTOR`` of the command line.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def factor(text: str) -> tuple[str, float]:
     Raises
     ------
     ConfigError
-        If there is no key, or the factor is no number from 0 on.
+        If there is no key, or the factor is not a finite number of at least 0.
     """
     key, value = setting(text)
     is_factor = not isinstance(value, bool | str | None) and 0 <= value < math.inf
@@ -64,14 +64,14 @@ def factor(text: str) -> tuple[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """Another value for a field.
+    """A new value for a field.
 
     Attributes
     ----------
     value
         The value, as a document would state it.
     where
-        Place that asks for it, for errors.
+        The place that asks for it, for errors.
     table, entry
         The origin of the new value: ``sources``, ``assumed`` or ``fitted``, and the entry there.
     """
@@ -83,14 +83,14 @@ class FieldChange:
 
 
 def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
-    """Change a machine or a workload, and read it again as a whole.
+    """Change fields of a document, and validate it again as a whole.
 
     Parameters
     ----------
     document
-        The machine, or the workload.
+        A machine, a workload or a scenario.
     changes
-        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``) -> the change; later ones win.
+        Dotted path, whose parts may be patterns (``links.h*.bandwidth``) -> the change; later ones win.
 
     Raises
     ------
@@ -119,24 +119,24 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
 
 
 def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
-    """Find fields of a machine or a workload, and their values as a document would state them.
+    """Find fields of a document, and their values as a document would state them.
 
     Parameters
     ----------
     document
-        The machine, or the workload.
+        A machine, a workload or a scenario.
     key
-        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``).
+        Dotted path, whose parts may be patterns (``links.h*.bandwidth``).
 
     Returns
     -------
     list
-        Keys and value of each.
+        Keys and value of each field.
 
     Raises
     ------
     FieldError
-        If it names no field.
+        If the path names no field.
     """
     data = document.model_dump(mode="json", by_alias=True)
     matches: list[tuple[Keys, Any]] = [((), {key: value for key, value in data.items() if key not in ABOUT_ITSELF})]
@@ -154,7 +154,7 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
 
 
 def amounts(hardware: Hardware) -> dict[str, Any]:
-    """Return the amounts and shares that a machine states, by field path: no counts, nothing that is 0 or infinite."""
+    """Return the quantities and shares that a machine states, by field path, except counts, zeros and ``inf``."""
     stated = {}
     for path in hardware.figures():
         ((_, value),) = fields(hardware, path)
@@ -166,19 +166,19 @@ def amounts(hardware: Hardware) -> dict[str, Any]:
 
 
 def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, Any]:
-    """Multiply figures of a machine, and write them as `set` does.
+    """Multiply figures of a machine.
 
     Parameters
     ----------
     document
         The machine.
     factors
-        Dotted path, of which each part may be a pattern (``links.h*.bandwidth``) -> the factor.
+        Dotted path, whose parts may be patterns (``links.h*.bandwidth``) -> the factor.
 
     Returns
     -------
     dict
-        Keys of each figure -> its new value.
+        Dotted path of each figure -> its new value, as ``set`` would state it.
 
     Raises
     ------
@@ -193,7 +193,7 @@ def multiplied(document: Document, factors: Mapping[str, float]) -> dict[str, An
 
 
 def _times(value: Any, factor: Decimal) -> Any:
-    """Multiply a number, or a quantity as text, of which the result is whole; ``inf`` stays."""
+    """Multiply a number, or a quantity as text, whose result is rounded to a whole number; ``inf`` stays."""
     if value == "inf":
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -210,7 +210,7 @@ def _entries(node: Any) -> dict[str, Any]:
 
 
 def _put(data: dict[str, Any], path: Keys, change: FieldChange) -> None:
-    """Give a field its new value and origin, in place of what was said of it and below it; none leaves it out."""
+    """Set a field's value and origin, replacing origins of it and below it; the value None removes the field."""
     node: Any = data
     for part in path[:-1]:
         if isinstance(node, dict):

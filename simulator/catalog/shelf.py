@@ -1,4 +1,4 @@
-"""The shelf of documents: finds and reads one."""
+"""Finds a document by name or path, reads and checks it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from simulator.units import FieldError, did_you_mean, in_yaml, nearest
 from simulator.workload import Workload
 
 Keys = tuple[str, ...]
-"""What leads to a field."""
+"""The path to a field, key by key."""
 
 KINDS: Mapping[str, type[Document]] = {
     "hardware": Hardware,
@@ -32,12 +32,12 @@ KINDS: Mapping[str, type[Document]] = {
     "scenario": Scenario,
     "study": StudyDocument,
 }
-"""Kind of document -> its type."""
+"""Kind of document -> its class."""
 _FOLDERS = {"hardware": "hardware_profiles", "workload": "workloads", "scenario": "scenarios", "study": "studies"}
 _LARGEST_BYTES = 4_000_000
-"""Largest document: a hundred times the largest that ships, and still read in seconds."""
+"""Largest document: a hundred times the largest shipped one, and still read in seconds."""
 _MOST_FAULTS = 5
-"""Faults that an error lists: a message has room for them."""
+"""Most faults that an error lists, so that they fit in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Entry:
 
 
 def names(kind: str) -> tuple[str, ...]:
-    """Names of the documents in the catalogue, sorted.
+    """Return the names of the documents of a kind in the catalogue, sorted.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def path_of(ref: str | Path, kind: str, base_dir: Path | None = None) -> Path:
-    """Find a document.
+    """Find the file of a document.
 
     Parameters
     ----------
     ref
-        A name in the catalogue; or a path, which ends in ``.yaml`` or is a `Path`.
+        A name in the catalogue; or a path: a `Path`, or a text that ends in ``.yaml``.
     kind
         ``hardware``, ``workload``, ``scenario`` or ``study``.
     base_dir
@@ -110,14 +110,14 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
     ref
         A name in the catalogue, or a path that ends in ``.yaml``, relative to the working directory.
     kind
-        ``hardware``, ``workload``, ``scenario`` or ``study``; None takes a path to any of them.
+        ``hardware``, ``workload``, ``scenario`` or ``study``; None: `ref` is a path to a document of any kind.
     is_strict
-        Whether each figure needs an origin, as in what ships.
+        Whether each figure needs an origin, as in shipped documents.
 
     Raises
     ------
     ConfigError
-        With all faults of the document.
+        If there is no such document, or it has faults; all are listed.
     """
     path = path_of(ref, kind) if kind else _file(Path(ref), "a document is a file")
     data = inputs.whole(path, _LARGEST_BYTES)
@@ -179,12 +179,12 @@ def schema(kind: str) -> dict[str, Any]:
 
 
 def _schema_key(model: type[Document]) -> str:
-    """Return the value of the key ``schema`` in a kind of document."""
+    """Return the value of the key ``schema`` in documents of a class."""
     return str(model.model_fields["schema_"].default)
 
 
 def _shelf(kind: str) -> dict[str, Path]:
-    """Map the names of what ships to paths: in a checkout beside the package, in a wheel inside it."""
+    """Map the names of shipped documents to paths: beside the package in a checkout, inside it in a wheel."""
     return {path.stem: path for path in sorted((_root() / _FOLDERS[kind]).rglob("*.yaml"))}
 
 
@@ -199,7 +199,7 @@ def _file(path: Path, must: str, do: str = "correct the path") -> Path:
 
 
 def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
-    """Return the type that a document says it has."""
+    """Return the class that the key ``schema`` of a document names."""
     models = {_schema_key(model): model for kind, model in KINDS.items() if wanted in (None, kind)}
     stated = tree.data.get("schema")
     if isinstance(stated, str) and stated in models:
@@ -225,7 +225,7 @@ def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: b
 
 @contextmanager
 def errors_at(where: str) -> Iterator[None]:
-    """Say of errors that are raised inside that they are there; of one in a file, also name the file."""
+    """Put errors that are raised inside at the place `where`; what was found then names the place in a file."""
     try:
         yield
     except FieldError as error:
@@ -235,16 +235,16 @@ def errors_at(where: str) -> Iterator[None]:
 
 
 def to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str]) -> ConfigError:
-    """Make one error of all faults.
+    """Combine faults into one error.
 
     Parameters
     ----------
     faults
-        At least one.
+        At least one fault.
     file
         Name of the document.
     place
-        From the keys that lead to a field to where it stands: file, line and path.
+        Maps the keys that lead to a field to its place: file, line and path.
     """
     every = [fault.at(place(*fault.path)) for fault in faults]
     errors = {str(error): error for error in every}

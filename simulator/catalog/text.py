@@ -1,8 +1,8 @@
-"""YAML of documents: reads text as plain data, with a line for every field, and writes it.
+"""Reads the YAML of documents as plain data, with the line of every field, and writes it.
 
-Only what YAML 1.2 calls core is typed, and strictly: ``true``, ``false``, ``null``, decimal integers without leading
-zeros, and decimal floats (``1e-6`` is one). All else is text, so that ``yes``, ``12:30`` and ``017`` stay what they
-are. libyaml composes the nodes with their lines; a key that comes twice, and what a hostile file may hold, is refused
+Scalars are typed by a strict form of YAML 1.2's core schema: ``true``, ``false``, ``null``, decimal integers without
+leading zeros, and decimal floats (``1e-6`` is one). All others are text, so that ``yes``, ``12:30`` and ``017`` stay
+as they are. libyaml composes the nodes with their lines; duplicate keys, and what a hostile file may hold, are refused
 here.
 """
 
@@ -22,7 +22,7 @@ _INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]{0,999})")
 _FLOAT = re.compile(r"[+-]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 _DEEPEST, _LARGEST = 32, 100_000
-"""Most levels, and most values, of a document: several times those of the largest that ships."""
+"""Most levels, and most values, of a document: several times those of the largest shipped one."""
 _DEFAULT_TAGS = (None, "!", "tag:yaml.org,2002:str", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
@@ -32,7 +32,7 @@ class YamlTree:
     Parameters
     ----------
     root
-        The mapping that a document is, as libyaml reads it.
+        The mapping at the root of the document, as libyaml reads it.
     file
         Name of the file, for errors.
 
@@ -44,7 +44,7 @@ class YamlTree:
     Raises
     ------
     ConfigError
-        If it holds a key twice, a key that is no word, a tag, control characters, or too much.
+        If it has a duplicate key, a key that is not a word, a tag, a control character, or too many values or levels.
     """
 
     def __init__(self, root: yaml.MappingNode, file: str) -> None:
@@ -52,7 +52,7 @@ class YamlTree:
         self.data: dict[str, Any] = self._read(root, 0)
 
     def line_of(self, path: Sequence[str]) -> int:
-        """Return the line of a field, from 1; that of its nearest parent if the document has no such field."""
+        """Return the line of a field, counted from 1; if there is no such field, that of its nearest parent."""
         node, line = self._root, _line(self._root)
         for part in path:
             if isinstance(node, yaml.MappingNode):
@@ -70,7 +70,7 @@ class YamlTree:
         return f"{self._file}:{self.line_of(path)}" + (f", {'.'.join(path)}" if path else "")
 
     def _read(self, node: yaml.Node, depth: int) -> Any:
-        """Return the value of a node, which `depth` mappings and lists hold; what an alias repeats counts each time."""
+        """Return the value of a node at nesting level `depth`; what an alias repeats counts each time."""
         self._size += 1
         if self._size > _LARGEST:
             must, do = f"a document holds at most {_LARGEST:,} values", "make it smaller"
@@ -92,7 +92,7 @@ class YamlTree:
         return {key.value: self._read(value, depth + 1) for key, value in node.value}
 
     def _check_key(self, key: yaml.Node, lines: Mapping[str, int]) -> None:
-        """Refuse a key that is no word, or that stands among those above it."""
+        """Refuse a key that is not a word, or that is among those above it (key -> line)."""
         if not isinstance(key, yaml.ScalarNode):
             raise self._error(key, "a key is a word", "a list or a mapping", "write a word")
         self._read(key, 0)
@@ -117,7 +117,7 @@ def scalar(text: str) -> bool | int | float | str | None:
     Parameters
     ----------
     text
-        The scalar as it stands in the document, without quotes.
+        The scalar as written in the document, without quotes.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -127,7 +127,7 @@ def scalar(text: str) -> bool | int | float | str | None:
 
 
 def compose(text: str, file: str) -> YamlTree:
-    """Read the one mapping that a document is.
+    """Read a document, which is one mapping.
 
     Parameters
     ----------
@@ -139,13 +139,13 @@ def compose(text: str, file: str) -> YamlTree:
     Raises
     ------
     ConfigError
-        If it is no YAML, more than one document, something else than a mapping, or what a `YamlTree` refuses.
+        If it is not YAML, more than one document, not a mapping, or refused by `YamlTree`.
     """
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _broken(error, text, file) from None
-    except RecursionError:  # where PyYAML is without libyaml, which refuses such itself
+    except RecursionError:  # PyYAML without libyaml; libyaml itself refuses this
         raise _too_deep(file) from None
     if root is None:
         raise ConfigError(file, "a document holds keys and values", "an empty file", "write the document")
@@ -179,14 +179,14 @@ def to_yaml(data: Mapping[str, Any]) -> str:
     Parameters
     ----------
     data
-        Mappings, lists, text, numbers, truth values and None.
+        Mappings, lists, text, numbers, booleans and None.
     """
     text: str = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
     return text
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes texts that :func:`scalar` would not read as text."""
+    """Quotes text that :func:`scalar` would not read as text."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}
 
@@ -194,7 +194,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def analyze_scalar(self, scalar: str) -> Any:
-        """Escape texts that are not printable."""
+        """Escape text that is not printable."""
         analysis = super().analyze_scalar(scalar)
         if not scalar.isprintable():
             analysis.allow_flow_plain = analysis.allow_block_plain = analysis.allow_single_quoted = False
