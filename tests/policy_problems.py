@@ -104,7 +104,7 @@ def replay(given: Problem, plan: Plan, draws: Draws | None = None) -> Replay:
     """Run a plan on the engine."""
     program = engine.Program(given.graph, plan, given.durations_ns, draws=draws)
     trace = engine.run([program], given.hardware, budget_bytes=given.budget_bytes)
-    ran = metrics.Ran.of(given.graph, given.hardware, trace)
+    ran = metrics.RankRun.of(given.graph, given.hardware, trace)
     row = metrics.counted(given.graph, given.hardware, ran)
     peaks = {tier: row[f"peak_{tier}_bytes"] for tier in given.tiers}
     waits = {cause: row[f"wait_{cause}_ns"] for cause in CAUSES}

@@ -68,13 +68,13 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def with_scenario(scenario: Any, hardware: str | None, workload: str | None, **more: Any) -> Any:
-        from simulator.run import asked_for
+        from simulator.run import scenario_to_run
 
         if (scenario is None) != (hardware is not None and workload is not None) or (
             scenario and (hardware or workload)
         ):
             raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
-        return function(asked_for(scenario, hardware, workload, more.get("policies")), **more)
+        return function(scenario_to_run(scenario, hardware, workload, more.get("policies")), **more)
 
     with_scenario = click.option("--workload", metavar="NAME", help=_WORKLOAD)(with_scenario)
     with_scenario = click.option("--hardware", metavar="NAME", help=_HARDWARE)(with_scenario)

@@ -54,7 +54,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     policies, what_if = more["policies"] or None, more["what_if"]
     with nullcontext() if out is None else writing(out, list(case.rows(policies))) as pages, ProgressBar() as progress:
         each = None if pages is None else pages.add
-        results = run_case(case, policies, progress, each, aside=True, what_if=what_if)
+        results = run_case(case, policies, progress, each, in_forks=True, what_if=what_if)
         if pages is not None:
             results.finish(pages, [row.section for row in results.values()], common.reproducing())
     common.write_junit({case.loaded.scenario.name: results.checks}, junit)

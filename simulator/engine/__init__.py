@@ -1,6 +1,6 @@
 """The only room with a clock: programs on a machine in, a trace out. It executes and never decides."""
 
-from simulator.engine.program import Program, obstacle, programs_of
+from simulator.engine.program import Program, folding_obstacle, programs_of
 from simulator.engine.simulation import run
 
-__all__ = ["Program", "obstacle", "programs_of", "run"]
+__all__ = ["Program", "folding_obstacle", "programs_of", "run"]

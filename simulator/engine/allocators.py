@@ -118,7 +118,7 @@ class AddressSpace:
         """Find a range for a place; None if there is no hole."""
         raise NotImplementedError
 
-    def settle(self, item: int, size: int) -> bool:
+    def take_home(self, item: int, size: int) -> bool:
         """Take a place at time 0."""
         return self.take([(item, size)])
 
@@ -240,7 +240,7 @@ class Ranges(AddressSpace):
             self._occupy(item, tenancy)
         return True
 
-    def settle(self, item: int, size: int) -> bool:
+    def take_home(self, item: int, size: int) -> bool:
         """Take a place at time 0."""
         self._occupy(item, self._layout.at_home[item])
         return True

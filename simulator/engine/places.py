@@ -69,7 +69,7 @@ class TierInstance:
         self.used += size if fits else 0
         return fits
 
-    def settle(self, item: int, size: int, tensor: str) -> None:
+    def take_home(self, item: int, size: int, tensor: str) -> None:
         """Take the room of a home, at time 0.
 
         Raises
@@ -143,7 +143,7 @@ class AddressedTier(TierInstance):
             self._record_reserved()
         return True
 
-    def settle(self, item: int, size: int, tensor: str) -> None:
+    def take_home(self, item: int, size: int, tensor: str) -> None:
         """Take the room of a home, at time 0.
 
         Raises
@@ -151,10 +151,10 @@ class AddressedTier(TierInstance):
         CapacityError
             If the homes are too large, or find no hole.
         """
-        super().settle(item, size, tensor)
+        super().take_home(item, size, tensor)
         if not size:
             return
-        if not self.space.settle(item, size):
+        if not self.space.take_home(item, size):
             room, homes = int(self.capacity), f"homes in {self.name}, by the rules of the row's allocator"
             demand, levers = max(self.space.reserved_bytes + size, room + 1), ("let the row name another allocator",)
             raise CapacityError(Shortfall(self.name, demand, room, homes, levers=levers))

@@ -118,7 +118,7 @@ def classes(programs: Sequence[Program]) -> tuple[int, ...]:
     return tuple(first.setdefault(id(program), rank) for rank, program in enumerate(programs))
 
 
-def obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
+def folding_obstacle(programs: Sequence[Program], hardware: Hardware) -> str:
     """Return why ranks with the same program may not stand for one another; empty if they may.
 
     Parameters

@@ -14,7 +14,7 @@ from simulator.engine.dependencies import Counted, DependencyCounter, Routes
 from simulator.engine.host import HostThread
 from simulator.engine.kernels import Kernels
 from simulator.engine.places import AddressedTier, Places
-from simulator.engine.program import Columns, Program, classes, drawn_apart, obstacle
+from simulator.engine.program import Columns, Program, classes, drawn_apart, folding_obstacle
 from simulator.engine.stream import Stream
 from simulator.engine.supernode import Machine
 from simulator.engine.view import ReactiveView
@@ -104,7 +104,7 @@ def _stands_in(programs: Sequence[Program], hardware: Hardware, fold: str) -> tu
     """Return for each rank the rank that is simulated in its place."""
     if fold == "never" or len(programs) == 1:
         return tuple(range(len(programs)))
-    reason = obstacle(programs, hardware) or (fold == "always" and drawn_apart(programs))
+    reason = folding_obstacle(programs, hardware) or (fold == "always" and drawn_apart(programs))
     if reason and fold == "always":
         must, do = "ranks stand for one another only if nothing tells them apart", "write fold: auto, or never"
         raise ConfigError("fold", must, reason, do)
@@ -172,7 +172,7 @@ class Rank:
         for tensor, home in enumerate(plan.home):
             if home >= 0:
                 if (rank, home, tensor) not in machine.stored:
-                    tiers[home].settle(tensor, columns.size_bytes[tensor], program.graph.tensors[tensor].name)
+                    tiers[home].take_home(tensor, columns.size_bytes[tensor], program.graph.tensors[tensor].name)
                 self._places.valid[home][tensor] = True
                 self._places.hold((tensor,), home)
         fixed, ops = plan.fixed, len(program.graph.ops)

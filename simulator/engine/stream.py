@@ -252,7 +252,7 @@ class Stream:
         self.ended.reached = self.started.reached
         clock.now = start
 
-    def lacks(self) -> tuple[int, int] | None:
+    def lacked_tensor(self) -> tuple[int, int] | None:
         """Return the first tensor that the head lacks, and how many of its moves must have ended; None if none.
 
         The head lacks a tensor whose earlier moves have not ended, or that it reads and that is not valid. The first is
@@ -285,7 +285,7 @@ class Stream:
         """Return the stream with a compute that must end first, or is ahead of the head in line for room, if any."""
         _, _, compute, _, lap = self.queue[0]
         awaited = unmet(compute.after, lap)
-        if awaited is None and compute.line and self.lacks() is None and self.room_bytes():
+        if awaited is None and compute.line and self.lacked_tensor() is None and self.room_bytes():
             awaited = unmet(compute.line, lap)
         return None if awaited is None else awaited[0].stream
 
@@ -330,7 +330,7 @@ class Stream:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
         if compute.after and is_waiting(compute.after, lap, self.look_again):
             return False
-        if (compute.turns or compute.reads) and (lacked := self.lacks()):
+        if (compute.turns or compute.reads) and (lacked := self.lacked_tensor()):
             self.places.wait_for_moves(*lacked, key, self.look_again)
             return False
         if compute.writes or self.columns.workspace_bytes[op]:

@@ -107,7 +107,7 @@ class Ledger:
             passed.append(stream)
             if before := stream.awaited_stream():
                 stream = before
-            elif lacked := stream.lacks():
+            elif lacked := stream.lacked_tensor():
                 return self._reason_of_tensor(lacked[0], stream.queue[0][0])
         return CAPACITY, -1, stream.columns.compute_tier, -1
 
@@ -196,7 +196,7 @@ class Explainer:
 
     def _about_compute(self, stream: Stream) -> Iterator[str]:
         """Explain why a stream's head cannot start; not if it waits for another stream, which is explained itself."""
-        name, lacked = self._op_name(stream.queue[0]), stream.lacks()
+        name, lacked = self._op_name(stream.queue[0]), stream.lacked_tensor()
         if stream.awaited_stream():
             return
         if lacked is None:

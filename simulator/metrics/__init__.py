@@ -10,14 +10,14 @@ from simulator.metrics.ranks import by_rank as by_rank
 from simulator.metrics.ranks import crowds as crowds
 from simulator.metrics.ranks import summarise as summarise
 from simulator.metrics.steps import Instances as Instances
-from simulator.metrics.steps import Ran as Ran
+from simulator.metrics.steps import RankRun as RankRun
 from simulator.metrics.steps import keeps_program as keeps_program
-from simulator.metrics.steps import laid_out as laid_out
 from simulator.metrics.steps import peaks_bytes as peaks_bytes
 from simulator.metrics.steps import repeats as repeats
 from simulator.metrics.steps import step_starts as step_starts
-from simulator.metrics.summary import achieved as achieved
+from simulator.metrics.steps import with_steps as with_steps
 from simulator.metrics.summary import counted as counted
 from simulator.metrics.summary import derived as derived
+from simulator.metrics.summary import flop_rates as flop_rates
 from simulator.metrics.summary import per_second as per_second
 from simulator.metrics.summary import waits_by_place as waits_by_place

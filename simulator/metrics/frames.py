@@ -16,7 +16,7 @@ import numpy as np
 from simulator.graph import Graph, Job, TensorKind
 from simulator.hardware import Hardware
 from simulator.metrics.ranks import by_rank
-from simulator.metrics.steps import Instances, laid_out
+from simulator.metrics.steps import Instances, with_steps
 from simulator.plan import COMPUTE
 from simulator.trace import CAUSES, Block, Trace, pick, running, turns
 
@@ -191,7 +191,7 @@ def _frame(columns: Columns) -> pd.DataFrame:
 
 
 def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
-    spans = _sorted(laid_out(graph, hardware, trace)[0], "start_ns", "rank", "issue")
+    spans = _sorted(with_steps(graph, hardware, trace)[0], "start_ns", "rank", "issue")
     compute = spans["kind"] == COMPUTE
     links = [*hardware.links.items()]
     item, track = spans["item"].tolist(), spans["track"].tolist()
@@ -216,7 +216,7 @@ def _spans(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
 
 
 def _waits(graph: Graph, hardware: Hardware, trace: Trace) -> Columns:
-    waits = _sorted(laid_out(graph, hardware, trace)[1], "start_ns", "rank", "stream")
+    waits = _sorted(with_steps(graph, hardware, trace)[1], "start_ns", "rank", "stream")
     tensors, causes = [*(t.name for t in graph.tensors), ""], waits["cause"].tolist()
     ops = zip(waits["op"].tolist(), waits["step"].tolist(), waits["run"].tolist(), strict=True)
     on = zip(causes, waits["on"].tolist(), strict=True)

@@ -15,14 +15,14 @@ from simulator.cost.service import transfer_ns
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
 from simulator.metrics.figures import figure_of
-from simulator.metrics.steps import Ran, peaks_bytes
-from simulator.metrics.summary import achieved, against, counted, exposed_ns, is_collective
+from simulator.metrics.steps import RankRun, peaks_bytes
+from simulator.metrics.summary import bound_figures, counted, exposed_ns, flop_rates, is_collective
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace, instances, pick, tuples
 
 
 def summarise(
-    job: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound | None = None, ran: Ran | None = None
+    job: Graph | Job, hardware: Hardware, trace: Trace, bound: Bound | None = None, ran: RankRun | None = None
 ) -> dict[str, Any]:
     """Count one run.
 
@@ -45,19 +45,19 @@ def summarise(
     """
     job = job if isinstance(job, Job) else Job.of(job, len(trace.issued))
     if job.ranks == 1:
-        return counted(job.graphs[0], hardware, ran or Ran.of(job.graphs[0], hardware, trace), bound)
+        return counted(job.graphs[0], hardware, ran or RankRun.of(job.graphs[0], hardware, trace), bound)
     rows = by_rank(job, hardware, trace)
     whole: dict[str, Any] = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
     if trace.status != "ok":
         makespan = max(row["makespan_ns"] for row in rows)
-        return {**rows[0], "makespan_ns": makespan, **whole, **against(None, bound), "ranks": job.ranks}
+        return {**rows[0], "makespan_ns": makespan, **whole, **bound_figures(None, bound), "ranks": job.ranks}
     slowest = max(range(job.ranks), key=lambda rank: (rows[rank]["step_ns"], rows[rank]["warmup_ns"], -rank))
     of_job = {column: value for column, value in rows[slowest].items() if column not in _SHARES}
     for column in of_job:
         if merge := _MERGED.get(figure_of(column).over_ranks):
             of_job[column] = merge(row[column] for row in rows)
     computed = [(job.graphs[graph_id].arithmetic, ranks) for graph_id, ranks in Counter(job.graph_of).items()]
-    whole |= achieved(computed, hardware, of_job["step_ns"])
+    whole |= flop_rates(computed, hardware, of_job["step_ns"])
     shares = {
         "ranks": job.ranks,
         "slowest_rank": slowest,
@@ -68,7 +68,7 @@ def summarise(
     by_bus = crowds(hardware, trace)
     shares |= {f"pulling_{name}": crowd.transfers for name, crowd in by_bus.items()}
     shares |= {f"demand_{name}": crowd.demand for name, crowd in by_bus.items()}
-    return {**of_job, **whole, **against(of_job["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
+    return {**of_job, **whole, **bound_figures(of_job["step_ns"], bound), **shares, **crowding(job, hardware, trace)}
 
 
 def _in_step_with(job: Job, rank: int) -> list[int]:
@@ -140,7 +140,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
 
 
 def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
-    row = counted(graph, hardware, Ran.of(graph, hardware, trace))
+    row = counted(graph, hardware, RankRun.of(graph, hardware, trace))
     if trace.status != "ok":
         return row | dict.fromkeys(("collective_ns", *_SHARES))
     first, step = row["warmup_ns"], row["step_ns"]

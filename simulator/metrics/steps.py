@@ -140,7 +140,7 @@ def numbered(starts: Sequence[int], trace: Trace) -> tuple[Block, Block]:
     return {**spans, "step": step[:n], "run": run[:n]}, {**waits, "step": step[n:], "run": run[n:]}
 
 
-def laid_out(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Block]:
+def with_steps(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, Block]:
     """Return spans and waits with their step, and the run of their op in that step (see `numbered`).
 
     Parameters
@@ -195,7 +195,7 @@ def peaks_bytes(hardware: Hardware, trace: Trace) -> dict[str, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Ran:
+class RankRun:
     """A run of one rank, with what its row is counted from.
 
     Attributes
@@ -221,7 +221,7 @@ class Ran:
     begun_ns: int
 
     @classmethod
-    def of(cls, graph: Graph, hardware: Hardware, trace: Trace) -> Ran:
+    def of(cls, graph: Graph, hardware: Hardware, trace: Trace) -> RankRun:
         """Lay out what happened on one rank.
 
         Parameters

@@ -17,7 +17,7 @@ from simulator.bounds import Bound
 from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics.figures import columns
-from simulator.metrics.steps import Ran, numbered
+from simulator.metrics.steps import RankRun, numbered
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import CAUSES, Block, Bools, Ints, Trace, busy, pick, tuples
 
@@ -31,7 +31,7 @@ _YEAR_NS = 8_766 * _HOUR_NS
 """A year of 365.25 days."""
 
 
-def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = None) -> dict[str, Any]:
+def counted(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | None = None) -> dict[str, Any]:
     """Count the figures of the run of one rank.
 
     Parameters
@@ -56,17 +56,17 @@ def counted(graph: Graph, hardware: Hardware, ran: Ran, bound: Bound | None = No
     if trace.status == "ok":
         window = _measured(graph, ran)
         row["step_ns"] = window.end_ns - window.start_ns
-        row |= achieved([(graph.arithmetic, 1)], hardware, row["step_ns"])
+        row |= flop_rates([(graph.arithmetic, 1)], hardware, row["step_ns"])
         row |= _spent(graph, ran, window) | _carried(hardware, trace, window)
         row |= _moved(graph, hardware, trace, window)
         if hardware.states_energy:
             spans = trace.spans.whole()
             computes = pick(spans, _is_issued(spans, window) & (spans["kind"] == COMPUTE))
             row["energy_j"] = energy_j(graph, hardware, computes, row)
-    return row | fragmentation(hardware, trace, window) | against(row["step_ns"], bound)
+    return row | allocator_figures(hardware, trace, window) | bound_figures(row["step_ns"], bound)
 
 
-def achieved(
+def flop_rates(
     computed: Iterable[tuple[Mapping[str, int], int]], hardware: Hardware, step_ns: int
 ) -> dict[str, float | None]:
     """Compute the rate of a step's arithmetic, and its share of the peak.
@@ -127,7 +127,7 @@ _NEVER = 2**62
 """An issue number above all others."""
 
 
-def _measured(graph: Graph, ran: Ran) -> Window:
+def _measured(graph: Graph, ran: RankRun) -> Window:
     """Find the measured step of the main stream."""
     by_stream = ran.ends_ns
     if not by_stream:
@@ -148,7 +148,7 @@ def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
     return (at_work if at_work > 1 else len(ends_ns)) - 1
 
 
-def _spent(graph: Graph, ran: Ran, window: Window) -> dict[str, Any]:
+def _spent(graph: Graph, ran: RankRun, window: Window) -> dict[str, Any]:
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
@@ -209,7 +209,7 @@ def _waits(trace: Trace, window: Window) -> Block:
     return pick(waits, within & (waits["stream"] == window.stream))
 
 
-def waits_by_place(graph: Graph, ran: Ran) -> dict[tuple[int, int], int]:
+def waits_by_place(graph: Graph, ran: RankRun) -> dict[tuple[int, int], int]:
     """Add up the waits of the main stream of one rank in the measured step, by cause and place.
 
     Parameters
@@ -259,7 +259,7 @@ def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> di
     return {f"moved_{name}_bytes": sum(times * moved[link] for link, times in passing[name]) for name in moved}
 
 
-def fragmentation(hardware: Hardware, trace: Trace, window: Window | None) -> dict[str, Any]:
+def allocator_figures(hardware: Hardware, trace: Trace, window: Window | None) -> dict[str, Any]:
     """Count compactions and the peak reserved in the compute tier; no figures if places have no addresses.
 
     Parameters
@@ -278,7 +278,7 @@ def fragmentation(hardware: Hardware, trace: Trace, window: Window | None) -> di
     return {"compactions": count, f"peak_reserved_{hardware.compute_tier}_bytes": most}
 
 
-def against(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
+def bound_figures(step_ns: int | None, bound: Bound | None) -> dict[str, Any]:
     """Return the columns of the bound, if there is one."""
     if bound is None:
         return {}

@@ -8,6 +8,6 @@ errors are for the author of the job (`ConfigError`), of the plan (`PlanError`),
 from simulator.referee.findings import Findings
 from simulator.referee.job_laws import check_job, check_order
 from simulator.referee.plan_laws import check_plan
-from simulator.referee.trace_laws import Drawn, check_trace
+from simulator.referee.trace_laws import RankPlan, check_trace
 
-__all__ = ["Drawn", "Findings", "check_job", "check_order", "check_plan", "check_trace"]
+__all__ = ["Findings", "RankPlan", "check_job", "check_order", "check_plan", "check_trace"]

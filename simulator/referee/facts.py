@@ -198,11 +198,11 @@ class Facts:
     def check(self, holds: Bools, law: str, table: str, rows: Block, *shown: str) -> None:
         """Raise for the first row for which the law does not hold, and show some of its columns."""
         columns = ((name, rows[name]) for name in shown)
-        hold(holds, law, lambda i: self._at(f"{table} row {int(rows['row'][i]):,}"), *columns)
+        require(holds, law, lambda i: self._where(f"{table} row {int(rows['row'][i]):,}"), *columns)
 
     def check_actions(self, issues: Ints, holds: Bools, law: str, *shown: tuple[str, Ints]) -> None:
         """Raise for the first of these actions for which the law does not hold; `shown` are values beside `issues`."""
-        hold(holds, law, lambda i: self._at(self._action_name(int(issues[i]))), *shown)
+        require(holds, law, lambda i: self._where(self._action_name(int(issues[i]))), *shown)
 
     def check_starts(self, law: str, allowed: Ints) -> None:
         """Raise for the first action that starts, or acts, before a law lets it: by issue, positions of the clock."""
@@ -218,13 +218,13 @@ class Facts:
 
     def broken(self, law: str, where: str, found: str) -> InvariantError:
         """Make the error that names the law, the row and the numbers."""
-        return broken(self._at(where), law, found)
+        return broken(self._where(where), law, found)
 
-    def _at(self, where: str) -> str:
+    def _where(self, where: str) -> str:
         return f"trace of plan {self.program.plan.name!r}, rank {self.rank}, {where}"
 
 
-def hold(holds: Bools, law: str, where: Callable[[int], str], *shown: tuple[str, Ints]) -> None:
+def require(holds: Bools, law: str, where: Callable[[int], str], *shown: tuple[str, Ints]) -> None:
     """Raise for the first row for which a law does not hold.
 
     Parameters

@@ -14,7 +14,7 @@ import numpy as np
 from simulator.graph import Job, Tensor
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, NOWHERE, Plan
-from simulator.referee.facts import Facts, broken, covered, hold
+from simulator.referee.facts import Facts, broken, covered, require
 from simulator.referee.start_laws import NEVER_NS, RoomRequests
 from simulator.scenario import AllocatorKind
 from simulator.trace import CAUSES, NONE, Block, Ints, Trace, distinct, instances, lasts, pick, running, tuples
@@ -64,8 +64,8 @@ class TierRoom:
             return f"trace, residencies row {i:,}"
 
         shown = ("at ns", time), ("after ns", before)
-        hold(time >= before, "places are taken and freed in the order of time", where, *shown)
-        hold((tier >= 0) & (tier < tiers), f"a place lies in one of the {tiers} tiers", where, ("tier", tier))
+        require(time >= before, "places are taken and freed in the order of time", where, *shown)
+        require((tier >= 0) & (tier < tiers), f"a place lies in one of the {tiers} tiers", where, ("tier", tier))
         instance = self._instance[tier, rows["rank"]]
         used = running(instance, rows["delta_bytes"] * self._counts[tier, rows["rank"]])
         stored = used - self._spare[instance]
@@ -74,7 +74,7 @@ class TierRoom:
             has_room = (tier != index) | ((used >= 0) & (stored <= capacity))
             limit = "no limit" if capacity == NEVER_NS else f"{capacity:,} B"
             law = f"a tier holds at least 0 B and at most its capacity ({limit} in {name})"
-            hold(has_room, law, where, ("holds B", used), ("at ns", time))
+            require(has_room, law, where, ("holds B", used), ("at ns", time))
         order = np.argsort(instance, kind="stable")
         order = order[lasts(instance[order], time[order])]
         return np.stack((instance[order], time[order], stored[order]))

@@ -130,12 +130,12 @@ def _point_reached(facts: Facts, switches: Switches) -> Ints:
 def _computes_ended(facts: Facts, _: Switches) -> Ints:
     """Return when all computes issued before a detach of an output's only valid copy had ended."""
     ended = facts.latest(np.where(facts.kind == COMPUTE, facts.end, NONE))
-    parting = _parting(facts)
+    parting = _last_copy_detaches(facts)
     facts.end[parting] = np.where(facts.start[parting] == NONE, ended[parting], facts.end[parting])
     return facts.by_issue(parting, ended[parting])
 
 
-def _parting(facts: Facts) -> Ints:
+def _last_copy_detaches(facts: Facts) -> Ints:
     """Return the detaches that leave no valid copy of an output that is not persistent."""
     program, rows, parting = facts.program, facts.accesses, list[int]()
     valid = {t: set[int]() for t in program.graph.outputs if not program.persistent[t]}
@@ -217,9 +217,9 @@ def check_starts(facts: Facts, held: Held, switches: Switches, *, has_addresses:
     *_, in_order, is_valid = allowed
     _check_host(facts, in_order)
     taken = _taken_bytes(facts, held)
-    line = _line(facts, taken)
+    line = _line_allows(facts, taken)
     since = np.maximum.reduce([*allowed, some_channel, line])
-    return _held_up(facts, since, taken, has_addresses=has_addresses), np.maximum.reduce([in_order, is_valid, line])
+    return _requests(facts, since, taken, has_addresses=has_addresses), np.maximum.reduce([in_order, is_valid, line])
 
 
 def _check_host(facts: Facts, in_order: Ints) -> None:
@@ -270,7 +270,7 @@ def _taken_bytes(facts: Facts, held: Held) -> Ints:
     return taken
 
 
-def _line(facts: Facts, taken: Ints) -> Ints:
+def _line_allows(facts: Facts, taken: Ints) -> Ints:
     """Return, by issue, when the last compute before that takes room had started, or arrived at its meeting.
 
     A compute that takes room, and a copy into the compute tier, wait for that. It is a position of the clock; `NONE`
@@ -281,7 +281,7 @@ def _line(facts: Facts, taken: Ints) -> Ints:
     return np.where(np.where(facts.kind == COMPUTE, taken > 0, is_copy_in), latest, NONE)
 
 
-def _held_up(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:
+def _requests(facts: Facts, allowed: Ints, taken: Ints, *, has_addresses: bool) -> RoomRequests:
     """Check that actions which take no room start as soon as they may; return those that room kept waiting.
 
     Of a blocked run, actions issued after a collective that never began are left out: no row says whether it had

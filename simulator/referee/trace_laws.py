@@ -25,7 +25,7 @@ from simulator.scenario import AllocatorKind, Switches
 from simulator.trace import Block, Trace, pick
 
 
-class Drawn(NamedTuple):
+class RankPlan(NamedTuple):
     """A plan of a rank, with its draws, the allocator of its compute tier, and the tensors that stay there."""
 
     plan: Plan
@@ -37,7 +37,7 @@ class Drawn(NamedTuple):
 def check_trace(
     job: Job | Graph,
     hardware: Hardware,
-    plans: Sequence[Plan | Drawn],
+    plans: Sequence[Plan | RankPlan],
     trace: Trace,
     budget_bytes: int | float | None = None,
     switches: Switches | None = None,
@@ -72,7 +72,7 @@ def check_trace(
     if budget_bytes is None:
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job, switches = Job.of(job, len(plans)) if isinstance(job, Graph) else job, switches or Switches()
-    ran = [plan if isinstance(plan, Drawn) else Drawn(plan, None) for plan in plans]
+    ran = [plan if isinstance(plan, RankPlan) else RankPlan(plan, None) for plan in plans]
     stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [drawn.plan for drawn in ran]
     _check_status(len(ran), trace)
     _check_folded(job, hardware, decided, trace)
@@ -120,7 +120,7 @@ def _check_folded(job: Job, hardware: Hardware, plans: Sequence[Plan], trace: Tr
             raise broken("trace", must, f"rank {other} for rank {rank}")
 
 
-def _facts(job: Job, hardware: Hardware, ran: Sequence[Drawn], trace: Trace) -> Iterator[Facts]:
+def _facts(job: Job, hardware: Hardware, ran: Sequence[RankPlan], trace: Trace) -> Iterator[Facts]:
     """Lay out the rows of each simulated rank; ranks that ran the same program share its columns."""
     programs: dict[tuple[int, int], ProgramColumns] = {}
     by_rank = {name: _by_rank(getattr(trace, name).whole(), len(ran)) for name in ("spans", "waits", "residencies")}
@@ -143,7 +143,7 @@ def _by_rank(rows: Block, ranks: int) -> list[Block]:
     return [rows] if ranks == 1 else [pick(rows, positions) for positions in np.split(order, ends)[1:-1]]
 
 
-def _check_rank(facts: Facts, drawn: Drawn, switches: Switches) -> tuple[RoomRequests, Findings]:
+def _check_rank(facts: Facts, drawn: RankPlan, switches: Switches) -> tuple[RoomRequests, Findings]:
     """Check one rank against the laws of single ranks; return the actions that only room kept waiting, and findings."""
     if drawn.plan.fixed is None and facts.complete:
         walk = PlanWalk(facts.program.graph, facts.program.hardware, drawn.plan, drawn.pinned, drawn.draws)

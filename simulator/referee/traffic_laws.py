@@ -14,7 +14,7 @@ from simulator.cost.service import NS_PER_S
 from simulator.graph import Call, Collective, CollectiveKind, Job, Members, Roles
 from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY
-from simulator.referee.facts import Facts, broken, hold
+from simulator.referee.facts import Facts, broken, require
 from simulator.referee.wait_laws import PEER
 from simulator.scenario import Switches
 from simulator.trace import NONE, Ints, at_first, busy, firsts, instances, pick, turns
@@ -134,7 +134,7 @@ def _check(met: Meetings, holds: np.ndarray, law: str, *shown: tuple[str, Ints])
         about = f"{call.kind} of rank {int(met.rank[i])} among {_ranks_text(members)}"
         return f"trace, spans row {int(met.row[i]):,} ({about})"
 
-    hold(holds, law, where, *shown)
+    require(holds, law, where, *shown)
 
 
 def _ranks_text(members: Members) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from simulator.graph import Graph, TensorKind
-from simulator.metrics import Frames, Instances, Ran, place_name, waits_by_place
+from simulator.metrics import Frames, Instances, RankRun, place_name, waits_by_place
 from simulator.report.rows import Row, quantity
 from simulator.trace import CAUSES, NO_HOLES, Ints, pick
 
@@ -40,7 +40,7 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
         return row.waits_by_place
     rank = row.summary.get("slowest_rank", row.rank)
     graph, trace = row.job.graph(rank), row.trace.by_rank()[rank if row.is_job else 0]
-    sums = Counter(waits_by_place(graph, Ran.of(graph, row.hardware, trace)))
+    sums = Counter(waits_by_place(graph, RankRun.of(graph, row.hardware, trace)))
     for cause, name in enumerate(CAUSES):
         placed = sum(ns for (other, _), ns in sums.items() if other == cause)
         sums[cause, -1] += (row.summary.get(f"wait_{name}_ns") or 0) - placed

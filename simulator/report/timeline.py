@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simulator.graph import Graph
 from simulator.hardware import Hardware
-from simulator.metrics import laid_out
+from simulator.metrics import with_steps
 from simulator.plan import COMPUTE
 from simulator.report import drawing
 from simulator.report.drawing import LIMIT, Given, bars, label, name_lanes, steps, styled
@@ -72,7 +72,7 @@ def _acts(row: Row, looks: Sequence[str]) -> Block:
     """
     if row.trace is None:
         raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
-    graph, (spans, waits) = row.graph, laid_out(row.graph, row.hardware, row.trace)
+    graph, (spans, waits) = row.graph, with_steps(row.graph, row.hardware, row.trace)
     of_op = [f"collective: {op.collective.group}" if op.collective else op.phase or "compute" for op in graph.ops]
     ops, is_compute = np.array([looks.index(look) for look in of_op] or [0]), spans["kind"] == COMPUTE
     computed = ops[np.where(is_compute, spans["item"], 0)]

@@ -66,13 +66,13 @@ def run(  # noqa: PLR0913 - what is run, and how
         If a document, an option or a plan is wrong. A row that cannot fit, that blocks itself, or that its policy
         cannot plan is a result, not an error.
     """
-    scenario = asked_for(scenario, hardware, workload, policies)
+    scenario = scenario_to_run(scenario, hardware, workload, policies)
     must, do = "what if is asked of what a scenario runs, and not of a job that is given", "leave one of the two out"
     insist(job is None or not what_if, "run", must, "both", do)
     return run_case(read(scenario, set=set, job=job), policies, progress, what_if=what_if if job is None else False)
 
 
-def asked_for(
+def scenario_to_run(
     scenario: str | Path | Scenario | None,
     hardware: str | Path | None,
     workload: str | Path | None,
@@ -127,7 +127,7 @@ def run_case(
     progress: Progress | None = None,
     each: Callable[[Result], dict[str, Any]] | None = None,
     *,
-    aside: bool = False,
+    in_forks: bool = False,
     what_if: bool | None = False,
 ) -> Results:
     """Replay a case under some policies.
@@ -140,12 +140,12 @@ def run_case(
         As for `run`.
     each
         Makes the section of each row in the fork that ran it, before the comparison with other rows is added.
-    aside
+    in_forks
         Whether rows run in forks of this process, as many at a time as there are cores. Functions as policies then
         leave nothing in this process but their plans; traces keep no tables.
     """
     progress = progress or silent
-    results, question = rows_of(case, policies, progress, each, aside=aside), case.loaded.scenario.question
+    results, question = rows_of(case, policies, progress, each, in_forks=in_forks), case.loaded.scenario.question
     sentences = what_would_free(results, policies, progress, is_asked=what_if) if what_if is not False else []
     also = partial(page_parts, results, progress, is_asked=bool(what_if)) if what_if is not False else tuple
     if question is None:

@@ -49,7 +49,7 @@ class Case:
     with_bounds
         Whether rows are compared with their bounds, which takes longer.
     changed
-        Cases of rows that change the machine for themselves, by that change: see `of`.
+        Cases of rows that change the machine for themselves, by that change: see `for_row`.
     """
 
     loaded: Loaded
@@ -104,7 +104,7 @@ class Case:
         entry = POLICIES.get(choice.policy)
         return entry is None or entry.may_repeat(entry.read_options(choice.options))
 
-    def of(self, row: str) -> Case:
+    def for_row(self, row: str) -> Case:
         """Return the case with a row's changes to the machine; rows with the same changes share it and its bounds."""
         choice = self.choice(row)
         if not choice.set_:

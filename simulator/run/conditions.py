@@ -109,7 +109,7 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks} ranks", do)
     stretched = _with_other_times(case, level, draw, seed)
     for row in case.loaded.scenario.policies:
-        case.of(row.row)  # makes the machine that a row sets for itself
+        case.for_row(row.row)  # makes the machine that a row sets for itself
     stretched.changed.update({key: _with_other_times(other, level, draw, seed) for key, other in case.changed.items()})
     return stretched
 
@@ -181,7 +181,7 @@ class Once:
         """Plan of each row, or why there is none."""
         plans, headroom = dict[str, Plan | CapacityError](), self.headroom
         for label, decide in self.case.rows(self.policies).items():
-            case, levers = self.case.of(label), tuple[str, ...]()
+            case, levers = self.case.for_row(label), tuple[str, ...]()
             if headroom and case.problem.budget_bytes != math.inf:
                 less = Axis("headroom", ("scenario.budget",), "headroom", "B")
                 case = prepare(catalog.at(case.loaded, {less: int(case.problem.budget_bytes * (1 - headroom))}))

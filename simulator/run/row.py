@@ -34,19 +34,19 @@ def rows_of(
     each: Callable[[Result], dict[str, Any]] | None = None,
     *,
     advice: bool = True,
-    aside: bool = False,
+    in_forks: bool = False,
 ) -> list[Result]:
     """Run rows, and compute how much slower each is than the fastest one, and than compute alone.
 
     Parameters
     ----------
-    case, policies, progress, each, aside
+    case, policies, progress, each, in_forks
         As for `simulator.run.run_case`.
     advice
         Whether to look for levers where a row does not fit.
     """
     rows = case.rows(policies)
-    if aside:
+    if in_forks:
         results = _rows_in_forks(case, rows, progress, each, advice=advice)
     else:
         results = [row_of(case, label, decide, progress, advice=advice) for label, decide in rows.items()]
@@ -64,7 +64,7 @@ def _rows_in_forks(
 ) -> list[Result]:
     """Run rows in forks, which send back all of a row but its case, which is here, and the tables of its trace."""
     for label in rows:  # rows share bounds: computed here, no fork has to compute them itself
-        on_machine = case.of(label)
+        on_machine = case.for_row(label)
         if not on_machine.unfit(label) and on_machine.with_bounds:
             on_machine.bound(may_repeat=on_machine.may_repeat(label), in_turn=False)
 
@@ -77,7 +77,7 @@ def _rows_in_forks(
 
     with closing(forked([partial(sent_back, *row) for row in rows.items()], progress)) as ended:
         attributes = dict(ended)
-    return [Result.of(case.of(label), label, **attributes[position]) for position, label in enumerate(rows)]
+    return [Result.of(case.for_row(label), label, **attributes[position]) for position, label in enumerate(rows)]
 
 
 _SENT = ("summary", "shortfall", "remarks", "tries")
@@ -103,7 +103,7 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
     advice
         Whether to look for levers if the row does not fit.
     """
-    case, plans, errors = case.of(label), list[Plan](), list[CapacityError]()
+    case, plans, errors = case.for_row(label), list[Plan](), list[CapacityError]()
     try:
         if unfit := case.unfit(label):
             raise CapacityError(unfit)
@@ -132,7 +132,7 @@ def row_of(case: Case, label: str, decide: Policy, progress: Progress, *, advice
 
 def checked(
     case: Case, label: str, plans: Sequence[Plan], progress: Callable[[int, int], None] | None = None
-) -> tuple[Trace, referee.Findings, metrics.Ran | None]:
+) -> tuple[Trace, referee.Findings, metrics.RankRun | None]:
     """Replay the plans of a case between the two checks of the referee.
 
     Parameters
@@ -152,7 +152,7 @@ def checked(
     """
     allocator, job = case.choice(label).allocator, case.job
     by_rank = [
-        referee.Drawn(plans[i], case.tasks[i].draws(rank), allocator, case.tasks[i].pinned)
+        referee.RankPlan(plans[i], case.tasks[i].draws(rank), allocator, case.tasks[i].pinned)
         for rank, i in enumerate(job.graph_of)
     ]
     for task, plan in zip(case.tasks, plans, strict=True):
@@ -161,7 +161,7 @@ def checked(
     budget, switches = case.problem.budget_bytes, case.loaded.scenario.switches
     trace = execute(case, plans, progress, allocator)
     findings = referee.check_trace(job, case.hardware, by_rank, trace, budget, switches)
-    return trace, findings, metrics.Ran.of(case.graph, case.hardware, trace) if job.ranks == 1 else None
+    return trace, findings, metrics.RankRun.of(case.graph, case.hardware, trace) if job.ranks == 1 else None
 
 
 def replayed(
@@ -208,7 +208,7 @@ def replayed(
     return Result.of(case, label, summary, plans=named, trace=trace, **about)
 
 
-def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.Ran | None) -> bool:
+def _keep_program(case: Case, plans: Sequence[Plan], trace: Trace, ran: metrics.RankRun | None) -> bool:
     """Return whether all ranks ran their ops in program order, as the bounds assume."""
     tier = case.hardware.compute_tier_id
     for task, plan in zip(case.tasks, plans, strict=True):

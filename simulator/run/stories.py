@@ -228,7 +228,7 @@ _ANY_MACHINE = "h100_sxm"
 """Ops have their recorded times; the machine gets unlimited memory, and a host that waits for nothing."""
 
 
-def replayed(graph: Graph) -> tuple[int, int]:
+def replay_recording(graph: Graph) -> tuple[int, int]:
     """Replay one step with all tensors in the compute tier; return its time [ns] and its peak [B].
 
     Parameters
@@ -251,11 +251,11 @@ def replayed(graph: Graph) -> tuple[int, int]:
 
 
 def as_recorded(graph: Graph, recorded_ns: int, untimed: int = 0) -> str:
-    """Replay a recorded step as it was recorded, and say how far it is off; parameters and errors as for `replayed`.
+    """Replay a recorded step, and return how far it is off as text; parameters and errors as for `replay_recording`.
 
     `untimed` is the number of kernels, copies and fills that have no time in the recording; neither time has them.
     """
-    step_ns, peak_bytes = replayed(graph)
+    step_ns, peak_bytes = replay_recording(graph)
     times = f"replayed as recorded: {human(step_ns, 'ns')} a step, recorded {human(recorded_ns, 'ns')}"
     without = f"; {untimed:,} kernels, copies and fills without a time are in neither" if untimed else ""
     return f"{times} ({100 * (step_ns / recorded_ns - 1):+.2f} %), peak {human(peak_bytes, 'B')}{without}"

@@ -141,12 +141,12 @@ class Trials:
             ops = [replace(op, collective=None, duration_ns=ns) if op.collective else op for op, ns in timed]
             tried = replace(graph, ops=tuple(ops))
         programs = engine.programs_of(tried, plan, times_ns, [draws] * problem.ranks, problem.allocator)
-        if problem.ranks > 1 and engine.obstacle(programs, hardware):
+        if problem.ranks > 1 and engine.folding_obstacle(programs, hardware):
             programs = programs[:1]
         budget, switches = problem.budget_bytes, problem.switches
         whole = engine.run(programs, hardware, budget_bytes=budget, switches=switches, fold="always")
         different = {id(trace): trace for trace in whole.by_rank()}.values()
-        ran_by_rank = [metrics.Ran.of(graph, hardware, trace) for trace in different]
+        ran_by_rank = [metrics.RankRun.of(graph, hardware, trace) for trace in different]
         rows = ((metrics.counted(graph, hardware, ran), ran) for ran in ran_by_rank)
         row, ran = max(rows, key=lambda counted: counted[0]["step_ns"] or 0)
         is_whole = row["status"] == "ok" and tried is graph and not graph.dynamic_reads

@@ -17,7 +17,7 @@ from simulator.catalog import Loaded, Named
 from simulator.errors import insist
 from simulator.report.card import line
 from simulator.report.expectations import Verdict, verdicts
-from simulator.run import asked_for
+from simulator.run import scenario_to_run
 from simulator.run.sweep import Progress, Sweep, frame, silent
 from simulator.serving import latencies
 from simulator.serving.blocks import Rooms, requests_of, rooms
@@ -100,7 +100,7 @@ def serve(  # noqa: PLR0913 - who is served, where, and how
         If a document or the file of requests is wrong, or a request is longer than the compute tier can hold.
     """
     if not isinstance(scenario, Loaded):
-        scenario = catalog.resolve(asked_for(scenario, hardware, workload, policies), set)
+        scenario = catalog.resolve(scenario_to_run(scenario, hardware, workload, policies), set)
     loaded, asked, progress = scenario, requests_of(scenario), progress or silent
     names, arrivals, room = read_served(loaded, policies, progress)
     size = sum(room.sizes(asked.block))

@@ -8,7 +8,7 @@ from typing import Any
 
 from simulator.builders import CachedLayers, Iteration
 from simulator.catalog import Loaded
-from simulator.metrics import achieved
+from simulator.metrics import flop_rates
 from simulator.metrics.figures import LATENCIES
 from simulator.scenario import Slo
 from simulator.serving.blocks import Rooms, Tiers
@@ -186,7 +186,7 @@ def summary(story: Story, loaded: Loaded, arrivals: Arriving, rooms: Rooms) -> d
         "finished": finished,
         **_latencies(story.requests),
         **_throughput(story, loaded.scenario.slo),
-        **achieved([({loaded.workload.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
+        **flop_rates([({loaded.workload.dtypes.compute: sum(row["flops"] for row in ran)}, 1)], loaded.hardware, busy),
         **_hits(story, rooms.groups),
         **{column: sum(row[column] for row in story.iterations) for column in moved},
         "stall_fraction": _ratio(sum(row["stall_ns"] for row in ran) + spent["drain_ns"], busy),

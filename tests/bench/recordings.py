@@ -103,7 +103,7 @@ def main() -> None:
         found = read(path)
         assert found.graph is not None
         after = time.process_time()
-        step_ns, peak_bytes = stories.replayed(found.graph)
+        step_ns, peak_bytes = stories.replay_recording(found.graph)
         done = time.process_time()
         recorded_ns, mark = recorded_ns or found.recorded_ns, "" if recorded_ns else "*"
         off = f"{100 * (step_ns / recorded_ns - 1):+.3f} %" if recorded_ns else "-"
@@ -164,7 +164,7 @@ def held(folder: Path) -> None:
              "memory timeline": hosim.read_memory_timeline(folder / "memory.raw.json.gz")}  # fmt: skip
     for name, found in forms.items():
         assert found.graph is not None
-        step_ns, peak = stories.replayed(found.graph)
+        step_ns, peak = stories.replay_recording(found.graph)
         off = f"{100 * (step_ns / found.recorded_ns - 1):+.2f} %"
         there = sum(t.size_bytes for t in found.graph.tensors if t.persistent)
         print(f"{name}: step {off}, peak {human(peak, 'B')}, of which {human(there, 'B')} were there before")
@@ -221,7 +221,7 @@ def read_and_replayed(path: Path) -> tuple[float, float, int]:
     found = hosim.read_kineto(path)
     grew, read = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, time.process_time()
     assert found.graph is not None
-    stories.replayed(found.graph)
+    stories.replay_recording(found.graph)
     return read - start, time.process_time() - read, 1024 * grew
 
 

@@ -171,9 +171,9 @@ def test_rows_that_set_the_same_share_a_machine_and_its_bounds(tmp_path):
     )
     text = chain.SCENARIO.split("policies:")[0] + rows + "assumed:\n  budget: a test\n  links.*.bandwidth: a test\n"
     case = prepare(catalog.resolve(chain.write(tmp_path, scenario=text)))
-    assert case.of("a") is case.of("b")
-    assert case.of("c") is not case.of("a")
-    assert case.of("static") is case
+    assert case.for_row("a") is case.for_row("b")
+    assert case.for_row("c") is not case.for_row("a")
+    assert case.for_row("static") is case
 
 
 def test_the_command_prints_the_table_and_writes_the_points(hosim, tmp_path):

@@ -321,9 +321,9 @@ def test_the_same_is_written_wherever_it_is_called(place, folder, tmp_path, monk
 
 
 def test_rows_from_forks_keep_no_tables_and_say_the_same(scenario):
-    whole, aside = (run_case(read(scenario), aside=aside) for aside in (False, True))
-    assert aside.json() == whole.json()
-    assert {len(row.trace.spans) for row in aside.values() if row.is_ok} == {0}
+    whole, forked = (run_case(read(scenario), in_forks=in_forks) for in_forks in (False, True))
+    assert forked.json() == whole.json()
+    assert {len(row.trace.spans) for row in forked.values() if row.is_ok} == {0}
 
 
 def test_an_earlier_run_is_replaced_and_nothing_else_is(hosim, scenario, tmp_path):

@@ -171,8 +171,8 @@ def test_jitter_is_of_rows_that_set_something_of_the_machine_too(tmp_path):
     own = "- {policy: static, label: own, set: {links.*.bandwidth: 1 GB/s}}"
     case = prepare(catalog.resolve(chain.write(tmp_path, scenario=chain.SCENARIO.replace("- static", own))))
     shaken = jittered(case, 0.3, 2, 5)
-    assert shaken.of("reactive") is shaken
-    found, usual = shaken.of("own"), case.of("own")
+    assert shaken.for_row("reactive") is shaken
+    found, usual = shaken.for_row("own"), case.for_row("own")
     assert found.hardware.links["d2h"].bandwidth_bytes_per_s != usual.hardware.links["d2h"].bandwidth_bytes_per_s
     assert found.problem.durations_ns == jittered(usual, 0.3, 2, 5).problem.durations_ns != usual.problem.durations_ns
 

@@ -17,7 +17,7 @@ from simulator.errors import CapacityError
 from simulator.graph import Job
 from simulator.hardware import Allocator, Hardware
 from simulator.offsets import offsets
-from simulator.referee import Drawn, check_trace
+from simulator.referee import RankPlan, check_trace
 from simulator.trace import CAUSES, Trace
 
 
@@ -29,7 +29,7 @@ def run(case: Case, allocator: str, hardware: Hardware, spare: int = 0) -> Trace
     program = engine.Program(case.graph, case.plan, durations_ns(case.graph, hardware), allocator=allocator)
     budget = case.budget_bytes + spare
     trace = engine.run([program], hardware, budget_bytes=budget)
-    check_trace(case.graph, hardware, [Drawn(case.plan, None, allocator)], trace, budget)
+    check_trace(case.graph, hardware, [RankPlan(case.plan, None, allocator)], trace, budget)
     return trace
 
 
@@ -142,8 +142,8 @@ def test_each_rank_has_addresses_of_its_own_folded_or_not(case, allocator, kind)
         return
     event(f"{whole.status}, {min(count(whole), 1)} compacted")
     job = _job(programs)
-    check_trace(job, hardware, [Drawn(one.plan, None, kind) for one in programs], whole)
-    if not engine.obstacle(programs, hardware):
+    check_trace(job, hardware, [RankPlan(one.plan, None, kind) for one in programs], whole)
+    if not engine.folding_obstacle(programs, hardware):
         folded = engine.run(programs, hardware, fold="always")
         for mine, alone in zip(folded.by_rank(), whole.by_rank(), strict=True):
             for name in ("spans", "addresses", "reserved", "compactions"):

@@ -46,7 +46,7 @@ def test_each_rank_does_folded_what_it_does_unfolded(case, starts):
     programs, hardware = case
     if starts[1]:
         programs = in_turns(programs, starts)
-    if program.obstacle(programs, hardware):
+    if program.folding_obstacle(programs, hardware):
         return
     whole = engine.run(programs, hardware)
     folded = engine.run(programs, hardware, fold="always")

@@ -19,7 +19,7 @@ from simulator.graph import Graph
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.plan import COMPUTE, Actions, Plan
-from simulator.referee import Drawn, check_plan, check_trace
+from simulator.referee import RankPlan, check_plan, check_trace
 from simulator.scenario import DrawsOrigin, Switches
 
 
@@ -38,11 +38,11 @@ def test_the_referee_agrees_with_the_engine(
     plan = plan_of(graph, on_demand(graph, keep), hardware, looks=looks)
     trace = play(graph, plan, hardware, draws, switches=switches)
     assert trace.status == "ok"
-    check_trace(graph, hardware, [Drawn(plan, draws)], trace, None, switches)
+    check_trace(graph, hardware, [RankPlan(plan, draws)], trace, None, switches)
     record = recorded(plan, trace)
     check_plan(graph, hardware, record, draws=draws)
     again = play(graph, record, hardware, draws, switches=switches)
-    check_trace(graph, hardware, [Drawn(record, draws)], again, None, switches)
+    check_trace(graph, hardware, [RankPlan(record, draws)], again, None, switches)
 
 
 @given(graphs, origins, seeds, machines(), st.integers(0, 4))
@@ -109,7 +109,7 @@ def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     draws = drawn(graph, hardware, origin, seed)
     check_plan(graph, hardware, plan, draws=draws)
     trace = play(graph, plan, hardware, draws)
-    check_trace(graph, hardware, [Drawn(plan, draws)], trace)
+    check_trace(graph, hardware, [RankPlan(plan, draws)], trace)
     unrolled = replace(
         plan, actions=Actions.from_columns(*zip(*list(record.fixed.codes()) * graph.steps, strict=True)), repeats=1
     )

@@ -16,7 +16,7 @@ from simulator.draws import Draws, Origin, Routing, drawn
 from simulator.errors import ConfigError, PlanError
 from simulator.graph import Graph, Job
 from simulator.hardware import Hardware
-from simulator.referee import Drawn, check_trace
+from simulator.referee import RankPlan, check_trace
 from simulator.scenario import DrawsOrigin
 from simulator.trace import Trace
 
@@ -52,7 +52,7 @@ def programs_of(graph: Graph, hardware: Hardware, draws: list[Draws], keep: int)
 def judged(graph: Graph, hardware: Hardware, programs: list[engine.Program], **more: Any) -> Trace:
     """What happens, held by the referee against what each rank draws."""
     trace = engine.run(programs, hardware, **more)
-    ran = [Drawn(program.plan, program.draws) for program in programs]
+    ran = [RankPlan(program.plan, program.draws) for program in programs]
     check_trace(Job("moe", (graph,), (0,) * len(programs), ("moe",)), hardware, ran, trace)
     return trace
 
@@ -126,6 +126,6 @@ def test_the_referee_notices_that_a_rank_read_what_another_one_drew() -> None:
     draws = [Draws(graph, hardware, 0, chosen_flags(graph, {"L0/experts": one})) for one in choices]
     programs = programs_of(graph, hardware, draws, 0)
     trace = judged(graph, hardware, programs)
-    ran = [Drawn(programs[0].plan, draws[rank]) for rank in (0, 2, 1)]
+    ran = [RankPlan(programs[0].plan, draws[rank]) for rank in (0, 2, 1)]
     with pytest.raises(PlanError, match=r"what an action reads is valid \(hbm\), found 'L0/expert.1' absent in hbm"):
         check_trace(Job("moe", (graph,), (0,) * RANKS, ("moe",)), hardware, ran, trace)

@@ -23,7 +23,7 @@ from simulator.lifetime import live_bytes
 from simulator.plan import NOWHERE
 from simulator.policies import FREE, POLICIES, Problem
 from simulator.policies.decide import tune
-from simulator.referee import Drawn, check_plan, check_trace
+from simulator.referee import RankPlan, check_plan, check_trace
 
 LONGEST = ("static", {"recompute": True})
 CHEAP = [row for row in OPTIONS if row[0] not in {"static", "recompute"} and row != ("reactive", {})]
@@ -181,6 +181,6 @@ def test_every_policy_under_every_allocator(name, options, allocator, case, foun
         event("does not fit" if caught.report.short_bytes > 0 else "fits in bytes")
         return
     event(trace.status)
-    check_trace(p.graph, hardware, [Drawn(plan, None, allocator)], trace, p.budget_bytes)
+    check_trace(p.graph, hardware, [RankPlan(plan, None, allocator)], trace, p.budget_bytes)
     if allocator == "fixed" or (allocator == "best_fit" and found.compaction is not None):
         assert trace.status == "ok"

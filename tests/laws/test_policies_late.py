@@ -23,7 +23,7 @@ from simulator.hardware import Hardware
 from simulator.lifetime import live_bytes
 from simulator.plan import COMPUTE, COPY, FREE, PART, Actions, Code, Plan, View
 from simulator.policies import POLICIES, Problem, static
-from simulator.referee import Drawn, check_plan, check_trace
+from simulator.referee import RankPlan, check_plan, check_trace
 from simulator.referee.plan_laws import PlanWalk
 from simulator.scenario import DrawsOrigin, Switches
 
@@ -95,7 +95,7 @@ def run(p: Problem, plan: Plan, draws: Draws, switches: Switches | None = None) 
     check_plan(p.graph, p.hardware, plan, draws=draws)
     program = engine.Program(p.graph, plan, p.durations_ns, draws=draws)
     trace = engine.run([program], p.hardware, budget_bytes=p.budget_bytes, switches=switches)
-    check_trace(p.graph, p.hardware, [Drawn(plan, draws)], trace, p.budget_bytes, switches)
+    check_trace(p.graph, p.hardware, [RankPlan(plan, draws)], trace, p.budget_bytes, switches)
     return trace
 
 

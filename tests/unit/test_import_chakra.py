@@ -7,7 +7,7 @@ from recorded import ABSENT, ADD, DATA, RELU, chakra, chakra_node, message, tens
 
 import simulator as hosim
 from simulator.errors import ConfigError
-from simulator.run.stories import as_recorded, replayed
+from simulator.run.stories import as_recorded, replay_recording
 
 
 def read(tmp_path, *nodes, version="0.0.4", **options):
@@ -97,7 +97,7 @@ def test_recorded_starts_are_taken(tmp_path):
         ),  # it began before a had ended, whatever the trace says
         *(("idle", 0, 7_000), ("c", 0, 1_000), ("end", 0, 0)),
     ]
-    assert (found.recorded_ns, replayed(found.graph)[0]) == (21_000, 23_000)  # here b waits for a
+    assert (found.recorded_ns, replay_recording(found.graph)[0]) == (21_000, 23_000)  # here b waits for a
 
 
 def test_dependencies_of_nodes_without_tensors_are_tensors_of_no_bytes(tmp_path):

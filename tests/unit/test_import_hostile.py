@@ -27,7 +27,7 @@ import simulator as hosim
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
 from simulator.importers import refuse_foreign, sniff
-from simulator.run.stories import as_recorded, replayed
+from simulator.run.stories import as_recorded, replay_recording
 
 LONGEST_MESSAGE = 2000
 
@@ -215,5 +215,5 @@ def test_a_profile_of_kernels_that_all_overlap_takes_as_long_as_the_longest(tmp_
         profile.kernel("k", number, 100 + number, 50 - number, stream=number)
     found = hosim.read_kineto(saved(tmp_path / "profile.json", profile.document))
     assert found.recorded_ns == 50_000
-    assert replayed(found.graph)[0] == 50_000
+    assert replay_recording(found.graph)[0] == 50_000
     assert sorted(op.stream for op in found.graph.ops if op.name.endswith("/k")) == [0, 1, 2, 3, 4]

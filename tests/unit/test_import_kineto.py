@@ -9,7 +9,7 @@ import simulator as hosim
 from simulator.errors import ConfigError
 from simulator.importers.kineto import UNTIMED
 from simulator.importers.recordings import blocks, collective_kind, short
-from simulator.run.stories import as_recorded, replayed
+from simulator.run.stories import as_recorded, replay_recording
 
 
 def read(tmp_path, profile, **options):
@@ -24,7 +24,7 @@ def ops(found):
 
 def off(found, graph=None):
     """By what the replay of a step is longer than the recording [ns]."""
-    return replayed(graph or found.graph)[0] - found.recorded_ns
+    return replay_recording(graph or found.graph)[0] - found.recorded_ns
 
 
 def longer(graph, name, times):

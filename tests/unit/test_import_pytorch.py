@@ -12,7 +12,7 @@ import simulator as hosim
 from simulator.errors import ConfigError
 from simulator.importers.kineto import Timeline
 from simulator.importers.operators import arithmetic, dtype_of, mutated, views, works
-from simulator.run.stories import as_recorded, replayed
+from simulator.run.stories import as_recorded, replay_recording
 
 
 def read(tmp_path, nodes, **options):
@@ -225,7 +225,7 @@ def test_kinetos_times_are_those_of_what_an_op_launched(tmp_path):
         ("Memset", 0, 12_000),
         ("aten::add_", 0, 8_000),
     ]
-    assert (found.recorded_ns, replayed(graph)[0]) == (70_000, 73_000)  # what adds a product waits for it here
+    assert (found.recorded_ns, replay_recording(graph)[0]) == (70_000, 73_000)  # what adds a product waits for it here
     assert "Kernels belong to ops by the ids of record functions." in found.derived
 
 
@@ -235,7 +235,7 @@ def test_an_op_that_launched_nothing_takes_no_time_and_holds_up_no_other_stream(
     found = read(tmp_path, training(), kineto=saved(tmp_path / "kineto.json", profile.document))
     ops = [op for op in found.graph.ops if op.name.endswith(("mm", "add_"))]
     assert [(op.stream, op.duration_ns) for op in ops] == [(0, 15_000), (0, 20_000), (0, 0), (0, 8_000)]
-    assert replayed(found.graph)[0] == found.recorded_ns == 70_000
+    assert replay_recording(found.graph)[0] == found.recorded_ns == 70_000
 
 
 def test_without_ids_the_median_of_the_runs_of_the_same_names_is_taken(tmp_path):

@@ -19,7 +19,7 @@ from simulator.formats import read_routing
 from simulator.hardware import Hardware
 from simulator.metrics import summarise
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, Actions, Code, Plan, View
-from simulator.referee import Drawn, check_trace
+from simulator.referee import RankPlan, check_trace
 from simulator.scenario import DrawsOrigin
 from simulator.trace import CAUSES
 
@@ -74,7 +74,7 @@ def test_what_never_moves_is_read_late_all_the_same() -> None:
     plan = Plan("stays", MACHINE.tier_names, home, codes, repeats=2)
     draws = Draws(graph, MACHINE, 0, chosen_flags(graph, {"L0/experts": [[0, 1], [2]]}))
     trace = play(graph, plan, MACHINE, draws)
-    check_trace(graph, MACHINE, [Drawn(plan, draws)], trace)
+    check_trace(graph, MACHINE, [RankPlan(plan, draws)], trace)
     took = [s["end_ns"] - s["start_ns"] for s in rows(trace.spans) if s["item"] == EXPERTS]
     assert took == [2001, 1001]
 

@@ -17,7 +17,7 @@ from simulator.engine.link import LinkQueue
 from simulator.errors import InvariantError
 from simulator.hardware import Allocator
 from simulator.plan import Plan
-from simulator.referee import Drawn, check_trace
+from simulator.referee import RankPlan, check_trace
 from simulator.trace import Table
 
 TEXT = (
@@ -37,7 +37,7 @@ def told(allocator: str = "best_fit", spoil=lambda trace: trace) -> int:
         "story", h.tier_names, homes, steps(g, h, TEXT.replace("detach e ddr", "detach e hbm; detach e ddr")), 1
     )
     trace = engine.run([engine.Program(g, plan, durations_ns(g, h), allocator=allocator)], h)
-    check_trace(g, h, [Drawn(plan, None, allocator)], spoil(trace))
+    check_trace(g, h, [RankPlan(plan, None, allocator)], spoil(trace))
     return len(trace.compactions)
 
 

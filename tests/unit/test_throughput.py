@@ -11,7 +11,7 @@ from simulator import catalog
 from simulator.builders import build_job
 from simulator.builders.weights import parameters
 from simulator.graph import Graph, Op
-from simulator.metrics.summary import achieved, per_second
+from simulator.metrics.summary import flop_rates, per_second
 from simulator.report.tables import plain
 from simulator.workload import Workload
 
@@ -115,16 +115,19 @@ def test_the_peak_is_that_of_most_of_the_arithmetic():
         Op("b", op_class="matmul", dtype="fp8"),
         Op("c", op_class="attention"),
     ]
-    found = achieved([(graph_of(*ops).arithmetic, 1)], machine, 10)
+    found = flop_rates([(graph_of(*ops).arithmetic, 1)], machine, 10)
     assert found["tflops"] == pytest.approx(0.3)
     assert found["mfu"] == pytest.approx(3000 / 10e-9 / machine.compute.peak_flops["fp8"])
-    odd = achieved([(graph_of(replace(ops[0], dtype="int3")).arithmetic, 1)], machine, 10)
+    odd = flop_rates([(graph_of(replace(ops[0], dtype="int3")).arithmetic, 1)], machine, 10)
     assert (odd["tflops"], odd["mfu"]) == (pytest.approx(0.1), None)
 
 
 def test_nothing_is_divided_by_no_time():
     assert per_second(0, tokens=3) == per_second(None, tokens=3) == per_second(5, tokens=None) == {"tokens_per_s": None}
-    assert achieved([(graph_of().arithmetic, 1)], catalog.read_hardware("h100_sxm"), 5) == {"tflops": None, "mfu": None}
+    assert flop_rates([(graph_of().arithmetic, 1)], catalog.read_hardware("h100_sxm"), 5) == {
+        "tflops": None,
+        "mfu": None,
+    }
 
 
 def test_they_stand_first_in_the_table_and_none_has_a_column_that_no_row_fills(tmp_path):
