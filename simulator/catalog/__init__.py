@@ -15,8 +15,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from simulator import inputs
 from simulator.catalog.loaded import Axis, BudgetError, Loaded, at, check_budget, record, sourced, unfixed, unsourced
 from simulator.catalog.settings import apply, factor, setting
@@ -32,10 +30,10 @@ from simulator.catalog.shelf import (
     read_scenario,
     read_workload,
     schema,
-    to_error,
+    validated,
 )
 from simulator.catalog.text import scalar
-from simulator.document import Document, faults
+from simulator.document import Document
 from simulator.errors import insist
 from simulator.scenario import Frontier, Question, Scenario, Unstated
 from simulator.scenario.claim import WORKLOAD
@@ -154,10 +152,7 @@ def scenario_of(hardware: str | Path, workload: str | Path, policies: Iterable[s
     rows = [{"policy": policy} for policy in [*policies] or _ROWS]
     document: dict[str, Any] = {"name": name, "title": " on ".join(stems), "hardware": str(hardware)}
     document |= {"workload": str(workload), "policies": rows}
-    try:
-        return Scenario.model_validate(document)
-    except ValidationError as error:
-        raise to_error(faults(error, document), "scenario", lambda *keys: ".".join(("scenario", *keys))) from None
+    return validated(Scenario, document, "scenario", lambda *keys: ".".join(("scenario", *keys)))
 
 
 def _add_files(loaded: Loaded) -> None:
@@ -294,10 +289,7 @@ def question(loaded: Loaded, kind: type[Question], given: Mapping[str, Any]) -> 
             asked["start"] = _documented_value(loaded, str(asked.get("field")))
         if asked.get("field") == "scenario.budget":  # no budget is larger than what can be used
             asked.setdefault("at_most", exact(loaded.hardware.tiers[loaded.hardware.compute_tier].usable_bytes, "B"))
-    try:
-        return kind.model_validate(asked)
-    except ValidationError as error:
-        raise to_error(faults(error, asked), kind.key, where) from None
+    return validated(kind, asked, kind.key, where)
 
 
 def _documented_value(loaded: Loaded, field: str) -> Any:

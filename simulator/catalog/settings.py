@@ -9,11 +9,9 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
-from simulator.catalog.shelf import Keys, errors_at, to_error
+from simulator.catalog.shelf import Keys, errors_at, validated
 from simulator.catalog.text import compose, scalar
-from simulator.document import ABOUT_ITSELF, Document, faults
+from simulator.document import ABOUT_ITSELF, Document
 from simulator.errors import insist
 from simulator.hardware import Hardware
 from simulator.units import FieldError, exact, nearest, parse, unit_of
@@ -112,10 +110,7 @@ def apply(document: Changed, changes: Mapping[str, FieldChange]) -> Changed:
         near = [where for other, where in places.items() if path[: len(other)] == other[: len(path)]]
         return near[-1] if near else f"{model.__name__.lower()}, {'.'.join(path)}"
 
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise to_error(faults(error, data), "set", place) from None
+    return validated(model, data, "set", place)
 
 
 def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os.path import isfile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
 
 from simulator import inputs
 from simulator.catalog.text import YamlTree, compose, to_yaml
-from simulator.document import Document, faults
+from simulator.document import Document, Part, faults
 from simulator.errors import ConfigError, insist
 from simulator.hardware import Hardware
 from simulator.inputs import no_file, shown
@@ -25,6 +25,7 @@ from simulator.workload import Workload
 
 Keys = tuple[str, ...]
 """The path to a field, key by key."""
+Validated = TypeVar("Validated", bound=Part)
 
 KINDS: Mapping[str, type[Document]] = {
     "hardware": Hardware,
@@ -128,7 +129,7 @@ def load(ref: str | Path, kind: str | None = None, *, is_strict: bool = False) -
         found = f"the byte 0x{data[error.start]:02x}"
         raise ConfigError(where, "a document is text in UTF-8", found, "save it as UTF-8") from None
     is_strict = is_strict or path.is_relative_to(_root())
-    document = _validated(tree, _model_of(tree, kind), shown(path), is_strict=is_strict)
+    document = _document_in(tree, _model_of(tree, kind), shown(path), is_strict=is_strict)
     return Entry(document, path, hashlib.sha256(data).hexdigest(), tree)
 
 
@@ -211,7 +212,7 @@ def _model_of(tree: YamlTree, wanted: str | None) -> type[Document]:
     raise ConfigError(tree.place("schema"), rule, in_yaml(stated), do)
 
 
-def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: bool) -> Document:
+def _document_in(tree: YamlTree, model: type[Document], file: str, *, is_strict: bool) -> Document:
     try:
         document = model.model_validate(tree.data, by_alias=True, by_name=False)
         wrong = list(document.field_errors(is_strict=is_strict))
@@ -219,7 +220,7 @@ def _validated(tree: YamlTree, model: type[Document], file: str, *, is_strict: b
         wrong = faults(error, tree.data)
     if wrong:
         wrong.sort(key=lambda fault: tree.line_of(fault.path))
-        raise to_error(wrong, file, tree.place)
+        raise _to_error(wrong, file, tree.place)
     return document
 
 
@@ -234,7 +235,23 @@ def errors_at(where: str) -> Iterator[None]:
         raise ConfigError(where, error.must, f"{error.found}: {error.where!r}", error.do) from None
 
 
-def to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str]) -> ConfigError:
+def validated(model: type[Validated], data: Any, name: str, place: Callable[..., str]) -> Validated:
+    """Make a part of a document of data, or raise one error of all its faults.
+
+    Parameters
+    ----------
+    model, data
+        The type of the part, and its fields.
+    name, place
+        See `_to_error`.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise _to_error(faults(error, data), name, place) from None
+
+
+def _to_error(faults: Iterable[FieldError], file: str, place: Callable[..., str]) -> ConfigError:
     """Combine faults into one error.
 
     Parameters
