@@ -150,7 +150,7 @@ class PlacesAsIssued:
         return ""
 
     def as_text(self, tensor: int, tiers: Iterable[str]) -> str:
-        """Say where a tensor is, for people: ``absent in hbm, valid in ddr``."""
+        """Return the states of a tensor's places as text: ``absent in hbm, valid in ddr``."""
         return ", ".join(f"{STATES[state[tensor]]} in {name}" for name, state in zip(tiers, self.state, strict=True))
 
 

@@ -1,6 +1,6 @@
 """Kernels whose time depends on others: on the ranks that they meet, or on copies that take their bandwidth.
 
-A collective starts when its last member has come, and ends for all at the same instant. A member *arrives* when a
+A collective starts when its last member has arrived, and ends for all at the same instant. A member *arrives* when a
 compute could start: it is its turn, what it reads is valid, and its room and places are taken. Until the collective
 starts it waits for a ``peer``. Each phase of the collective is one flow for each member, through its port out of and
 its port into the phase's fabric; a send and its receive are one flow. Phases run one after another, or, in a stage of

@@ -96,7 +96,7 @@ class TierInstance:
 
     @property
     def address_text(self) -> str:
-        """What a message about a wait for room says of addresses."""
+        """What a message about a wait for room adds about addresses."""
         return ""
 
 
@@ -108,7 +108,7 @@ class AddressedTier(TierInstance):
     name, index, capacity, rounds
         As for `TierInstance`.
     rank, recorder
-        Whose tier this is, and what takes the rows.
+        The rank whose tier it is, and what takes the rows.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ class AddressedTier(TierInstance):
 
     @property
     def address_text(self) -> str:
-        """What a message says: how much is reserved, and how large the largest hole is."""
+        """What a message adds: how much is reserved, and the size of the largest hole."""
         if not self.has_line:
             return " (each place waits for the range that was chosen for it)"
         kept, hole = human(self.space.reserved_bytes, "B"), human(self.space.largest_hole_bytes, "B")

@@ -156,8 +156,8 @@ class Rank:
         self._links, compute_tier = list(links.values()), tiers[columns.compute_tier]
         is_remapped = program.allocator == "best_fit" and hardware.allocator.compaction is not None
         if isinstance(compute_tier, AddressedTier) and (is_remapped or program.allocator == "caching"):
-            beside = [link for link in self._links if columns.compute_tier in (link.source, link.target)]
-            Compactor(compute_tier, hardware.allocator, self.streams, beside)
+            tier_links = [link for link in self._links if columns.compute_tier in (link.source, link.target)]
+            Compactor(compute_tier, hardware.allocator, self.streams, tier_links)
         copies_wait_for_ends = machine.switches.copies_wait_for == "end"
         for stream in self.streams:
             stream.pace = stream.ended if copies_wait_for_ends else stream.started

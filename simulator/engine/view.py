@@ -105,7 +105,7 @@ class ReactiveView(DependencyCounter):
         return chosen
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
-        """Guess what the next issue of an op chooses; possible once the reveal before its own has come.
+        """Guess what the next issue of an op chooses; possible from the reveal before its own on.
 
         Parameters
         ----------

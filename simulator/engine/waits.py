@@ -172,8 +172,8 @@ class Explainer:
         for stream in self._streams:
             if stream.running is not None and (meeting := stream.meeting):
                 group = stream.columns.roles.calls[stream.running[1]].group
-                come = f"waits for rank {meeting.peer} to come to the collective of group {group!r}"
-                peers.append(f"{self._op_name(stream.running)} {come}")
+                name = self._op_name(stream.running)
+                peers.append(f"{name} waits for rank {meeting.peer} to come to the collective of group {group!r}")
         stuck = [stream for stream in self._streams if stream.running is None and stream.queue]
         stuck.sort(key=lambda stream: stream.queue[0][0])
         sentences = [*chain.from_iterable(map(self._about_compute, stuck))]

@@ -39,7 +39,7 @@ class Frames:
     what
         What ran: a job, or the graph of all ranks.
     hardware, trace
-        Where, and what happened.
+        The machine and the trace.
     """
 
     what: Graph | Job
@@ -308,7 +308,7 @@ def peak_breakdown(graph: Graph, hardware: Hardware, trace: Trace, tier: str, mo
     Parameters
     ----------
     graph, hardware, trace
-        What ran, where, and what happened.
+        The graph, the machine and the trace.
     tier
         Name of the tier.
     most

@@ -31,7 +31,7 @@ def summarise(
     job
         What ran: a job, or the graph of all ranks.
     hardware, trace
-        Where, and what happened.
+        The machine and the trace.
     bound
         The step that no plan can beat, if known.
     ran
@@ -87,7 +87,7 @@ def crowding(job: Job, hardware: Hardware, trace: Trace) -> dict[str, float | No
     Parameters
     ----------
     job, hardware, trace
-        What ran, where, and what happened.
+        The job, the machine and the trace.
     """
     took, alone = Counter[str](), Counter[str]()
     spans, stands_for = trace.spans.whole(), Counter(trace.stands_in)
@@ -121,7 +121,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
     Parameters
     ----------
     job, hardware, trace
-        What ran, where, and what happened.
+        The job, the machine and the trace.
 
     Returns
     -------
@@ -179,7 +179,7 @@ def crowds(hardware: Hardware, trace: Trace) -> dict[str, Crowd]:
     Parameters
     ----------
     hardware, trace
-        Where, and what happened.
+        The machine and the trace.
 
     Returns
     -------

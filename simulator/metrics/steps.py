@@ -146,7 +146,7 @@ def with_steps(graph: Graph, hardware: Hardware, trace: Trace) -> tuple[Block, B
     Parameters
     ----------
     graph, hardware, trace
-        What ran, where, and what happened on the rank.
+        The graph, the machine and the trace.
     """
     return numbered(_starts(graph, hardware, trace), trace)
 
@@ -227,7 +227,7 @@ class RankRun:
         Parameters
         ----------
         graph, hardware, trace
-            What ran, where, and what happened.
+            The graph, the machine and the trace.
         """
         starts, spans = _starts(graph, hardware, trace), trace.spans.whole()
         computes = pick(spans, spans["kind"] == COMPUTE)

@@ -37,7 +37,7 @@ def counted(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | None 
     Parameters
     ----------
     graph, hardware, ran
-        What ran, where, and its run.
+        The graph, the machine and the run.
     bound
         The step that no plan can beat, if known.
 
@@ -215,7 +215,7 @@ def waits_by_place(graph: Graph, ran: RankRun) -> dict[tuple[int, int], int]:
     Parameters
     ----------
     graph, ran
-        What ran, and its run; its status is ``ok``.
+        The graph, and its run, whose status is ``ok``.
 
     Returns
     -------
@@ -265,7 +265,7 @@ def allocator_figures(hardware: Hardware, trace: Trace, window: Window | None) -
     Parameters
     ----------
     hardware, trace
-        Where, and what happened.
+        The machine and the trace.
     window
         The measured step; None if there is none.
     """
@@ -292,7 +292,7 @@ def energy_j(graph: Graph, hardware: Hardware, computes: Block, row: Mapping[str
     Parameters
     ----------
     graph, hardware
-        What ran, where.
+        The graph and the machine.
     computes
         Spans of the step's computes; an op that runs again counts again; what dynamic reads choose does not count.
     row
@@ -328,9 +328,9 @@ def costs(hardware: Hardware, row: Mapping[str, Any], ranks: int, tokens: int | 
     Parameters
     ----------
     hardware, row
-        Where, and the figures of the row.
+        The machine, and the figures of the row.
     ranks, tokens
-        How many ranks ran; how many tokens all of them handle in a step, if that is known.
+        The number of ranks; the number of tokens that all of them handle in a step, if known.
     """
     step_ns, paid = row["step_ns"], dict[str, float | None]()
     if step_ns is None:

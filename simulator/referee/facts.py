@@ -23,7 +23,7 @@ Stretches = tuple[Ints, Ints, Ints]
 
 
 class Accesses(NamedTuple):
-    """What actions do with tensors, in issue order: a row for each use of a compute, two for a copy, one for others.
+    """Accesses of places by actions, in issue order: a row for each use by a compute, two for a copy, one for others.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Facts:
     spans, waits, residencies
         The rank's rows.
     accesses
-        What actions do with tensors.
+        Accesses of places by actions.
     """
 
     def __init__(self, program: ProgramColumns, tables: Mapping[str, Block], rank: int, *, complete: bool) -> None:

@@ -74,7 +74,7 @@ def shares(job: Job, hardware: Hardware, homes: Sequence[tuple[int, ...]]) -> li
     Parameters
     ----------
     job, hardware
-        What runs, where.
+        The job and the machine.
     homes
         For each graph and tensor a tier id, or `FREE`.
 
@@ -108,7 +108,7 @@ def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
     Parameters
     ----------
     ranks, hardware
-        How many there are, where.
+        The number of ranks, and the machine.
     """
     buses = {name: bus for name, bus in hardware.buses.items() if not hardware.links.keys().isdisjoint(bus.links)}
     counts = {name: min(ranks, hardware.topology.sharing[bus.scope]) for name, bus in buses.items()}
@@ -127,7 +127,7 @@ def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int,
     Parameters
     ----------
     job, hardware
-        What runs, where.
+        The job and the machine.
     shared
         What `sharers` found.
 
