@@ -50,7 +50,7 @@ class Actions:
         return actions
 
     def append(self, kind: int, a: int, b: int = 0, c: int = 0) -> None:
-        """Add an action given as a code."""
+        """Append the action of a code."""
         self.kind.append(kind)
         self.a.append(a)
         self.b.append(b)

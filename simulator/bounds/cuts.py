@@ -44,7 +44,7 @@ from simulator.hardware import Hardware
 
 
 def time_ns(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
-    """Return the least time that so many bytes need at a bandwidth [ns]."""
+    """Return the least time that bytes need at a bandwidth [ns]; 0 without one, or if it has no limit."""
     if bandwidth_bytes_per_s in {0, math.inf}:
         return 0  # where no link leads, `infeasible` knows more
     return ceil_div(size_bytes * NS_PER_S, int(bandwidth_bytes_per_s))

@@ -21,7 +21,7 @@ from itertools import product
 from math import inf, isfinite
 from typing import Any, Generic, TypeVar
 
-from simulator.cost.service import ceil_div
+from simulator.bounds.cuts import time_ns
 from simulator.errors import CapacityError, InvariantError
 from simulator.plan import COPY, Plan
 from simulator.policies.problem import Problem, Replay
@@ -280,8 +280,7 @@ def _supply_ns(problem: Problem, plan: Plan) -> int:
     for name, ranks in problem.sharers.items():
         bus = hardware.buses[name]
         size = ranks * sum(times * moved[link] for link, times in hardware.passing(bus.links).items())
-        if bus.bandwidth_bytes_per_s != inf:
-            supply_ns = max(supply_ns, ceil_div(size * 10**9, int(bus.bandwidth_bytes_per_s)))
+        supply_ns = max(supply_ns, time_ns(size, bus.bandwidth_bytes_per_s))
     return supply_ns
 
 
