@@ -98,23 +98,23 @@ class Draws:
         return tuple(self._candidates[op][self.chosen_flags[op][step]].tolist())
 
     def chosen_bytes(self, op: int) -> Ints:
-        """Return, for each step, the size of what an op chooses [B]."""
+        """Return, for each step, the size of an op's choices [B]."""
         sizes = np.array([self.graph.tensors[t].size_bytes for t in self._candidates[op].tolist()], np.int64)
         return np.asarray(self.chosen_flags[op] @ sizes)
 
     def durations_ns(self, op: int) -> list[int]:
-        """Return, for each step, how long an op takes alone with what it chooses then [ns]."""
+        """Return, for each step, how long an op takes alone with its choices [ns]."""
         node, chosen = self.graph.ops[op], self.chosen_bytes(op).tolist()
         times = {size: duration_ns(chosen_op(node, size), self.hardware) for size in set(chosen)}
         return [times[size] for size in chosen]
 
     def step_durations_ns(self, durations_ns: Sequence[int], step: int) -> list[int]:
-        """Return how long all ops take with what they choose in a step [ns], from their planned durations."""
+        """Return how long all ops take with their choices in a step [ns], from their planned durations."""
         changed = {op: self.durations_ns(op)[step] for op in self.chosen_flags}
         return [changed.get(op, planned_ns) for op, planned_ns in enumerate(durations_ns)]
 
     def predicted(self, op: int, step: int, accuracy: float) -> tuple[int, ...]:
-        """Guess what an op chooses in a step.
+        """Guess the choices of an op in a step.
 
         Parameters
         ----------
@@ -132,7 +132,7 @@ class Draws:
 
 
 def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[float, ...]]:
-    """Return, for each op with dynamic reads, how likely each candidate is: its share of what is drawn.
+    """Return, for each op with dynamic reads, how likely each candidate is: its share of the draws.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def popularity(graph: Graph, origin: Origin, seed: int = 0) -> dict[int, tuple[f
 def drawn(
     graph: Graph, hardware: Hardware, origin: Origin, seed: int = 0, *, rank: int = 0, rehearsal: bool = False
 ) -> Draws:
-    """Draw what is chosen in each step of a graph.
+    """Draw the choices of each step of a graph.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ class LayoutChange(NamedTuple):
     Attributes
     ----------
     kind
-        The collective; None if each rank just keeps a slice of what it holds.
+        The collective; None if each rank just keeps a slice of its part.
     axes
         The ranks that meet differ along these axes only.
     layout
@@ -152,7 +152,7 @@ class Layout:
         return Layout(self.mesh, self.tensor_map) if self.partial else self
 
     def local_shape(self, shape: Sequence[int], where: str = "layout") -> tuple[int, ...]:
-        """Return the shape of what a rank holds of a tensor.
+        """Return the shape of a rank's part of a tensor.
 
         Parameters
         ----------

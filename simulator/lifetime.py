@@ -134,7 +134,7 @@ def idle_intervals(graph: Graph) -> Iterator[IdleInterval]:
 
 
 def live_bytes(graph: Graph, tensors: Iterable[int] | None = None) -> Ints:
-    """Count what is live during each op if nothing ever moves [B].
+    """Count the live bytes during each op if nothing ever moves [B].
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def live_bytes(graph: Graph, tensors: Iterable[int] | None = None) -> Ints:
 
 
 def working_set_bytes(graph: Graph) -> Ints:
-    """Count what each op needs in the compute tier at once [B].
+    """Count the bytes that each op needs in the compute tier at once [B].
 
     Returns
     -------

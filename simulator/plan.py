@@ -1,4 +1,4 @@
-"""The plan: what was decided. A fixed list of actions, or a generator that the host pulls.
+"""Plans: a fixed list of actions, or a generator that the host pulls.
 
 An action is one of four, and each is a code of four whole numbers ``(kind, a, b, c)``:
 
@@ -172,7 +172,7 @@ class View(Protocol):
         """Return whether every issued action that names the tensor has ended."""
 
     def room_bytes(self, tier: int) -> int | float:
-        """Return what is free in the tier now [B]."""
+        """Return the free bytes of the tier now [B]."""
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return which candidates the next run of an op reads; known once the op that reveals the choice has ended.

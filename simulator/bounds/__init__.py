@@ -118,7 +118,7 @@ class Bound:
         recompute at OP``, ``link NAME``, ``queue NAME``, ``bus NAME``, ``links into TIERS``, ``links out of TIERS`` or
         ``exchange in TIER``.
     terms
-        Kind -> what it alone would take [ns].
+        Kind -> the time that it alone would take [ns].
     """
 
     ns: int

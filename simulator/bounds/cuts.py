@@ -127,7 +127,7 @@ class Bottleneck(NamedTuple):
     times: int = 1
 
     def ns(self, in_bytes: int, out_bytes: int) -> int:
-        """Return the least time that it needs for what comes in and goes out [ns]."""
+        """Return the least time that it needs for bytes in and out [ns]."""
         if self.into == self.out_of:
             return ceil_div(time_ns(self.times * (in_bytes + out_bytes), self.into), self.channels)
         alone = time_ns(self.times * in_bytes, self.into), time_ns(self.times * out_bytes, self.out_of)

@@ -143,7 +143,7 @@ def _moves(timing: Timing, demand: Demand) -> list[ForcedMove]:
 
 
 def _kept_sizes(timing: Timing, demand: Demand) -> tuple[int, list[tuple[int, int]]]:
-    """Return what is pinned [B]; and the sizes of kept tensors that may leave, with their counts, the largest first."""
+    """Return the bytes of pinned tensors [B]; and sizes of kept tensors that may leave, with counts, largest first."""
     graph, lifetimes, staying = timing.precedence.graph, demand.lifetimes, timing.staying
     compute_tier = demand.hardware.compute_tier_id
     pinned_bytes, sizes = 0, Counter[int]()

@@ -10,7 +10,7 @@ section 2.1.2 and appendix C; DeepSeek-V3, arXiv 2412.19437, section 2.1.1; l is
 
 - *expanded*, for prefill: keys and values are made from the latents of all n + c tokens, those of an earlier chunk
   again, and each pair takes 2 * heads * (qk_nope + qk_rope + v_head) FLOP;
-- *absorbed*, for decode: ``k_b`` is applied to q, and ``v_b`` to what comes out, so that heads attend to the cached
+- *absorbed*, for decode: ``k_b`` is applied to q, and ``v_b`` to the output, so that heads attend to the cached
   latents themselves: 2 * heads * (2 * l + qk_rope) FLOP a pair, and l + qk_rope elements read of each cached token.
 
 *Chosen tokens* (DeepSeek-V3.2-Exp report, section 1). An indexer of H heads of d elements scores all tokens before
@@ -101,7 +101,7 @@ class Query(NamedTuple):
 
 
 def sink_logits(t: Tape) -> list[str]:
-    """Return what an op reads for each head's score of attending to nothing, if the layer has such; few bytes."""
+    """Return the weight with each head's score of attending to nothing, if the layer has one; it is small."""
     return [t.held[t.weight("attn.sinks").name]] if "attn.sinks" in t.weights[t.block] else []
 
 
@@ -131,7 +131,7 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
 
 
 def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
-    """Attend to what is cached and to one another.
+    """Let the current tokens attend to cached tokens and to one another.
 
     Latent attention takes the form that is cheaper in this phase.
 

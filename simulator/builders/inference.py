@@ -24,10 +24,10 @@ that a copy moves what an iteration moves in a layer; of a window, those that it
 
 *Two pools.* A prefill rank runs `batch` prompts of `sequence` tokens through all layers. Roped k and v of a layer are
 its KV cache (2 * tokens * kv * e bytes); they are sent as soon as they are made, layer by layer, and the first token
-of each answer at the end. A decode rank serves the prompts of prefill / decode ranks: it keeps what it received of a
-layer in one block for each sender (``L03/kv``), which is only read, and what it adds in another (``L03/kv.tail``, room
-for all new tokens), as paged caches do. Token i (from 0) of an answer attends to sequence + i + 1 tokens: 4 * h FLOP
-and 2 * kv * e bytes for each of them, so that decode reads more with each token; every token reads all weights.
+of each answer at the end. A decode rank serves the prompts of prefill / decode ranks: it keeps the received cache of a
+layer in one block for each sender (``L03/kv``), which is only read, and its own tokens in another (``L03/kv.tail``,
+room for all new tokens), as paged caches do. Token i (from 0) of an answer attends to sequence + i + 1 tokens: 4 * h
+FLOP and 2 * kv * e bytes for each of them, so that decode reads more with each token; every token reads all weights.
 
 Head and sampling: only the last token of a prompt goes through the final norm and the logits.
 """

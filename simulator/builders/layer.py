@@ -7,8 +7,8 @@ E * (1 - (1 - k / E)^T) are read, rounded up to whole experts. Each token takes 
 
 As tensors of their own (``experts: each``), experts are read dynamically: ``ffn.route`` reveals which ones a step
 needs, and one grouped op, ``ffn.experts``, takes each row through the gate, the up and the down matrix of its expert,
-behind the shared expert, so that what is chosen can come in beside that. Gate, up and their product are written and
-read once; they are its workspace. What is chosen adds its size to the traffic.
+behind the shared expert, so that chosen experts can come in beside that. Gate, up and their product are written and
+read once; they are its workspace. Chosen experts add their size to the traffic.
 
 Where the experts are spread over R ranks, one rank has E / R of them, which the tokens of all choose: it takes in as
 many rows as its own tokens send out, and reads its share of those experts that R * T tokens choose.
@@ -101,7 +101,7 @@ def _through_experts(t: Tape, part: Experts, x: str) -> str:
     taken = t.to(taken, Layout(t.mesh, (experts, tuple(axis for axis in tokens if axis not in experts), ())))
     made = gated_feed_forward(t, "ffn", taken) if t.workload.experts == "together" else ""
     shared = [gated_feed_forward(t, "ffn.shared", x)] if part.shared else []
-    made = made or _grouped_experts(t, part, taken)  # behind the shared expert, beside which what is chosen can come in
+    made = made or _grouped_experts(t, part, taken)  # behind the shared expert, so that chosen ones come in beside it
     if part.buffers == "apart":
         made = _copy_rows(t, "ffn.return", made)
     summed = t.cut((), tokens, t.spread[made].layout.partial)

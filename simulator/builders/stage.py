@@ -226,7 +226,7 @@ def _into_shards(t: Tape, shared: Shared) -> None:
 
 
 def _update(t: Tape) -> None:
-    """Update all weights of the rank, each with its shard of the optimizer state, and gather what was sharded."""
+    """Update all weights of the rank, each with its shard of the optimizer state, and gather sharded weights."""
     t.phase, t.micro = "update", ""
     for block, weights in t.weights.items():
         t.block = block

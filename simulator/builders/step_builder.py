@@ -48,7 +48,7 @@ class Spread(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Size of what this rank holds [B]."""
+        """Size on this rank [B]."""
         return self.elements * self.element_bytes
 
 
@@ -216,7 +216,7 @@ class StepBuilder:
         name
             Name of the op and of its weight.
         reads, read_bytes
-            What else is read, and how much of it [B].
+            Other inputs, and how much of them is read [B].
         rows
             Number of rows.
         made

@@ -78,11 +78,11 @@ class Tenancies:
         self.last = np.concatenate((self.freed, np.full(wraps.sum(), actions)))
 
     def lengths(self) -> Ints:
-        """Count the actions for which each is there."""
+        """Count the actions during which each tenancy is there."""
         return np.bincount(self.owner, self.last - self.first, len(self.item)).astype(np.int64)
 
     def live_bytes(self) -> Ints:
-        """Return what is live before the first action, at each one, and behind the last [B]."""
+        """Return the live bytes before the first action, at each one, and behind the last [B]."""
         return held_bytes(self.first + 1, self.last + 1, self.size_bytes[self.owner], self.actions + 2)
 
     def span_bytes(self, offsets: Ints) -> int:
@@ -144,7 +144,7 @@ def offsets(graph: Graph, plan: Plan, tier: int, capacity: int | None = None) ->
 
 
 def issued_bytes(graph: Graph, plan: Plan, tier: int) -> list[int]:
-    """Return what a fixed plan holds in a tier in issue order, before its first action and at each one [B].
+    """Return the bytes that a fixed plan holds in a tier in issue order, before its first action and at each one [B].
 
     Parameters
     ----------

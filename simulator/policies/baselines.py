@@ -43,7 +43,7 @@ def resident(problem: Problem, options: Resident) -> Plan:
     Raises
     ------
     CapacityError
-        If what is live at once exceeds the budget: by how much, at which op, and what would help.
+        If live bytes exceed the budget: by how much, at which op, and what would help.
     """
     moves = [Move(op, Writer.fetch, tensor) for op, tensors in problem.arrivals.items() for tensor in tensors]
     return write(problem, "resident", moves)
@@ -164,7 +164,7 @@ class OffloadSaved(Part):
 
 
 def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
-    """Copy out what is saved for backward right after its last forward use, and back in before its first backward use.
+    """Copy tensors saved for backward out right after their last forward use, and in before their first backward use.
 
     Copies in are issued in the order of use from the start of the first backward pass on, as far ahead as the budget
     (or `ahead`) allows in issue order, and after the copy out. Saved is what an op of phase ``forward`` writes and one
@@ -195,7 +195,7 @@ def offload_saved(problem: Problem, options: OffloadSaved) -> Plan:
 
 
 def _saved_intervals(problem: Problem) -> list[IdleInterval]:
-    """List the idle intervals, from last forward to first backward use, of what is saved for backward."""
+    """List the idle intervals, from last forward to first backward use, of tensors saved for backward."""
     ops, clock, compute_tier, saved = problem.graph.ops, problem.clock, problem.compute_tier, list[IdleInterval]()
     lifetimes = problem.lifetimes
     for tensor, writes in enumerate(lifetimes.writes):
@@ -299,7 +299,7 @@ def choose(problem: Problem, limit_bytes: int | float) -> tuple[tuple[IdleInterv
     """Take idle intervals, the longest in ops first, until the peak is within the limit or none is left.
 
     Of equally long intervals the largest tensor comes first, then the earlier interval, then the tensor that was used
-    first. An interval in which the limit is kept at every op is passed over. What was taken is never given back.
+    first. An interval in which the limit is kept at every op is passed over. Intervals are never given back.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class Options(Part):
     Attributes
     ----------
     cache
-        Room for what is read dynamically [B]; default: all that the static part leaves when nothing of it moves, or
+        Room for candidates of dynamic reads [B]; default: all that the static part leaves when nothing of it moves, or
         else what may be chosen at once.
     evict
         Order of eviction: ``lru``, ``lfu``, or ``hot``: the likeliest stay, of the others least recent use

@@ -260,7 +260,7 @@ class Problem:
         levers: Sequence[str] = (),
         full: str = "",
     ) -> Shortfall:
-        """Report that a tier is too small for what a policy needs there at once.
+        """Report that a tier is too small for the bytes that a policy needs there at once.
 
         Parameters
         ----------

@@ -72,7 +72,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     Raises
     ------
     CapacityError
-        If what is pinned and the working set of some op exceed the budget together.
+        If pinned tensors and the working set of some op exceed the budget together.
     """
     dynamic = DynamicReaders(problem, on_demand=options.late == "on_demand")
     dynamic.check("reactive")
@@ -101,7 +101,7 @@ def _make(sets: WorkingSets, synchronous: bool, evict: str, look_ahead: int) -> 
 
 
 def _batches(sets: WorkingSets, ahead: int, cache: RuntimeCache, view: View) -> Iterator[list[Code]]:
-    """Issue all steps, op by op: fetch what the op needs and what ops in view will need, and free what is dead."""
+    """Issue all steps, op by op: fetch what the op needs and what ops in view will need, and free dead tensors."""
     eviction, revealed = cache.eviction, sets.dynamic.revealed
     codes, resident, awaited, unused = cache.codes, cache.resident, cache.awaited, cache.unused
     computes = [(COMPUTE, op, stream, 0) for op, stream in enumerate(sets.problem.streams)]
@@ -142,7 +142,7 @@ def _admit(sets: WorkingSets, cache: RuntimeCache, op: int, absent: list[int]) -
 
 
 def _conclude(sets: WorkingSets, cache: RuntimeCache, op: int) -> None:
-    """Mark copies of what an op wrote as stale, and free what is dead after it."""
+    """Mark copies of what an op wrote as stale, and free tensors that are dead after it."""
     for tensor in sets.ops[op].writes:
         cache.is_clean[tensor] = False
     for tensor in sets.problem.lifetimes.dead_after[op]:

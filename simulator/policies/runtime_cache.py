@@ -146,7 +146,7 @@ class RuntimeCache:
     below, is_clean
         By tensor: the tier of its copy below, or `NOWHERE`; whether that is valid.
     room
-        By tier: what is left [B].
+        By tier: the room that is left [B].
     awaited
         Op with dynamic reads -> the chosen candidates, from their reveal until it runs.
     unused

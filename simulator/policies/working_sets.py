@@ -1,6 +1,6 @@
 """Working sets of ops, the homes that leave room for them, and whether every op can run at all.
 
-*Dynamic reads* are what an op reads of some candidates, known once an earlier op has revealed it.
+*Dynamic reads* are an op's reads of some candidates, known once an earlier op has revealed them.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class WorkingSets:
     def _choose_homes(self, persistent: Iterable[int]) -> dict[int, int]:
         """Choose free homes by first use: the compute tier while all ops still fit, then the nearest tier with room.
 
-        What is read dynamically comes last, the likeliest first.
+        Candidates of dynamic reads come last, the likeliest first.
         """
         problem, first_use, dynamic = self.problem, self.problem.lifetimes.first_use, self.dynamic
         left = {problem.compute_tier: problem.budget_bytes - self.demand_bytes, **problem.left_away}

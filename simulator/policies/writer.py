@@ -59,11 +59,11 @@ class Writer:
         return self._places.in_compute_tier[tensor] == VALID
 
     def live_bytes(self, tier: int) -> int:
-        """Return what the tier holds, as issued [B]."""
+        """Return the bytes that the tier holds, as issued [B]."""
         return self._live[tier]
 
     def compute(self, op: int, *, again: bool = False) -> None:
-        """Run an op, and free what is dead after it, unless the policy does that because ops run `again`."""
+        """Run an op, and free tensors dead after it, unless the policy does that because ops run `again`."""
         node, compute_tier = self._ops[op], self._compute_tier
         missing = self._places.missing(node.reads)
         if missing is not None:

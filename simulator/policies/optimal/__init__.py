@@ -16,7 +16,7 @@ The search starts from the plan of `static`: its step is the horizon beyond whic
 All numbers are whole, so that a proof is a proof: *proved* means that no plan of this kind has a shorter step, and that
 the replay of this one takes just as long, to the nanosecond.
 
-*Several steps*: the program models the window of one step (see `window`); no step beats its minimum, be it the last one
+*Several steps*: the program models the window of one step (see `window`); no step beats its minimum, whether the last
 of two or of a hundred. It leaves out what the step before holds or copies late. A plan whose replay reaches this
 minimum is proved; where late copies make every step longer, the plan is the best that was found, and says how far it
 may be from the optimum.
@@ -139,7 +139,7 @@ def optimum(problem: Problem, time_limit_s: float) -> Optimum:
 
 
 def _check_scope(problem: Problem) -> None:
-    """Refuse what is outside of the program's scope.
+    """Refuse problems outside of the program's scope.
 
     Raises
     ------

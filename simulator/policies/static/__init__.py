@@ -208,7 +208,7 @@ class CandidateSearch:
         return FEW * self._effort(selection) > EFFORT
 
     def _effort(self, selection: Selection) -> int:
-        """Return the effort of a candidate: its ops, or what moves if that is more."""
+        """Return the effort of a candidate: its ops, or its idle intervals if they are more."""
         return max(len(self._problem.graph.ops), len(selection.intervals))
 
 

@@ -237,8 +237,8 @@ def explained(problem: Problem, options: Options) -> Explanation:
 def _idle_decisions(result: Compiled, again_ns: Mapping[IdleInterval, int]) -> Iterator[IdleDecision]:
     """Yield the decision about every idle interval with its reason: first those that homes force, then by score.
 
-    Each is priced and scored in the tier that it goes to; what is kept, in the first that has room for it. What
-    is made again comes last.
+    Each is priced and scored in the tier that it goes to or, if it is kept, in the first that has room for it. Tensors
+    that are made again come last.
     """
     problem, selection, spent = result.augmented.problem, result.augmented.selection, result.augmented.intervals
     analysis, asked = selection.analysis, selection.analysis.asked

@@ -51,7 +51,7 @@ class Rewritten:
 
     @property
     def note(self) -> str:
-        """Sentence about what runs again."""
+        """Sentence about the repeated runs."""
         durations_ns = self.problem.durations_ns
         once = dict(zip(self.op_of, durations_ns, strict=True))
         again_ns = sum(durations_ns) - sum(once.values())

@@ -42,7 +42,7 @@ class Selection:
 
     @property
     def note(self) -> str:
-        """Sentence about what leaves."""
+        """Sentence about the chosen idle intervals."""
         if self.intervals:
             moved = sum(idle.size_bytes for idle in self.intervals)
             return f"{counted(len(self.intervals), 'idle interval')} spent away, {human(moved, 'B')} in all"
