@@ -1,4 +1,4 @@
-"""Views of answers: how far a field may go, the cost of a peak, where two rows swap, and the limits of a step."""
+"""Views of answers: how far a field may go, the cost of a peak, where two rows swap, and what limits a step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from simulator.scenario import Question
 from simulator.units import counted, human, parse, unit_of
 
 BOUNDS = "bound", "bound with recompute"
-"""The rows that no plan beats which runs each op once, and no plan at all."""
+"""Rows that are lower bounds: for plans that run each op once, and for all plans."""
 PRICES = (1.01, 1.1, 1.5)
-"""The least peak is told of steps so many times as long as all computes: hardly, somewhat and much longer."""
+"""Step times, in multiples of all computes, for which the least peak is shown: hardly, somewhat and much longer."""
 _ENDS = "from", "to"
 
 
@@ -26,18 +26,18 @@ def is_bound(row: Row) -> bool:
 def frontier_view(
     rows: Rows, tried: Rows, question: Question, tier: str, capped: Sequence[str], title: str
 ) -> SweepView:
-    """Show the answer of each row: the least or largest value with which it does what was asked.
+    """Show the answer of each row: the least or largest value with which it meets the conditions.
 
     Parameters
     ----------
     rows, tried
-        See `simulator.run.questions`; and all points that were tried, for a picture.
+        The answers (see `simulator.run.questions`), and all points that were tried, for a picture.
     question
         The question.
     tier
         The compute tier.
     capped
-        Sentences about fields that are searched and change nothing, as something else is narrower.
+        Sentences about searched fields that change nothing because something else is narrower.
     title
         The title.
     """
@@ -81,7 +81,7 @@ def free_sentence(row: Row, question: Question, amount: str, *, has_budget: bool
     amount
         The name of the amount, for people.
     has_budget
-        Whether the scenario has a budget, without which it is searched.
+        Whether the scenario has a budget; the search ignores it.
     """
     who, value, start = row["policy"], row[question.column], question.read("start")
     if value is None:
@@ -102,7 +102,7 @@ def _slowdown(slowdown: float | None, question: Question) -> str:
 
 
 def _reached(row: Row, question: Question) -> str:
-    """Say with which value a row does what was asked, how slow it is there, and why the next value does not do."""
+    """Say with which value a row meets the conditions, how slow it is there, and why it fails with the next value."""
     value, who = question.written(row[question.column]), row["policy"]
     if "tried" not in row:
         return f"{who} was not searched: {row['notes']}."
@@ -125,7 +125,7 @@ def _reached(row: Row, question: Question) -> str:
 
 
 def _obstacle(row: Row, question: Question) -> str:
-    """Say why a row does not do what was asked with the next value."""
+    """Say why a row does not meet the conditions with the next value."""
     if row["limit"] == "step" and "limit_at" not in row:
         return f"a step takes {_slowdown(row['next_slowdown'], question)} {question.over}"
     if "limit_at" not in row:
@@ -142,9 +142,9 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
     Parameters
     ----------
     rows
-        Per policy the amounts of which none has a shorter step with a lower one: see `simulator.run.questions`.
+        The Pareto front of each policy: see `simulator.run.questions`.
     floors
-        Per bound and price, the amount that no plan goes below.
+        Bound -> multiple of all computes -> the amount that no plan goes below.
     column
         The peak, or the cost.
     tier
@@ -249,7 +249,7 @@ def _faster(row: Row, names: Sequence[str]) -> str:
 _LEAST = 0.005
 """A lower elasticity is written as 0 %: with 10 % more of the figure the step changes by less than 0.05 %."""
 _LONG = 10
-"""A longer amount, such as ``752.32 TFLOP/s``, is written with three digits."""
+"""Amounts with more characters, such as ``752.32 TFLOP/s``, are written with three digits."""
 
 
 def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequence[str], title: str) -> SweepView:
@@ -258,7 +258,7 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     Parameters
     ----------
     rows, usual
-        See `simulator.run.studies`; and the step of each policy as the machine is [ns].
+        The elasticities (see `simulator.run.studies`), and the step of each policy on the machine as it is [ns].
     tried
         The number of figures that were tried.
     capped

@@ -32,9 +32,9 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
     Parameters
     ----------
     workload
-        The model, or the graph's document; None if the job is not of it.
+        The workload; None if the job was not built from it.
     job
-        The graphs of all ranks; None for requests: weights and arithmetic are then those of the least iteration.
+        The graphs of all ranks; None for requests, whose weights and arithmetic are those of the smallest iteration.
     """
     card, is_served = Card(), job is None and workload is not None and workload.requests is not None
     if workload is not None and is_served:
@@ -60,7 +60,7 @@ def model_card(workload: Workload | None, job: Job | None) -> Card:
 
 
 def _cache(model: DecoderModel, kv_bytes: int) -> str:
-    """Write the KV cache of a token over all layers, and which layers keep only a window."""
+    """Write the size of the KV cache per token, over all layers, and which layers keep only a window."""
     every, near = human(model.kv_elements * kv_bytes, "B"), Counter[int]()
     for (part, _), layers in model.kinds.items():
         near[part.window or 0] += layers
@@ -82,7 +82,7 @@ def _arithmetic(job: Job, tokens: int | None) -> Card:
 
 
 def machine_card(hardware: Hardware) -> Card:
-    """Describe the machine: peak arithmetic, capacity and bandwidth of each tier, and what a device costs, if stated.
+    """Describe a machine: peak arithmetic, capacity and bandwidth of each tier, and the costs of a device, if stated.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class Holding(NamedTuple):
     program, ranks, ops
         The program, the ranks that run it, and its ops in a step.
     kept_bytes
-        Kind of tensor -> bytes that are there all step, before ZeRO's shards are gathered.
+        Kind of tensor -> bytes held through the whole step, before ZeRO gathers shards.
     peak_bytes
         Kind (or ``workspace``) -> bytes at the op with the most, if nothing moves.
     peak_op
@@ -214,7 +214,7 @@ def layout_data(job: Job, weights: Mapping[str, Weight], element_bytes: int) -> 
 
 
 def holdings(job: Job) -> list[Holding]:
-    """Count the bytes that each rank of each program holds, all step and at its peak."""
+    """Count the bytes that a rank of each program holds: through the whole step, and at its peak."""
     programs = []
     for index, (label, graph) in enumerate(zip(job.labels, job.graphs, strict=True)):
         lifetimes, op = Lifetimes(graph), int(live_bytes(graph).argmax())
@@ -229,7 +229,7 @@ def holdings(job: Job) -> list[Holding]:
 
 
 def exchanges(job: Job) -> Iterator[Exchange]:
-    """Count the collectives of each program in a step, in the order in which they first come."""
+    """Count the collectives of each program in a step, in the order of first appearance."""
     for index, graph in enumerate(job.graphs):
         ranks, groups = set(job.ranks_of(index)), {group.name: group for group in graph.groups}
         met = ((op.phase, op.collective) for op in graph.ops if op.collective is not None)
@@ -241,7 +241,7 @@ def exchanges(job: Job) -> Iterator[Exchange]:
 
 
 def _parts(workload: Workload) -> str:
-    """Write the axes of the mesh, the one of neighbouring ranks last, and the stage of ZeRO."""
+    """Write the axes of the mesh, that of neighbouring ranks last, and the ZeRO stage."""
     parallel, pools = workload.parallel, workload.pools
     axes = [f"{name} {getattr(parallel, name)}" for name in parallel.axis_names if name != "expert"]
     axes = axes if parallel.ranks == "all" else []
@@ -266,7 +266,7 @@ def _cuts(weights: Mapping[str, Weight], workload: Workload) -> list[dict[str, A
 
 
 def _holders(weight: Weight) -> int:
-    """Count the ranks that hold the same shard; a block of the model is in one stage."""
+    """Count the ranks that hold the same shard; each layer is in a single pipeline stage."""
     mesh, cut = weight.layout.mesh, (*weight.layout.cut, "pipeline")
     return mesh.size([axis for axis in mesh.axis_names if axis not in cut])
 

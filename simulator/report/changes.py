@@ -18,7 +18,7 @@ from simulator.report.views import Section, SweepView
 from simulator.units import counted, in_yaml
 
 SCHEMA = "hosim-diff/1"
-"""The schema of what is written as JSON."""
+"""The schema of the JSON output."""
 
 
 class FigureChange(NamedTuple):
@@ -27,11 +27,11 @@ class FigureChange(NamedTuple):
     Attributes
     ----------
     column, on
-        A column of the summary; of a wait the tier, link or rank, as far as it is known.
+        A column of the summary; for a wait, the tier, link or rank, if known.
     old, new
         The two values; None where there is none.
     of
-        The base of the share: the value before; for a part of a step, the step before.
+        The base of the share: the old value; for a part of a step, the old step.
     tolerance
         Share up to which a change is accepted.
     """
@@ -75,7 +75,7 @@ class FigureChange(NamedTuple):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """It as JSON."""
+        """The change as JSON."""
         values = {"old": self.old, "new": self.new, "difference": self.difference, "share": self.share}
         return {"column": self.column} | ({"on": self.on} if self.on else {}) | values
 
@@ -88,16 +88,16 @@ class RowChange(NamedTuple):
     label
         Its name.
     status
-        Before and after; None where there is no such row.
+        The old and the new status; None where there is no such row.
     why
         If its status changed and it does not run: the place where room is short, or the obstacle.
     step
         The step.
     figures
-        Peaks, bytes that were moved, and other figures that are compared, in the order of the summary.
+        Peaks, bytes moved, and other compared figures, in the order of the summary.
     terms
-        The parts of the step, the largest change first: the differences sum to that of the step. Only of a row that ran
-        to its end before and after.
+        The parts of the step, the largest change first: their differences sum to that of the step. Empty unless the row
+        ran to its end in both results.
     """
 
     label: str
@@ -123,14 +123,14 @@ class RowChange(NamedTuple):
 
     @property
     def plain(self) -> dict[str, Any]:
-        """It as JSON: every number, also those that did not move."""
+        """The row as JSON, with every number, unchanged ones included."""
         row: dict[str, Any] = {"policy": self.label, "old_status": self.status[0], "new_status": self.status[1]}
         row |= {"moved": self.moved, "worse": self.worse, "step": self.step.plain}
         return row | {"spent": [term.plain for term in self.terms], "figures": [each.plain for each in self.figures]}
 
 
 class Turned(NamedTuple):
-    """An expectation whose verdict changed: its words, whether it held, and whether it holds now."""
+    """An expectation whose verdict changed: its text, whether it held, and whether it holds now."""
 
     asks: str
     held: bool
@@ -148,9 +148,9 @@ class Diff:
     tolerance
         Share up to which a change is accepted.
     rows
-        In the order of the new result; those that only the old one has come last.
+        The rows, in the order of the new result; those that only the old one has come last.
     inputs
-        Inputs and settings that differ: the name, and the values before and after.
+        Inputs and settings that differ: the name, the old and the new value.
     verdicts
         Expectations whose verdicts changed.
     """
@@ -174,7 +174,7 @@ class Diff:
 
     @property
     def conclusion(self) -> str:
-        """The number of rows that moved, in a sentence."""
+        """A sentence on how many rows moved."""
         moved, worse = sum(row.moved for row in self.rows), sum(row.worse for row in self.rows)
         text = f"{moved} of {counted(len(self.rows), 'row')} moved by more than {percent(self.tolerance)}"
         turned = f"; {counted(len(self.verdicts), 'expectation')} turned" if self.verdicts else ""
@@ -197,7 +197,7 @@ class Diff:
         return self.view._repr_html_()
 
     def markdown(self) -> str:
-        """Write it as Markdown, for a comment on a pull request; sections with a heading are folded."""
+        """Write the differences as Markdown, for a comment on a pull request; sections with a heading are folded."""
         _, sections, sentences, *_ = self.view
         parts = [f"### hosim: {sentences[0]}", *map(in_markdown, sentences[1:])]
         for head, columns, _ in sections:
@@ -207,7 +207,7 @@ class Diff:
         return "\n\n".join(parts) + "\n"
 
     def json(self) -> bytes:
-        """Write it as JSON: every row with every number, also those that did not move."""
+        """Write the differences as JSON: every row with every number, unchanged ones included."""
         content = {"schema": SCHEMA, "old": str(self.old), "new": str(self.new), "tolerance": self.tolerance}
         content |= {"moved": self.moved, "worse": self.worse}
         content |= {"inputs": [{"what": name, "old": old, "new": new} for name, old, new in self.inputs]}
@@ -223,13 +223,13 @@ def diff(old: str | Path, new: str | Path, *, tolerance: float = 0.0) -> Diff:
     old, new
         Folders that ``hosim run --out`` wrote, or the ``summary.json`` in them.
     tolerance
-        Share up to which a change is accepted: for a peak, or bytes moved, of its value before; for a step and its
-        parts, of the step before.
+        Share up to which a change is accepted: of the old value for a peak or bytes moved, of the old step for a step
+        and its parts.
 
     Raises
     ------
     ConfigError
-        If hosim did not write a folder, or not to its end, or with another version of the schema.
+        If a folder was not written by hosim, is incomplete, or has another version of the schema.
     """
     rule = "a tolerance is a share from 0 to below 1"
     insist(0 <= tolerance < 1, "tolerance", rule, f"{tolerance}", "write such as 0.01")
@@ -245,7 +245,7 @@ def changes(old: Summary, new: Summary, tolerance: float) -> tuple[RowChange, ..
     Parameters
     ----------
     old, new
-        Their summaries, see `simulator.report.files.read_summary`.
+        The summaries of the results, see `simulator.report.files.read_summary`.
     tolerance
         Share up to which a change is accepted.
     """
@@ -261,12 +261,12 @@ def _turned(old: Summary, new: Summary) -> Iterator[Turned]:
 
 
 def _holding(summary: Summary) -> dict[str, bool]:
-    """Return of each expectation whether it holds, or is known to be missed."""
+    """Map each expectation to whether it holds or is known to be missed."""
     return {verdict["asks"]: verdict["holds"] or bool(verdict.get("missed")) for verdict in summary["expectations"]}
 
 
 def _row(label: str, before: tuple[Summary, Summary], after: tuple[Summary, Summary], tolerance: float) -> RowChange:
-    """Compare a row of two results, each with the summary that it is in; it is empty where there is none."""
+    """Compare a row of two results, each given with its summary; a missing row is empty."""
     (old, _), (new, _) = before, after
 
     def change(column: str) -> FigureChange:
@@ -314,7 +314,7 @@ def _table(rows: Sequence[RowChange]) -> list[Column]:
 
 
 def _sides(changed: Sequence[FigureChange], name: str = "") -> list[Column]:
-    """Make the columns of old and new values, and of their differences."""
+    """Make columns of old and new values and their differences."""
     heads = (f"old {name}".rstrip(), f"new {name}".rstrip(), "change", "share")
     shares = [signed(change.share) if change.difference else "" for change in changed]
     sides = ([shown(change.column, getattr(change, side)) for change in changed] for side in ("old", "new"))

@@ -1,7 +1,7 @@
-"""A compiled plan for readers: the decisions with their reasons, the cache operators, and the use of links.
+"""Explains a compiled plan: the decisions with their reasons, the cache operators, and the use of links.
 
-Three tables, which are written as files, have every line. The text sums them up by patterns: names that differ in their
-numbers alone (layers) share a line, so that a large model stays readable; one tensor can be explained in full.
+Three tables, written as files, have every line. The text sums them up by patterns: names that differ only in numbers
+(of layers) share a line, so that a large model stays readable. A single tensor can be explained in full.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from simulator.units import counted, did_you_mean, human
 Line = dict[str, Any]
 """A line of a table, by column."""
 MOST_LINES = 12
-"""Most lines of a table, which stays readable; the others are counted."""
+"""Most lines of a table, so that it stays readable; the others are only counted."""
 
 
 def decisions(explanation: Explanation) -> list[Line]:
@@ -48,7 +48,7 @@ def decisions(explanation: Explanation) -> list[Line]:
 
 
 def cache_ops(explanation: Explanation) -> list[Line]:
-    """Return a row for each cache operator in the order of issue, with its window and its costs."""
+    """Return a row for each cache operator in issue order, with its window and its costs."""
     augmented, problem, lines = explanation.augmented, explanation.augmented.problem, []
     for op in augmented.cache_ops:
         line: Line = {"role": str(op.role), "trip": op.trip, "tensor": problem.graph.tensors[op.tensor].name}
@@ -62,7 +62,7 @@ def cache_ops(explanation: Explanation) -> list[Line]:
 
 
 def slots(explanation: Explanation) -> list[Line]:
-    """Return a row for each link and slot of the step: the time for which it is wanted, and busy."""
+    """Return a row for each link and slot of the step: how long copies want the link, and how long it is busy."""
     return [slot._asdict() | {"oversubscribed": int(slot.is_oversubscribed)} for slot in explanation.slots]
 
 
@@ -109,14 +109,14 @@ def plan_text(explanation: Explanation) -> str:
 
 
 def _use(link: str, slots: Sequence[Line]) -> Line:
-    """Return the time for which a link is wanted and busy, as shares of the time that it can serve."""
+    """Return how long copies want a link and how long it is busy, as shares of the time that it can serve."""
     served_ns = sum((slot["end_ns"] - slot["start_ns"]) * slot["servers"] for slot in slots)
     shares = {f"{use}_fraction": sum(slot[f"{use}_ns"] for slot in slots) / served_ns for use in ("wanted", "busy")}
     return {"link": link, **shares, "slots_oversubscribed": sum(slot["oversubscribed"] for slot in slots)}
 
 
 def _alike(lines: Sequence[Line], same: Sequence[str], summed: Sequence[str]) -> list[Line]:
-    """Sum up rows whose tensors' names differ only in numbers, and that agree in some columns; the largest first."""
+    """Sum up rows that agree in some columns, and in the tensor's name except for numbers; the largest come first."""
     alike = grouped(lines, lambda line: (re.sub(r"\d+", "*", line["tensor"]), *(line[column] for column in same)))
     rows = []
     for (pattern, *values), group in alike.items():

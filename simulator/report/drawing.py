@@ -1,8 +1,8 @@
 """The elements of pictures: axes with a title and one legend, bars that hide nothing, and colours.
 
-Drawn with matplotlib's objects on its Agg canvas, without pyplot: there is no global state, no window, and half the
-import time. Axes of a picture show it in a notebook. Tensor kinds take the light fills, causes of a stall the vibrant
-tones and compute the greys of Paul Tol's schemes, which colour-blind readers can tell apart; the same in pages.
+They draw with matplotlib's objects on its Agg canvas, without pyplot: no global state, no window, and half the import
+time. In a notebook axes show their whole picture. Colours are from Paul Tol's schemes, which colour-blind readers can
+tell apart: light fills for tensor kinds, vibrant tones for causes of stalls, greys for compute; pages use the same.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ CAUSE = {
 PHASE = {"forward": "#8d99a6", "backward": "#5d6b7a", "update": "#2f3b47", "prefill": "#8d99a6", "decode": "#5d6b7a"}
 """Phase of an op -> colour of its compute."""
 COMPUTE, RECOMPUTE, DRAIN = "#75828f", "#aa4499", "#bfc6cd"
-"""Compute of an op without a phase; compute that runs again, in any phase; copies after the last op."""
+"""Colours of: compute of an op without a phase; recompute in any phase; copies after the last op."""
 SPENT = {"compute": COMPUTE, "recompute": RECOMPUTE, **{f"stall: {cause}": tint for cause, tint in CAUSE.items()}}
 SPENT[DRAINED] = DRAIN
 """Part of a step -> its colour."""
 PEAK = "#b4c4d4"
 """The peak of a memory."""
 GROUPS = ("#332288", "#117733", "#882255", "#88ccee", "#999933", "#44aa99")
-"""Groups of ranks, and curves -> colours, in turn."""
+"""Colours of groups of ranks, and of curves, in turn."""
 INK, FAINT = "#222222", "#8a8a8a"
 LIMIT: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (5, 2))}
 """The line of a limit, such as a budget."""
@@ -67,16 +67,16 @@ TEXT: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 WIDTH_IN, HEAD_IN, _DPI = 13.0, 0.8, 110
 """Width of a picture, and height of its title with the legend."""
 _LETTERS = 190
-"""Letters of the legend's small print that fit in a line, as measured."""
+"""Letters of the legend that fit in a line, as measured."""
 _MARKERS = "osD^vP"
 _THIN, _WIDER, _WIDEST = 1.5, 2.5, 9.0
-"""Widths: of the curve on top, of what each below it shows beside it, and of the widest [points]."""
+"""Widths [points]: of the top curve, by how much each curve below it is wider, and of the widest."""
 _FEW = 120
-"""Most bars of a lane that are parted by white lines: more cannot be told apart."""
+"""Most bars of a lane that white lines separate: more cannot be told apart."""
 Drawn = Axes
-"""The axes that were drawn into, of a picture the first ones."""
+"""The axes that were drawn into; of a picture, its first axes."""
 Given = Axes | Sequence[Axes] | None
-"""Axes to draw into; of several the first is for the main part, and a part without axes is left out."""
+"""Axes to draw into, the first for the main part; a part without axes is left out."""
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def styled() -> Iterator[None]:
 class _Layout(ConstrainedLayoutEngine):
     """Matplotlib's constrained layout, with rounded positions.
 
-    The last digit its solver gives depends on where objects lie in memory, and the name of a clip path in an SVG on it.
+    The solver's last digit depends on memory addresses, and would change the names of clip paths in an SVG.
     """
 
     def execute(self, fig: Figure) -> None:
@@ -111,7 +111,7 @@ class Picture(Figure):
     Parameters
     ----------
     height_in
-        Its height without the title [in].
+        Height of the picture without its title [in].
     """
 
     def __init__(self, height_in: float) -> None:
@@ -146,14 +146,14 @@ def picture(ax: Axes) -> Picture:
 
 
 def places(given: Given, height_in: float, shape: tuple[int, int] = (1, 1), **how: Any) -> list[Axes]:
-    """Return the axes to draw into: those that are given, or all of a new picture.
+    """Return the axes to draw into: the given ones, or all of a new picture.
 
     Parameters
     ----------
     given
-        Axes, or several; None: there are none.
+        The user's own axes, if any.
     height_in, shape
-        The height of the picture without its title [in], and its lines and columns of axes.
+        The height of the picture without its title [in], and its rows and columns of axes.
     **how
         See `Figure.subplots`.
     """
@@ -179,7 +179,7 @@ def head(ax: Axes, title: str, marks: Mapping[str, str | Mapping[str, Any]]) -> 
 
 
 def settle(ax: Axes) -> None:
-    """Run the layout, and in a picture freeze it, so that the pixels of axes are known; call it when labels are set."""
+    """Run the layout, and freeze it in a picture, so that the pixels of axes are known; call it once labels are set."""
     figure = ax.figure.canvas.figure
     if isinstance(figure, Picture) and (layout := figure.get_layout_engine()) is not None:
         layout.execute(figure)
@@ -189,7 +189,7 @@ def settle(ax: Axes) -> None:
 
 
 def label(ax: Axes, title: str = "", x: str = "", y: str = "") -> None:
-    """Label axes with a title and what they show; only the left and lower spines are drawn."""
+    """Label axes with a title and axis labels; hide the upper and right spines."""
     ax.set_title(title, loc="left", **TEXT)
     ax.set_xlabel(x, **TEXT)
     ax.set_ylabel(y, **TEXT)
@@ -215,7 +215,7 @@ def curve_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def pixels(ax: Axes, size: float) -> NDArray[np.float64]:
-    """Return the edges of the pixels of a time axis [ns]; `size` is how many ns its unit has."""
+    """Return the edges of the pixels of a time axis [ns]; `size` is its unit [ns]."""
     return np.linspace(*ax.get_xlim(), max(1, round(ax.bbox.width)) + 1) * size
 
 
@@ -231,21 +231,21 @@ def bars(
 ) -> None:
     """Draw one lane, of a stream or a channel, as bars.
 
-    A picture has far fewer pixels than a run has ops. A pixel is divided by height as its time is, so that stalls
-    between short ops show as much as they take; what is free of it does not count: nothing is too short to be seen.
+    A picture has far fewer pixels than a run has ops. The height of a pixel is divided as its busy time is, so that
+    stalls between short ops show in proportion, and nothing is too short to be seen; idle time does not count.
 
     Parameters
     ----------
     ax
-        The axes, with their limits of time set and their place settled.
+        The axes, with time limits set and the layout settled (`settle`).
     band
-        From where to where the lane reaches, the upper end first.
+        The upper and the lower end of the lane.
     ends
         Starts and ends [ns].
     group, tints
-        The index of each bar's colour, and the colours; in a pixel that is divided the first is lowest.
+        The index of each bar's colour, and the colours; in a divided pixel the first is lowest.
     size
-        Nanoseconds of one unit of the axis.
+        The unit of the axis [ns].
     """
     edges, (start, end) = pixels(ax, size), ends
     spent = {key: _spent(edges, start[group == key], end[group == key]) for key in np.unique(group).tolist()}

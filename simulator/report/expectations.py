@@ -1,4 +1,4 @@
-"""The expectations of a scenario, checked against its rows; and as JUnit XML, with a test case for each."""
+"""Checks the expectations of a scenario against its rows, and writes them as JUnit XML, a test case for each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Word = Literal["holds", "guarded", "by construction", "fitted", "shown", "missed
 
 
 Summaries = Mapping[str, Mapping[str, Any]]
-"""Rows of a table by label: the figures of each by column."""
+"""Label of a row -> its figures by column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Verdict:
     error
         The same difference as a share of the printed figure; None if none is printed, or there is no value.
     tolerance
-        The difference that is accepted from a printed figure, for people.
+        The accepted difference from a printed figure, for people.
     kind, figure, missed, headline
         See `Expectation`.
     """
@@ -99,9 +99,9 @@ def verdicts(expected: Sequence[Expectation], rows: Summaries, source: str = "")
     expected
         The expectations of the scenario.
     rows
-        The rows of the table; an expectation about a row that was not run is left out.
+        The rows of the table; expectations about rows that were not run are left out.
     source
-        The source of printed figures that name none of their own.
+        The source of printed figures without a source of their own.
     """
     return [_verdict(each, rows, source) for each in expected if set(each.rows.values()) <= set(rows)]
 
@@ -171,7 +171,7 @@ def _summed(expected: Expectation, row: Mapping[str, Any]) -> object:
 
 
 def asks(expected: Expectation) -> str:
-    """Write an expectation in words that do not depend on the outcome: two runs are matched by them."""
+    """Write an expectation in words that do not depend on the outcome; two results are compared by these words."""
     faster = [] if expected.faster_than is None else [f"less than {expected.faster_than}'s"]
     limits = " and ".join([*(text for text, _ in _limits(expected)), *faster])
     over = "" if expected.over is None else f" over {expected.over}"
@@ -225,7 +225,7 @@ def _number(value: object) -> float:
 _CONDITION = re.compile(r"(?P<figure>.+?)\s*(?P<sign><=|>=)\s*(?P<limit>.+?)\s*")
 _SHARE = re.compile(r"([0-9]+\.?[0-9]*)\s*%")
 ITSELF, OTHER, STEP = "itself", "other", "step"
-"""Rows of a condition: the one that it is about, the one that ratios are of, and the step of the first."""
+"""Rows of a condition: the row itself, the row that ratios are relative to, and the step of the row itself."""
 
 
 def condition(text: str, hardware: Hardware) -> Expectation:
@@ -242,7 +242,7 @@ def condition(text: str, hardware: Hardware) -> Expectation:
     Raises
     ------
     FieldError
-        If it is none.
+        If the text is not a condition.
     """
     match = _CONDITION.fullmatch(text)
     if match is None:
@@ -266,12 +266,12 @@ def condition(text: str, hardware: Hardware) -> Expectation:
 
 
 def named(text: str, columns: Sequence[str]) -> str:
-    """Find a column by its name or its heading, with dots or blanks: ``peak.hbm``.
+    """Find a column by its name or its heading, with dots or spaces: ``peak.hbm``.
 
     Raises
     ------
     FieldError
-        If there is none.
+        If there is no such column.
     """
     by_name = {figure_of(column).head.replace(" ", "."): column for column in reversed(columns)}
     by_name |= {column: column for column in columns}
@@ -288,9 +288,9 @@ def unmet(
     Parameters
     ----------
     asked
-        Conditions.
+        The conditions.
     row, other
-        The figures of the row, and of the one that ratios are of.
+        The figures of the row, and of the row that ratios are relative to.
     """
     for expected in asked:
         first_column, *others = expected.columns
@@ -305,7 +305,7 @@ def unmet(
 
 
 def _written(expected: Expectation, value: object) -> Iterator[str]:
-    """Iterate over the value of a condition with more and more digits, which tell it from the limit in the end."""
+    """Write a value of a condition with more and more digits, until the caller can tell it from the limit."""
     if expected.over:
         size, unit, least = (1, "x", 5) if expected.over == OTHER else (100, " %", 3)
         yield from (f"{size * _number(value):.{digits}g}{unit}" for digits in range(least, 17))
@@ -316,14 +316,14 @@ def _written(expected: Expectation, value: object) -> Iterator[str]:
 
 
 class Check(NamedTuple):
-    """A test case of JUnit.
+    """A JUnit test case.
 
     Attributes
     ----------
     name
         Its name, the same in every run.
     failure, details
-        The reason of a failure, in one line and in full; empty if it passes.
+        The reason for a failure, in one line and in full; empty if it passes.
     skipped
         The reason why it was not checked; empty if it was.
     """
@@ -349,9 +349,9 @@ def write_junit(suites: Mapping[str, Sequence[Check]], file: Path) -> None:
     Parameters
     ----------
     suites
-        The test cases by name of the scenario.
+        Name of a scenario -> its test cases.
     file
-        The file, which is replaced; its folders are made. Characters that XML 1.0 lacks are replaced in the text.
+        The file to write or replace; missing folders are made. Characters that XML 1.0 lacks are replaced in the text.
     """
     text = rendered("junit.xml.j2", suites=suites)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The output folder: filled beside its place and renamed when complete, so that none is ever half written.
+"""The output folder: filled in a workspace beside its place and renamed when complete, so never half written.
 
-Beside it lies a folder of the run's own, with a unique name. The run locks it as long as it lives: a folder without a
-lock was left by a run that was killed.
+The workspace is a folder with a unique name, which the run locks as long as it lives: one without a lock was left by a
+run that was killed.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from simulator.interrupts import complete, waiting
 SUMMARY = "hosim-summary/1"
 """The schema of ``summary.json``."""
 COMPARISON = "comparison.png"
-"""Name of the picture of the table."""
+"""Name of the picture that compares all rows."""
 _AGAIN = "run again with this version of hosim"
 _FILES = ("report.html", COMPARISON, "summary.csv", "summary.json", "scenario.yaml", "hardware.yaml", "workload.yaml")
-"""Names in the output folder that no row's folder may have."""
+"""Files of the output folder, whose names no row's folder may have."""
 _PARTIAL, _OLD, _GONE = ".{}.partial-", "old", "gone"
 
 Summary = Mapping[str, Any]
@@ -54,8 +54,8 @@ def check_target(out: Path) -> None:
     Raises
     ------
     ConfigError
-        If it is a file, the working directory or one above it, holds files that hosim did not write, or is where
-        nothing can be made: it is filled beside its place.
+        If it is a file, the working directory or one above it, holds files that hosim did not write, or nothing can be
+        created beside it.
     """
     where, rule = f"--out {out}", "the results get a folder of their own"
     do = "choose another folder, or move that away"
@@ -87,7 +87,7 @@ def _contents(folder: Path) -> set[str]:
 def replaced(out: Path) -> Iterator[Path]:
     """Yield a folder to fill; it replaces `out` when the block ends, and is removed if the block fails.
 
-    If others put something into `out` meanwhile, its content is kept beside it, and a line says so.
+    If others write into `out` meanwhile, its old content is kept beside it, and a line on stderr says so.
 
     Parameters
     ----------
@@ -129,14 +129,14 @@ def replaced(out: Path) -> Iterator[Path]:
 
 
 _SPARE = 4
-"""Open files for each level of folders within a result, and one more to list the deepest."""
+"""File descriptors that removing a result takes: one for each level of folders, and one to list the deepest."""
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder; raise an OSError if another process has locked it, or it is gone.
 
-    As many files are open meanwhile as removing it takes, so that it can be removed when no more may be opened.
+    Meanwhile keep as many files open as removing it takes, so that it can be removed even if no more may be opened.
     """
     files = [os.open(folder, os.O_RDONLY)]
     try:
@@ -149,7 +149,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _clear(out: Path) -> None:
-    """Remove the folders that killed runs left beside `out`."""
+    """Remove the workspaces that killed runs left beside `out`."""
     for workspace in out.parent.glob(escape(_PARTIAL.format(out.name)) + "*"):
         with suppress(OSError), _locked(workspace):
             _settle(workspace, out)
@@ -157,7 +157,7 @@ def _clear(out: Path) -> None:
 
 
 def _settle(workspace: Path, out: Path) -> None:
-    """Remove a run's own folder; put the earlier `out` back if that is missing, or keep it if others wrote into it."""
+    """Remove a workspace; put the earlier `out` back if `out` is missing, or keep it if others wrote into it."""
     old = workspace / _OLD
     if os.path.lexists(old) and not os.path.lexists(out):
         old.rename(out)
@@ -166,10 +166,10 @@ def _settle(workspace: Path, out: Path) -> None:
         kept = next(path for path in paths if not os.path.lexists(path))
         old.rename(kept)
         _print(f"{kept}: kept; something came into the folder while that was replaced")
-    if os.path.lexists(old):  # a result is recognised by a file in it, and a half removed one must not be
+    if os.path.lexists(old):  # a half-removed result must not look like one that others wrote into
         old.rename(workspace / _GONE)
     shutil.rmtree(workspace, ignore_errors=True)
-    with suppress(OSError):  # not even readable: a umask may do that
+    with suppress(OSError):  # rmtree needs it readable, which a umask may prevent
         workspace.rmdir()
 
 
@@ -185,7 +185,7 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def content(rows: Sequence[Mapping[str, Any]], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of ``summary.json``: rows, each with every column, and more.
+    """Return the content of ``summary.json``: rows, each with every column, and further entries.
 
     Parameters
     ----------
@@ -230,14 +230,14 @@ def write_summary(folder: Path, rows: Sequence[Mapping[str, Any]], more: Mapping
 
 
 def check_file(option: str, file: Path) -> None:
-    """Raise an error if a file cannot be written.
+    """Refuse a file that cannot be written.
 
     Parameters
     ----------
     option
         The option that names the file.
     file
-        The file, which does not change.
+        The file, which is left unchanged.
 
     Raises
     ------
@@ -255,9 +255,9 @@ def check_file(option: str, file: Path) -> None:
 
 
 def check_beside(where: str, path: Path, must: str, do: str) -> None:
-    """Raise an error if nothing can be created in a path's folder, or in the nearest existing one above it.
+    """Refuse a path if nothing can be created in its folder, or in the nearest existing one above it.
 
-    A file without a name is made there: permissions alone do not tell, and nothing can be left.
+    To find out, create an unnamed file there: permissions alone do not tell, and it leaves nothing behind.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def check_beside(where: str, path: Path, must: str, do: str) -> None:
     Raises
     ------
     ConfigError
-        If nothing can be made.
+        If nothing can be created.
     """
     above = next(p for p in path.resolve().parents if p.exists())
     try:
@@ -298,12 +298,12 @@ def folder_names(labels: Sequence[str]) -> dict[str, str]:
 
 
 def plan_names(programs: Sequence[str]) -> list[str]:
-    """Choose a file name for the plan of each program: ``plan.jsonl`` if there is one, else with the program's name.
+    """Choose a file name for the plan of each program: ``plan.jsonl`` for a single one, else with the program's name.
 
     Parameters
     ----------
     programs
-        Their names, all different.
+        Names of the programs, all different.
     """
     return [f"plan-{name}.jsonl" for name in folder_names(programs).values()] if programs[1:] else ["plan.jsonl"]
 
@@ -349,12 +349,12 @@ def read_summary(result: Path) -> dict[str, Any]:
     Parameters
     ----------
     result
-        A folder that ``hosim run --out`` wrote, or the ``summary.json`` in it, which alone will do.
+        A folder that ``hosim run --out`` wrote, or only the ``summary.json`` of one.
 
     Raises
     ------
     ConfigError
-        If it is no such thing, was not written to its end, has another version of the schema, or was changed.
+        If it is neither, is incomplete, has another version of the schema, or was changed.
     """
     path = result / "summary.json" if result.is_dir() else result
     if result.is_dir() and not path.exists():
@@ -382,7 +382,7 @@ def read_summary(result: Path) -> dict[str, Any]:
 
 
 def spent(row: Summary, summary: Summary) -> Iterator[tuple[tuple[str, str], int]]:
-    """Iterate over the parts of the step of a row [ns], by column and place; they sum to the step."""
+    """Iterate over the parts of a row's step [ns], keyed by column and place; they sum to the step."""
     for column in ("compute_ns", "recompute_ns", "drain_ns"):
         yield (column, ""), ns if isinstance(ns := row.get(column), int) else 0
     for stall in summary["stalls"].get(row.get("policy"), ()):

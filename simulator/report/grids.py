@@ -21,11 +21,11 @@ from simulator.report.views import ALL, Map, Panel, Rows, Section, SweepView, Va
 from simulator.trace import CAUSES
 
 LINES = 64
-"""Most lines of a table that is printed, about a screen; the folder of results has all of it."""
+"""Most lines of a printed table, about a screen; the output folder has all."""
 
 
 def needs(axes: Sequence[Varied], hardware: Hardware) -> list[str]:
-    """Name the columns of rows that a view needs."""
+    """Name the columns of rows that `grid_view` needs."""
     always = ("policy", "status", "step_ns", "slowdown_vs_fastest", "stall_ns", f"peak_{hardware.compute_tier}_bytes")
     return [*(axis.name for axis in axes), *always, *columns_of(hardware, ("cost",)), *WAITS, "notes"]
 
@@ -89,7 +89,7 @@ def scaling_view(rows: Rows, fields: Sequence[str], hardware: Hardware, budget_b
     rows
         See `simulator.run.studies`.
     fields
-        The columns of the fields that points set.
+        The fields that points set, as columns.
     hardware, budget_bytes
         The machine, and the budget in its compute tier [B].
     title
@@ -186,7 +186,7 @@ def _flat_ranges(numbers: Sequence[Any], steps: Mapping[Any, Any]) -> list[tuple
 
 
 def _narrower(name: str, low: float, hardware: Hardware, budget_bytes: int | None) -> list[str]:
-    """Name the buses, links or budgets that are no wider than an axis at the low end of a range."""
+    """Name the buses, links or budgets that are no wider than an axis at the low end of a range, with their amounts."""
     links = [link for link in hardware.links if fnmatchcase(f"links.{link}.bandwidth", name)]
     buses = {name: bus for name, bus in hardware.buses.items() if {*links} & {*bus.links}}
     rates = {f"the bus {name}": bus.bandwidth_bytes_per_s for name, bus in buses.items()}
@@ -199,7 +199,7 @@ def _narrower(name: str, low: float, hardware: Hardware, budget_bytes: int | Non
 
 
 def _what_limits(caps: Sequence[str], inside: Rows) -> str:
-    """Say what limits steps in a range: the caps of the axis, or the wait that computes have there."""
+    """Say what limits steps in a range: the caps of the axis, or what computes wait for most."""
     if caps:
         return f"{listed(caps)} {'is' if len(caps) == 1 else 'are'} no wider"
     cause = _waits_most(inside)

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network: sentences, table, timelines, stalls, peaks and sources."""
+"""The report as a self-contained HTML file: sentences, table, timelines, stalls, peaks and sources."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from simulator.report.views import SweepView, rendered
 from simulator.scenario import Scenario
 
 _MOST_RANKS = 16
-"""Most ranks of a table on a page: more lines are not read."""
+"""Most ranks in a table on a page: nobody reads more lines."""
 _MOST_BYTES, _BAR_BYTES = 4_500_000, 30
-"""A page shall stay below 5 MB; bars and changes of memory took 24.6 to 26.7 bytes each where they were counted."""
+"""A page must stay below 5 MB; bars and changes of memory measured 24.6 to 26.7 bytes each."""
 
 
 def _alternative_text(row: Row) -> str:
-    """Write the alternative text of a row in the picture of the table."""
+    """Write the alternative text for a row of the comparison picture."""
     parts = row.spent.items() if row.is_ok else ()
     return ", ".join(f"{name} {quantity(ns, 'ns')}" for name, ns in parts) or str(row.summary["status"])
 
 
 def _section(row: Row, most: int) -> dict[str, Any]:
-    """Return the section of a row, with a timeline of at most so many bars; of ranks it shows the slowest."""
+    """Return the content of a row's section, with a timeline of at most `most` bars, of the slowest rank of a job."""
     ranks, slowest, trace = chosen(row, _MOST_RANKS), row, row.trace
     if trace is not None and row.is_job:
         (slowest,) = of_ranks(row, [trace.stands_in[row.summary.get("slowest_rank") or 0]])
@@ -57,7 +57,7 @@ _TIMELINE, _RANKS = "timeline.png", "ranks.png"
 
 
 class Pages:
-    """A folder of results, with a folder in it for each row: timeline picture, Perfetto trace, and more.
+    """Writes a folder of results, with a folder for each row: timeline picture, Perfetto trace, and more.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Pages:
     labels
         The labels of all rows.
     more
-        Writes more about a row into its folder.
+        Writes further files about a row into its folder.
     """
 
     def __init__(self, folder: Path, labels: Sequence[str], more: Callable[[Any, Path], None]) -> None:
