@@ -152,11 +152,11 @@ class DependencyCounter:
         self._last_write = [[NEVER] * tensors for _ in streams]
         self._waited = [[NEVER] * len(streams) for _ in streams]
         self._moves, self._fence = [0] * tensors, [NEVER] * tensors
-        self._seen: list[set[int]] = [set() for _ in streams]
-        self._sole: set[int] = set()
+        self._ready: list[set[int]] = [set() for _ in streams]  # tensors that need no further wait
+        self._sole: set[int] = set()  # tensors with no other valid copy
         self._issued = PlacesAsIssued(program.plan.home, len(places.tiers), columns.compute_tier)
-        self._last_stream, self._taker = 0, 0
-        self._last_taker = NEVER
+        self._last_stream, self._room_stream = 0, 0
+        self._room_count = NEVER
         self._count: tuple[Callable[[int, int, int], Action], ...]
         self._count = (self._compute, self._copy, self._detach, self._sync)
 
@@ -189,15 +189,15 @@ class DependencyCounter:
             for per_lap, counts in zip(computes, last, strict=True):
                 counts[:] = [count - per_lap for count in counts]
         self._fence = [fence - moved for fence, moved in zip(self._fence, moves, strict=True)]
-        self._last_taker -= computes[self._taker]
+        self._room_count -= computes[self._room_stream]
         self._moves, self._computes = [0] * len(moves), [0] * len(computes)
         self._waited = [[NEVER] * len(computes) for _ in computes]
-        for seen in (*self._seen, self._sole):
-            seen.clear()
+        for tensors in (*self._ready, self._sole):
+            tensors.clear()
         return repeat([*self.actions(codes, price_ns)], laps)
 
     def _compute(self, op: int, stream: int, _: int) -> QueuedCompute:
-        columns, dynamic, last_use, seen = self._columns, self._dynamic, self._last_use[stream], self._seen[stream]
+        columns, dynamic, last_use, ready = self._columns, self._dynamic, self._last_use[stream], self._ready[stream]
         self._last_stream = stream
         count = self._computes[stream] = self._computes[stream] + 1
         after = self._awaited_ends(op, stream) if len(self._streams) > 1 else ()
@@ -205,9 +205,9 @@ class DependencyCounter:
             last_use[tensor] = count
         for tensor in columns.writes[op]:
             last_use[tensor] = self._last_write[stream][tensor] = count
-        reads = [tensor for tensor in self._reads[op] if tensor not in seen]
+        reads = [tensor for tensor in self._reads[op] if tensor not in ready]
         writes = [tensor for tensor in columns.writes[op] if tensor not in self._sole]
-        seen.update(reads, writes)
+        ready.update(reads, writes)
         self._sole.update(writes)
         if dynamic is not None:
             reads += dynamic.needed(op, self._streams[stream], count)
@@ -224,7 +224,7 @@ class DependencyCounter:
         states, sizes = self._issued.in_compute_tier, columns.size_bytes
         if workspace_bytes or any(states[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line_before(stream)
-            self._taker, self._last_taker = stream, count
+            self._room_stream, self._room_count = stream, count
         self._issued.write(writes)
         if dynamic is not None and is_timed:
             dynamic.set_time(op, compute)
@@ -232,9 +232,9 @@ class DependencyCounter:
 
     def _line_before(self, stream: int) -> Waits:
         """Return the start of the last compute that takes room, unless it is on this stream."""
-        if self._taker == stream or self._last_taker <= NEVER:
+        if self._room_stream == stream or self._room_count <= NEVER:
             return ()
-        return ((self._streams[self._taker].started, self._last_taker),)
+        return ((self._streams[self._room_stream].started, self._room_count),)
 
     def _awaited_ends(self, op: int, stream: int) -> Waits:
         """Return the last ends of other streams' computes that write what this one reads, or use what it writes.
@@ -284,8 +284,8 @@ class DependencyCounter:
             self._refuse("detach", broken_rule, tensor, "drop this detach")
         self._moves[tensor] = self._fence[tensor] = moves + 1
         self._sole.discard(tensor)
-        for seen in self._seen:
-            seen.discard(tensor)
+        for ready in self._ready:
+            ready.discard(tensor)
         return Exclusive(tensor, tier, moves, users)
 
     def _sync(self, tensor: int, tier: int, _: int) -> Exclusive:

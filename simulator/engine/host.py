@@ -10,7 +10,7 @@ from simulator.cost.service import ceil_div
 from simulator.engine.dependencies import Counted, Exclusive
 from simulator.engine.event_loop import RANK_SHIFT, Recurring, Watchers
 from simulator.engine.places import Places
-from simulator.engine.stream import Stream, is_waiting, unmet
+from simulator.engine.stream import Stream, must_wait, unmet
 from simulator.plan import COMPUTE, COPY, DETACH
 
 _ACTIONS_PER_CHECKPOINT = 1024
@@ -117,7 +117,7 @@ class HostThread:
         if self._must_wait():
             return False
         tensor, moves = sync.tensor, sync.moves + lap * self._places.moves_per_lap[sync.tensor]
-        if is_waiting(sync.users, lap, self.advance):
+        if must_wait(sync.users, lap, self.advance):
             self.awaited = tensor
         elif self._places.moves_ended[tensor] < moves:
             self._places.wait_for_moves(tensor, moves, self._key, self.advance)

@@ -15,7 +15,7 @@ from simulator.cost.service import lead_ns, rate_cap, transfer_ns, work
 from simulator.engine.event_loop import ISSUE_MASK, Gate, Recurring, Wanted, Watchers
 from simulator.engine.places import COPIES, Places, Transfer
 from simulator.engine.sharing import Network, Path
-from simulator.engine.stream import Waits, is_waiting, unmet
+from simulator.engine.stream import Waits, must_wait, unmet
 from simulator.hardware import Link
 from simulator.plan import COPY
 from simulator.trace import Recorder, span_row
@@ -137,7 +137,7 @@ class LinkQueue:
         if not self.queue:
             return
         key, copy, _, lap = self.queue[0]
-        if not is_waiting(copy.after, lap, self.look_again):
+        if not must_wait(copy.after, lap, self.look_again):
             self._rounds.consider(copy.link, key)
 
     def waits_for_compute(self, copy: QueuedCopy, lap: int) -> bool:
@@ -167,7 +167,7 @@ class LinkQueue:
         if issued_ns > self.clock.now:
             self.clock.at(issued_ns, self._at_issue)
         elif self.lacks_tensor(copy, lap):
-            if not is_waiting(copy.writers, lap, self.look_again):
+            if not must_wait(copy.writers, lap, self.look_again):
                 moves = copy.moves + lap * places.moves_per_lap[tensor]
                 places.wait_for_moves(tensor, moves, key, self.look_again)
         elif places.held[target][tensor]:

@@ -65,7 +65,7 @@ def unmet(waits: Waits, lap: int) -> tuple[Count, int] | None:
     return None
 
 
-def is_waiting(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
+def must_wait(waits: Waits, lap: int, look_again: Callable[[], None]) -> bool:
     """Return whether some count is too low; if so, call back once the first of those is high enough."""
     if awaited := unmet(waits, lap):
         awaited[0].wait(awaited[1], look_again)
@@ -112,7 +112,7 @@ Queued = tuple[int, int, QueuedCompute, int, int]
 """An issued compute: key, op, what it waits for, time of issue [ns], lap."""
 
 
-class Met(Protocol):
+class Meeting(Protocol):
     """A meeting of ranks for a collective, as seen by a stream that has arrived there.
 
     Attributes
@@ -120,7 +120,7 @@ class Met(Protocol):
     peer
         The lowest rank that has not arrived; -1 once the collective runs.
     watchers
-        Waits that depend on it.
+        Accounts of waits that depend on it.
     """
 
     peer: int
@@ -165,7 +165,7 @@ class Stream:
     def __init__(self, index: int, places: Places, columns: Columns, recorder: Recorder) -> None:
         self.index, self.places, self.columns, self.rank = index, places, columns, places.rank
         self.kernel: Callable[[Stream, int, QueuedCompute], None] | None = None
-        self.meeting: Met | None = None
+        self.meeting: Meeting | None = None
         self.gate = Gate()
         self.queue: deque[Queued] = deque()
         self.running: Queued | None = None
@@ -328,14 +328,14 @@ class Stream:
 
     def _may_start(self, key: int, op: int, compute: QueuedCompute, lap: int) -> bool:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
-        if compute.after and is_waiting(compute.after, lap, self.look_again):
+        if compute.after and must_wait(compute.after, lap, self.look_again):
             return False
         if (compute.turns or compute.reads) and (lacked := self.lacked_tensor()):
             self.places.wait_for_moves(*lacked, key, self.look_again)
             return False
         if compute.writes or self.columns.workspace_bytes[op]:
             room = self.room_bytes()
-            if room and compute.line and is_waiting(compute.line, lap, self.look_again):
+            if room and compute.line and must_wait(compute.line, lap, self.look_again):
                 return False
             if room and not self._tier.admit(self, key, room):
                 return False

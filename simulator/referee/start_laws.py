@@ -154,7 +154,7 @@ def _last_copy_detaches(facts: Facts) -> Ints:
     return np.array(parting, np.int64)
 
 
-def _order_allows(facts: Facts, _: Switches) -> Ints:
+def _in_order(facts: Facts, _: Switches) -> Ints:
     """Return when earlier actions on the same tensors let an action start; of a sync, when all of them have ended.
 
     A compute that writes, and a detach, is exclusive: it waits for all earlier ones, and all later ones wait for it. A
@@ -184,7 +184,7 @@ _RULES: tuple[tuple[str, Callable[[Facts, Switches], Ints]], ...] = (
     ("a link starts its transfers in issue order", _queue_turn),
     ("a copy waits until the last compute issued before it has {}ed", _point_reached),
     ("an output stays until the computes issued before its last detach have ended", _computes_ended),
-    ("steps that name the same tensor take effect in issue order; only reads and copies of it overlap", _order_allows),
+    ("actions that name the same tensor take effect in issue order; only reads and copies of it overlap", _in_order),
     ("what a compute reads, and what a copy moves, is valid before it starts", _reads_valid),
 )
 """Laws of starts, each with a function: by issue, when it allows an action to start, or `NONE` for any time."""
@@ -226,7 +226,7 @@ def _check_host(facts: Facts, in_order: Ints) -> None:
     """Check that the host pays for each action, waits at syncs, and is at most its queue depth ahead of the device."""
     ran, issued_ns, computes = np.flatnonzero(facts.row != NONE), facts.issued_ns, facts.ran(COMPUTE)
     spare = issued_ns[ran] - _issue_costs(facts)[ran]
-    law, issued = "the host issues in order and pays for each step", ("issued at ns", issued_ns[ran])
+    law, issued = "the host issues in order and pays for each action", ("issued at ns", issued_ns[ran])
     facts.check_actions(ran, spare >= np.maximum.accumulate(np.append(0, spare))[:-1], law, issued)
     synced = facts.latest(np.where(facts.kind == SYNC, in_order, NONE))[ran]
     law = "a host issues nothing after a sync before the earlier actions of its tensor have ended"

@@ -30,7 +30,7 @@ def check_waits(facts: Facts, ready: Ints) -> None:
     facts.check(has_cause, f"a wait has one of the causes {', '.join(CAUSES)}", "waits", waits, "cause")
     _check_fill(facts)
     names_op = facts.a[waits["issue"]] == waits["op"]
-    facts.check(names_op, "a wait names the op of its step", "waits", waits, "op", "issue")
+    facts.check(names_op, "a wait names the op of its action", "waits", waits, "op", "issue")
     _check_transfers(facts)
     could_start = np.maximum(ready, facts.issued)[waits["issue"]]
     holds = np.isin(waits["cause"], _ROOM) | (waits["end"] <= could_start)

@@ -63,7 +63,9 @@ def test_1_reactive_host_pays_to_enter_what_goes_home_changed():
     plan = Plan("story", h.tier_names, (1, NOWHERE), decide)
     check_trace(g, h, [plan], t)
     dearer = machine(host={"reactive": {"copy": "2 ns", "update": "8 ns"}})
-    with pytest.raises(InvariantError, match="the host issues in order and pays for each step, found issued at ns 11"):
+    with pytest.raises(
+        InvariantError, match="the host issues in order and pays for each action, found issued at ns 11"
+    ):
         check_trace(g, dearer, [plan], t)
     fixed = "copy w ddr hbm; compute f; copy w hbm ddr; copy a hbm ddr; detach w hbm; detach a hbm; detach a ddr"
     t = play(h, g, fixed, "w ddr")

@@ -73,7 +73,7 @@ BROKEN = {
         put("spans", 2, start_ns=19, end_ns=24),
         "a stream runs one op at a time, in issue order, found starts at ns 19, not before ns 20",
     ),
-    "issued out of order": (put("spans", 1, issued_ns=5), "the host issues in order and pays for each step"),
+    "issued out of order": (put("spans", 1, issued_ns=5), "the host issues in order and pays for each action"),
     "an op takes longer": (
         put("spans", 2, end_ns=26),
         "a compute takes its own time, found takes ns 6, alone ns 5",
@@ -150,7 +150,7 @@ BROKEN = {
         "a wait takes time, found start_ns 20, end_ns 20",
     ),
     "an unknown cause": (put("waits", 0, cause=17), "a wait has one of the causes capacity, transfer, host"),
-    "a wait of another op": (put("waits", 0, op=G), "a wait names the op of its step"),
+    "a wait of another op": (put("waits", 0, op=G), "a wait names the op of its action"),
     "a wait of a later step": (put("waits", 0, op=G, issue=3), "a wait is of the compute that follows it"),
     "a wait for nothing under way": (
         put("waits", 0, blocker=A),
@@ -232,7 +232,7 @@ def test_an_exclusive_step_waits_for_earlier_ones_and_later_ones_for_it():
     judge(rows, plan, g=g)
     rows.spans[1][7:] = [9, 14]
     rows.waits[0][5] = 9
-    with pytest.raises(InvariantError, match="steps that name the same tensor take effect in issue order"):
+    with pytest.raises(InvariantError, match="actions that name the same tensor take effect in issue order"):
         judge(rows, plan, g=g)
 
 
