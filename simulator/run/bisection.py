@@ -1,4 +1,4 @@
-"""Bisection over the values of a field: finds the last value with which a row, or a bound, meets what is asked."""
+"""Bisection over values of a field: finds the last one with which a row or a bound meets a question's conditions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from simulator.units import nearest
 
 Asked = Mapping[str, Any]
 _KEPT = 4
-"""Cases that are kept built: rows are tried with the same values first."""
+"""Cases kept built: rows are first tried with the same values."""
 _BESIDE = (0.5, 0.8, 1.25, 2.0)
-"""Multiples of an answer that are tried, to see whether what holds there holds with more, too, and not with less."""
+"""Multiples of an answer that are tried, too, to check that easier values hold and harder ones fail."""
 _MOST_TRIED = 64
-"""Most values that are tried: more only where a row turns back and forth."""
+"""Most values to try: more are wanted only where a row's answer alternates."""
 _FINE = 1.5
-"""Ratio of neighbours that are not halved where no value meets what is asked: a doubling is, once."""
+"""Where no value meets the conditions, a middle is tried between neighbours with a larger ratio: once per doubling."""
 _ONCE = {"may_repeat": False, "in_turn": False}
-"""The bound of plans that run each op once in a step."""
+"""Arguments for the bound on plans that run each op once per step."""
 _OF_BOUND = {"step_ns", "stall_ns", "recompute_ns", "tokens_per_s"}
-"""Figures that a bound may have."""
+"""Columns that a bound may have."""
 
 
 class Search:
@@ -48,21 +48,22 @@ class Search:
     loaded, kind, policies
         The scenario, the class of the question, and its rows, as in `simulator.run`.
     asked
-        Fields of the question that win over the scenario's (``of`` for ``field``): messages about them name the option.
+        Fields of the question that override the scenario's (``of`` means ``field``); messages about them name the
+        option.
     is_bounded
-        Whether bounds are searched, too.
+        Whether to search bounds, too.
 
     Attributes
     ----------
     question
         The question.
     named
-        The rows that are no functions.
+        The rows whose policies are no functions.
 
     Raises
     ------
     ConfigError
-        If the question is wrong, or of a row that does not exist or does not run.
+        If the question is wrong, or names a row that does not exist or does not run.
     """
 
     def __init__(
@@ -89,12 +90,12 @@ class Search:
         case = self.built(self.first)
         self._has_ratio = question.over != FASTEST or any(clause.over == OTHER for clause in self._conditions)
         if self.grows and self._has_ratio:
-            self._other(None)  # refuses before anything is tried
+            self._other(None)  # refuse before anything is tried
         self.rows: dict[str, Callable[[Loaded, Point], Rows]] = {
             label: partial(self.try_row, label, decide) for label, decide in case.rows(policies).items()
         }
         self.named = [label for label in self.rows if not isinstance(policies, Mapping) or label not in policies]
-        plain = [label for label in self.rows if is_bounded and not case.choice(label).set_]  # on the same machine
+        plain = [label for label in self.rows if is_bounded and not case.choice(label).set_]  # of the same machine
         in_turn = any(case.choice(label).staggered for label in plain)
         kinds = sorted({case.may_repeat(label) for label in plain})
         self.bounds = {BOUNDS[kind]: {"may_repeat": kind, "in_turn": in_turn} for kind in kinds}
@@ -102,7 +103,7 @@ class Search:
 
     @cached_property
     def first(self) -> int | float:
-        """First value to try: the documents' own, if the search grows from there."""
+        """The first value to try: if the search grows, the documents' own."""
         values = self.question.values
         if not self.grows:
             return values[-1]
@@ -110,15 +111,15 @@ class Search:
         return start if values[0] <= start <= values[-1] else self.near(start)
 
     def near(self, value: float) -> int | float:
-        """Return the first value that may be tried and is not less; the last one if there is none."""
+        """Return the least value of the question that is not below `value`; the last one if there is none."""
         values = self.question.values
         return values[min(bisect_left(values, value), len(values) - 1)]
 
     def near_bound(self, who: str) -> Rows:
-        """Try a row from the least value on with which its bound meets what is asked, until its own least is found.
+        """Search a row's least value, from the least with which its bound meets the conditions; return all rows.
 
-        A good plan needs little more than the bound says, so most searches end after two tries. If the row does not
-        meet it there, the largest value is tried next: where that does not help, nothing does.
+        A good plan needs little more than the bound, so most searches end after two tries. If the row fails there, the
+        largest value is tried next: if that fails, too, nothing helps.
         """
         values, study, tried = self.question.values, self.study(who, ()), dict[int, Row]()
 
@@ -133,7 +134,7 @@ class Search:
         last = len(values) - 1
         index = bisect_left(values, True, bisect_left(values, self.first), last, key=holds_in_bound)
         if holds(index) or holds(last):
-            step, is_held = (-1, True) if holds(index) else (4, False)  # what fails takes longest to try
+            step, is_held = (-1, True) if holds(index) else (4, False)  # failing values take longest to try
             while 0 <= index + step <= last and holds(index + step) == is_held:
                 index, step = index + step, 2 * step
             low, high = sorted((index, max(-1, min(index + step, last))))
@@ -141,22 +142,22 @@ class Search:
         return [tried[index] for index in sorted(tried)]
 
     def study(self, who: str, points: Sequence[Point], **between: Any) -> Study:
-        """Make a study of a row: at some points, and at what is tried between them, as `Study` has it."""
+        """Make a study of a row at these points, and perhaps `between` them (fields of `Study`)."""
         about, is_strict = {"policy": who}, not self.grows
         return Study(self.base, self.rows[who], (self.axis,), points, about=about, is_strict=is_strict, **between)
 
     def edge(self, who: str) -> Study:
-        """Make the study that finds the edge of a row: from what the documents say on, or from both ends inwards."""
+        """Make the study that finds a row's edge: outwards from the documents' value, or inwards from both ends."""
         values, more = self.question.values, self.more if self.grows else None
         first = [(self.first,)] if self.grows else [(values[-1],), (values[0],)]
         return self.study(who, first, candidates=values, differ=self.differ, more=more)
 
     def _built(self, value: int | float | None) -> Case:
-        """Build what rows share with a value; None: with the documents as they are."""
+        """Build the case with a value; None: with the documents unchanged."""
         return self._cells.case(self._documents if value is None else catalog.at(self.base, {self.axis: value}))
 
     def _run_compared(self, value: int | float | None) -> Row:
-        """Run the row that others are compared with."""
+        """Run the row that others are compared with (the question's ``over``)."""
         case, over = self.built(value), self.question.over
         if over == COMPUTE:
             return {"step_ns": case.compute_ns}
@@ -169,11 +170,11 @@ class Search:
         return min((row for row in ran if row["status"] == "ok"), key=lambda row: row["step_ns"])
 
     def differ(self, fewer: Rows, more: Rows) -> bool:
-        """Tell whether an answer lies between two values."""
+        """Tell whether an answer lies between two values, by their rows."""
         return any(_meets(fewer[0], limit) != _meets(more[0], limit) for limit in self.question.limits)
 
     def more(self, measured: Mapping[Point, Rows]) -> list[Point]:
-        """Double or halve until the answer is bracketed; then try values beside it, where easier ones should hold."""
+        """Double or halve until the answer is bracketed; then try values beside it, to check that easier ones hold."""
         values, held = self.question.values, {value: _meets(rows[0], math.inf) for (value,), rows in measured.items()}
         if len(held) >= _MOST_TRIED or any(rows[0]["status"] == "refused" for rows in measured.values()):
             return []
@@ -191,11 +192,11 @@ class Search:
         return [(value,) for value in dict.fromkeys(map(self.near, wanted)) if value not in held]
 
     def try_row(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
-        """Run a row with a value, and add whether it meets what is asked, its slowdown, and what it fails for."""
+        """Run a row with a value, and add its slowdown, and the condition that it violates, if any."""
         return [self._compare(self._run(label, decide, point[0]), point[0])]
 
     def try_bound(self, name: str, _: Loaded, point: Point) -> Rows:
-        """Find with a value what no plan can beat: none that runs each op once, or none at all."""
+        """Find the bound with a value: on plans that run each op once, or on all plans."""
         case, kind = self.built(point[0]), self.bounds.get(name, _ONCE)
         shortfalls = filter(None, (task.unfit(may_repeat=kind["may_repeat"]) for task in case.tasks))
         if short := max(shortfalls, key=lambda shortfall: shortfall.short_bytes, default=None):
@@ -206,7 +207,7 @@ class Search:
         row = {"policy": name, "status": "ok", "step_ns": step_ns, **metrics.per_second(step_ns, **case.loaded.handled)}
         row[f"peak_{case.hardware.compute_tier}_bytes"] = case.problem.budget_bytes
         if not (kind["may_repeat"] or case.problem.switches.hbm_contention):
-            row["stall_ns"] = max(0, step_ns - case.compute_ns)  # all else of a step, which may be longer, is compute
+            row["stall_ns"] = max(0, step_ns - case.compute_ns)  # the rest of a step, which may be longer, is compute
             row["recompute_ns"] = 0
         unknown = [clause.why for clause in self._conditions if not {*clause.columns} <= _OF_BOUND & {*row}]
         if unknown:
@@ -214,7 +215,7 @@ class Search:
         return [self._compare(row, point[0])]
 
     def _compare(self, row: Row, value: int | float) -> Row:
-        """Compare a row with another one, and with the conditions."""
+        """Add a row's slowdown against the row ``over``, and the condition that it violates, if any."""
         other = self._other(self.question.value_for_over(value)) if self._has_ratio and row["status"] == "ok" else {}
         pace_ns = other.get("step_ns")
         row = row | {"slowdown": pace_ns and row["step_ns"] / pace_ns}
@@ -232,9 +233,9 @@ class Search:
         return ran.summary if ran.is_ok else ran.summary | {"limit": ran.status}
 
     def answer(self, rows: Rows, within: float) -> Row:
-        """Sum up the search for one row, with a limit on its step."""
+        """Summarise the search for one row, with a limit on its step."""
         question, label = self.question, rows[0]["policy"]
-        rows = sorted(rows, key=lambda row: question.sign * row[question.field])  # the hardest to meet is the last
+        rows = sorted(rows, key=lambda row: question.sign * row[question.field])  # the hardest value last
         last = max((index for index, row in enumerate(rows) if _meets(row, within)), default=-1)
         ran = {**rows[last], question.column: rows[last][question.field]} if last >= 0 else {"status": "infeasible"}
         answer = {"policy": label, question.column: None, **ran, "within": within}
@@ -253,12 +254,12 @@ class Search:
 
 
 def _lacking(short: Shortfall) -> Row:
-    """Return the columns that say what lacks room."""
+    """Return the columns that say which tier lacks room."""
     sizes = {"limit_demand_bytes": short.demand_bytes, "limit_capacity_bytes": short.capacity_bytes}
     return {"limit": short.tier, "limit_at": short.at, **sizes}
 
 
 def _meets(row: Row, within: float) -> bool:
-    """Tell whether a row fits, meets the conditions, and has a step that is short enough."""
+    """Tell whether a row runs, meets the conditions, and has a step within the limit."""
     is_met = row["status"] == "ok" and not row.get("is_unmet")
     return is_met and (within == math.inf or (row["slowdown"] or math.inf) <= within)

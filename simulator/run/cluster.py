@@ -1,4 +1,4 @@
-"""A Dask cluster that does the tasks of a sweep, in place of processes on this machine."""
+"""Runs the tasks of a sweep on a Dask cluster, instead of in processes on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from simulator.processes import Make
 from simulator.run.kept import code_key
 
 _WAIT_S = 10
-"""Time to wait for a scheduler to answer [s]: one that is there answers within a second."""
+"""Time to wait for a scheduler to answer [s]: a running one answers within a second."""
 _lock = Lock()
 _made: dict[bytes, Callable[[Any], Any]] = {}
 
@@ -26,15 +26,15 @@ _made: dict[bytes, Callable[[Any], Any]] = {}
 def clustered(
     address: str, make: Make, tasks: Sequence[tuple[int, Any]], _: int
 ) -> Generator[tuple[int, Any], None, None]:
-    """Do tasks on a Dask cluster; like `simulator.processes.spawned`.
+    """Run tasks on a Dask cluster, like `simulator.processes.spawned`.
 
-    A worker builds once what all tasks share, and does one task at a time. What was on a worker that dies is done by
-    another one.
+    A worker builds what all tasks share once, and runs one task at a time. If a worker dies, another one takes over its
+    tasks.
 
     Parameters
     ----------
     address
-        Of the scheduler, such as ``tcp://127.0.0.1:8786``.
+        Address of the scheduler, such as ``tcp://127.0.0.1:8786``.
     make, tasks
         As there.
 
@@ -46,14 +46,14 @@ def clustered(
     Raises
     ------
     ConfigError
-        If Dask is not installed, no scheduler with workers answers there, or not to the end, or a worker runs another
-        hosim or Python.
+        If Dask is not installed, no scheduler with workers answers at the address until the end, or a worker runs
+        another hosim or Python.
     """
     where = f"--cluster {address}"
     rule, do = "a cluster is reached by Dask", "pip install 'hosim[dask]'"
     distributed, comm = import_extra(where, rule, do, "distributed", "distributed.comm")
     try:
-        comm.resolve_address(address)  # a client that finds it wrong is never closed, and says so at the end
+        comm.resolve_address(address)  # else a client would stay open, and warn at exit
         client = distributed.Client(address, timeout=_WAIT_S, set_as_default=False)
     except (OSError, ValueError) as error:  # a TimeoutError is an OSError
         do = "start `dask scheduler` and `dask worker`, and name its address"
@@ -61,16 +61,16 @@ def clustered(
     log = logging.getLogger("distributed.client")
     with ExitStack() as after, client:
         after.callback(log.setLevel, log.level)
-        log.setLevel(logging.CRITICAL)  # meanwhile: it says by traceback what is told below
+        log.setLevel(logging.CRITICAL)  # it logs as tracebacks what the errors below say
         _check(client, where)
-        shared = client.submit(bytes, pickle.dumps(make), pure=False)  # made again if the worker that has it dies
+        shared = client.submit(bytes, pickle.dumps(make), pure=False)  # recomputed if its worker dies
         futures = client.map(_done, [shared] * len(tasks), [task for _, task in tasks], pure=False)
         indices = {future.key: index for future, (index, _) in zip(futures, tasks, strict=True)}
         ended = distributed.as_completed(futures, loop=client.loop)
-        del futures  # so that what came of a task is let go once it is yielded
+        del futures  # so that a task's rows are freed once they are yielded
         for future in ended:
             if future.status == "error" and isinstance(future.exception(), distributed.KilledWorker):
-                continue  # told by whoever misses it
+                continue  # the caller reports what is missing
             try:
                 rows = future.result()
             except (CancelledError, comm.CommClosedError):
@@ -80,13 +80,13 @@ def clustered(
 
 
 def _versions() -> dict[str, str]:
-    """Return the versions in which both ends have to agree for the same rows."""
+    """Return the versions that must match on both ends for equal rows."""
     versions = {"hosim": f"{simulator.__version__} of {code_key()[:12]}", "Python": platform.python_version()}
     return versions | {name: version(name) for name in ("distributed", "numpy")}
 
 
 def _check(client: Any, where: str) -> None:
-    """Refuse a cluster of which a worker has other code."""
+    """Refuse a cluster in which some worker has other code."""
     rule, do = "workers run the same hosim and Python", "install the same on all of them"
     try:
         client.wait_for_workers(1, timeout=_WAIT_S)
@@ -94,7 +94,7 @@ def _check(client: Any, where: str) -> None:
         raise ConfigError(where, "a cluster has workers", "none in time", "start `dask worker`") from None
     try:
         by_worker = client.run(_versions)
-    except Exception as error:  # whatever another hosim, or none, makes of it
+    except Exception as error:  # raised by another hosim, or by its absence
         raise ConfigError(where, rule, str(error), do) from None
     expected = _versions()
     for worker, versions in by_worker.items():
@@ -103,7 +103,7 @@ def _check(client: Any, where: str) -> None:
 
 
 def _done(shared: bytes, task: Any) -> Any:
-    """Do a task at a worker, one at a time."""
+    """Run a task on a worker, one at a time."""
     with _lock:
         if shared not in _made:
             _made.clear()

@@ -1,7 +1,7 @@
-"""Other conditions than the documents state: drawn figures, other times of ops and links, plans that were made before.
+"""Conditions other than the documents': drawn figures, jittered times of ops and links, and plans made beforehand.
 
-`drawn` draws figures that are not certain, and `jittered` other times; `Once` replays plans that were made for the
-documents as they are, unchanged, on other machines and workloads.
+`drawn` draws uncertain figures, and `jittered` other times; `Once` makes plans for the documents as they are, and
+replays them unchanged on other machines and workloads.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from simulator.units import parse, unit_of
 
 
 def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any, ...]]]:
-    """Draw figures from their distributions, by the inverse of each one's cumulative distribution function.
+    """Draw figures from their distributions, by inverting each cumulative distribution function.
 
     Parameters
     ----------
     sample
-        Figures, method and number of draws.
+        Figures with distributions, method, and number of draws.
     where
-        Place that asks for it, for errors.
+        Place of the sample, for errors.
 
     Returns
     -------
     tuple
         An axis for each figure, and one for the number of the draw; and their values, draw by draw. Sizes, rates and
-        times are rounded to whole bytes, bytes a second and nanoseconds.
+        times are rounded to whole bytes, bytes per second and nanoseconds.
 
     Raises
     ------
     ConfigError
-        If SciPy is not installed, or what a distribution states has no unit, or several.
+        If SciPy is not installed, or the numbers of a distribution are invalid or differ in unit.
     """
     _, stats = import_extra(where, "what is drawn needs SciPy", "pip install 'hosim[study]'", "scipy", "scipy.stats")
     axes, columns, size, wide = list[Axis](), list[Any](), sample.size, len(sample.of)
     if sample.method == "sobol" and wide:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that a power of two is best stands in the documents
+            warnings.simplefilter("ignore", UserWarning)  # the documents say that a power of two is best
             shares = stats.qmc.Sobol(wide, seed=np.random.default_rng(sample.seed)).random(size)
     else:
         shares = np.random.default_rng(sample.seed).random((size, wide))
@@ -72,11 +72,11 @@ def drawn(sample: Sample, where: str) -> tuple[tuple[Axis, ...], list[tuple[Any,
 
 
 DRAW = "draw"
-"""Column: the number of a draw."""
+"""Column with the number of a draw."""
 
 
 def _scaled(stated: Distribution, where: str) -> tuple[str | None, float, float]:
-    """Return unit, `loc` and `scale` of a distribution, in whole units."""
+    """Return the unit of a distribution, and its `loc` and `scale` in this unit."""
     unit, ends = unit_of(stated.scale), (stated.loc, stated.scale)
     with errors_at(where):
         loc, scale = (value if value == 0 or unit is None else parse(value, unit) for value in ends)
@@ -87,21 +87,21 @@ def _scaled(stated: Distribution, where: str) -> tuple[str | None, float, float]
 
 
 def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
-    """Multiply the times of the ops of a case, and of its links, by random factors.
+    """Multiply the times of a case's ops and links by random factors.
 
-    Every op takes its time times a factor of its own; every link's time is multiplied by a factor, one for each link
-    and draw, because what slows a link down (other traffic, a clock) lasts longer than a step.
+    Each op has a factor of its own. Each link has one factor per draw, because what slows a link down (other traffic, a
+    clock) lasts longer than a step.
 
-    Factors are log-normal with mean 1 and the level as their coefficient of variation ``c``: ``exp(s z - s^2 / 2)``
-    with ``s^2 = ln(1 + c^2)`` and ``z`` normal. Times are whole nanoseconds, at least 1 where they were not 0. A draw
-    has the same ``z`` at all levels, so that levels can be compared. Such a factor is skewed: its median is ``1 /
-    sqrt(1 + c^2)``, 0.98 at 20 % and 0.71 at 100 %. So where a step hangs on one link, its median under large jitter
-    lies below its mean, and may lie below the nominal step.
+    Factors are log-normal with mean 1 and the level as coefficient of variation ``c``: ``exp(s z - s^2 / 2)`` with
+    ``s^2 = ln(1 + c^2)`` and ``z`` normal. Times are whole nanoseconds, at least 1 unless they were 0. A draw has the
+    same ``z`` at all levels, so levels can be compared. Such a factor is skewed: its median is ``1 / sqrt(1 + c^2)``,
+    0.98 at 20 % and 0.71 at 100 %. So if a step depends on one link, its median under large jitter lies below its mean,
+    and may lie below the nominal step.
 
     Parameters
     ----------
     case
-        As it was planned for; of one rank.
+        The nominal case, of one rank.
     level, draw, seed
         Coefficient of variation, number of the draw, and seed of the draws.
     """
@@ -109,7 +109,7 @@ def jittered(case: Case, level: float, draw: int, seed: int) -> Case:
     insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks} ranks", do)
     stretched = _with_other_times(case, level, draw, seed)
     for row in case.loaded.scenario.policies:
-        case.for_row(row.row)  # makes the machine that a row sets for itself
+        case.for_row(row.row)  # builds the case of a row that changes the machine
     stretched.changed.update({key: _with_other_times(other, level, draw, seed) for key, other in case.changed.items()})
     return stretched
 
@@ -131,7 +131,7 @@ def _with_other_times(case: Case, level: float, draw: int, seed: int) -> Case:
 
 
 def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
-    """Make links slower or faster by these factors; a staged link is as slow as those that it goes via."""
+    """Multiply the times of links by these factors; a staged link follows those that it goes via."""
     links = dict(hardware.links)
     for (name, link), factor in zip(hardware.links.items(), factors, strict=True):
         if link.via:
@@ -145,14 +145,14 @@ def _stretched(hardware: Hardware, factors: Sequence[float]) -> Hardware:
 
 @dataclass(frozen=True, eq=False)
 class Once:
-    """Plans rows once and replays the plans elsewhere; each process plans for itself, as runtimes cannot be sent.
+    """Plans rows once and replays the plans elsewhere; each process plans anew, as reactive plans cannot be pickled.
 
     Attributes
     ----------
     loaded, policies
-        The documents that are planned for, and the rows, as in `simulator.run`.
+        The nominal documents, for which plans are made, and the rows, as in `simulator.run`.
     headroom
-        Share of the budget that the plan of the first row leaves free.
+        Share of the budget that the first row's plan leaves free.
     """
 
     loaded: Loaded
@@ -164,7 +164,7 @@ class Once:
 
     @cached_property
     def case(self) -> Case:
-        """Case that is planned for.
+        """The nominal case, for which plans are made.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Once:
 
     @cached_property
     def plans(self) -> dict[str, Plan | CapacityError]:
-        """Plan of each row, or why there is none."""
+        """The plan of each row, or the error that says why there is none."""
         plans, headroom = dict[str, Plan | CapacityError](), self.headroom
         for label, decide in self.case.rows(self.policies).items():
             case, levers = self.case.for_row(label), tuple[str, ...]()
@@ -194,7 +194,7 @@ class Once:
         return plans
 
     def rows(self, case: Case) -> Rows:
-        """Replay the plans in a case; a row whose plan cannot be carried over has failed."""
+        """Replay the plans in a case; a row whose plan cannot be carried over is ``failed``."""
         rows = []
         for label, decide in case.rows(self.policies).items():
             try:
@@ -204,7 +204,7 @@ class Once:
         return rows
 
     def _carry_over(self, label: str, decide: Policy, problem: Problem) -> Plan:
-        """Return the plan of a row; a runtime decides anew, for where it runs."""
+        """Return the plan of a row; a reactive policy decides anew, for the case in which it runs."""
         plan, nominal = self.plans[label], self.case.graph
         if isinstance(plan, CapacityError):
             raise plan

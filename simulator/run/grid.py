@@ -1,4 +1,4 @@
-"""`hosim sweep`: the rows of a scenario at every cell of a grid over fields of its documents."""
+"""`hosim sweep`: the rows of a scenario in every cell of a grid over fields of its documents."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from simulator.scenario.study import StudyDocument
 from simulator.units import exact, parse, unit_of
 
 MOST_CELLS = 10_000
-"""Most cells that run unless more are asked for: these take an hour on two cores at half a second each."""
+"""Most cells that run unless more are asked for: at half a second each they take under an hour on two cores."""
 MOST_VALUES = 1_000_000
-"""Most values of a range, which takes memory before cells are counted: some 100 MB."""
+"""Most values of a range: they take some 100 MB before cells are counted."""
 _RANGE = re.compile(r"(?P<first>.+?)\s*\.\.\s*(?P<last>.+?)\s*:\s*(?P<count>\d+)(?P<log>\s*log)?")
 _UNITS = re.compile(r"[\d.eE+-]*\s*(.*)")
 COUNTED: tuple[Of, ...] = ("run", "rank", "ranks", "addresses", "cost", "table")
-"""Kinds of figures that need no bound."""
+"""Kinds of figures that need no bounds."""
 _KEPT = 4
 """Workloads that a process keeps built: a large one takes hundreds of MB."""
 _WRITE = "write it as 'links.*.bandwidth=16..200 GB/s:8', or list values: 'batch=1,2,4'"
@@ -59,24 +59,24 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     Parameters
     ----------
     key
-        Field path, of which each part may be a pattern: of the machine (``links.*.bandwidth``), of the workload
+        Field path, each part of which may be a pattern: of the machine (``links.*.bandwidth``), of the workload
         (``workload.batch``) or of the scenario (``scenario.budget``).
     asked
-        Its values. A range ``first..last:n`` has n of them, evenly spaced, or with ``log`` in even ratios; sizes, rates
-        and times are rounded to whole bytes, bytes a second and nanoseconds, and counts to whole numbers: those that
-        round alike, as in ``1..10:10 log``, count once.
+        Its values. A range ``first..last:n`` has n values, evenly spaced, or with ``log`` in equal ratios. Sizes, rates
+        and times are rounded to whole bytes, bytes per second and nanoseconds, and counts to whole numbers; equal ones,
+        as in ``1..10:10 log``, count once.
     kind
-        ``grid``, where values differ, or ``list``.
+        ``grid``, whose values must differ, or ``list``.
 
     Returns
     -------
     tuple
-        The axis, and its values in the order in which they are asked for.
+        The axis, and its values in the given order.
 
     Raises
     ------
     ConfigError
-        If there is no value, one is there twice, or a range is none.
+        If there is no value, a value occurs twice, or a range is malformed.
     """
     where = f"{kind}, {key}"
     listed = [part.strip() for part in asked.split(",")] if isinstance(asked, str) else list(asked)
@@ -108,7 +108,7 @@ def _spaced(match: re.Match[str], where: str, asked: str) -> list[Any]:
     rule = "a range goes from a number up to a larger one, in 2 values or more"
     insist(len(numbers) == 2 and count > 1 and numbers[0] < numbers[-1], where, rule, repr(asked), _WRITE)
     rule = f"a range has at most {MOST_VALUES:,} values"
-    insist(count <= MOST_VALUES, where, rule, f"{count:,}", "ask for fewer")  # before a list takes memory
+    insist(count <= MOST_VALUES, where, rule, f"{count:,}", "ask for fewer")  # before the list takes memory
     low, high = numbers
     insist(low > 0 or not match["log"], where, "even ratios begin above 0", repr(asked), "raise the first value")
     is_whole = unit is not None or all(isinstance(end, int) for end in ends)
@@ -124,19 +124,19 @@ def _spaced(match: re.Match[str], where: str, asked: str) -> list[Any]:
 
 @dataclass(eq=False)
 class Cells:
-    """Measures cells; a process builds once what several cells share.
+    """Measures cells; each process builds what several cells share once.
 
     Attributes
     ----------
     policies
         As in `simulator.run`.
     with_bounds
-        Whether rows are held against their bounds, which takes longer.
+        Whether to compute the bounds of rows, which takes longer.
     jitter, seed
-        Spread of the times of ops and links from draw to draw, which the last value of a point numbers, and the seed of
-        the draws; see `simulator.run.conditions.jittered`.
+        Spread of the times of ops and links, and the seed of the draws; the last value of a point is the number of its
+        draw. See `simulator.run.conditions.jittered`.
     once
-        Plans that are replayed unchanged in each cell; None: plans are made anew.
+        Plans that are replayed unchanged in each cell; None: each cell is planned anew.
     """
 
     policies: Policies | None = None
@@ -159,11 +159,11 @@ class Cells:
         return [row | {"ranks": case.job.ranks, "tokens": tokens} for row in rows]
 
     def case(self, loaded: Loaded) -> Case:
-        """Build the case of a cell, with a job that was built before if the cell has the same workload."""
-        if self._case is None or self._case.loaded is not loaded:  # else only the draw is another one
+        """Build the case of a cell; reuse the job of an earlier cell with the same workload."""
+        if self._case is None or self._case.loaded is not loaded:  # else only the draw differs
             key = f"{loaded.scenario.homes} {loaded.workload_dir} {loaded.workload.model_dump_json()}"
             self._case = prepare(loaded, self._built.pop(key, None), with_bounds=self.with_bounds)
-            self._built[key] = self._case.job  # what was used last is the last to go
+            self._built[key] = self._case.job  # the last one used is the last to go
             if len(self._built) > _KEPT:
                 del self._built[next(iter(self._built))]
         return self._case
@@ -190,39 +190,40 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     scenario
         A study, or a scenario: a name in the catalogue, a path that ends in ``.yaml``, or the document itself.
     grid
-        Field path -> values, see `axis`; default: as the study says. The last axis varies fastest.
+        Field path -> values, see `axis`; default: those of the study. The last axis varies fastest.
     set, policies
-        As in `simulator.run`; default: as the study says.
+        As in `simulator.run`; default: those of the study.
     workers
         Processes; default: one for each core. More than one needs ``if __name__ == "__main__":`` around the call in a
         script. The result does not depend on it.
     cluster
-        Address of a Dask scheduler, whose workers do it instead; the result does not depend on that, either.
+        Address of a Dask scheduler, whose workers then run the cells; the result does not depend on it.
     progress
-        Called when a cell is measured.
+        Called after each cell that is measured.
     cache
-        Folder of rows that were measured before, to which new ones are added at once; True: the usual one
-        (``$XDG_CACHE_HOME/hosim``, else ``~/.cache/hosim``); False: none. Rows of functions as policies are not kept.
+        Folder with rows of earlier sweeps, to which new rows are added at once; True: the default folder
+        (``$XDG_CACHE_HOME/hosim``, else ``~/.cache/hosim``); False: none. Rows of policies that are functions are not
+        kept.
     at_most
-        More cells are refused.
+        Most cells; a study with more is refused.
     bounds
-        Whether columns about bounds are counted as well, which takes longer.
+        Whether to add the columns of bounds, which takes longer.
     out
-        A folder for all that came of it, or a file for the rows alone (``.csv`` or ``.parquet``). Rows are appended as
-        they come: to that file, or to ``<folder>.points.csv``, which moves into the folder in the end. Of what is
-        returned the rows then have only the columns that are shown, so that memory hardly grows with them.
+        A folder for all results, or a file for the rows alone (``.csv`` or ``.parquet``). Rows are appended as they
+        come: to that file, or to ``<folder>.points.csv``, which moves into the folder in the end. The returned rows
+        then have only the columns that are shown, so memory hardly grows with them.
 
     Returns
     -------
     Sweep
         One row per cell and policy: the fields that vary, the columns of `simulator.run`'s summary, ``ranks``,
-        ``tokens`` and ``tokens_per_s``. What cannot run in a cell is a row with its status and its reason.
+        ``tokens`` and ``tokens_per_s``. A policy that cannot run in a cell is a row with its status and the reason.
 
     Raises
     ------
     ConfigError
-        If a document is wrong, a path names no field, a value is none of an axis, there are too many cells, or `out`
-        or `cluster` cannot be used.
+        If a document is wrong, a path names no field, a value does not suit its axis, there are too many cells, or
+        `out` or `cluster` cannot be used.
     """
     study, loaded, (axes, shown, points) = _read(scenario, grid, set, at_most)
     base, rows_asked = loaded.without_questions(), policies or study.policies or None
@@ -259,7 +260,7 @@ def _read(
     changes: Mapping[str, Any] | None = None,
     at_most: int = MOST_VALUES,
 ) -> tuple[StudyDocument, Loaded, Grid]:
-    """Read a study, or make one of a scenario and a grid, with its points."""
+    """Read a study, or make one from a scenario and a grid; return it with its points."""
     study, loaded = catalog.studied(asked, changes)
     where = loaded.place("grid") if study is None else f"study {study.name}"
     if study is None or grid is not None:
@@ -280,7 +281,7 @@ def _keyed_study(
     *,
     with_bounds: bool,
 ) -> Study:
-    """Make the study that is measured, each point with a key of all that its rows depend on."""
+    """Make the study to measure; the key of a point covers all that its rows depend on."""
     jitter, seed = (study.sample.jitter, study.sample.seed) if study.sample and study.sample.jitter else (0, 0)
     rule, do = "bounds are of a machine without jitter", "leave --bounds out, or jitter"
     insist(not (with_bounds and jitter), base.place("bounds"), rule, f"jitter of {jitter:g}", do)
@@ -294,7 +295,7 @@ def _keyed_study(
 
 
 def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str, Any]]:
-    """Sum up draws, if there are any; and list for the summary what varies, and what draws tell."""
+    """Summarise draws, if there are any; return also what varies, and what draws tell, for the summary."""
     fixed, more = [axis.name for axis in axes if not axis.is_drawn], {"grid": {axis.name: axis.values for axis in axes}}
     if len(fixed) == len(axes):
         return [], more
@@ -304,7 +305,7 @@ def _summed(rows: Rows, axes: Sequence[Varied]) -> tuple[list[Summed], dict[str,
 
 
 def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
-    """Return the axes and the points of a study: all cells of the grid, with each entry of the list and each draw."""
+    """Return axes and points of a study: each cell of the grid with each entry of the list and each draw."""
     sample, do = study.sample, "say what varies: --grid 'links.*.bandwidth=16..200 GB/s:8', or name a study"
     insist(study.grid or study.list_ or sample, where, "a sweep varies something", "nothing", do)
     crossed = [axis(key, values) for key, values in study.grid.items()]
@@ -326,7 +327,7 @@ def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
 
 
 def _check_apart(axes: Sequence[Axis], loaded: Loaded, where: str) -> None:
-    """Refuse two axes that vary one field: of two values for it the second would win, unseen."""
+    """Refuse two axes that vary one field: the second value would silently override the first."""
     varied: dict[tuple[str, ...], str] = {}
     for axis in axes:
         with errors_at(axis.where):
@@ -339,7 +340,7 @@ def _check_apart(axes: Sequence[Axis], loaded: Loaded, where: str) -> None:
 
 
 def _probes(points: Sequence[Point]) -> list[Point]:
-    """Choose points with the least and the largest number on each axis, and with each value that is no number."""
+    """Choose points that have, for each axis, its least and largest number and each value that is no number."""
     probes: dict[Point, None] = {}
     for index in range(len(points[0])):
         first = {point[index]: point for point in reversed(points)}
@@ -356,7 +357,7 @@ def points_in(path: Path) -> int:
     Parameters
     ----------
     path
-        Of its document.
+        Path of the study.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""Rows on disk: those that were measured before, and the file of a sweep to which rows are appended as they come.
+"""Rows on disk: those kept from earlier sweeps, and the file to which a sweep appends its rows as they come.
 
-*Kept* rows lie in one SQLite file, by content: a study that is repeated, goes on or grows runs only what is new. Many
-processes may read and write the file at a time, and a killed process leaves it whole. A row's key stands for all that
-the row depends on: the documents as they were run, the cell, and hosim's own code.
+*Kept* rows are stored in one SQLite file, addressed by content: a study that is repeated, resumed or extended runs only
+what is new. Many processes may use the file at the same time, and a killed process leaves it intact. A row's key covers
+all that the row depends on: the documents that ran, the cell, and hosim's own code.
 
-The file of *points* holds complete lines alone, in the order of points.
+The file of *points* holds only complete lines, in the order of points.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WAIT_S = 30
 
 
 def usual_folder() -> Path:
-    """Return where rows are kept by default: below ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    """Return the default folder of kept rows: in ``XDG_CACHE_HOME``, or ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hosim"
 
 
@@ -45,7 +45,7 @@ def code_key() -> str:
 
 
 def key_of(*parts: Any) -> bytes:
-    """Return a digest of all that a row depends on, each part something that JSON can hold."""
+    """Return a digest of everything that a row depends on; each part can be written as JSON."""
     return sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).digest()
 
 
@@ -55,12 +55,12 @@ class KeptRows:
     Parameters
     ----------
     folder
-        The folder, which is made if it is not there.
+        The folder; it is created if it does not exist.
 
     Raises
     ------
     ConfigError
-        If it cannot be made, read or written, or another hosim keeps its rows there in another form.
+        If it cannot be created, read or written, or another version of hosim keeps rows there in another form.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,25 +77,25 @@ class KeptRows:
             self._base.execute(f"PRAGMA user_version = {_FORM}")
 
     def get(self, key: bytes) -> list[dict[str, Any]] | None:
-        """Return the rows of a key; None if there are none."""
+        """Return the rows of a key; None if none are kept."""
         with self._refusing():
             record = self._base.execute("SELECT rows FROM rows WHERE key = ?", (key,)).fetchone()
             return orjson.loads(record[0]) if record else None
 
     def put(self, key: bytes, rows: list[dict[str, Any]]) -> None:
-        """Keep rows for good, before this returns."""
+        """Keep rows; they are on disk when this returns."""
         with self._refusing():
             self._base.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, orjson.dumps(rows)))
         if (phrase := f"what was measured so far, in {self._path},") not in complete:
             complete.append(phrase)
 
     def close(self) -> None:
-        """Leave the folder to others."""
+        """Close the file."""
         self._base.close()
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Turn errors of the file into those of hosim."""
+        """Turn errors of the file into a `ConfigError`."""
         try:
             yield
         except (sqlite3.OperationalError, OSError) as error:
@@ -111,22 +111,22 @@ _REMOVE = f"remove that file, {_ELSE}"
 
 PARQUET = ".parquet"
 SUFFIXES = (".csv", PARQUET)
-"""Ends of the name of such a file."""
+"""Suffixes of a file of rows."""
 _TYPES = {"ns": "int64", "B": "int64", "share": "float64", "times": "float64", "per s": "float64", "text": "string"}
-"""Unit of a figure -> type in a Parquet file; the others are numbers of any kind."""
+"""Unit of a figure -> its type in a Parquet file; for other units the type is inferred."""
 
 
 @contextmanager
 def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
-    """Give a function that appends rows to a file, which one process at a time writes.
+    """Provide a function that appends rows to a file, which only one process at a time may write.
 
     Parameters
     ----------
     path
-        The file; an earlier one is replaced once there are rows. One that ends in ``.parquet`` is made in the end:
-        until then the rows stand in ``<path>.csv``.
+        The file; an existing one is replaced once there are rows. A ``.parquet`` file is written at the end: until then
+        the rows are in ``<path>.csv``.
     columns
-        Columns of the rows, in order; what a row lacks is an empty cell.
+        Columns of the rows, in order; a column that a row lacks is left empty.
 
     Raises
     ------
@@ -171,16 +171,16 @@ def appending(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Iterable
 
 
 def _append(file: io.FileIO, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """Append rows by one call of the system; if the disk is full, cut off again what was written of them.
+    """Append rows with one system call; if the disk is full, remove what was written of them.
 
-    So whatever ends the process, the file holds the rows of all points up to one of them, each whole.
+    So whatever ends the process, the file holds complete rows, of all points up to some point.
     """
     text, end = io.StringIO(newline=""), file.seek(0, os.SEEK_END)
     csv.DictWriter(text, columns, lineterminator="\n").writerows(rows)
     data = text.getvalue().encode()
     try:
         written = os.write(file.fileno(), data)
-        if written < len(data):  # an error says why
+        if written < len(data):  # the error of a second write says why
             os.write(file.fileno(), data[written:])
     except OSError:
         file.truncate(end)

@@ -1,8 +1,8 @@
 """Inverse questions: `hosim frontier`, with its presets `hosim largest` and `hosim least`, and `hosim crossover`.
 
-*Frontier*: the last value of a field of the documents before a row violates a condition, and before every plan must.
-*Largest* and *least*: the last value before a row no longer fits, or slows down too much. *Crossover*: the value at
-which two rows swap. All of them bisect between two values whose rows differ.
+*Frontier*: the last value of a field before a row violates a condition, and before every plan must. *Largest* and
+*least*: the last value before a row no longer fits, or slows down too much. *Crossover*: the value at which two rows
+swap order. All of them bisect between two values whose rows differ.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from simulator.scenario.question import COMPUTE
 from simulator.units import exact
 
 _ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
-"""Rooms from the least that any plan needs to what all needs at once; rooms to try between two of them, and the ratio
-of their steps that calls for that: a hundredth of the way tells where a front bends."""
+"""Capacities from the least that any plan needs to what everything needs at once; candidates between two of them, and
+the ratio of their steps above which these are tried: a hundredth of the range shows where a front bends."""
 _SCANNED = 9
-"""Values that are scanned for a crossover: each doubles, or nearly so, the one before."""
+"""Values scanned for a crossover: each is at most about twice the one before."""
 _NEAR = 8
-"""Factor above and below what the documents say within which a crossover is searched: three doublings."""
+"""Factor above and below the documents' value within which a crossover is searched: three doublings."""
 
 
 def frontier(
@@ -59,7 +59,7 @@ def frontier(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
     set, policies
         As in `simulator.run`.
     progress
@@ -67,7 +67,7 @@ def frontier(
     kind
         The class of the question; see `largest` and `least`.
     workers
-        Processes that find what limits each answer, when the result is written.
+        Processes that find what limits each answer when the result is written.
     asked
         ``field`` (or ``of``): a field path, ``links.*.bandwidth``, ``workload.sequence``, or ``peak.hbm``;
         ``such_that``: conditions, as ``["stall <= 0.1 %"]``; ``at_most``, ``at_least``, ``multiple_of``, ``over``,
@@ -76,8 +76,8 @@ def frontier(
     Returns
     -------
     Sweep
-        One row per policy, and a row for each bound: what no plan can beat that runs each op once (``bound``), or that
-        may run it again (``bound with recompute``). The columns of `simulator.run`'s summary at the answer, and
+        One row per policy, and one for each bound: on plans that run each op once (``bound``), and on plans that may
+        recompute (``bound with recompute``). The columns are those of `simulator.run`'s summary at the answer, and
 
         ``within``
             The longest step allowed, as a multiple of the step of the row ``over``; ``inf`` if any step is.
@@ -90,15 +90,15 @@ def frontier(
         ``next``, ``next_slowdown``
             The next value, which fails, and its slowdown if it is only too slow; absent if the search ended first.
         ``holes``
-            Easier values than the answer that fail all the same.
+            Easier values than the answer that fail nevertheless.
         ``limit``, ``limit_at``, ``limit_demand_bytes``, ``limit_capacity_bytes``
-            Why the next value fails: the tier and the moment, how much must be there at once, and how much fits; or the
-            figure that violates a condition, and its value. If the plan blocks itself, only ``limit`` says so.
+            Why the next value fails: the tier and the moment, the demand at that moment, and the capacity; or the
+            figure that violates a condition, and its value. If the plan blocks itself, only ``limit`` is given.
 
     Raises
     ------
     ConfigError
-        If a document or a condition is invalid, or nothing says what to search.
+        If a document or a condition is invalid, or no field is given.
     """
     loaded = catalog.resolve(scenario, set)
     search, hardware = Search(loaded, kind, asked, policies), loaded.hardware
@@ -124,8 +124,8 @@ def largest(scenario: Named, **asked: Any) -> Sweep:
     Parameters
     ----------
     scenario, asked
-        As for `frontier`; and ``slowdown``, a list of limits on the step as multiples of that of ``over``, each with an
-        answer of its own. The scenario's key ``largest`` gives what is left out.
+        As for `frontier`; and ``slowdown``, a list of limits on the step as multiples of that of ``over``, each with
+        its own answer. The scenario's key ``largest`` provides the defaults.
     """
     return frontier(scenario, kind=Largest, **asked)
 
@@ -155,23 +155,23 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
 ) -> Sweep:
     """Trade the peak of the compute tier, or a cost, against the step, row by row.
 
-    The capacity of the tier varies from the least that any plan needs to what holds everything at once, with more
-    capacities tried where the step changes by more than a quarter from one to the next.
+    The capacity of the tier varies from the least that any plan needs to one that holds everything at once; more
+    capacities are tried where the step changes by more than a quarter from one to the next.
 
     Parameters
     ----------
     scenario, set, policies, progress, workers
         As for `frontier`.
     of
-        Amount to trade against the step: ``peak.hbm``, of the compute tier, with what no plan beats as its edge; or a
-        cost that the machine states, by its heading or its column (``cost``, ``energy/token``); default: the peak.
+        Amount to trade against the step: ``peak.hbm``, the peak of the compute tier, which also has a bound; or a cost
+        that the machine states, by its heading or column (``cost``, ``energy/token``); default: the peak.
     rooms
-        Number of capacities that are tried first.
+        Number of capacities to try first.
 
     Returns
     -------
     Sweep
-        The Pareto front of each policy and bound, with the columns of `frontier`; the table ``points`` has all that was
+        The Pareto front of each policy and bound, with the columns of `frontier`; the table ``points`` has all rows
         tried.
 
     Raises
@@ -209,7 +209,7 @@ def pareto(  # noqa: PLR0913 - what is asked, and by name what is seldom said
 
 
 def _bends(less: Rows, more: Rows) -> bool:
-    """Tell whether the step changes enough between two capacities to try one in between."""
+    """Tell whether the step changes so much between two capacities that one in between is tried."""
     steps = [row["step_ns"] if row["status"] == "ok" else math.inf for row in (*less, *more)]
     return max(steps) > _STEEP * min(steps)
 
@@ -230,7 +230,7 @@ def _limiting(
 
 
 def undominated(rows: Rows, column: str) -> Rows:
-    """Return the Pareto front of a column and the step, of the rows that ran."""
+    """Return the Pareto front of a column and the step, over the rows that ran."""
     front = Rows()
     ran = (row for row in rows if row["status"] == "ok" and row.get(column) is not None)
     for row in sorted(ran, key=lambda row: (row[column], row["step_ns"])):
@@ -247,7 +247,7 @@ def crossover(
     progress: Progress | None = None,
     **asked: str | int | None,
 ) -> Sweep:
-    """Search where two rows swap: scan some values, then bisect between neighbours with different answers.
+    """Search where two rows swap order: scan some values, then bisect between neighbours with different answers.
 
     Parameters
     ----------
@@ -256,19 +256,19 @@ def crossover(
     policies
         The two rows.
     asked
-        As for `frontier`: ``field`` (or ``of``), ``at_most``, ``at_least``, ``multiple_of``, ``resolution``. Default of
-        the ends: eight times what the documents say, and an eighth of it.
+        As for `frontier`: ``field`` (or ``of``), ``at_most``, ``at_least``, ``multiple_of``, ``resolution``. The ends
+        default to eight times and an eighth of the documents' value.
 
     Returns
     -------
     Sweep
-        A row for each range in which the same row is faster: ``faster`` (``tie``, or ``neither`` if none runs), its
-        ends ``from`` and ``to``, and the step of each row at both; ``points`` has all that was tried.
+        A row for each range in which the same policy is faster: ``faster`` (``tie``, or ``neither`` if none runs), the
+        ends ``from`` and ``to``, and the step of each policy at both; ``points`` has all rows tried.
 
     Raises
     ------
     ConfigError
-        If a document or the question is invalid, or there are not two rows.
+        If a document or the question is invalid, or there are not exactly two rows.
     """
     loaded = catalog.resolve(scenario, set)
     search = Search(loaded, Frontier, asked, policies, is_bounded=False)

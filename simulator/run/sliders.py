@@ -21,11 +21,11 @@ TIMES = {
     "capacity": (0.5, 0.625, 0.75, 0.875, 1, 1.25, 1.5, 2, 3, 4),
     "sequence": (0.125, 0.25, 0.5, 1, 2, 4),
 }
-"""Slider -> its values, as multiples of what the documents say: as far as the next machines, or models, go."""
+"""Slider -> its values, as multiples of the documents' values: as far as the next machines, or models, may go."""
 
 
 class WhatIf:
-    """One row of a scenario, at other values than the documents have; the graph of each sequence is built once.
+    """One row of a scenario with other values than the documents'; the graph of each sequence is built once.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ class WhatIf:
         Parameters
         ----------
         **values
-            By slider, as `usual` has them; what is not named stays as it is.
+            By slider, in the units of `usual`; sliders that are not named keep the documents' values.
 
         Raises
         ------
         ConfigError
-            If a document is not valid with them.
+            If a document is not valid with these values.
         """
         point = {self._axes[name]: value for name, value in values.items() if value != self.usual[name]}
         case = self._cells.case(catalog.at(self._loaded, point))
@@ -84,7 +84,7 @@ class WhatIf:
         return self.result
 
     def written(self, name: str, value: Any) -> str:
-        """Write a value of a slider for people: of the bandwidth that of each link that has another one."""
+        """Write a slider's value for people; for the bandwidth, each distinct bandwidth of the links."""
         if name != "bandwidth":
             return human(value, "B") if name == "capacity" else f"{value:,}"
         rates = {link.bandwidth_bytes_per_s: None for link in self._loaded.hardware.links.values()}
@@ -97,19 +97,19 @@ def interact(
     policy: str = "static",
     set: Mapping[str, Any] | None = None,  # noqa: A002 - the key of the document
 ) -> Widget:
-    """Show sliders over bandwidth, capacity and sequence, and below them the result of a scenario with their values.
+    """Show sliders for bandwidth, capacity and sequence, and below them a scenario's result with their values.
 
     Parameters
     ----------
     scenario, set
         As in `simulator.run`.
     policy
-        The row that is asked about.
+        The row to run.
 
     Returns
     -------
     Widget
-        For a notebook, which shows it; its ``ask`` is the `simulator.run.sliders.WhatIf` that answers.
+        A widget for a notebook; its ``ask`` is the `simulator.run.sliders.WhatIf` that runs the row.
 
     Raises
     ------

@@ -1,22 +1,22 @@
-"""Studies that are ready made: `hosim scaling`, `hosim limits` and `hosim robust`.
+"""Predefined studies: `hosim scaling`, `hosim limits` and `hosim robust`.
 
-*Scaling*: the same step at each point of a curve, from a few ranks to many or over a field. *Limits*: which figures of
-the machine a step depends on, and how much.
+*Scaling*: a step at each point of a curve, from a few ranks to many, or over a field. *Limits*: which figures of the
+machine a step depends on, and how much.
 
-*Robust*: a plan made for the nominal machine runs on others, beside a policy that decides as it runs. The *tested*
-policy plans once, for the machine and the workload as their documents say, and its steps are replayed unchanged under
-each condition. The *other* one is a runtime that sees what happens. Both run under the same draws. A plan that blocks
-or no longer fits is an outcome, counted as slower than anything that runs. Conditions are
+*Robust*: a plan made for the nominal machine runs under other conditions, compared with a policy that decides while it
+runs. The *tested* policy plans once, for machine and workload as documented, and its plan is replayed unchanged under
+each condition. The *other* one is reactive: it sees what happens. Both run under the same draws. A plan that blocks or
+no longer fits is an outcome, and counts as slower than any that runs. The conditions are
 
 ``jitter``
-    Other times of ops, and of links or copies: see `simulator.run.conditions.jittered`.
+    Random times of ops and links: see `simulator.run.conditions.jittered`.
 ``slower links``
-    Every link has its bandwidth times ``1 - level``, and its latency over it.
+    The bandwidth of every link is multiplied by ``1 - level``, and its latency divided by it.
 ``inspection``
-    The time in which a runtime looks at the state before each compute, which is measured nowhere: the level.
+    The level is the time that a reactive policy takes to inspect the state before each compute; nobody has measured it.
 ``longer sequence``
-    The workload's model is built again with its sequence times ``1 + level``, rounded; a fixed plan is replayed on the
-    same ops and tensors, a runtime decides anew.
+    The model is built with its sequence times ``1 + level``, rounded; a fixed plan is replayed on the same ops and
+    tensors, a reactive policy decides anew.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from simulator.run.grid import Cells
 from simulator.run.sweep import Progress, Study, Sweep, sweep
 
 MORE = 1.1
-"""A figure is tried with 10 % more: enough that what a plan decides may change, as it would on such a machine."""
+"""Each figure is tried with 10 % more: enough for a policy's decisions to change, as they would on such a machine."""
 
 
 def points_of(loaded: Loaded) -> Study:
-    """Return the points of a scenario's ``scaling``, where nothing is expected and no largest value is searched.
+    """Return the study of a scenario's ``scaling``, without the scenario's expectations and questions.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def points_of(loaded: Loaded) -> Study:
     Raises
     ------
     ConfigError
-        If the scenario lists no point.
+        If the scenario lists no points.
     """
     scaling = loaded.scenario.scaling
     rule, do = "a scenario that is scaled lists points", "add such as 'scaling: {parallel.data: [8, 16, 32]}'"
@@ -76,7 +76,7 @@ def scaling(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
     set, policies
         As in `simulator.run`.
     workers
@@ -93,15 +93,15 @@ def scaling(
         ``ranks``
             Ranks of the job.
         ``tokens``
-            Tokens that all ranks train on, read or add in a step; None of a graph from a file that does not say.
+            Tokens that all ranks train on, read or add in a step; None for a graph from a file that does not say.
         ``efficiency``
-            Tokens per second and rank, against those of the policy's first point that ran to its end. With as much
-            for each rank everywhere (weak scaling) that is the step there over the step here.
+            Tokens per second and rank, relative to the policy's first point that ran. With equal work per rank at all
+            points (weak scaling), that is the step there over the step here.
 
     Raises
     ------
     ConfigError
-        If a document is wrong. What fails at a point is a row.
+        If a document is wrong. A failure at a point is a row.
     """
     loaded = catalog.resolve(scenario, set)
     study = points_of(loaded)
@@ -132,20 +132,20 @@ def limits(
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
     set, policies
         As in `simulator.run`.
     workers
         Processes; default: one for each core. The result does not depend on it.
     progress
-        Called when a figure was tried.
+        Called after each figure that is tried.
 
     Returns
     -------
     Sweep
         One row per policy and figure that changes its step, the strongest first: ``policy``, ``figure`` (field path),
-        ``value``, ``origin`` (``cited``, ``assumed``, ``fitted`` or ``mine``), ``step_ns`` with 10 % more of it, and
-        ``elasticity``: the change of the step, as a share, over that of the figure.
+        ``value``, ``origin`` (``cited``, ``assumed``, ``fitted`` or ``mine``), ``step_ns`` with 10 % more, and
+        ``elasticity``: the relative change of the step over that of the figure.
 
     Raises
     ------
@@ -169,9 +169,9 @@ def limits_at(
     Parameters
     ----------
     loaded
-        The documents with the origins of the figures.
+        The documents, which hold the origins of the figures.
     places
-        Machines, and the rows that run there; no row runs on two.
+        Documents, each with the rows that run there; no row occurs twice.
     workers, progress
         As for `limits`.
     title
@@ -215,11 +215,11 @@ LEVELS = {
     INSPECTION: (100, 500, 1000, 2000, 5000),
     SEQUENCE: (0.01, 0.05, 0.1, 0.25, 0.5),
 }
-"""Perturbation -> its levels where none are given: shares, or times [ns]."""
+"""Perturbation -> its default levels: shares, or times [ns]."""
 MOST = {JITTER: 1, LINKS: 0.99, INSPECTION: 1e9, SEQUENCE: 99}
-"""Perturbation -> the most that a level is."""
+"""Perturbation -> its highest level."""
 DRAWS = 20
-"""Draws of jitter at each level where no number is given."""
+"""Default number of draws of jitter at each level."""
 
 
 def robustness(  # noqa: PLR0913 - what is compared, under which conditions
@@ -238,36 +238,36 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     workers: int = 1,
     progress: Progress | None = None,
 ) -> Sweep:
-    """Replay a plan that was made for nominal conditions under others, beside a policy that decides while it runs.
+    """Replay a plan made for nominal conditions under others, and compare it with a policy that decides as it runs.
 
     Parameters
     ----------
     scenario
-        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or what was read of it.
+        A name in the catalogue, a path that ends in ``.yaml``, the document itself, or a `Loaded` one.
     policy, against
-        Rows of the scenario or names of policies: the one whose plan is tested, and the one it is compared with.
+        Rows of the scenario or names of policies: the tested one, and the one that it is compared with.
     set
         Changes to the nominal machine, as in `simulator.run`.
     jitter, slower_links, longer
         Levels, as shares (0.05 is 5 %); default: `LEVELS`. An empty list leaves the perturbation out.
     inspect
-        Times of a look at the state [ns], in the same way.
+        Times to inspect the state [ns], in the same way.
     draws, seed
         Number of draws of jitter at each level, and their seed.
     headroom
-        Share of the budget that the tested plan leaves free, as a reserve; the run may use all of it.
+        Share of the budget that the tested plan leaves free, in reserve; the run may use the whole budget.
     workers
         Processes; more than one needs ``if __name__ == "__main__":`` around the call in a script. The result does not
         depend on it.
     progress
-        Called when a replay is done.
+        Called after each replay.
 
     Returns
     -------
     Sweep
-        Its points: per policy, condition and draw ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
-        ``step_ns``, ``slowdown`` (against the same policy under nominal conditions) and ``why`` it did not run. Its
-        rows: their quantiles.
+        Points, one per policy, condition and draw: ``policy``, ``perturbation``, ``level``, ``draw``, ``status``,
+        ``step_ns``, ``slowdown`` (against the same policy under nominal conditions) and ``why`` it did not run. Rows:
+        their quantiles.
 
     Raises
     ------
@@ -301,11 +301,11 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
 
 
 MOST_DRAWS = 10_000
-"""Most draws at a level: each is a replay and a row, and with more of them quantiles hardly move."""
+"""Most draws at a level: each is a replay and a row, and more hardly change the quantiles."""
 
 
 def _studies(once: Once, asked: Mapping[str, Sequence[float] | None], draws: int, seed: int) -> Iterator[Study]:
-    """Make a study for each perturbation and level, the nominal one first; its points are draws."""
+    """Make a study for each perturbation and level, nominal conditions first; its points are draws."""
     loaded = once.loaded
     rule = f"the number of draws is a whole number, at least 1 and at most {MOST_DRAWS:,}, and the seed at least 0"
     insist(isinstance(draws, int) and 1 <= draws <= MOST_DRAWS and seed >= 0, "draws", rule, f"{draws} and {seed}")

@@ -1,7 +1,7 @@
-"""A sweep: set documents to many points, measure each in some process, and collect one tidy table.
+"""A sweep: vary documents over many points, measure each point in some process, and collect one tidy table.
 
-A study says what varies and what is measured. Its points are given beforehand (a grid, a list, draws), or searched: the
-next points are the candidates on one axis between two whose rows differ, until none is left between them.
+A study says what varies and what is measured. Its points are given (a grid, a list, draws) or searched: next come the
+candidates on one axis that lie between two points whose rows differ, until none is left.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ Point = tuple[Any, ...]
 Task = tuple[int, Point]
 """The index of a study, and a point of it."""
 Progress = Callable[[str, int, int], None]
-"""Called now and then with a label of the work, how much of it is done, and how much there is in all."""
+"""Called now and then with a label of the work, the amount done, and the total."""
 RunTasks = Callable[[Make, Sequence[tuple[int, Any]], int], Generator[tuple[int, Any], None, None]]
-"""Runs tasks in some processes, as `simulator.processes.spawned` does."""
+"""Function that runs tasks in processes, as `simulator.processes.spawned` does."""
 
 
 def silent(label: str, done: int, total: int) -> None:
@@ -54,29 +54,29 @@ def silent(label: str, done: int, total: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The points of some axes, and how each is measured.
+    """Points on some axes, and how to measure each.
 
     Attributes
     ----------
     loaded
         The base: a scenario, its machine and its workload.
     measure
-        Returns the rows of the documents at a point; it is sent between processes.
+        Function that returns the rows at a point, from the documents there; it is pickled.
     axes, points
-        Axes that vary, and the points that are measured (first).
+        The axes, and the points that are measured (first, if the study searches).
     candidates, differ
-        Values of one axis, ascending, that may be tried between two others; and what tells whether the rows of these
-        two differ so that one is. None: no more points than those given.
+        Values of the one axis, ascending, that may be tried between two points; and the function that tells from the
+        rows of these whether to. None: only the given points.
     about
-        Columns that all rows have, in front of those of the axes.
+        Columns that all rows have, before those of the axes.
     is_strict
-        Whether an error of a document or a plan at a point is raised; else it is a row, ``failed``.
+        Whether an error of a document or a plan at a point is raised; else it becomes a row with status ``failed``.
     probes
-        Points at which documents are checked before any is measured; default: all that are given.
+        Points at which documents are checked before any is measured; default: all given points.
     key
-        Returns the key under which the rows of a point are kept; None: they are not kept.
+        Function that returns the key under which a point's rows are kept; None: they are not kept.
     more
-        Returns further points, where no candidate lies between any two whose rows differ.
+        Function that returns further points once no candidate lies between two points whose rows differ.
     """
 
     loaded: Loaded
@@ -97,7 +97,7 @@ class Study:
         return catalog.at(self.loaded, varied) if varied else self.loaded
 
     def check(self) -> None:
-        """Refuse points at which a document, or what is built from it, is wrong; a budget too large becomes a row."""
+        """Refuse points at which a document, or what it builds, is wrong; too large a budget becomes a row."""
         last = None
         for point in self.points if self.probes is None else self.probes:
             with nullcontext() if self.is_strict else suppress(BudgetError):
@@ -116,12 +116,12 @@ class Study:
             return [{"status": "infeasible" if isinstance(error, BudgetError) else "failed", "notes": str(error)}]
 
     def labelled(self, point: Point, rows: Rows) -> Rows:
-        """Put the columns of the study, and the values of a point, in front of the rows of the point."""
+        """Return the rows of a point with the study's columns and the point's values in front."""
         where = {**self.about, **{axis.name: value for axis, value in zip(self.axes, point, strict=True)}}
         return [{**where, **row} for row in rows]
 
     def next_points(self, measured: Mapping[Point, Rows]) -> list[Point]:
-        """Return the points to measure next: those given first, then a candidate between any two whose rows differ."""
+        """Return the points to measure next: the given ones, then a candidate between any two whose rows differ."""
         missing = [point for point in dict.fromkeys(self.points) if point not in measured]
         if missing or self.differ is None:
             return missing
@@ -134,66 +134,66 @@ class Study:
 
 
 class Pace:
-    """Tells `progress` how fast points are measured, and of how many; if it `is_told`, in lines of their own, too."""
+    """Reports to `progress` how fast points are measured; if `is_told`, also by lines that stay."""
 
     def __init__(self, progress: Progress | None, workers: int, *, is_told: bool) -> None:
         self._progress, self._workers, self._is_told, self._since_s = progress or silent, workers, is_told, monotonic()
         self._new = self._done = self._total = 0
 
     def expect(self, tasks: int, new: int) -> None:
-        """Note the number of further points, and of those among them that are new."""
+        """Add the number of further points, and of the new ones among them."""
         self._total = self._done + tasks
         self._done += tasks - new
-        if self._is_told:  # -1 stands for a line of its own
+        if self._is_told:  # -1 means a line that stays
             self._progress(f"{tasks:,} points, {tasks - new:,} of them kept from before", 0, -1)
 
     def tell(self) -> None:
-        """Tell that another point was measured."""
+        """Report that another point was measured."""
         now_s, since_s = monotonic(), self._since_s
         each_s = (now_s - since_s) / max(self._new, 1)
-        self._since_s = since_s if self._new else now_s  # before the first, processes start and build what is shared
+        self._since_s = since_s if self._new else now_s  # until the first, processes start and build what is shared
         self._new, self._done = self._new + 1, self._done + 1
         lacking = self._total - self._done
         left = human(round(each_s * lacking * 10**9), "ns")
         self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
-        if self._is_told and self._new == self._workers + 1 and lacking:  # one process has measured its second
+        if self._is_told and self._new == self._workers + 1 and lacking:  # some process has measured its second point
             self._progress(f"about {left} for the other {lacking:,}", 0, -1)
 
 
 def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None = None) -> Rows:
-    """Measure all points of some studies; parameters, errors and the order of rows are those of `streamed`."""
+    """Measure all points of some studies; for parameters, errors and the order of rows see `streamed`."""
     return [row for rows in streamed(studies, workers, Pace(progress, workers, is_told=False)) for row in rows]
 
 
 def streamed(
     studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None = None, run_tasks: RunTasks = spawned
 ) -> Iterator[Rows]:
-    """Measure all points of some studies, and yield the rows of each as soon as all before it are there.
+    """Measure all points of some studies, and yield the rows of each point in order, as soon as they are ready.
 
     Parameters
     ----------
     studies
         The studies; all their points are checked before any is measured.
     workers
-        Number of processes, which start afresh; the result does not depend on it.
+        Number of processes, which are spawned; the result does not depend on it.
     pace
-        Tells the speed.
+        Reports progress.
     kept
-        Rows that were measured before; new ones are kept there at once. Needed by studies with a `key`.
+        Rows of earlier sweeps, to which new ones are added at once; used for studies with a `key`.
     run_tasks
-        Runs the tasks: in processes here, or on a cluster.
+        Runs the tasks: in local processes, or on a cluster.
 
     Yields
     ------
     list of dict
-        The rows of a point, study by study and point by point. Where a study searches, they come in the end.
+        The rows of a point, study by study and point by point; if a study searches, only at the end.
 
     Raises
     ------
     ConfigError
         If a document is not valid at a point.
     HosimError
-        If no process lives, or one dies twice at a point of a study that is strict.
+        If no process survives, or one dies twice at a point of a strict study.
     """
     for study in studies:
         study.check()
@@ -204,7 +204,7 @@ def streamed(
             for (n, point), rows in outcomes:
                 if is_searched:
                     measured[n][point] = rows
-                else:  # memory does not grow with rows that were given out
+                else:  # yielded rows take no memory
                     yield studies[n].labelled(point, rows)
         if not is_searched:
             return
@@ -214,7 +214,7 @@ def streamed(
 
 
 class _Measuring:
-    """Measures points, and keeps their rows."""
+    """Measures points, and keeps their rows on disk."""
 
     def __init__(
         self, studies: Sequence[Study], workers: int, pace: Pace, kept: KeptRows | None, run_tasks: RunTasks
@@ -222,12 +222,12 @@ class _Measuring:
         self._studies, self._workers, self._pace, self._kept, self._run_tasks = studies, workers, pace, kept, run_tasks
 
     def _kept_rows(self, task: Task) -> Rows | None:
-        """Return the rows of a point that was measured before; None if it was not."""
+        """Return the kept rows of a point; None if there are none."""
         key = self._studies[task[0]].key
         return None if self._kept is None or key is None else self._kept.get(key(task[1]))
 
     def in_order(self, tasks: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
-        """Yield the rows of points in their order, and measure those that were not measured before."""
+        """Yield the rows of points in order, and measure the points that have no kept rows."""
         new, ended = dict.fromkeys(task for task in tasks if self._kept_rows(task) is None), dict[Task, Rows]()
         self._pace.expect(len(tasks), len(new))
         with closing(self._measured(list(new))) as outcomes:
@@ -237,12 +237,12 @@ class _Measuring:
                 yield task, ended.pop(task) if task in new else self._kept_rows(task) or []
 
     def _measured(self, new: Sequence[Task]) -> Generator[tuple[Task, Rows], None, None]:
-        """Measure points, and yield the rows of each once it ends. A point that kills its process twice has failed.
+        """Measure points, and yield the rows of each as it ends. A point that kills its process twice is ``failed``.
 
         Raises
         ------
         HosimError
-            If no process lives, or of a study that is strict one dies.
+            If no process survives, or one dies twice at a point of a strict study.
         """
         processes = self._workers if min(self._workers, len(new)) > 1 else 0
         with closing(self._run_tasks(partial(_measure, self._studies), list(enumerate(new)), processes)) as outcomes:
@@ -282,15 +282,15 @@ class Sweep:
     view
         Table, sentences and pictures of the rows.
     tables
-        Tables that the rows sum up, by name: ``points``, all that was measured.
+        Tables that the rows summarise, by name; ``points`` has everything that was measured.
     more
         Further entries of ``summary.json``.
     points
-        File to which all rows were appended as they came; it moves into the folder of results.
+        File to which rows were appended as they came; it moves into the folder of results.
     texts
-        Further documents of the folder, by file name.
+        Further documents for the folder, by file name.
     also
-        Makes further sweeps for the page and the summary when it is written, such as what limits.
+        Function that makes further sweeps for page and summary when the result is written, such as `limits`.
     """
 
     name: str
@@ -305,7 +305,7 @@ class Sweep:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """Table of all that was measured; times [ns] and sizes [B] are whole numbers even where a row has none."""
+        """Table of everything measured; times [ns] and sizes [B] stay integers even if a row lacks one."""
         return frame(self.tables.get("points", self.rows))
 
     @property
@@ -315,11 +315,11 @@ class Sweep:
 
     @property
     def expectations(self) -> Sequence[Verdict]:
-        """Verdicts on what is expected of the rows."""
+        """Verdicts on the expectations of the rows."""
         return ()
 
     def figure(self, ax: Given = None) -> Drawn:
-        """Draw a curve for each policy or figure over what varied; over two axes or three, maps."""
+        """Draw a curve for each policy or figure over the axis; over two or three axes, draw maps."""
         from simulator.report.pictures import curves, maps  # noqa: PLC0415 - drawing takes time to import
 
         view = self.view
@@ -327,7 +327,7 @@ class Sweep:
 
     @property
     def card(self) -> dict[str, Card]:
-        """Model and machine of a single scenario, before anything varies; nothing of several scenarios."""
+        """Model and machine of a single scenario, before anything varies; empty for several scenarios."""
         if len(self.loaded) > 1:
             return {}
         return {"model": model_card(self.loaded[0].workload, None), "machine": machine_card(self.loaded[0].hardware)}
@@ -357,9 +357,9 @@ class Sweep:
         Parameters
         ----------
         out
-            The folder; filled beside its place and renamed. An earlier run's is replaced.
+            The folder; filled under a temporary name and then renamed. The folder of an earlier run is replaced.
         command
-            The command that gives the same again, for the page.
+            The command that reproduces the result, for the page.
         """
         with files.replaced(Path(out)) as folder:
             drawn = self._drawn(folder) if self.view.panels or self.view.maps else None
@@ -383,7 +383,7 @@ class Sweep:
 
 
 def frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Make a table of rows; times [ns] and sizes [B] are whole numbers even where a row has none."""
+    """Make a table of rows; times [ns] and sizes [B] stay integers even if a row lacks one."""
     import pandas as pd  # noqa: PLC0415 - slow to import, and the text needs none
 
     table = pd.DataFrame(list(rows))

@@ -1,4 +1,4 @@
-"""The end of a run: the bandwidth, and the capacity, with which its fastest row would be free."""
+"""What is searched at the end of a run: the bandwidth and the capacity with which its fastest row would be free."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from simulator.run.sweep import Progress, Sweep
 from simulator.scenario import Frontier
 
 _FREE = "stall + recompute <= 0.1 %"
-"""Condition on a step. To run ops again is not free: a row that may do so hardly stalls with any bandwidth."""
+"""Condition on a step. Recompute counts as well: a row that may recompute hardly stalls with any bandwidth."""
 _QUICK = 25_000
-"""Ops that are computed until a row has its plan: of a row with no more, a search takes a few seconds."""
+"""Most ops that a row runs until it has its plan, for an unasked search: this takes a few seconds."""
 _SEARCHED = {*POLICIES} - {"optimal"}
-"""Policies that are searched unasked: a solver takes its time, however few plans it tries."""
+"""Policies that are searched unasked: a solver takes long, however few plans it tries."""
 _PAGE = 80_000
-"""Ops that are computed for further parts of a page, unasked: a few seconds, too."""
+"""Most ops that are run for further parts of a page, unasked: a few seconds, too."""
 _ROOMS = 8
-"""Time of a front as a multiple of that of its row: where there is room, there is little to plan."""
+"""Time for a front over that for its row: where there is room, there is little to plan."""
 
 
 def what_would_free(
     rows: Sequence[Result], policies: Policies | None, progress: Progress, *, is_asked: bool | None
 ) -> list[str]:
-    """Say with which bandwidth, and with which capacity, the fastest row is free: it neither stalls nor runs ops again.
+    """Say with which bandwidth, and with which capacity, the fastest row is free: it neither stalls nor recomputes.
 
-    Each search tries about two plans of the row that are as hard to find as its own, so it takes as long as the run
-    where the row took half of that.
+    Each search tries about two plans of the row, each about as hard to find as its own: if the row took half of the
+    run, a search takes as long as the run.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ def what_would_free(
     policies, progress
         As for `simulator.run.run_case`.
     is_asked
-        Whether the amounts are searched; None: if the row is not free already, and that takes no longer than the rows
-        did, or a few seconds. Else the sentence says how to ask. The same run always says the same: the number of plans
-        that were tried decides, not the time.
+        Whether to search; None: only if the row is not free already, and the search takes no longer than the rows did,
+        or a few seconds. Otherwise a sentence says how to ask. The number of plans tried decides, not the time, so the
+        same run always says the same.
 
     Returns
     -------
     list of str
-        A sentence for each amount, which was tried; nothing if no row ran.
+        A sentence for each amount, which was tried; none if no row ran.
     """
     fastest = next(iter(by_step(rows)), None)
     if fastest is None:
@@ -78,7 +78,7 @@ def what_would_free(
 
 
 def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: str, tell: Progress) -> str:
-    """Search the bandwidth, or the capacity, with which a row is free, and say it."""
+    """Search the bandwidth or the capacity with which a row is free, and return the sentence."""
     asked = {"field": field, "such_that": (_FREE,), "resolution": 2}
     search = Search(case.loaded, Frontier, asked, policies, is_bounded=False)
     tell(f"{row}, which {kind} would make it free", 0, 0)
@@ -88,20 +88,20 @@ def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: 
 
 
 def _ops_computed(row: Result) -> int:
-    """Count the ops that are computed until a row has run, and its plans were tried."""
+    """Count the ops that run until a row's plans have been tried and it has run."""
     graph = row.case.graph
     return len(graph.ops) * graph.steps * row.case.job.ranks * (row.tries + 1)
 
 
 def page_parts(rows: Sequence[Result], progress: Progress, *, is_asked: bool) -> list[Sweep]:
-    """Make the further parts of a page: peaks against steps of the fastest row, and what limits it.
+    """Make the further parts of a page: peak against step of the fastest row, and what limits it.
 
     Parameters
     ----------
     rows, progress
-        As for `what_would_free`; a row that is a function has none.
+        As for `what_would_free`; a row whose policy is a function has no further parts.
     is_asked
-        Whether both are made however long it takes; else the page says how to ask for what would take long.
+        Whether to make both, however long it takes; else the page says how to ask for what would take long.
     """
     fastest = next(iter(by_step(rows)), None)
     if fastest is None or fastest.policy not in (POLICIES if is_asked else _SEARCHED):
