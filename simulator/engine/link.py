@@ -121,7 +121,7 @@ class LinkQueue:
         for channel in self.channels:
             channel.callbacks = [self._join_late]
 
-    def share(self, other: LinkQueue) -> None:
+    def share_queue(self, other: LinkQueue) -> None:
         """Share the queue and the channels of another link."""
         self.queue, self.free, self.running, self.watchers = other.queue, other.free, other.running, other.watchers
 

@@ -152,7 +152,7 @@ class Rank:
         links = {name: machine.link(i, name, self._places) for i, name in enumerate(hardware.links)}
         for first, *others in hardware.queues:
             for other in others:
-                links[other].share(links[first])
+                links[other].share_queue(links[first])
         self._links, compute_tier = list(links.values()), tiers[columns.compute_tier]
         is_remapped = program.allocator == "best_fit" and hardware.allocator.compaction is not None
         if isinstance(compute_tier, AddressedTier) and (is_remapped or program.allocator == "caching"):

@@ -16,8 +16,8 @@ from simulator.metrics.steps import peaks_bytes as peaks_bytes
 from simulator.metrics.steps import repeats as repeats
 from simulator.metrics.steps import step_starts as step_starts
 from simulator.metrics.steps import with_steps as with_steps
-from simulator.metrics.summary import counted as counted
 from simulator.metrics.summary import derived as derived
 from simulator.metrics.summary import flop_rates as flop_rates
 from simulator.metrics.summary import per_second as per_second
+from simulator.metrics.summary import rank_figures as rank_figures
 from simulator.metrics.summary import waits_by_place as waits_by_place

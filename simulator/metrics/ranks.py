@@ -16,7 +16,7 @@ from simulator.graph import Graph, Job
 from simulator.hardware import Hardware, reachable
 from simulator.metrics.figures import figure_of
 from simulator.metrics.steps import RankRun, peaks_bytes
-from simulator.metrics.summary import bound_figures, counted, exposed_ns, flop_rates, is_collective
+from simulator.metrics.summary import bound_figures, exposed_ns, flop_rates, is_collective, rank_figures
 from simulator.plan import COMPUTE, COPY
 from simulator.trace import Trace, instances, pick, tuples
 
@@ -45,7 +45,7 @@ def summarise(
     """
     job = job if isinstance(job, Job) else Job.of(job, len(trace.issued))
     if job.ranks == 1:
-        return counted(job.graphs[0], hardware, ran or RankRun.of(job.graphs[0], hardware, trace), bound)
+        return rank_figures(job.graphs[0], hardware, ran or RankRun.of(job.graphs[0], hardware, trace), bound)
     rows = by_rank(job, hardware, trace)
     whole: dict[str, Any] = {f"peak_{tier}_bytes": size for tier, size in peaks_bytes(hardware, trace).items()}
     if trace.status != "ok":
@@ -126,7 +126,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        For each rank the columns of `counted`, where the peak of a shared tier counts only what the rank holds. And:
+        For each rank the columns of `rank_figures`; its peaks of shared tiers count only what it holds itself. And:
 
         ``collective_ns``, ``masked_ns``, ``masked_fraction``
             Time of the measured step in which a collective of the rank is under way; how much of it compute masks; the
@@ -140,7 +140,7 @@ def by_rank(job: Job, hardware: Hardware, trace: Trace) -> list[dict[str, Any]]:
 
 
 def _counted(graph: Graph, hardware: Hardware, trace: Trace) -> dict[str, Any]:
-    row = counted(graph, hardware, RankRun.of(graph, hardware, trace))
+    row = rank_figures(graph, hardware, RankRun.of(graph, hardware, trace))
     if trace.status != "ok":
         return row | dict.fromkeys(("collective_ns", *_SHARES))
     first, step = row["warmup_ns"], row["step_ns"]

@@ -31,7 +31,7 @@ _YEAR_NS = 8_766 * _HOUR_NS
 """A year of 365.25 days."""
 
 
-def counted(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | None = None) -> dict[str, Any]:
+def rank_figures(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | None = None) -> dict[str, Any]:
     """Count the figures of the run of one rank.
 
     Parameters
@@ -57,8 +57,8 @@ def counted(graph: Graph, hardware: Hardware, ran: RankRun, bound: Bound | None 
         window = _measured(graph, ran)
         row["step_ns"] = window.end_ns - window.start_ns
         row |= flop_rates([(graph.arithmetic, 1)], hardware, row["step_ns"])
-        row |= _spent(graph, ran, window) | _carried(hardware, trace, window)
-        row |= _moved(graph, hardware, trace, window)
+        row |= _time_figures(graph, ran, window) | _transfer_figures(hardware, trace, window)
+        row |= _traffic_figures(graph, hardware, trace, window)
         if hardware.states_energy:
             spans = trace.spans.whole()
             computes = pick(spans, _is_issued(spans, window) & (spans["kind"] == COMPUTE))
@@ -148,7 +148,7 @@ def _last_counted(ends_ns: Ints, until_ns: int | None) -> int:
     return (at_work if at_work > 1 else len(ends_ns)) - 1
 
 
-def _spent(graph: Graph, ran: RankRun, window: Window) -> dict[str, Any]:
+def _time_figures(graph: Graph, ran: RankRun, window: Window) -> dict[str, Any]:
     """Count computes and waits of the measured step."""
     trace, spans = ran.trace, ran.trace.spans.whole()
     again = numbered(ran.starts, trace)[0]["run"] > 1
@@ -170,7 +170,7 @@ def _spent(graph: Graph, ran: RankRun, window: Window) -> dict[str, Any]:
     }
 
 
-def _carried(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]:
+def _transfer_figures(hardware: Hardware, trace: Trace, window: Window) -> dict[str, Any]:
     """Count how long transfers are under way, on any link and on each, and how much of that is in stalls."""
     spans, waits, within = trace.spans.whole(), _waits(trace, window), (window.start_ns, window.end_ns)
     copies = (spans["kind"] == COPY) & (spans["end_ns"] > window.start_ns)
@@ -249,7 +249,7 @@ def _is_issued(spans: Block, window: Window) -> Bools:
     return np.asarray((spans["issue"] >= window.first_issue) & (spans["issue"] < window.next_issue))
 
 
-def _moved(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> dict[str, int]:
+def _traffic_figures(graph: Graph, hardware: Hardware, trace: Trace, window: Window) -> dict[str, int]:
     spans, sizes = trace.spans.whole(), np.array([t.size_bytes for t in graph.tensors] or [0], np.int64)
     is_measured = _is_issued(spans, window) & (spans["kind"] == COPY)
     total = np.zeros(len(hardware.links), np.int64)

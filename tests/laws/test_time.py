@@ -16,7 +16,7 @@ from strategies import Case, cases, with_host
 from simulator.cost import durations_ns
 from simulator.cost.service import transfer_ns
 from simulator.hardware import ReactiveHost
-from simulator.metrics import Frames, RankRun, counted, summarise
+from simulator.metrics import Frames, RankRun, rank_figures, summarise
 from simulator.plan import COMPUTE, DETACH, FREE
 from simulator.referee import check_plan, check_trace
 from simulator.scenario import Switches
@@ -145,7 +145,9 @@ def test_a_row_needs_no_rows_but_those_kept_of_the_last_step(case: Case, chosen:
     trace = run(case, switches=chosen)
     ran = RankRun.of(case.graph, case.hardware, trace)
     event(f"left out: {len(ran.trace.spans) < len(trace.spans)}")
-    assert counted(case.graph, case.hardware, ran) == counted(case.graph, case.hardware, replace(ran, trace=trace))
+    assert rank_figures(case.graph, case.hardware, ran) == rank_figures(
+        case.graph, case.hardware, replace(ran, trace=trace)
+    )
 
 
 @given(cases())
