@@ -116,11 +116,12 @@ def attention_inputs(t: Tape, x: str) -> list[str]:
 
     Queries and keys have their rotary embeddings, and are normalised before if the model says so.
     """
-    part = t.attention
-    if isinstance(part, Linear):
+    attention = t.attention
+    if isinstance(attention, Linear):
         return [t.vector(f"attn.{name}.silu", [t.linear(f"attn.{name}", x)]) for name in "qkv"]
-    if isinstance(part, Mla):
-        return [*_latents(t, part, x), *(_index_inputs(t, part, part.indexer, x) if part.indexer else [])]
+    if isinstance(attention, Mla):
+        inputs, indexer = _latents(t, attention, x), attention.indexer
+        return [*inputs, *(_index_inputs(t, attention, indexer, x) if indexer else [])]
     q, k, v = t.linear("attn.q", x), t.linear("attn.k", x), t.linear("attn.v", x)
     t.go_back_in_order(3)
     if "attn.q_norm" in t.weights[t.block]:
@@ -142,21 +143,21 @@ def attend(t: Tape, cache: Cache, taken: list[str], x: str) -> str:
     taken, x
         Output and input of `attention_inputs`, perhaps for more tokens.
     """
-    part = t.attention
-    if isinstance(part, Linear):
-        return _attend_linearly(t, part, cache, taken)
-    indexer = part.indexer if isinstance(part, Mla) else None
-    is_absorbed = isinstance(part, Mla) and (t.phase != "prefill" or part.sparse is not None or indexer is not None)
-    if isinstance(part, Gqa):
-        (q, *new), width, seen_bytes = taken, part.width, cache.held_bytes
+    attention = t.attention
+    if isinstance(attention, Linear):
+        return _attend_linearly(t, attention, cache, taken)
+    indexer, sparse = attention.indexer if isinstance(attention, Mla) else None, attention.sparse
+    is_absorbed = isinstance(attention, Mla) and (t.phase != "prefill" or sparse is not None or indexer is not None)
+    if isinstance(attention, Gqa):
+        (q, *new), width, seen_bytes = taken, attention.width, cache.held_bytes
         scores, seen_bytes = (2 * width, t.token_bytes // 2), seen_bytes + _own_bytes(t, cache, *new)
         query = Query([q], _own_bytes(t, cache, q), new, seen_bytes, width, 4 * width, scores)
     else:
-        query = (_absorbed_query if is_absorbed else _expanded_query)(t, part, cache, *taken[:2])
-    if part.sparse is not None:
-        out = _attend_in_views(t, part.sparse, cache, query, x)
+        query = (_absorbed_query if is_absorbed else _expanded_query)(t, attention, cache, *taken[:2])
+    if sparse is not None:
+        out = _attend_in_views(t, sparse, cache, query, x)
     elif indexer is not None:
-        out = _attend_to_chosen(t, indexer, cache, query, taken[2:])
+        out = _attend_chosen(t, indexer, cache, query, taken[2:])
     else:
         out = (not is_absorbed and cache.out) or t.of_heads("attn.core.out", query.width)
         reads, after = [*query.taken, *query.new, *cache.held, *sink_logits(t)], [] if is_absorbed else cache.after
@@ -180,45 +181,45 @@ def _own_bytes(t: Tape, cache: Cache, *names: str) -> int:
     return sum(t.made_bytes(name) * cache.tokens // t.spread[name].rows[0] for name in names)
 
 
-def _attend_linearly(t: Tape, part: Linear, cache: Cache, taken: list[str]) -> str:
+def _attend_linearly(t: Tape, linear: Linear, cache: Cache, taken: list[str]) -> str:
     """Add the new tokens to the state of each head, and read it."""
-    size, state, state_bytes = part.head_size, cache.state, cache.sequences * part.state * FP32_BYTES
+    size, state, state_bytes = linear.head_size, cache.state, cache.sequences * linear.state * FP32_BYTES
     if not cache.before:
         t.graph.tensor(state, state_bytes, "kv_cache")
     elif t.phase == "decode":
         t.declare(state, state_bytes, "kv_cache")
-    out = cache.out or t.of_heads("attn.core.out", part.width)
+    out = cache.out or t.of_heads("attn.core.out", linear.width)
     t.op(
         "attn.core", [*taken, *cache.before, *cache.after], [out, state], op_class="attention",
-        flops=4 * part.heads * size * (cache.tokens * size + cache.pairs),
-        read_bytes=_own_bytes(t, cache, *taken) + cache.seen * part.state * FP32_BYTES,
+        flops=4 * linear.heads * size * (cache.tokens * size + cache.pairs),
+        read_bytes=_own_bytes(t, cache, *taken) + cache.seen * linear.state * FP32_BYTES,
         write_bytes=_own_bytes(t, cache, out) + state_bytes,
     )  # fmt: skip
     return out
 
 
-def _expanded_query(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
+def _expanded_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Query:
     """Attend with a key and a value for each head, made from the latents."""
     rows, taken = cache.seen + cache.tokens, [latent, *cache.held]
-    latents_bytes = cache.held_bytes // part.kv_elements + cache.tokens * t.element_bytes
-    read_bytes, held = part.kv_lora_rank * latents_bytes, cache.expanded + cache.tokens
+    latents_bytes = cache.held_bytes // mla.kv_elements + cache.tokens * t.element_bytes
+    read_bytes, held = mla.kv_lora_rank * latents_bytes, cache.expanded + cache.tokens
     k, v = (t.multiply(f"attn.{name}", taken, read_bytes, rows=rows, made=(held, 0)) for name in ("k_b", "v_b"))
-    seen_bytes = t.made_bytes(k, v) * rows // held + part.qk_rope * latents_bytes
-    pair_flops = 2 * part.heads * sum(part.key_and_value)
-    return Query([q], _own_bytes(t, cache, q), [latent, k, v], seen_bytes, part.width, pair_flops)
+    seen_bytes = t.made_bytes(k, v) * rows // held + mla.qk_rope * latents_bytes
+    pair_flops = 2 * mla.heads * sum(mla.key_and_value)
+    return Query([q], _own_bytes(t, cache, q), [latent, k, v], seen_bytes, mla.width, pair_flops)
 
 
-def _absorbed_query(t: Tape, part: Mla, cache: Cache, q: str, latent: str) -> Query:
+def _absorbed_query(t: Tape, mla: Mla, cache: Cache, q: str, latent: str) -> Query:
     """Attend to the latents themselves."""
-    nope, rope = (cache.tokens * part.heads * width * t.element_bytes for width in (part.qk_nope, part.qk_rope))
-    wide, score_flops = part.heads * part.kv_lora_rank, 2 * part.heads * part.latent
-    absorbing = t.multiply("attn.k_b", [q], nope, made=(0, t.layer.attention.heads * part.kv_lora_rank))
+    nope, rope = (cache.tokens * mla.heads * width * t.element_bytes for width in (mla.qk_nope, mla.qk_rope))
+    wide, score_flops = mla.heads * mla.kv_lora_rank, 2 * mla.heads * mla.latent
+    absorbing = t.multiply("attn.k_b", [q], nope, made=(0, t.layer.attention.heads * mla.kv_lora_rank))
     seen_bytes = _own_bytes(t, cache, latent) + cache.held_bytes
     taken, taken_bytes, pair_flops = [absorbing, q], t.made_bytes(absorbing) + rope, score_flops + 2 * wide
     return Query(taken, taken_bytes, [latent], seen_bytes, wide, pair_flops, (score_flops, t.token_bytes))
 
 
-def _attend_to_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
+def _attend_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, made: list[str]) -> str:
     """Attend to the tokens that score best."""
     *scoring, k = made
     made = [*query.new, k]
@@ -236,41 +237,41 @@ def _attend_to_chosen(t: Tape, indexer: Indexer, cache: Cache, query: Query, mad
     return out
 
 
-def _index_inputs(t: Tape, part: Mla, indexer: Indexer, x: str) -> tuple[str, str, str]:
+def _index_inputs(t: Tape, mla: Mla, indexer: Indexer, x: str) -> tuple[str, str, str]:
     """Make the queries, head weights and keys of an indexer, from inputs to which no gradient goes back."""
     x, latent = t.alias(x, "detached"), t.alias(t.name("attn.q_a_norm.out"), "detached")
     q, weights = t.linear("attn.index.q", latent), t.linear("attn.index.weights", x)
     k = t.norm("attn.index.k_norm", t.linear("attn.index.k", x))
-    t.rotate("rope.index.q", q, indexer.heads * part.qk_rope)
-    t.rotate("rope.index.k", k, part.qk_rope)
+    t.rotate("rope.index.q", q, indexer.heads * mla.qk_rope)
+    t.rotate("rope.index.k", k, mla.qk_rope)
     return q, weights, k
 
 
-def _latents(t: Tape, part: Mla, x: str) -> tuple[str, str]:
+def _latents(t: Tape, mla: Mla, x: str) -> tuple[str, str]:
     """Make the queries of all heads, and each token's latent with the rotary part of its key; rope is in place."""
-    if part.q_lora_rank:
+    if mla.q_lora_rank:
         q = t.linear("attn.q_b", t.norm("attn.q_a_norm", t.linear("attn.q_a", x)))
     else:
         q = t.linear("attn.q", x)
     kv = t.to(t.linear("attn.kv_a", x), t.cut())  # each rank attends to all latents
     latent = t.norm("attn.kv_a_norm", kv, made="attn.latent")
-    t.rotate("rope.q", q, part.heads * part.qk_rope)
-    t.rotate("rope.k", latent, part.views * part.qk_rope)
+    t.rotate("rope.q", q, mla.heads * mla.qk_rope)
+    t.rotate("rope.k", latent, mla.views * mla.qk_rope)
     return q, latent
 
 
-def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) -> str:
+def _attend_in_views(t: Tape, sparse: Sparse, cache: Cache, query: Query, x: str) -> str:
     """Attend to compressed tokens, to near ones and to selected blocks, and mix the outputs by gates."""
-    before, compressed_pairs = cache.within(Reach(sparse=part, counted="compressed"))
-    made, span = cache.within(Reach(sparse=part, counted="made"))[1], cache.span
-    complete, stored = before + made, cache.compressed.of(0, part.compress.number(span.length))
+    before, compressed_pairs = cache.within(Reach(sparse=sparse, counted="compressed"))
+    made, span = cache.within(Reach(sparse=sparse, counted="made"))[1], cache.span
+    complete, stored = before + made, cache.compressed.of(0, sparse.compress.number(span.length))
     gates = cache.gates or t.linear("attn.gate", x)
     reads, write_bytes = [*query.new, *sorted({*cache.held}.intersection(cache.added))], cache.added_bytes
     t.op("attn.cache", reads, cache.added, read_bytes=_own_bytes(t, cache, *query.new), write_bytes=write_bytes)
-    _compress(t, part, cache, made)
+    _compress(t, sparse, cache, made)
     chosen = list[str]()
-    if complete and (not cache.longest or cache.longest > part.select.top * part.select.block):
-        chosen = [t.tensor("attn.blocks", t.attention.groups * part.select.top, size=ID_BYTES)]
+    if complete and (not cache.longest or cache.longest > sparse.select.top * sparse.select.block):
+        chosen = [t.tensor("attn.blocks", t.attention.groups * sparse.select.top, size=ID_BYTES)]
         flops, read_bytes = compressed_pairs * query.scores[0], query.taken_bytes + complete * query.scores[1]
         taken = [*query.taken, *stored]
         t.op("attn.select", taken, chosen, op_class="attention", flops=flops, read_bytes=read_bytes)
@@ -285,9 +286,9 @@ def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) 
         return out
 
     views = [view("compressed", stored, compressed_pairs, complete)] if complete else []
-    (near, seen), start = cache.within(Reach(part.window)), max(0, span.cached + 1 - part.window)
+    (near, seen), start = cache.within(Reach(sparse.window)), max(0, span.cached + 1 - sparse.window)
     views.append(view("window", cache.store.of(start, span.length), seen, near + cache.tokens))
-    views += _attend_to_selected(t, part, cache, chosen, view)
+    views += _attend_selected(t, sparse, cache, chosen, view)
     is_last = isinstance(t.attention, Gqa)
     out = (is_last and cache.out) or t.of_heads("attn.core.out", query.width)
     read_bytes, after = _own_bytes(t, cache, gates) + t.made_bytes(*views), cache.after if is_last else []
@@ -295,27 +296,27 @@ def _attend_in_views(t: Tape, part: Sparse, cache: Cache, query: Query, x: str) 
     return out
 
 
-def _compress(t: Tape, part: Sparse, cache: Cache, made: int) -> None:
+def _compress(t: Tape, sparse: Sparse, cache: Cache, made: int) -> None:
     """Compress each newly complete block of tokens into one token."""
     weights = [t.weight(name) for name in t.weights[t.block] if name.startswith("attn.compress.")]
     if not made:
         return
-    compress, width = part.compress, weights[0].shape[-1]
+    compress, width = sparse.compress, weights[0].shape[-1]
     before, complete = map(compress.number, (cache.span.cached, cache.span.length))
     start, stop = before * compress.stride, (complete - 1) * compress.stride + compress.block
     flops = made * (t.attention.kv_elements // width) * 2 * width * width * (compress.block + 1)
-    begun = cache.within(Reach(sparse=part, counted="makes"))[1]
+    begun = cache.within(Reach(sparse=sparse, counted="makes"))[1]
     tokens = made * compress.stride + begun * (compress.block - compress.stride)
     read_bytes = tokens * t.token_bytes + sum(weight.size_bytes for weight in weights)
     reads, writes = [*cache.store.of(start, stop), *(w.name for w in weights)], cache.compressed.of(before, complete)
     t.op("attn.compress", reads, writes, flops=flops, read_bytes=read_bytes, write_bytes=made * t.token_bytes)
 
 
-def _attend_to_selected(t: Tape, part: Sparse, cache: Cache, chosen: list[str], view: Callable[..., str]) -> list[str]:
+def _attend_selected(t: Tape, sparse: Sparse, cache: Cache, chosen: list[str], view: Callable[..., str]) -> list[str]:
     """Attend to the selected blocks of all sequences; or of each, as dynamic reads, if some can be left out."""
-    select, span, seen = part.select, cache.span, cache.within(Reach(sparse=part, counted="selected"))[1]
+    select, span, seen = sparse.select, cache.span, cache.within(Reach(sparse=sparse, counted="selected"))[1]
     first, last = select.first, -(-span.length // select.block) - select.last
-    free = min(last, (span.length - part.window) // select.block) - first
+    free = min(last, (span.length - sparse.window) // select.block) - first
     if not chosen or cache.store.block is None or t.phase == "prefill" or free < select.chosen:
         return [view("selected", [*cache.store.of(0, span.length), *chosen], seen, seen)]
     start, stop, views = first * select.block, (first + free) * select.block, list[str]()

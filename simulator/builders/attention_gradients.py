@@ -73,24 +73,24 @@ class Heads(NamedTuple):
 
 def attend_whole(t: Tape, x: str) -> str:
     """Let each token of a sequence attend to those before it, without a KV cache; each rank computes its own heads."""
-    part, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
+    attention, sequence, x = t.layer.attention, t.workload.sequence, t.norm("norm1", x)
     inputs = attention_inputs(t, x)
-    if isinstance(part, Linear):
-        pairs = 2 * (sequence * part.head_size + Reach.of(part).pairs(TokenSpan(0, sequence)))
-        return gated_output(t, _attend(t, Heads(inputs, [], part.key_and_value, pairs)), x)
-    most = min(sequence, (part.window or sequence) + part.sinks)
+    if isinstance(attention, Linear):
+        pairs = 2 * (sequence * attention.head_size + Reach.of(attention).pairs(TokenSpan(0, sequence)))
+        return gated_output(t, _attend(t, Heads(inputs, [], attention.key_and_value, pairs)), x)
+    most = min(sequence, (attention.window or sequence) + attention.sinks)
     pairs = most * (2 * sequence - most)
-    if isinstance(part, Gqa):
-        heads = Heads(inputs, [], part.key_and_value, pairs)
-        return _attend(t, heads) if part.sparse is None else _attend_in_views(t, part.sparse, heads, x)
+    if isinstance(attention, Gqa):
+        heads = Heads(inputs, [], attention.key_and_value, pairs)
+        return _attend(t, heads) if attention.sparse is None else _attend_in_views(t, attention.sparse, heads, x)
     q, latent, *scoring = inputs
     index = tuple([t.to(score, t.cut()) for score in scoring])
-    if part.sparse or (part.indexer and part.indexer.top < sequence):
-        return _attend_to_latents(t, part, q, latent, index, x)
+    if attention.sparse or (attention.indexer and attention.indexer.top < sequence):
+        return _attend_to_latents(t, attention, q, latent, index, x)
     k, v = t.linear("attn.k_b", latent), t.linear("attn.v_b", latent)
     if t.workload.kernels != "eager":
-        return _attend(t, Heads([q, k, v], [latent], part.key_and_value, pairs, index))
-    context = _attend(t, Heads([q, _whole_keys(t, part, k, latent), v], [], part.key_and_value, pairs, index))
+        return _attend(t, Heads([q, k, v], [latent], attention.key_and_value, pairs, index))
+    context = _attend(t, Heads([q, _whole_keys(t, attention, k, latent), v], [], attention.key_and_value, pairs, index))
     return t.vector("attn.copy", [context], saves=False)  # heads stand before tokens, as in what was put together
 
 
@@ -130,9 +130,9 @@ def _attend(t: Tape, heads: Heads) -> str:
     return context
 
 
-def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
+def _whole_keys(t: Tape, mla: Mla, k: str, latent: str) -> str:
     """Give each head a whole key, with the rotary part; its inputs stay saved, as values are views of them."""
-    out = t.tensor("attn.keys.out", part.heads * part.key_and_value[0], t.spread[k].layout)
+    out = t.tensor("attn.keys.out", mla.heads * mla.key_and_value[0], t.spread[k].layout)
     t.op("attn.keys", [k, latent], [out])
 
     def back(dy: str) -> None:
@@ -147,13 +147,13 @@ def _whole_keys(t: Tape, part: Mla, k: str, latent: str) -> str:
 # chosen tokens
 
 
-def _attend_to_latents(t: Tape, part: Mla, q: str, latent: str, index: tuple[str, ...], x: str) -> str:
+def _attend_to_latents(t: Tape, mla: Mla, q: str, latent: str, index: tuple[str, ...], x: str) -> str:
     """Attend to the latents themselves (absorbed): in three views, or to the tokens that an indexer chooses."""
-    chosen, pairs = _choose_tokens(t, part.indexer, index) if part.indexer else ((), 0)
-    q = t.linear("attn.k_b", q, heads=part.heads * part.latent)
-    heads = Heads([q], [latent], (part.latent, part.kv_lora_rank), pairs, index, chosen)
-    context = _attend_in_views(t, part.sparse, heads, x) if part.sparse else _attend(t, heads)
-    return t.linear("attn.v_b", context, heads=part.width)
+    chosen, pairs = _choose_tokens(t, mla.indexer, index) if mla.indexer else ((), 0)
+    q = t.linear("attn.k_b", q, heads=mla.heads * mla.latent)
+    heads = Heads([q], [latent], (mla.latent, mla.kv_lora_rank), pairs, index, chosen)
+    context = _attend_in_views(t, mla.sparse, heads, x) if mla.sparse else _attend(t, heads)
+    return t.linear("attn.v_b", context, heads=mla.width)
 
 
 def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
@@ -167,10 +167,10 @@ def _choose_tokens(t: Tape, indexer: Indexer, index: tuple[str, ...]) -> tuple[t
 
 def _train_indexer(t: Tape, heads: Heads, context: str, statistics: list[str]) -> None:
     """Train an indexer, unless it is frozen: it learns to score tokens as all heads together attend to them."""
-    taught, layout, part = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
-    if not taught or not isinstance(part, Mla) or not part.indexer:
+    taught, layout, attention = [x for x in heads.scoring if t.wants(x)], t.spread[context].layout, t.layer.attention
+    if not taught or not isinstance(attention, Mla) or not attention.indexer:
         return
-    each, most = part.indexer.heads * part.indexer.head_size, min(part.indexer.top, t.workload.sequence)
+    each, most = attention.indexer.heads * attention.indexer.head_size, min(attention.indexer.top, t.workload.sequence)
 
     def back(_: str) -> None:
         target = t.tensor("attn.index.target", most, t.cut(partial=layout.tensor_map[1]), FP32_BYTES)
@@ -254,11 +254,11 @@ def _compress(t: Tape, compress: Compress, seen: list[str]) -> list[str]:
 
 def _select_blocks(t: Tape, sparse: Sparse, heads: Heads, made: list[str]) -> tuple[str, ...]:
     """Select blocks by the scores of compressed keys; none if the sequence has so few that each sees all of them."""
-    part, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
+    attention, sequence, q = t.layer.attention, t.workload.sequence, heads.own[0]
     if sequence <= sparse.select.top * sparse.select.block:
         return ()
     layout = t.cut(() if heads.shared else t.spread[q].layout.tensor_map[1])
-    blocks = t.tensor("attn.select.out", part.groups * sparse.select.top, layout, ID_BYTES)
+    blocks = t.tensor("attn.select.out", attention.groups * sparse.select.top, layout, ID_BYTES)
     flops = 2 * t.spread[q].elements * sparse.compress.seen(sequence) // sequence
     t.op("attn.select", [q, made[0]], [blocks], op_class="attention", flops=flops)
     return (t.alias(blocks, "detached"),)

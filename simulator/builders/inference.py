@@ -180,12 +180,13 @@ def kept(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
     return tuple(map(CachedLayers, by_reach.keys(), by_reach.values()))
 
 
-def _kept_bytes(part: Attention, kv_bytes: int) -> int:
+def _kept_bytes(attention: Attention, kv_bytes: int) -> int:
     """Return what a layer keeps of a token, with its share of a compressed one, or the state of a sequence [B]."""
-    if isinstance(part, Linear):
-        return part.state * FP32_BYTES
-    token_bytes = part.kv_elements * kv_bytes
-    return token_bytes * part.views + (-(-token_bytes // part.sparse.compress.stride) if part.sparse else 0)
+    if isinstance(attention, Linear):
+        return attention.state * FP32_BYTES
+    token_bytes = attention.kv_elements * kv_bytes
+    compressed_bytes = -(-token_bytes // attention.sparse.compress.stride) if attention.sparse else 0
+    return token_bytes * attention.views + compressed_bytes
 
 
 def further(model: DecoderModel) -> tuple[Reach, ...]:
@@ -290,9 +291,9 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
     return t.graph.build([x], steps=1)
 
 
-def cache_name(part: Attention) -> str:
+def cache_name(attention: Attention) -> str:
     """Return the last part of the name of the tensor that a layer keeps for all sequences."""
-    return "state" if isinstance(part, Linear) else "kv"
+    return "state" if isinstance(attention, Linear) else "kv"
 
 
 _ENDLESS = TokenSpan(0, 1 << 62)
@@ -301,11 +302,11 @@ _ENDLESS = TokenSpan(0, 1 << 62)
 
 def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     """Attend apart, into one tensor: sequences that add a token, and parts of prompts."""
-    x, part, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
-    inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", part.width)
-    cached, gates = t.name(cache_name(part)), t.linear("attn.gate", x) if part.sparse else ""
+    x, attention, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
+    inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
+    cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
     coming = [name for name in (t.name(loaded(tier)) for tier, _ in work.loads) if name in t.held]
-    reach, near = Reach.of(part), dict(zip(further(t.model), work.near, strict=True))
+    reach, near = Reach.of(attention), dict(zip(further(t.model), work.near, strict=True))
     of_all = (work.context, work.cached, work.pairs)
 
     def adding(reach: Reach) -> tuple[int, int]:

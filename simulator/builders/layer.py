@@ -207,8 +207,7 @@ def embed(t: Tape, tokens: list[str] | None = None) -> str:
 
 def _logits(t: Tape, x: str) -> str:
     """Make the final norm and the logits; the output projection may be the embedding's table."""
-    x = t.norm("norm", x)
-    return t.linear("lm", x, t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
+    return t.linear("lm", t.norm("norm", x), t.weights["embed"]["tokens"] if t.model.tied_embeddings else None)
 
 
 def sample_tokens(t: Tape, x: str, last: int = 0) -> str:

@@ -139,8 +139,7 @@ class StepBuilder:
 
     def of_heads(self, name: str, width: int, rows: Rows = ()) -> str:
         """Add an activation with `width` elements a row for this rank's heads; return its name."""
-        width *= self.mesh.size(TENSOR)
-        return self.add(self.name(name), Spread(rows or self.rows, width, self.cut(TENSOR), self.element_bytes))
+        return self.tensor(name, width * self.mesh.size(TENSOR), self.cut(TENSOR), rows=rows)
 
     def add(self, name: str, spread: Spread) -> str:
         """Add an activation by its full name and its spread; return the name."""
@@ -167,9 +166,7 @@ class StepBuilder:
     def weight(self, name: str) -> Weight:
         """Return a weight of the current block, declared when it is first named; if trained, it wants a gradient."""
         weight = self.weights[self.block][name]
-        if weight.name not in self.held:
-            self.graph.tensor(weight.name, weight.size_bytes, weight.kind, persistent=True)
-            self.held[weight.name] = weight.name
+        self.declare(weight.name, weight.size_bytes, weight.kind)
         if weight.is_trained:
             self.wanting.add(self.held[weight.name])
         return weight

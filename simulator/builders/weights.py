@@ -100,40 +100,40 @@ def _biases(specs: Specs, biased: Iterable[str]) -> Specs:
     return both
 
 
-def _gqa(h: int, part: Gqa) -> Specs:
-    q, kv, size = part.heads * part.head_size, part.kv_heads * part.head_size, part.head_size
-    norms = {"q_norm": _norm(size), "k_norm": _norm(size)} if part.qk_norms else {}
-    if part.qk_norms == "all":
+def _gqa(h: int, gqa: Gqa) -> Specs:
+    q, kv, size = gqa.heads * gqa.head_size, gqa.kv_heads * gqa.head_size, gqa.head_size
+    norms = {"q_norm": _norm(size), "k_norm": _norm(size)} if gqa.qk_norms else {}
+    if gqa.qk_norms == "all":
         norms = {"q_norm": _norm(q, TENSOR), "k_norm": _norm(kv, TENSOR)}
-    sinks = {"sinks": _norm(part.heads, TENSOR)} if part.sink_logits else {}
-    widths = {"q": q, "k": kv * part.views, "v": kv * part.views}
+    sinks = {"sinks": _norm(gqa.heads, TENSOR)} if gqa.sink_logits else {}
+    widths = {"q": q, "k": kv * gqa.views, "v": kv * gqa.views}
     columns = {name: Spec((h, width), _COLUMN) for name, width in widths.items()}
-    return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, part.biases)
+    return _biases(columns | norms | sinks | {"o": Spec((q, h), _ROW)}, gqa.biases)
 
 
-def _mla(h: int, part: Mla) -> Specs:
+def _mla(h: int, mla: Mla) -> Specs:
     """Return weights named as published ones, but ``kv_b`` as its two halves: of keys, and of values."""
-    latent, r, q = part.kv_lora_rank, part.q_lora_rank or 0, part.heads * (part.qk_nope + part.qk_rope)
+    latent, r, q = mla.kv_lora_rank, mla.q_lora_rank or 0, mla.heads * (mla.qk_nope + mla.qk_rope)
     queries: Specs = {"q": Spec((h, q), _COLUMN)}
     if r:
         queries = {"q_a": Spec((h, r), _WHOLE), "q_a_norm": _norm(r), "q_b": Spec((r, q), _COLUMN)}
-    if indexer := part.indexer:  # the key's norm has a weight and a bias
+    if indexer := mla.indexer:  # the key's norm has a weight and a bias
         queries["index.q"] = Spec((r, indexer.heads * indexer.head_size), _WHOLE)
         queries["index.k"], queries["index.k_norm"] = Spec((h, indexer.head_size), _WHOLE), _norm(2 * indexer.head_size)
         queries["index.weights"] = Spec((h, indexer.heads), _WHOLE)
     return queries | {
-        "kv_a": Spec((h, part.views * part.latent), _WHOLE),
+        "kv_a": Spec((h, mla.views * mla.latent), _WHOLE),
         "kv_a_norm": _norm(latent),
-        "k_b": Spec((latent, part.heads * part.qk_nope), _COLUMN),
-        "v_b": Spec((latent, part.heads * part.v_head), _COLUMN),
-        "o": Spec((part.heads * part.v_head, h), _ROW),
+        "k_b": Spec((latent, mla.heads * mla.qk_nope), _COLUMN),
+        "v_b": Spec((latent, mla.heads * mla.v_head), _COLUMN),
+        "o": Spec((mla.heads * mla.v_head, h), _ROW),
     }
 
 
-def _sparse(h: int, part: Gqa | Mla, block: int) -> Specs:
+def _sparse(h: int, attention: Gqa | Mla, block: int) -> Specs:
     """Return three gates for each head, and the MLPs that compress `block` tokens of keys and values, or of latents."""
-    specs = {"gate": Spec((h, 3 * part.heads), _COLUMN)}
-    parts, width = (("k.", "v."), part.head_size) if isinstance(part, Gqa) else (("",), part.kv_elements)
+    specs = {"gate": Spec((h, 3 * attention.heads), _COLUMN)}
+    parts, width = (("k.", "v."), attention.head_size) if isinstance(attention, Gqa) else (("",), attention.kv_elements)
     for name in parts:
         for matrix, inputs in (("in", block * width), ("out", width), ("position", block)):
             specs[f"compress.{name}{matrix}"] = Spec((inputs, width), _WHOLE)

@@ -166,8 +166,8 @@ class Writer:
         persistent = (t for t, tensor in enumerate(self.problem.graph.tensors) if tensor.persistent)
         for tensor in sorted(persistent, key=lambda t: self.homes[t] == self._compute_tier):
             self._go_home(tensor)
-        for tensor, about in enumerate(self.problem.graph.tensors):
-            if not about.persistent:
+        for tensor, fields in enumerate(self.problem.graph.tensors):
+            if not fields.persistent:
                 self.release(tensor)
         for tier, capacity in enumerate(self.problem.capacities):
             if self.peak_bytes[tier] > capacity:

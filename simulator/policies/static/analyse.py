@@ -188,11 +188,11 @@ def moving_homes(problem: Problem) -> frozenset[int]:
     """
     lifetimes, compute_tier = problem.lifetimes, problem.compute_tier
     leaving = set()
-    for tensor, about in enumerate(problem.graph.tensors):
+    for tensor, fields in enumerate(problem.graph.tensors):
         first = lifetimes.first_use[tensor]
         is_read_only = tensor in lifetimes.inputs and first != NEVER and not lifetimes.writes[tensor]
         may_go = problem.homes[tensor] == FREE and problem.neighbours
-        if not may_go or not is_read_only or about.kind not in _NEVER_STORED:
+        if not may_go or not is_read_only or fields.kind not in _NEVER_STORED:
             continue
         if problem.copy_ns(tensor, problem.neighbours[0], compute_tier) <= problem.clock[first]:
             leaving.add(tensor)
