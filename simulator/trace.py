@@ -335,7 +335,7 @@ def running(group: Ints, change: Ints) -> Ints:
     return sums
 
 
-def turns(group: Ints) -> Ints:
+def ordinals(group: Ints) -> Ints:
     """Return the position of each row among those of its group, from 0."""
     return running(group, np.ones(len(group), np.int64)) - 1
 

@@ -218,9 +218,9 @@ class DependencyCounter:
             rule = "what a compute reads is valid in the compute tier"
             self._refuse(f"compute {self._graph.ops[op].name}", rule, missing, "copy it in first")
         fence, moves, per_lap = self._fence, self._moves, self._places.moves_per_lap
-        turns = [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER]
-        turns += [(tensor, moves[tensor]) for tensor in writes if moves[tensor] or per_lap[tensor]]
-        compute = QueuedCompute(self._streams[stream], turns, reads, writes, after)
+        due = [(tensor, fence[tensor]) for tensor in reads if fence[tensor] > NEVER]
+        due += [(tensor, moves[tensor]) for tensor in writes if moves[tensor] or per_lap[tensor]]
+        compute = QueuedCompute(self._streams[stream], due, reads, writes, after)
         states, sizes = self._issued.in_compute_tier, columns.size_bytes
         if workspace_bytes or any(states[t] == ABSENT and sizes[t] for t in writes):  # it takes room
             compute.line = self._line_before(stream)

@@ -80,7 +80,7 @@ class QueuedCompute:
     ----------
     stream
         Where it runs.
-    turns
+    moves
         (tensor, moves that must have ended) pairs.
     reads, writes
         Tensors that it needs valid; tensors that it needs a place for, and makes valid. Neither has those that earlier
@@ -98,7 +98,7 @@ class QueuedCompute:
     """
 
     stream: Stream
-    turns: Sequence[tuple[int, int]] = ()
+    moves: Sequence[tuple[int, int]] = ()
     reads: Sequence[int] = ()
     writes: Sequence[int] = ()
     after: Waits = ()
@@ -263,7 +263,7 @@ class Stream:
         if self._lacked is None:
             due: dict[int, int] = {}
             key, _, compute, _, lap = self.queue[0]
-            for tensor, count in compute.turns:
+            for tensor, count in compute.moves:
                 moves = count + lap * places.moves_per_lap[tensor]
                 if moves_ended[tensor] < moves:
                     due[tensor] = moves
@@ -330,7 +330,7 @@ class Stream:
         """Take room and places for the head if nothing else is lacking; register with what it waits for."""
         if compute.after and must_wait(compute.after, lap, self.look_again):
             return False
-        if (compute.turns or compute.reads) and (lacked := self.lacked_tensor()):
+        if (compute.moves or compute.reads) and (lacked := self.lacked_tensor()):
             self.places.wait_for_moves(*lacked, key, self.look_again)
             return False
         if compute.writes or self.columns.workspace_bytes[op]:

@@ -18,7 +18,7 @@ from simulator.hardware import Hardware
 from simulator.metrics.ranks import by_rank
 from simulator.metrics.steps import Instances, with_steps
 from simulator.plan import COMPUTE
-from simulator.trace import CAUSES, Block, Trace, pick, running, turns
+from simulator.trace import CAUSES, Block, Trace, ordinals, pick, running
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -258,7 +258,7 @@ def _residencies(end_ns: int, graph: Graph, hardware: Hardware, trace: Trace) ->
     place, is_taken = rows["tensor"] * len(hardware.tiers) + rows["tier"], rows["delta_bytes"] > 0
     taken, freed = place[is_taken], place[~is_taken]
     order, ends = np.argsort(taken, kind="stable"), np.full(len(taken), end_ns)
-    ends[order[np.searchsorted(taken, freed, sorter=order) + turns(freed)]] = rows["time_ns"][~is_taken]
+    ends[order[np.searchsorted(taken, freed, sorter=order) + ordinals(freed)]] = rows["time_ns"][~is_taken]
     stays = {name: values.tolist() for name, values in pick(rows, is_taken).items()}
     return {
         "rank": stays["rank"],

@@ -8,7 +8,7 @@ import numpy as np
 
 from simulator.plan import COMPUTE, DETACH
 from simulator.referee.facts import Facts, among, covered
-from simulator.trace import NONE, Bools, Ints, pick, turns
+from simulator.trace import NONE, Bools, Ints, ordinals, pick
 
 
 class Held(NamedTuple):
@@ -55,7 +55,7 @@ def _stretches(facts: Facts) -> tuple[Held, Ints]:
     place = rows["tensor"][by_place] * tiers + rows["tier"][by_place]
     order = np.argsort(place, kind="stable")
     by_place, place = by_place[order], place[order]
-    turn, size, holds = turns(place), facts.program.sizes[place // tiers], np.full(len(rows["row"]), True)
+    turn, size, holds = ordinals(place), facts.program.sizes[place // tiers], np.full(len(rows["row"]), True)
     holds[by_place] = rows["delta_bytes"][by_place] == np.where(turn % 2, -size, size)
     facts.check(holds, "a place is taken, then freed, with its tensor's size, in turn", "residencies", rows, *_SHOWN)
     takes = np.flatnonzero(turn % 2 == 0)
@@ -87,8 +87,8 @@ def _pair_detaches(facts: Facts, held: Held) -> None:
     """Pair the k-th detach of a place with the end of its k-th stretch, which is when it acts."""
     detaches, tiers = facts.actions(DETACH), facts.program.tiers
     place, many = facts.a[detaches] * tiers + facts.b[detaches], len(detaches) + len(held.place) + 1
-    stretch = np.append(held.place * many + turns(held.place), NONE)
-    wanted, is_given_up = place * many + turns(place), np.zeros(len(held.place), bool)
+    stretch = np.append(held.place * many + ordinals(held.place), NONE)
+    wanted, is_given_up = place * many + ordinals(place), np.zeros(len(held.place), bool)
     match = np.searchsorted(stretch[:-1], wanted)
     acted = np.append(held.freed, facts.never)[match]
     acted[stretch[match] != wanted] = facts.never

@@ -17,7 +17,7 @@ from simulator.plan import COMPUTE, COPY
 from simulator.referee.facts import Facts, broken, require
 from simulator.referee.wait_laws import PEER
 from simulator.scenario import Switches
-from simulator.trace import NONE, Ints, at_first, busy, firsts, instances, pick, turns
+from simulator.trace import NONE, Ints, at_first, busy, firsts, instances, ordinals, pick
 
 
 class Meetings(NamedTuple):
@@ -90,7 +90,7 @@ def meetings(job: Job, stands_in: Sequence[int], ranks: Sequence[Facts]) -> Meet
     if not groups:
         return None
     key, rank, *rest = (np.concatenate(column) for column in zip(*columns, strict=True))
-    turn = turns(key * len(stands_in) + rank)
+    turn = ordinals(key * len(stands_in) + rank)
     order = np.lexsort((rank, turn, key))
     meeting = np.cumsum(firsts(key[order], turn[order]), dtype=np.int64) - 1
     issue, arrived, start, end, row, sort = (column[order] for column in rest)
