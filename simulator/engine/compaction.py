@@ -112,7 +112,7 @@ class Compactor(Gate):
         for stream in self._streams:
             if _is_busy(stream):
                 stream.ended.wait(stream.ended.reached + 1, self.look_again)
-        self._rounds.restless += [stream.ledger for stream in self._streams]
+        self._rounds.accounts += [stream.ledger for stream in self._streams]
         self.look_again()
 
     def look_again(self) -> None:
@@ -140,7 +140,7 @@ class Compactor(Gate):
         self._tier.compact((self._asked_ns, self._start_ns), self._pages, is_remap=self._is_remap)
         for head in self._heads:
             head.look_again()
-        self._rounds.restless += [stream.ledger for stream in self._streams]
+        self._rounds.accounts += [stream.ledger for stream in self._streams]
 
 
 def _is_busy(stream: Stream) -> bool:

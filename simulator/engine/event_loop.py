@@ -145,18 +145,18 @@ class Rounds:
     ----------
     heads
         Heads to be tried, by the keys of their first actions.
-    frees, touched
+    frees, resets
         Calls of this instant: those that free a place (with its tensor and tier), and those that set rates anew.
-    restless
-        Accounts of waits whose cause may have changed.
+    accounts
+        Accounts of waits to look at again, once the instant is settled: their causes may have changed.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.heads: list[tuple[int, Head]] = []
         self.frees: deque[tuple[Callable[[int, int], None], int, int]] = deque()
-        self.touched: list[Callable[[], None]] = []
-        self.restless: Watchers = []
+        self.resets: list[Callable[[], None]] = []
+        self.accounts: Watchers = []
 
     def consider(self, head: Head, key: int) -> None:
         """Put this head, whose first action has this key, on the agenda of this round."""
@@ -166,7 +166,7 @@ class Rounds:
 
     def wake(self, watchers: Watchers) -> None:
         """Find the causes of these waits again once this instant is settled."""
-        self.restless += watchers
+        self.accounts += watchers
         watchers.clear()
 
     def run(self) -> None:
@@ -197,11 +197,11 @@ class Rounds:
                 head = heappop(heads)[1]
                 head.considered = False
                 head.try_start()
-        if self.touched:
-            for reset_rates in self.touched:
+        if self.resets:
+            for reset_rates in self.resets:
                 reset_rates()
-            self.touched.clear()
-        if self.restless:
-            for account in self.restless:
+            self.resets.clear()
+        if self.accounts:
+            for account in self.accounts:
                 account.look()
-            self.restless.clear()
+            self.accounts.clear()

@@ -199,7 +199,7 @@ class Network:
 
     def _touch(self, pipe: Pipe) -> None:
         if not self._touched:
-            self.rounds.touched.append(self.reset_rates)
+            self.rounds.resets.append(self.reset_rates)
         if not pipe.is_touched:
             pipe.is_touched = True
             self._touched.append(pipe)

@@ -167,7 +167,7 @@ class Rank:
         self.host.looks = callable(plan.actions) and plan.looks
         for stream in self.streams:
             stream.ledger = Ledger(stream, self.host, recorder.waits)
-            machine.rounds.restless.append(stream.ledger)
+            machine.rounds.accounts.append(stream.ledger)
         self._set_kernels(columns.roles)
         for tensor, home in enumerate(plan.home):
             if home >= 0:

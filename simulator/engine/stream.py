@@ -221,15 +221,15 @@ class Stream:
         if self.watchers:
             rounds.wake(self.watchers)
         if not queue:
-            rounds.restless.append(self.ledger)
+            rounds.accounts.append(self.ledger)
             return
         is_alone = self.kernel is None and not self.gate.is_closed
-        if is_alone and queue[0][2].is_free and not (rounds.heads or rounds.frees or rounds.restless or rounds.touched):
+        if is_alone and queue[0][2].is_free and not (rounds.heads or rounds.frees or rounds.accounts or rounds.resets):
             self._run_undisturbed()
         if queue:
             rounds.consider(self, queue[0][0])
         else:
-            rounds.restless.append(self.ledger)
+            rounds.accounts.append(self.ledger)
 
     def _run_undisturbed(self) -> None:
         """Run computes from the queue while each only takes time and nothing else happens before it ends.
@@ -310,7 +310,7 @@ class Stream:
         if not self.gate.is_closed and issued_ns > now:
             self._clock.at(issued_ns, self._at_issue)
         if self.gate.is_closed or issued_ns > now or not (compute.is_free or self._may_start(key, op, compute, lap)):
-            self._rounds.restless.append(self.ledger)
+            self._rounds.accounts.append(self.ledger)
             return
         self.running, self.start_ns = self.queue.popleft(), now
         if self.ledger.is_open:
