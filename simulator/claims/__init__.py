@@ -270,7 +270,7 @@ def validate(
     axes = {Axis(path, (path,), "scale", "x"): factor for path, factor in (scale or {}).items()}
     studies = []
     for base in loaded:
-        scaled = {axis: factor for axis, factor in axes.items() if _has(base, axis, factor)}
+        scaled = {axis: factor for axis, factor in axes.items() if _has_figure(base, axis, factor)}
         studies.append(Study(base, checked, tuple(scaled), [tuple(scaled.values())], is_strict=True))
     for axis in axes.keys() - {axis for study in studies for axis in study.axes}:
         catalog.at(loaded[0], {axis: axes[axis]})  # refuses what no machine has
@@ -290,7 +290,7 @@ def _headlines(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"expect": expect, "claim": claim})
 
 
-def _has(loaded: Loaded, axis: Axis, factor: float) -> bool:
+def _has_figure(loaded: Loaded, axis: Axis, factor: float) -> bool:
     """Tell whether the machine has the figure that an axis multiplies."""
     try:
         catalog.at(loaded, {axis: factor})

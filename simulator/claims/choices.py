@@ -69,10 +69,10 @@ def enumerate_choices(
     """
     rule = "a scenario whose claim lists choices is named"
     loaded = read(scenarios, rule, lambda scenario: scenario.claim and scenario.claim.choices)
-    ahead = [[_predicted(base, name) for name in _claim(base).predicts] for base in loaded]
+    ahead = [[_read_predicted(base, name) for name in _claim(base).predicts] for base in loaded]
     studies = [_study(base, *_choices(base)) for base in loaded]
     for study, refused in studies:
-        _insist_each_can_be(study, refused)
+        _insist_values_valid(study, refused)
     listed_by = {study.loaded.scenario.name: len(study.points) for study, _ in studies if _claim(study.loaded).screens}
     studies = [(screened(study, workers, progress), refused) for study, refused in studies]
     points, unbuilt = _measure_settings(studies, workers, progress)
@@ -85,10 +85,10 @@ def enumerate_choices(
         taken = [setting for setting, rows in _settings(study.loaded, points).items() if rows[0]["selected"]]
         for other in others:
             name = f"{other.scenario.name} with what {study.loaded.scenario.name} selects"
-            more, unlike = _measure_settings([_study(other, study.axes, taken)], workers, progress)
+            more, others_unbuilt = _measure_settings([_study(other, study.axes, taken)], workers, progress)
             points += [row | {"scenario": name, "selected": True, "role": ""} for row in more]
             sections += _value_sections(points, name, f"{name}: {other.scenario.title}")
-            unbuilt += unlike
+            unbuilt += others_unbuilt
     rows = distributions(points)
     lines = _sentences(loaded, rows, points, listed_by)
     for base in loaded:
@@ -108,16 +108,16 @@ def _claim(loaded: Loaded) -> Claim:
     return loaded.scenario.claim or Claim(sentence="", source="")
 
 
-def _predicted(loaded: Loaded, name: str) -> Loaded:
+def _read_predicted(loaded: Loaded, name: str) -> Loaded:
     """Read a scenario that runs with the settings that another one selects."""
     other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
     must = "what is predicted is another scenario, which prints numbers that ours are held against"
     place, is_other = loaded.place("claim", "predicts"), other.scenario.name != loaded.scenario.name
-    insist(is_other and _prints(other), place, must, repr(name), "drop it, or add printed there")
+    insist(is_other and _has_printed(other), place, must, repr(name), "drop it, or add printed there")
     return other
 
 
-def _prints(loaded: Loaded) -> bool:
+def _has_printed(loaded: Loaded) -> bool:
     return any(expectation.printed is not None for expectation in loaded.scenario.expect)
 
 
@@ -139,7 +139,7 @@ def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
     choices, where = _claim(loaded).choices, loaded.place("claim", "choices")
     must = "a claim lists choices, and prints numbers that ours are held against"
     do = "list them under claim: choices, with their values, and add printed to an expectation"
-    insist(choices and _prints(loaded), loaded.place("claim"), must, "none", do)
+    insist(choices and _has_printed(loaded), loaded.place("claim"), must, "none", do)
     places = [loaded.place("claim", "choices", str(index)) for index in range(len(choices))]
     axes = tuple(Axis(c.choice, c.fields, place, values=c.options) for c, place in zip(choices, places, strict=True))
     settings = [*product(*(choice.options for choice in choices))]
@@ -171,7 +171,7 @@ def _study(loaded: Loaded, axes: tuple[Axis, ...], settings: Sequence[Point]) ->
     return Study(loaded, judged_setting, axes, points, probes=probes), refused
 
 
-def _insist_each_can_be(study: Study, refused: Mapping[Point, ConfigError]) -> None:
+def _insist_values_valid(study: Study, refused: Mapping[Point, ConfigError]) -> None:
     """Refuse a value that no valid setting has: it is a mistake in the list, and must not just reduce the settings."""
     for index, axis in enumerate(study.axes):
         for value in axis.values:
@@ -280,12 +280,12 @@ def _sections(loaded: Loaded, points: ShownRows) -> list[Section]:
     story = loaded.scenario
     sections = [Section(f"{story.name}: {story.title}", chosen), *_value_sections(points, story.name)]
     if selected := [rows for rows in _settings(loaded, points).values() if rows[0]["selected"]]:
-        settings, unlike = selected[:_SHOWN], {_outcome(rows) for rows in selected}
+        settings, distinct = selected[:_SHOWN], {_outcome(rows) for rows in selected}
         columns = [_column(choice.choice, [rows[0] for rows in settings], left=True) for choice in choices]
         by_figure = [rows for rows in zip(*settings, strict=True) if rows[0]["role"] == SELECTS]
         columns += [_column("obtained", rows, rows[0]["claim"]) for rows in by_figure]
         some = f", {_SHOWN} of {len(selected)}" if len(selected) > _SHOWN else ""
-        alike = f"; {counted(len(unlike), 'outcome')}" if unlike != {()} and len(unlike) < len(selected) else ""
+        alike = f"; {counted(len(distinct), 'outcome')}" if distinct != {()} and len(distinct) < len(selected) else ""
         sections.append(Section(f"Selected settings{some}{alike}", columns))
     return sections
 
@@ -350,8 +350,8 @@ def _sentences(loaded: Sequence[Loaded], rows: ShownRows, points: ShownRows, lis
 def _chance_sentences(settings: Sequence[ShownRows]) -> list[str]:
     """Say how many distinct settings, and how many that fit, are selected; and how many a placebo would select."""
     ran = [rows for rows in settings if all(map(_ran, rows))]
-    unlike = {_outcome(rows): rows[0]["selected"] for rows in ran}
-    lines = [f"Settings whose figures that select are equal count once: {_share(sum(unlike.values()), len(unlike))}."]
+    unique = {_outcome(rows): rows[0]["selected"] for rows in ran}
+    lines = [f"Settings whose figures that select are equal count once: {_share(sum(unique.values()), len(unique))}."]
     fit = [rows for rows in ran if all(row["fits"] for row in rows)]
     if len(fit) < len(ran):
         above, held = _share(len(ran) - len(fit), len(ran)), sum(rows[0]["selected"] for rows in fit)

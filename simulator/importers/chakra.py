@@ -23,7 +23,7 @@ from simulator.document import MOST_RANKS
 from simulator.errors import ConfigError, insist
 from simulator.graph import Collective
 from simulator.importers.imported import Imported
-from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, dtype_of, plain, views
+from simulator.importers.operators import Memory, OperatorNode, Tree, arithmetic, base_name, dtype_of, views
 from simulator.importers.recordings import ALONE, Event, Recording, Storage, collective_kind, short, unpacked, whole
 from simulator.importers.streams import Activity, replay
 from simulator.inputs import shown
@@ -315,7 +315,7 @@ class _Reader:
     def _joins_collective(self, node: _Node, op: Event) -> bool:
         """Make an op a collective; return whether it has a recorded duration or other ranks join it."""
         names = dict[object, str](enumerate(_COLLECTIVES.split()))
-        kind = collective_kind(names.get(node.attrs.get("comm_type", -1), plain(op.name)))
+        kind = collective_kind(names.get(node.attrs.get("comm_type", -1), base_name(op.name)))
         op.is_collective = True
         if node.took:
             return True

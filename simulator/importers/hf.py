@@ -16,19 +16,19 @@ from pydantic import ValidationError
 from simulator.builders import check
 from simulator.document import faults
 from simulator.errors import ConfigError, insist
-from simulator.importers.hf_model import ALSO, FAMILIES, TOWERS, VERSION, Config, is_irrelevant, model_of
+from simulator.importers.hf_model import ALIASES, FAMILIES, TOWERS, VERSION, Config, is_irrelevant, model_of
 from simulator.importers.imported import Imported, named
 from simulator.importers.recordings import json_of
 from simulator.inputs import shown
 from simulator.workload import Workload
 
 # Largest file (real ones have some kB); default tokens of a sequence.
-_MOST_BYTES, _USUAL_SEQUENCE = 16_000_000, 4096
+_MOST_BYTES, _DEFAULT_SEQUENCE = 16_000_000, 4096
 # Keys of a multimodal model's decoder; and keys beside it that apply to the decoder, too.
 _DECODERS = ("text_config", "llm_config", "language_config")
 _OF_BOTH = ("quantization_config", "quantization", "tie_word_embeddings", "torch_dtype", "dtype")
 # Fields of the workload that options set.
-_ASKED = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
+_OPTION_FIELDS = ("batch", "sequence", "chunk", "new_tokens", "kv", "parallel", "requests")
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 Phase = Literal["train", "prefill", "decode", "requests"]
 
@@ -102,8 +102,8 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     path = Path(source, "config.json") if Path(source).is_dir() else Path(source)
     outer = _parsed(path)
     config, dropped = _decoder(outer, shown(path))
-    limit = config.count("max_position_embeddings", "seq_length", derived=_USUAL_SEQUENCE)
-    wanted = min(_USUAL_SEQUENCE, limit) if sequence is None else sequence
+    limit = config.count("max_position_embeddings", "seq_length", derived=_DEFAULT_SEQUENCE)
+    wanted = min(_DEFAULT_SEQUENCE, limit) if sequence is None else sequence
     if wanted > limit:
         config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
     model = model_of(config)
@@ -146,7 +146,7 @@ def _decoder(outer: dict[str, Any], where: str) -> tuple[Config, dict[str, int]]
     inner = outer[key_of_decoder] if key_of_decoder else outer
     insist(isinstance(inner, dict), f"{where}, {key_of_decoder}", "this is an object", repr(inner))
     kind = inner.get("model_type") or outer.get("model_type")
-    name = ALSO.get(kind, kind) if isinstance(kind, str) else None
+    name = ALIASES.get(kind, kind) if isinstance(kind, str) else None
     do = "capture a step of it (hosim import torch package.module:function), or name a family with the same layers"
     insist(name in FAMILIES, f"{where}, model_type", "this is a family of decoders that hosim knows", repr(kind), do)
     dropped = {f"{tower} (a tower beside the decoder)": 1 for tower in TOWERS if outer.get(tower)}
@@ -181,17 +181,17 @@ def _dtypes(c: Config, path: Path, phase: str) -> dict[str, str]:
 
 def _origins(c: Config, document: dict[str, Any]) -> dict[str, Any]:
     """Return the origin of each figure: a key of the file, a default of transformers, or an option."""
-    if c.usual:
-        defaults = ", ".join(f"{key} {value}" for key, value in c.usual.items())
+    if c.defaults_taken:
+        defaults = ", ".join(f"{key} {value}" for key, value in c.defaults_taken.items())
         c.derived.insert(0, f"config.json lacks these, so they are what {VERSION} takes: {defaults}.")
-    stated = sorted(path for path in c.origins if _has(document, path.split(".")))
+    stated = sorted(path for path in c.origins if _has_field(document, path.split(".")))
     sources = {path: [{"from": c.origins[path][0], "basis": c.origins[path][1]}] for path in stated}
     sources["model"] = [{"from": f"config.json ({c.data.get('model_type', c.family.config)})", "basis": "quoted"}]
-    assumed = [key for key in document if key in _ASKED]
+    assumed = [key for key in document if key in _OPTION_FIELDS]
     return {"sources": sources, "assumed": dict.fromkeys(assumed, "chosen when it was imported; change it to yours")}
 
 
-def _has(value: Any, path: list[str]) -> bool:
+def _has_field(value: Any, path: list[str]) -> bool:
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     return value is not None

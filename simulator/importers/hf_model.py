@@ -38,7 +38,7 @@ def _families(base: dict[str, Any], table: Mapping[str, dict[str, Any]]) -> dict
 _TABLE = tomllib.loads(Path(__file__).with_name("hf_families.toml").read_text(encoding="utf-8"))
 FAMILIES = _families(_TABLE["base"], _TABLE["families"])
 """``model_type`` -> family."""
-ALSO: dict[str, str] = _TABLE["also"]
+ALIASES: dict[str, str] = _TABLE["also"]
 """Other names -> families: multimodal models with a decoder, and their ``text_config``."""
 IRRELEVANT = frozenset(_TABLE["irrelevant"].split())
 """Keys that change neither memory nor time, besides those of token ids."""
@@ -76,7 +76,7 @@ class Config:
     def __init__(self, data: Mapping[str, Any], family: Family, where: str) -> None:
         self.data, self.family, self.where = data, family, where
         self.used: set[str] = set()
-        self.usual: dict[str, Any] = {}  # key that the file lacks -> default that was taken
+        self.defaults_taken: dict[str, Any] = {}  # key that the file lacks -> default that was taken
         self.derived: list[str] = []
         self.origins: dict[str, tuple[str, str]] = {}  # field of the workload -> where it comes from, and its basis
 
@@ -89,7 +89,7 @@ class Config:
         for key in filter(self.family.defaults.__contains__, keys):
             if path:
                 text = f"{VERSION}, {self.family.config}.{key} (config.json has no such key)"
-                self.origins[path], self.usual[key] = (text, "quoted"), self.family.defaults[key]
+                self.origins[path], self.defaults_taken[key] = (text, "quoted"), self.family.defaults[key]
             return self.family.defaults[key]
         return None
 
@@ -166,8 +166,8 @@ Kinds = tuple[list[dict[str, Any]], list[int]]
 
 
 def _attentions(c: Config, layers: int, hidden: int) -> Kinds:
-    full = _latent(c) if c.family.latent else _grouped(c, hidden)
-    types, kinds = _types(c, layers), [full]
+    full = _latent_attention(c) if c.family.latent else _grouped_query_attention(c, hidden)
+    types, kinds = _layer_types(c, layers), [full]
     window = c.get(c.family.window) if c.family.local != "none" or {*_NEAR} & {*types} else None
     if window and {*_NEAR} & {*types}:
         window = c.count(c.family.window, path="model.attention.window")
@@ -182,7 +182,7 @@ def _attentions(c: Config, layers: int, hidden: int) -> Kinds:
     return kinds, [near if kind in _NEAR else len(kinds) - 1 if kind == "linear_attention" else 0 for kind in types]
 
 
-def _grouped(c: Config, hidden: int) -> dict[str, Any]:
+def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
     path, family = "model.attention", c.family
     heads = c.count("num_attention_heads", path=f"{path}.heads")
     kv_heads = c.count("num_key_value_heads", "multi_query_group_num", path=f"{path}.kv_heads", derived=heads)
@@ -194,7 +194,7 @@ def _grouped(c: Config, hidden: int) -> dict[str, Any]:
     return part | {key: value for key, value in more.items() if value}
 
 
-def _latent(c: Config) -> dict[str, Any]:
+def _latent_attention(c: Config) -> dict[str, Any]:
     must, do = "biases of latent attention are not built", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
@@ -208,7 +208,7 @@ def _latent(c: Config) -> dict[str, Any]:
     return part
 
 
-def _types(c: Config, layers: int) -> list[str]:
+def _layer_types(c: Config, layers: int) -> list[str]:
     """Return the type of each layer: from ``layer_types``, or by the rule of the family."""
     codes = c.list_of("attn_type_list", int, layers)  # MiniMax-Text-01: 0 is lightning attention
     types = c.list_of("layer_types", str, layers) or [("linear", "full")[bool(i)] + "_attention" for i in codes or ()]
@@ -220,11 +220,11 @@ def _types(c: Config, layers: int) -> list[str]:
         return types
     usual = "chunked_attention" if c.family.local == "chunks" else "sliding_attention"
     near, far = ("full_attention", "linear_attention") if c.family.linear else (usual, "full_attention")
-    local = _near(c, layers)
+    local = _windowed_layers(c, layers)
     return [near if layer in local else far for layer in range(layers)]
 
 
-def _near(c: Config, layers: int) -> set[int]:
+def _windowed_layers(c: Config, layers: int) -> set[int]:
     """Return the layers with a sliding window, if the model has one."""
     is_on = c.flag("use_sliding_window") if c.get("use_sliding_window") is not None else True
     first = c.count("max_window_layers", least=0, derived=0)
@@ -258,12 +258,12 @@ def _feed_forwards(c: Config, layers: int) -> Kinds:
         part["shared"] = shared
         if family.shared_width:
             part["shared_width"] = c.count(family.shared_width, path=f"{path}.shared_width")
-    dense = _dense(c, layers)
+    dense = _dense_layers(c, layers)
     width = c.count(family.width, path="model.others" if len(dense) < layers else f"{path}.width")
     return [part, {"kind": "dense", "width": width, **more}], [int(layer in dense) for layer in range(layers)]
 
 
-def _dense(c: Config, layers: int) -> set[int]:
+def _dense_layers(c: Config, layers: int) -> set[int]:
     """Return the layers without experts."""
     first, every = c.count("first_k_dense_replace", least=0, derived=0), c.count("moe_layer_freq", derived=1)
     step = c.count("decoder_sparse_step", "interleave_moe_layer_step", derived=1)

@@ -10,28 +10,28 @@ from typing import Any, NamedTuple
 from simulator.formats.residency_json import VIEW
 from simulator.importers.recordings import Event, Recording, Storage, collective_kind, whole
 
-MAKES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
+ALLOCATES = re.compile(r"(new_)?empty(_.*)?|resize_|_resize_.*")
 """ATen ops that only allocate or resize a tensor."""
 # ATen ops, besides views, that do no work on the device.
 _IDLE = re.compile(
     "result_type|lift_fresh|set_|(detach|squeeze|unsqueeze|t|as_strided|transpose)_|is_.*|size|stride|numel|to"
     "|contiguous|type_as|resolve_(conj|neg)|record_stream|pin_memory|can_cast|_has_.*|_version|requires_grad_|retain_grad"
 )
-STRETCHES = re.compile("expand(_as)?|broadcast_to|as_strided")
+EXPANDS = re.compile("expand(_as)?|broadcast_to|as_strided")
 """Views that may have more elements than their storage."""
 
 # Prefix of a tensor's type, in lower case and without ``c10::`` -> data type; the caller chooses that of float.
 _DTYPES = {"half": "fp16", "bfloat16": "bf16", "float8": "fp8", "float": "", "double": "fp64", "char": "int8"}
 
 
-def plain(name: str) -> str:
+def base_name(name: str) -> str:
     """Return the name of an ATen op without namespace or overload."""
     return name.rpartition("::")[2].partition(".")[0]
 
 
-def works(name: str) -> bool:
+def does_work(name: str) -> bool:
     """Tell whether an op of this name does work on the device, beyond views and allocations."""
-    return not any(pattern.fullmatch(plain(name)) for pattern in (VIEW, MAKES, _IDLE))
+    return not any(pattern.fullmatch(base_name(name)) for pattern in (VIEW, ALLOCATES, _IDLE))
 
 
 def mutated(schema: str) -> frozenset[int]:
@@ -49,7 +49,7 @@ class TensorView(NamedTuple):
     ----------
     tensor, storage
         Ids.
-    until_bytes, size_bytes
+    end_bytes, size_bytes
         Offset of its end in its storage, and its size [B].
     device
         Such as ``cuda:0``.
@@ -57,7 +57,7 @@ class TensorView(NamedTuple):
 
     tensor: int
     storage: int
-    until_bytes: int
+    end_bytes: int
     size_bytes: int
     device: str
 
@@ -76,7 +76,7 @@ def views(value: object) -> Iterator[TensorView]:
             left.extend(reversed(node))
 
 
-def _sizes(shapes: object, argument: int) -> list[int]:
+def _shape(shapes: object, argument: int) -> list[int]:
     """Return the shape of an argument; an empty one if it has none."""
     shape: Any = shapes[argument] if isinstance(shapes, list) and argument < len(shapes) else None
     is_list = isinstance(shape, list) and len(shape) <= 20
@@ -111,10 +111,10 @@ def arithmetic(name: str, shapes_in: object, shapes_out: object) -> tuple[str, i
     shapes_in, shapes_out
         Sizes of each argument, and of each result.
     """
-    if plain(name) not in _FLOPS:
+    if base_name(name) not in _FLOPS:
         return "vector", 0
-    kind, times, first, second, part = _FLOPS[plain(name)]
-    rows, others = _sizes(shapes_out, 0) if first < 0 else _sizes(shapes_in, first), _sizes(shapes_in, second)
+    kind, times, first, second, part = _FLOPS[base_name(name)]
+    rows, others = _shape(shapes_out, 0) if first < 0 else _shape(shapes_in, first), _shape(shapes_in, second)
     return kind, whole(times * math.prod(rows) * math.prod(others[part])) if rows and others else 0
 
 
@@ -135,7 +135,7 @@ def is_number(type_: object) -> bool:
 
 # Prefix of a node's name -> phase of the ops below it.
 _PHASES = {"Optimizer.step#": "update", "autograd::engine::evaluate_function": "backward"}
-_GATHERS = "torch::autograd::AccumulateGrad"
+_ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
 class OperatorNode(NamedTuple):
@@ -173,7 +173,7 @@ class OperatorNode(NamedTuple):
     @property
     def is_operator(self) -> bool:
         """Whether it may do work itself, rather than only call others that do."""
-        return bool(self.schema or self.more.get("kernel_backend") or self.is_collective) and works(self.name)
+        return bool(self.schema or self.more.get("kernel_backend") or self.is_collective) and does_work(self.name)
 
     @property
     def is_collective(self) -> bool:
@@ -202,22 +202,22 @@ class Tree:
         Id of a node -> id of the node whose op it belongs to.
     phase
         Id of a node -> its phase; ``forward`` if none is known and the trace has a backward phase.
-    gathers
+    accumulators
         Ids of nodes that accumulate gradients.
     devices
         Devices that count: all but the CPU, or the CPU if there is no other.
     """
 
     def __init__(self, nodes: Sequence[OperatorNode]) -> None:
-        self.nodes, self.owner, self.phase, self.gathers = nodes, dict[int, int](), dict[int, str](), set[int]()
+        self.nodes, self.owner, self.phase, self.accumulators = nodes, dict[int, int](), dict[int, str](), set[int]()
         devices = {view.device for node in nodes for some in (node.writes, *node.reads) for view in some} - {""}
         self.devices = frozenset(devices - {"cpu"} or devices)
         working = self._working()
         for node in nodes:
             begins = (phase for name, phase in _PHASES.items() if node.name.startswith(name))
             self.phase[node.id] = next(begins, self.phase.get(node.parent, ""))
-            if node.parent in self.gathers or node.name.startswith(_GATHERS):
-                self.gathers.add(node.id)
+            if node.parent in self.accumulators or node.name.startswith(_ACCUMULATES):
+                self.accumulators.add(node.id)
             if node.parent in self.owner or node.id in working:
                 self.owner[node.id] = self.owner.get(node.parent, node.id)
         if "backward" in self.phase.values():
@@ -235,7 +235,7 @@ class Tree:
             if is_at_work and (node.id not in holders or written - below):
                 working.add(node.id)
                 below |= written
-            elif MAKES.fullmatch(plain(node.name)):  # an allocation writes nothing, unless a sibling then fills it
+            elif ALLOCATES.fullmatch(base_name(node.name)):  # writes nothing, unless a sibling then fills it
                 below |= {storage for storage in fresh if ~storage in beside}
             if node.parent < node.id:
                 small, large = sorted((below, beside), key=len)
@@ -266,10 +266,10 @@ class Memory:
 
     def __init__(self, tree: Tree, recording: Recording) -> None:
         self._tree, self._recording = tree, recording
-        self._storages, self._stretched = dict[int, Storage](), set[int]()
+        self._storages, self._expanded = dict[int, Storage](), set[int]()
 
     def _make(self, view: TensorView, kind: str = "activation", *, persistent: bool = False) -> Storage:
-        self._storages[view.storage] = storage = self._recording.storage(view.until_bytes, kind, persistent=persistent)
+        self._storages[view.storage] = storage = self._recording.storage(view.end_bytes, kind, persistent=persistent)
         return storage
 
     def _enter_reads(self, node: OperatorNode) -> None:
@@ -279,26 +279,26 @@ class Memory:
             kind = "input" if argument < len(types) and is_number(types[argument]) else "weight"
             for view in self._tree.on_device(tensors):
                 storage = self._storages.get(view.storage) or self._make(view, kind, persistent=True)
-                if view.tensor not in self._stretched:
-                    storage.size_bytes = max(storage.size_bytes, view.until_bytes)
+                if view.tensor not in self._expanded:
+                    storage.size_bytes = max(storage.size_bytes, view.end_bytes)
 
     def fold(self, node: OperatorNode, into: Event | None) -> None:
         """Account for a node that is no op: a view, an allocation, or a caller of other nodes."""
-        base = plain(node.name)
-        makes, stretches = MAKES.fullmatch(base), STRETCHES.fullmatch(base)
+        base = base_name(node.name)
+        allocates, expands = ALLOCATES.fullmatch(base), EXPANDS.fullmatch(base)
         read = self._tree.storages(*node.reads)
         if into is None:
             self._enter_reads(node)
         for view in self._tree.on_device(node.writes):
             storage = self._storages.get(view.storage)
-            if stretches:
-                self._stretched.add(view.tensor)
-            elif makes and view.storage not in read:
+            if expands:
+                self._expanded.add(view.tensor)
+            elif allocates and view.storage not in read:
                 if into is None:
                     storage = self._make(view)
                 elif storage not in into.writes:
-                    into.more["workspace_bytes"] = into.more.get("workspace_bytes", 0) + view.until_bytes
-            if node.id in self._tree.gathers and storage is not None:
+                    into.more["workspace_bytes"] = into.more.get("workspace_bytes", 0) + view.end_bytes
+            if node.id in self._tree.accumulators and storage is not None:
                 storage.kind = "gradient"
 
     def use(self, node: OperatorNode, op: Event) -> None:
@@ -315,11 +315,11 @@ class Memory:
             if view.storage not in read:
                 storage = self._storages[view.storage] if view.storage in made else self._make(view)
                 made.add(view.storage)
-                storage.size_bytes = max(storage.size_bytes, view.until_bytes)
+                storage.size_bytes = max(storage.size_bytes, view.end_bytes)
                 op.writes[storage] = None
             elif not node.schema:
                 op.writes[self._storages[view.storage]] = None
         for storage in op.writes:
             storage.is_written = True
-            if node.id in self._tree.gathers:
+            if node.id in self._tree.accumulators:
                 storage.kind = "gradient"

@@ -92,11 +92,11 @@ def replay(
     first_ns, last_ns = in_time[0].start_ns, max(part.end_ns for part in in_time)
     streams, overlap_ns = _by_stream(in_time, first_ns)
     parts = [part for on_stream in streams.values() for part in on_stream]
-    latency_ns = _usual_latency(parts, first_ns)
+    latency_ns = _median_latency_ns(parts, first_ns)
     for part in parts:  # a launch before the step counts as just in time for its start
         part.launched_ns = None if part.launched_ns is None else max(part.launched_ns, first_ns - latency_ns)
     parts.sort(key=lambda part: part.start_ns if part.launched_ns is None else part.launched_ns)
-    noted, seen = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
+    noted, timed = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
     newest = [on_stream[-1] for on_stream in streams.values()]
     end = Activity(Event("end"), last_ns, last_ns, next(iter(streams)), after=newest)
     if then:
@@ -109,7 +109,7 @@ def replay(
     program = _with_launches([*parts, end], syncs, first_ns, latency_ns)
     _write(step, program, ops)
     if len(streams) > 1:
-        text = f"Of waits between streams {noted:,} are as recorded, {seen:,} as times tell: for what had just ended."
+        text = f"Of waits between streams {noted:,} are as recorded, {timed:,} as times tell: for what had just ended."
         step.derived.append(text)
     if host := [part for part in program if part.stream == _HOST]:
         took, synced = human(sum(part.took_ns for part in host), "ns"), sum(bool(part.after) for part in host)
@@ -149,7 +149,7 @@ def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, li
     return {name: streams[name] for name in busiest}, overlap_ns
 
 
-def _usual_latency(parts: Iterable[Activity], first_ns: int) -> int:
+def _median_latency_ns(parts: Iterable[Activity], first_ns: int) -> int:
     """Return the median latency from launch to start on an idle stream; if no stream was idle, the least one [ns]."""
     launched = [(part, part.start_ns - part.launched_ns) for part in parts if part.launched_ns is not None]
     on_idle = [after_ns for part, after_ns in launched if first_ns < part.free_ns <= part.start_ns - after_ns]

@@ -108,14 +108,14 @@ class Search:
         if not self.grows:
             return values[-1]
         start = self.question.read("start")
-        return start if values[0] <= start <= values[-1] else self.near(start)
+        return start if values[0] <= start <= values[-1] else self.next_value(start)
 
-    def near(self, value: float) -> int | float:
+    def next_value(self, value: float) -> int | float:
         """Return the least value of the question that is not below `value`; the last one if there is none."""
         values = self.question.values
         return values[min(bisect_left(values, value), len(values) - 1)]
 
-    def near_bound(self, who: str) -> Rows:
+    def search_from_bound(self, who: str) -> Rows:
         """Search a row's least value, from the least with which its bound meets the conditions; return all rows.
 
         A good plan needs little more than the bound, so most searches end after two tries. If the row fails there, the
@@ -182,14 +182,14 @@ class Search:
             rises = next(iter(held.values())) == (self.question.sign > 0)
             edge, end = (max(held), values[-1]) if rises else (min(held), values[0])
             if edge != end:
-                return [(self.near(2 * edge if rises else edge / 2),)]
+                return [(self.next_value(2 * edge if rises else edge / 2),)]
             ran = sorted(value for (value,), rows in measured.items() if rows[0]["status"] == "ok")
             middles = (math.sqrt(low * high) for low, high in pairwise(ran) if high > _FINE * low)
             wanted = [] if any(held.values()) else list(middles)  # a figure may rise and fall again between neighbours
         else:
             answer = max((value for value in held if held[value]), key=lambda value: self.question.sign * value)
             wanted = [times * answer for times in _BESIDE]
-        return [(value,) for value in dict.fromkeys(map(self.near, wanted)) if value not in held]
+        return [(value,) for value in dict.fromkeys(map(self.next_value, wanted)) if value not in held]
 
     def try_row(self, label: str, decide: Policy, _: Loaded, point: Point) -> Rows:
         """Run a row with a value, and add its slowdown, and the condition that it violates, if any."""

@@ -27,7 +27,7 @@ from simulator.report.views import Varied
 from simulator.run.case import Case, Policies, names_in, prepare, rows_named
 from simulator.run.cluster import clustered
 from simulator.run.conditions import Once, drawn, jittered
-from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, key_of, usual_folder
+from simulator.run.kept import SUFFIXES, KeptRows, appending, code_key, default_folder, key_of
 from simulator.run.provenance import provenance
 from simulator.run.row import rows_of
 from simulator.run.sweep import Pace, Point, Progress, Rows, Study, Sweep, streamed
@@ -230,7 +230,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     measured = _keyed_study(base, study, rows_asked, axes, points, with_bounds=bounds)
     if cache is False or isinstance(rows_asked, Mapping):
         measured = replace(measured, key=None)
-    folder = Path(cache) if isinstance(cache, str | Path) else usual_folder()
+    folder = Path(cache) if isinstance(cache, str | Path) else default_folder()
     file = Path(out) if out is not None else None
     if file is not None and file.suffix not in SUFFIXES:
         file = file.with_name(f"{file.name}.points.csv")

@@ -31,7 +31,7 @@ _WAIT_S = 30
 """Time to wait for another process that writes [s]: a write takes milliseconds."""
 
 
-def usual_folder() -> Path:
+def default_folder() -> Path:
     """Return the default folder of kept rows: in ``XDG_CACHE_HOME``, or ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hosim"
 

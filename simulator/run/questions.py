@@ -278,7 +278,7 @@ def crossover(
     values, start = question.values, search.first
     low = values[0] if question.at_least is not None else max(values[0], start / _NEAR)
     high = values[-1] if question.at_most is not None else min(values[-1], start * _NEAR)
-    scanned = (search.near(low * (high / low) ** (index / (_SCANNED - 1))) for index in range(_SCANNED))
+    scanned = (search.next_value(low * (high / low) ** (index / (_SCANNED - 1))) for index in range(_SCANNED))
 
     def both(loaded: Loaded, point: Point) -> Rows:
         return [row for decide in search.rows.values() for row in decide(loaded, point)]

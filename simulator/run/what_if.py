@@ -83,7 +83,7 @@ def _freeing(case: Case, row: str, policies: Policies | None, kind: str, field: 
     search = Search(case.loaded, Frontier, asked, policies, is_bounded=False)
     tell(f"{row}, which {kind} would make it free", 0, 0)
     has_budget = kind == "capacity" and case.loaded.scenario.budget_bytes is not None
-    answer = search.answer(search.near_bound(row), math.inf)
+    answer = search.answer(search.search_from_bound(row), math.inf)
     return free_sentence(answer, search.question, kind, has_budget=has_budget)
 
 

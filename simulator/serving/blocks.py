@@ -110,7 +110,7 @@ class Tiers:
         for block in new:
             self._hold(block)
 
-    def computed(self, private: Block, shared: Block) -> bool:
+    def share_computed(self, private: Block, shared: Block) -> bool:
         """Share a computed block of a prefix with others; return False if the compute tier already has the same."""
         if shared in self._held or shared in self._cached[0]:
             return False

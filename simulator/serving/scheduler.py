@@ -238,7 +238,7 @@ class Scheduler:
             before, served.cached = served.cached // size, served.cached + new
             for shared, blocks in zip(served.shared, served.blocks, strict=False):
                 for block in shared[before : served.cached // size]:
-                    if self.tiers.computed(blocks[block.number], block):
+                    if self.tiers.share_computed(blocks[block.number], block):
                         blocks[block.number] = block
             if not served.is_reading:
                 served.first_ns, served.made = now_ns, 1

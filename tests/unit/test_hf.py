@@ -16,7 +16,7 @@ from mutations import broken, changed
 import simulator as hosim
 from simulator.builders import build_job
 from simulator.errors import ConfigError
-from simulator.importers.hf_model import ALSO, FAMILIES, IRRELEVANT, runs
+from simulator.importers.hf_model import ALIASES, FAMILIES, IRRELEVANT, runs
 from simulator.importers.imported import Imported
 from simulator.workload import DecoderModel, Experts, Gqa, Mla, Workload
 
@@ -427,7 +427,7 @@ def test_the_decoder_may_have_another_key(key: str, folder: Path) -> None:
 def test_no_key_is_both_used_and_irrelevant() -> None:
     used = {key for family in FAMILIES.values() for key in family.defaults}
     assert not used & IRRELEVANT
-    assert set(ALSO.values()) <= set(FAMILIES)
+    assert set(ALIASES.values()) <= set(FAMILIES)
 
 
 def test_a_family_says_nothing_but_what_the_base_has() -> None:
@@ -623,7 +623,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-TYPES = st.sampled_from([*FAMILIES, *ALSO, "unheard of"])
+TYPES = st.sampled_from([*FAMILIES, *ALIASES, "unheard of"])
 
 
 @st.composite
