@@ -1,4 +1,4 @@
-"""Arguments in, text and an exit code out; what a command needs is imported when it runs."""
+"""Arguments in, text and an exit code out; a command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from simulator.cli.run import plan, robust, run, scaling, sensitivity, serve, sw
 
 _FAILED, _USAGE, _BY_SIGNAL, _INTERRUPTED, _BROKEN_PIPE = 1, 2, 128, 130, 141
 _LATER_S = 0.01
-"""An interrupt that could not be raised is raised after so long [s]: at once to a person, and late for the object."""
+"""Delay after which an interrupt that could not be raised is raised again [s]: too short for a person to notice, long
+enough for the object to be freed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -28,11 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Parameters
     ----------
     arguments
-        Default: those of the process.
+        The arguments; default: those of the process.
     """
     try:
         code = _run(arguments)
-    except _Interrupt as last:  # came while the end of the command was reported, which says enough
+    except _Interrupt as last:  # came while the end of the command was being reported
         code = _BY_SIGNAL + last.args[0]
     sys.exit(code)
 
@@ -68,22 +69,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         code = _BROKEN_PIPE
     except Exception as error:
         code = _stopped() if _Interrupt.came else _explained(error)
-    if isinstance(code, str):  # with the error its objects are gone, so that there is memory to print it
+    if isinstance(code, str):  # printed here, once the error's objects are freed: memory may be short
         click.echo(f"hosim: {code}", err=True)
         code = _FAILED
     try:
         sys.stdout.flush()
-    except OSError:  # nobody takes the rest, and Python would try again as it ends
+    except OSError:  # nobody reads the rest, and Python would flush again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
 def _prepare() -> None:
-    """Make this process hosim's own.
+    """Set up the process.
 
     Print characters that the terminal lacks as escapes. Keep matplotlib from reading settings and from logging. Keep
-    OpenBLAS, which comes with numpy, from starting threads: where memory is short it would end the process for them,
-    and by an interrupt.
+    OpenBLAS, which comes with numpy, from starting threads: if it has no memory for them, it interrupts the process.
     """
     import logging
 
@@ -106,22 +106,22 @@ def _stopped() -> int:
 class _Interrupt(KeyboardInterrupt):
     """Ctrl-C, or a signal that ends a command in the same way.
 
-    It is not Python's own: where that passes through code that a module runs while it is imported, Python ends the
-    process by the signal, whoever catches it later.
+    It is not a plain KeyboardInterrupt: if one passes through a module's import, Python ends the process by the signal,
+    even if the exception is caught later.
     """
 
     came = False
-    """Whether a signal came: raised in an import or a callback, it may come back as any other error."""
+    """Whether a signal came: an interrupt in an import or a callback may surface as any other error."""
 
 
 def _interrupt(signal_number: int, frame: object) -> NoReturn:
-    """End on every signal as on Ctrl-C, so that nothing is left half written."""
+    """Treat every signal as Ctrl-C, so that nothing is left half written."""
     _Interrupt.came = True
     raise _Interrupt(signal_number)
 
 
 def _raise_later(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raise an interrupt a little later where Python cannot raise it, as while an object is freed."""
+    """Raise an interrupt a little later if Python cannot raise it now, as while an object is freed."""
     if isinstance(unraisable.exc_value, _Interrupt):
         signal.signal(signal.SIGALRM, _interrupt)
         signal.setitimer(signal.ITIMER_REAL, _LATER_S)
@@ -130,11 +130,11 @@ def _raise_later(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _explained(error: Exception) -> str:
-    """Return the message of an error; raise again what hosim did not foresee, for its traceback.
+    """Return the message of an error; raise an unforeseen one again, for its traceback.
 
-    Refusals of the system come first: it may refuse the imports that the other messages need.
+    Failures of the system are first: they may also prevent the imports that the other messages need.
     """
-    if isinstance(error, MemoryError | SystemError):  # the second: code in C that had no memory for its own error
+    if isinstance(error, MemoryError | SystemError):  # SystemError: C code without the memory to report its own error
         shortage = "no more" if isinstance(error, MemoryError) else error
         return f"memory: there is room for what runs, found {shortage}; {_LESS}"
     if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""The commands that search: how far a field may go, where two rows swap, and which figures limit a step."""
+"""The commands that search: how far a field may go, where two rows swap, and which figures a step depends on."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _ASKED_BACK = (
 _ASKED = (
     click.option("--field", metavar="NAME", help="What is searched: sequence, batch; least: tiers.hbm.capacity."),
     *_SEARCHED,
-    click.option("--over", metavar="ROW", help="Hold steps against those of this row."),
-    click.option("--slowdown", multiple=True, metavar="RATIO", help="Only with a step at most so many times as long."),
+    click.option("--over", metavar="ROW", help="Compare steps with those of this row."),
+    click.option("--slowdown", multiple=True, metavar="RATIO", help="Limit on the step, relative to --over: 1.01x."),
 )
 
 
 def _judged(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the exit code: 0 if a row has an answer; a bound that no plan beats is none."""
+    """Return the exit code: 0 if a row other than a bound has an answer."""
     from simulator.report.answers import is_bound
 
     return common.judged([row for row in rows if not is_bound(row)], none="no row has an answer")
 
 
 @common.command(
-    "Search how far a field may go while a step is as asked.",
+    "Search how far a field may go while conditions hold.",
     *("scenario", "policy", "set", *_ASKED_BACK, "workers", "json", "out"),
 )
-@click.option("--such-that", multiple=True, metavar="CONDITION", help="What must hold of a row: 'stall <= 0.1 %'.")
-@click.option("--over", metavar="ROW", help="What ratios are of: a row, or compute. [default: the fastest row]")
-@click.option("--pareto", is_flag=True, help="Instead, hold peaks, or with --of a cost, against steps.")
+@click.option("--such-that", multiple=True, metavar="CONDITION", help="A condition on a row: 'stall <= 0.1 %'.")
+@click.option("--over", metavar="ROW", help="Base of ratios: a row, or compute. [default: the fastest row]")
+@click.option("--pareto", is_flag=True, help="Instead, trade off peaks, or with --of a cost, against steps.")
 def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
     """Search, for each row of SCENARIO, how far a field may go while conditions hold; and for what no plan beats.
 
@@ -53,21 +53,22 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
       hosim frontier llama3_8b_train_910c --pareto --out results/pareto
       hosim frontier long_context_pool --pareto --of "cost/1M tokens"
 
-    Of the machine the least value is searched, of times and of the workload the largest. Where the fields of a
-    path differ, all are multiplied by a factor. peak.TIER varies the capacity of a tier.
+    For fields of the machine the search is for the least value; for times and for fields of the workload it is for
+    the largest. If the fields of a path have different values, all are multiplied by a factor. peak.TIER varies the
+    capacity of a tier.
 
-    A condition is a figure of the table, <= or >=, and an amount with its unit. A share of a time (0.1 %) is of
-    the step; a ratio (1.01x) is of the fastest row as documented, or of that of --over.
+    A condition is a figure of the table, <= or >=, and an amount with its unit. A share (0.1 %) of a time is
+    relative to the step; a ratio (1.01x) is relative to the fastest row with the documents as they are, or to --over.
 
-    The search begins with what the documents say; that what holds goes on to hold with what is easier is tried
-    beside each answer. --pareto varies the capacity of the compute tier from the least that any plan needs to what
-    all needs at once; --of names a cost in place of the peak. With --out the page also has what limits each
-    answer, and the sources of all figures. The exit code is 1 if no row has an answer.
+    The search starts from the values in the documents. It assumes that conditions which hold also hold with easier
+    values, and tries some beside each answer to check. --pareto varies the capacity of the compute tier from the least
+    that any plan needs to what is enough for all data at once; --of names a cost in place of the peak. With --out the
+    page also shows what limits each answer, and the sources of all figures. The exit code is 1 if no row has an answer.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if pareto:
         given = [f"--{key.replace('_', '-')}" for key in ("such_that", "over", "resolution") if more.pop(key)]
         if given or any(more.pop(key) for key in ("at_most", "at_least", "multiple_of")):
-            raise click.UsageError("--pareto asks for all amounts; leave out what is searched")
+            raise click.UsageError("--pareto asks for all amounts; leave out what limits a search")
         return _judged(common.run_and_print(hosim.pareto, scenario, of=more.pop("field"), **more).rows)
     if more["field"] is None:
         raise click.UsageError("say what is searched, such as --of peak.hbm, or --pareto")
@@ -76,15 +77,15 @@ def frontier(scenario: str, *, pareto: bool, **more: Any) -> int:
 
 @common.command("Search where two policies swap.", "scenario", "policy", "set", *_ASKED_BACK, "json", "out")
 def crossover(scenario: str, **more: Any) -> int:
-    """Search, for two rows of SCENARIO, over which values of a field which one is faster.
+    """Search, for two rows of SCENARIO, which one is faster over which range of a field.
 
     \b
     Examples:
       hosim crossover llama3_8b_train_910c --policy static --policy recompute --of "links.*.bandwidth"
       hosim crossover mine.yaml --policy static --policy reactive --of workload.batch --at-most 64
 
-    Some values are scanned, by default from an eighth of what the documents say to eight times that; between
-    two with different answers the distance is halved. The exit code is 1 if neither row runs anywhere.
+    The search scans some values, by default from an eighth of the documents' value to eight times that, and bisects
+    between two with different answers. The exit code is 1 if neither row runs anywhere.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if more["field"] is None:
         raise click.UsageError("say what varies, such as --of 'links.*.bandwidth'")
@@ -100,18 +101,16 @@ def largest(scenario: str, **more: Any) -> int:
       hosim largest long_context_kv_tiers --field sequence --at-most 1048576 --multiple-of 1024
       hosim largest mine.yaml --field batch --at-most 512 --set "tiers.hbm.capacity=80 GB"
 
-    What is not given here is as the scenario says under `largest:`. The table has one line per policy, with
-    the tier and the op that are in the way of the next value. The distance between a value that fits and one
-    that does not is halved, so what fits is taken to fit with less, too.
+    Options default to the scenario's key `largest:`. The table has one line per policy, with the tier and the op
+    that prevent the next value. The search bisects between a value that fits and one that does not, and so assumes
+    that a row which fits also fits with less.
 
     The exit code is 1 if no row fits with any value.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     return _judged(common.run_and_print(hosim.largest, scenario, out=None, **more).rows)
 
 
-@common.command(
-    "Search the least memory, or bandwidth, with which a step is hardly longer.", "scenario", "policy", "set", *_ASKED
-)
+@common.command("Search the least memory, or bandwidth, that is enough.", "scenario", "policy", "set", *_ASKED)
 def least(scenario: str, **more: Any) -> int:
     """Search, for each row of SCENARIO, the least value of a field of the machine with which it still fits.
 
@@ -121,14 +120,14 @@ def least(scenario: str, **more: Any) -> int:
         --multiple-of "100 MB" --over resident --slowdown 1.01x --slowdown 1.25x
       hosim least llama3_8b_train_910c --field "links.*.bandwidth" --at-most "200 GB/s" --slowdown 1.001x
 
-    What is not given here is as the scenario says under `least:`. What rows set for themselves of the field
-    does not count. All else is as of hosim largest, with less in place of more.
+    Options default to the scenario's key `least:`. Values that rows set for this field are ignored. All else is as in
+    hosim largest, with less in place of more.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     return _judged(common.run_and_print(hosim.least, scenario, out=None, **more).rows)
 
 
 @common.command(
-    "Say on which figures of the machine a step hangs.", "scenario", "policy", "set", "workers", "json", "out"
+    "Show which figures of the machine a step depends on.", "scenario", "policy", "set", "workers", "json", "out"
 )
 def limits(scenario: str, **more: Any) -> int:
     """Run SCENARIO with 10 % more of each figure of its machine, one at a time, with plans made anew.
@@ -138,8 +137,8 @@ def limits(scenario: str, **more: Any) -> int:
       hosim limits llama3_8b_train_910c --policy static
       hosim limits mine.yaml --out results/limits
 
-    One line for each figure that changes a step, the strongest first, with its origin: what the answer
-    hangs on, and what of it nobody has measured. The exit code is 1 if no row ran to its end.
+    The table has a line for each figure that changes a step, the strongest first, with its origin: so it shows what the
+    answer depends on, and which of that nobody has measured. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     statuses = common.run_and_print(hosim.limits, scenario, **more).more["statuses"]
     return common.judged([{"status": status, "notes": f"{policy} is refused"} for policy, status in statuses.items()])

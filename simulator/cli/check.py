@@ -1,4 +1,4 @@
-"""Read and validate files without running anything."""
+"""Reads and validates files without running anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simulator.workload import Workload
 
 
 def describe(file: str, scenario: str | None = None, *, is_strict: bool = False) -> str:
-    """Check one file and say in a line what is in it.
+    """Check a file, and describe its content in one line.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def _scenario(scenario: Scenario, path: Path, *, is_strict: bool) -> str:
 
 
 def _plan(path: Path, scenario: str) -> str:
-    """Check a plan against a scenario, and say how much it holds in the compute tier, as issued."""
+    """Check a plan against a scenario; also say how much it holds in the compute tier, as issued."""
     case = prepare(catalog.resolve(scenario))
     names = zip(plan_names(case.job.labels), folder_names(case.job.labels).values(), case.tasks, strict=True)
     matching = (task for file, folder, task in names if path.name == file or path.parent.name == folder)

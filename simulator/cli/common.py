@@ -59,8 +59,8 @@ def native(context: click.Context, parameter: click.Parameter, reference: str) -
     return reference
 
 
-_WORKLOAD = "Run this there, without a scenario; a name or a .yaml."
-_HARDWARE = "Run on this machine, without a scenario; a name or a .yaml."
+_WORKLOAD = "Without a scenario: the workload; a name or a .yaml."
+_HARDWARE = "Without a scenario: the machine; a name or a .yaml."
 
 
 def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,9 +81,9 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("scenario", required=False)(with_scenario)
 
 
-_OUT = "Write all of it here: tables, pictures and a page."
-_SET = "Change the machine, or with workload.KEY=VALUE what runs."
-_JUNIT = "Write what is expected as JUnit XML into this file."
+_OUT = "Write all results into this folder: tables, pictures and a page."
+_SET = "Change the machine, or with workload.KEY=VALUE the workload."
+_JUNIT = "Write the expectations as JUnit XML into this file."
 _SHARED: dict[str, Callable[..., Any]] = {
     "scenario": _on_machine,
     "out": click.option("--out", type=PATH, callback=_writable, help=_OUT),
@@ -98,7 +98,7 @@ _SHARED: dict[str, Callable[..., Any]] = {
 
 
 def command(short_help: str, *shared: Any, name: str | None = None) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a command of a function, with options; those that commands share are given by name."""
+    """Make a command of a function, with options; shared ones are given by name."""
 
     def decorate(function: Callable[..., Any]) -> click.Command:
         for option in reversed(shared):
@@ -128,7 +128,7 @@ def run_and_print(
 ) -> Any:
     """Call a function with progress, write its result if a folder is named, print the result and return it.
 
-    Options that were not given are left to the defaults of the function.
+    Options that are not given keep the defaults of the function.
     """
     from simulator.report.tables import ProgressBar
 
@@ -146,7 +146,7 @@ _ASIDE = {"--workers": True, "--cache": True, "--junit": True, "--no-cache": Fal
 
 
 def reproducing() -> str:
-    """Return the command that gives this result again: without folders of files, and without options `_ASIDE`."""
+    """Return the command that reproduces this result: paths without folders, and without the options `_ASIDE`."""
     given, kept = iter(click.get_current_context().find_root().obj or ()), ["hosim"]
     for word in given:
         option, _, value = word.partition("=")
@@ -170,7 +170,7 @@ def write_junit(checks: Mapping[str, Sequence[Check]], file: Path | None) -> Non
 def judged(
     rows: Sequence[Mapping[str, Any]], expectations: Sequence[Verdict] = (), none: str = "no row ran to its end"
 ) -> int:
-    """Print what fails, and return the exit code: 0 if no expectation fails and a row ran to its end."""
+    """Print failures, and return the exit code: 0 if no expectation fails and a row ran to its end."""
     sys.stdout.flush()
     failed = [f"expectation fails: {verdict}" for verdict in expectations if verdict.is_broken]
     if not any(row["status"] == "ok" for row in rows):

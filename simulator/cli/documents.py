@@ -1,6 +1,6 @@
 """The commands about files: `hosim list`, `check`, `schema`, `graph`, `layout`, `diff` and `import`.
 
-`import` turns other people's files into documents; the options of each kind are those of its reader.
+`import` converts files of other tools to documents; the options of each kind are those of its reader.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LISTS = {"hardware": "hardware", "workloads": "workload", "scenarios": "scenari
 @common.command("List profiles, workloads, scenarios and policies.", name="list")
 @click.argument("kind", required=False, type=click.Choice(tuple(_LISTS)))
 def list_(kind: str | None) -> None:
-    """List what the catalogue holds, one line each, with the origins of its figures.
+    """List the documents of the catalogue, one line each, with the origins of their figures, and the policies.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def _documents(kind: str) -> list[tuple[str, ...]]:
 
 @common.command("Validate documents, graphs and plans; nothing runs.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--scenario", help="What a plan is for; its steps are then checked against that graph and machine.")
+@click.option("--scenario", help="Check a plan against the graph and the machine of this scenario.")
 @click.option("--strict", is_flag=True, help="Each figure of a document needs an origin.")
 def check(files: tuple[str, ...], scenario: str | None, strict: bool) -> int:
     """Read and validate documents (.yaml), graphs and plans (.jsonl), traces (.json); nothing runs.
@@ -76,8 +76,8 @@ def check(files: tuple[str, ...], scenario: str | None, strict: bool) -> int:
       hosim check scenarios/mine.yaml graphs/mine.jsonl
       hosim check plan.jsonl --scenario llama3_8b_train_910c
 
-    A plan without its scenario is checked as far as its own lines tell. A figure of a document without an entry in
-    sources, assumed or fitted is your own; with --strict each needs one, also of what a scenario names.
+    Without its scenario, a plan is checked by its own lines only. A figure without an entry in sources, assumed or
+    fitted is your own; with --strict each figure needs one, also in the documents that a scenario names.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.cli.check import describe
     from simulator.errors import quotable
@@ -122,17 +122,17 @@ def graph(workload: str, out: Path) -> None:
       hosim graph mine.yaml --out graphs/mine
 
     WORKLOAD is a name in the catalogue or a .yaml file. Change the file as you like; a scenario runs it with
-    workload: graphs/llama3_8b/workload.yaml. Of several ranks that run different graphs each is a file.
+    workload: graphs/llama3_8b/workload.yaml. If ranks run different graphs, each graph gets a file.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.stories import write_graphs
 
     click.echo("\n".join(write_graphs(workload, out)))
 
 
-@common.command("Say what every rank holds, and what ranks communicate.", "json")
+@common.command("Show what every rank holds, and what ranks communicate.", "json")
 @click.argument("workload", callback=common.native)
 def layout(workload: str, as_json: bool) -> None:
-    """Spread WORKLOAD over its ranks: who holds what, how weights are cut, what is communicated in a step.
+    """Show how WORKLOAD is spread over its ranks: who holds what, how weights are cut, what a step communicates.
 
     \b
     Examples:
@@ -141,7 +141,7 @@ def layout(workload: str, as_json: bool) -> None:
 
     WORKLOAD is a name in the catalogue or a .yaml file. Its key `parallel:` says how many ranks share what
     (data, tensor, pipeline, expert); with `ranks: one` there is one rank's slice, which communicates nothing.
-    A size is that of the tensor which ranks reduce, gather or send; what it takes is the machine's business.
+    A size is that of the tensor which ranks reduce, gather or send; how long that takes depends on the machine.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.run.stories import layout as spread
 
@@ -151,14 +151,14 @@ def layout(workload: str, as_json: bool) -> None:
 _TROUBLE = 2
 
 
-@common.command("Say what moved between two results, and why.", "json")
+@common.command("Show what moved between two results, and why.", "json")
 @click.argument("old", type=common.PATH)
 @click.argument("new", type=common.PATH)
 @click.option("--tolerance", default="0", callback=common.levels, help="Accept changes up to this share, such as 1%.")
 @click.option("--fail-on", type=click.Choice(("moved", "worse")), default="moved", show_default=True,
-              help="What the exit code 1 is for.")  # fmt: skip
+              help="When the exit code is 1.")  # fmt: skip
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a comment on a pull request.")
-@click.option("--html", type=common.PATH, help="Write a page, too.")
+@click.option("--html", type=common.PATH, help="Also write an HTML page.")
 def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
     old: Path, new: Path, tolerance: list[float], fail_on: str, as_json: bool, markdown: bool, html: Path | None
 ) -> int:
@@ -170,13 +170,13 @@ def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
       hosim diff results/main results/mine --tolerance 1% --fail-on worse
       hosim diff main.json mine.json --markdown >> "$GITHUB_STEP_SUMMARY"
 
-    Rows are matched by name. What a step is spent on fills it, so that the changes of compute,
-    recompute and waits sum to that of the step, to the nanosecond. A tolerance is a share of the value
-    before; of a wait, of the step before.
+    Rows are matched by name. Compute, recompute and waits add up to the step, so their changes add up
+    to that of the step, to the nanosecond. A tolerance is a share of the old value; for a step and its
+    parts, of the old step.
 
-    The exit code is 0 if nothing moved, 1 if something did (with --fail-on worse: if a row runs no
-    more or is gone, a step is longer, a peak higher, or an expectation that held fails), 2 if the two
-    cannot be compared.
+    The exit code is 0 if nothing moved, 1 if something did (with --fail-on worse: if a row no longer
+    runs or is gone, a step is longer, a peak is higher, or an expectation that held fails), 2 if the
+    two cannot be compared.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.files import check_file
 
@@ -194,7 +194,7 @@ def diff(  # noqa: PLR0913, PLR0917 - a parameter for each option
 
 
 class _Kinds(click.Group):
-    """A command for each kind of file, made of its reader when it is needed."""
+    """A command for each kind of file, made from its reader on demand."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         """Name all kinds."""
@@ -203,7 +203,7 @@ class _Kinds(click.Group):
         return list(KINDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command:
-        """Make the command of a kind, or say which kinds there are."""
+        """Make the command of a kind; refuse unknown ones."""
         from simulator.importers import KINDS
         from simulator.units import nearest
 
@@ -223,10 +223,10 @@ class _Kinds(click.Group):
     "import",
     cls=_Kinds,
     subcommand_metavar="KIND SOURCE -o FILE",
-    short_help="Make documents of what other people's tools write.",
+    short_help="Convert files of other tools to documents.",
 )
 def import_() -> None:
-    """Read a file of another kind, write documents of hosim that you can edit and run, and say what was understood.
+    """Convert a file of another tool to documents that you can edit and run, and say what was understood.
 
     \b
     Examples:
@@ -234,12 +234,12 @@ def import_() -> None:
       hosim import hf --help
       hosim run --hardware h100_sxm --workload mine.yaml
 
-    Each figure that is written has its origin. The command prints what was kept, what was derived and from what, and
+    Each figure in them has its origin. The command prints what was kept, what was derived and from what, and
     what was dropped and how often.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
 
 
-_OUT = "The workload that is written, such as mine.yaml; other files lie beside it."
+_OUT = "The workload to write, such as mine.yaml; other files are written beside it."
 
 
 def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.Command:
@@ -254,7 +254,7 @@ def _import_command(name: str, about: str, reader: Callable[..., Any]) -> click.
     params = [
         click.Argument(["source"]),
         click.Option(["-o", "--output", "out"], type=common.PATH, required=True, metavar="FILE", help=_OUT),
-        click.Option(["--force"], is_flag=True, help="Replace what is there."),
+        click.Option(["--force"], is_flag=True, help="Replace existing files."),
         *options,
         click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, and nothing else."),
     ]

@@ -38,10 +38,10 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
     The table has the main columns; summary.csv has all, such as least_peak_bytes: no plan with a step
     as short has a lower peak.
 
-    A run ends with the least bandwidth, and the least capacity, with which its fastest row neither stalls
-    nor runs ops again, and its page has what a lower peak costs that row and what limits it: where that is
-    quick to find, judged by the plans that were tried. --what-if searches all of it however long it takes.
-    hosim frontier asks the same of every row, and more.
+    If that is quick to find, a run also prints the least bandwidth and the least capacity with which its
+    fastest row neither stalls nor recomputes, and its page shows what a lower peak costs that row and what
+    limits it. --what-if always searches these, however long it takes. hosim frontier asks the same, and
+    more, for every row.
 
     The exit code is 1 if an expectation of the scenario fails (--set switches them off), or if no row
     ran to its end.
@@ -66,7 +66,7 @@ def run(scenario: str, out: Path | None, junit: Path | None, as_json: bool, **mo
 
 
 def _paragraphs(results: Results, out: Path | None) -> Iterator[str]:
-    """Yield what is printed of a run: table, sentences, where the report is, and expectations that are no failure."""
+    """Yield the output of a run: cards, table, sentences, the report's path, and expectations that do not fail it."""
     from simulator.report.card import line
     from simulator.report.tables import PIPE_WIDTH, plain
     from simulator.units import counted
@@ -99,8 +99,8 @@ def _paragraphs(results: Results, out: Path | None) -> Iterator[str]:
         yield folded(results.told)
 
 
-@common.command("Serve requests that come and leave, and tell latencies.", "scenario", "policy", "set", "out")
-@click.option("--exact", is_flag=True, help="Replay every iteration, also those that are alike.")
+@common.command("Serve requests that arrive over time, and show latencies.", "scenario", "policy", "set", "out")
+@click.option("--exact", is_flag=True, help="Replay every iteration, even if it equals an earlier one.")
 def serve(scenario: str, **more: Any) -> int:
     """Serve the requests of SCENARIO iteration by iteration, one row per policy.
 
@@ -111,11 +111,11 @@ def serve(scenario: str, **more: Any) -> int:
       hosim serve mine.yaml --out results/serve
       hosim serve --hardware dgx_h100 --workload trace.yaml --policy static
 
-    A workload of requests is made by `hosim import requests` (of a trace) or `hosim import hf --phase
+    To make a workload of requests use `hosim import requests` (from a trace) or `hosim import hf --phase
     requests` (drawn at random).
 
-    The scheduler is fixed: each sequence that runs adds a token, prompts fill the rest of max_tokens,
-    first come, first served. The policy moves data within an iteration, which the engine replays, alike
+    The scheduler is fixed: each running sequence adds a token, prompts fill the rest of max_tokens, first
+    come, first served. The policy moves data within an iteration; the engine replays iterations, equal
     ones once. Progress goes to stderr: always on a terminal, elsewhere every 30 s.
 
     The exit code is 1 if no row served all requests, or an expectation of the scenario fails (--set switches
@@ -129,9 +129,9 @@ def serve(scenario: str, **more: Any) -> int:
 @click.option(
     "--policy", default="static", show_default=True, metavar="NAME", help="A row of the scenario, or a policy."
 )
-@click.option("--tensor", metavar="NAME", help="Tell one tensor in full instead.")
+@click.option("--tensor", metavar="NAME", help="Explain one tensor in full instead.")
 def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **more: Any) -> int:
-    """Plan SCENARIO, and say what moves, what stays and why, where each copy is issued, and how busy the links are.
+    """Plan SCENARIO, and explain what moves, what stays and why, where each copy is issued, and how busy links are.
 
     \b
     Examples:
@@ -154,12 +154,12 @@ def plan(scenario: str, policy: str, tensor: str | None, out: Path | None, **mor
 @common.command("Run all points of a study: a grid, a list, draws.", "policy", "set", "workers", "json")
 @click.argument("scenario", metavar="STUDY|SCENARIO", callback=common.native)
 @click.option("--grid", multiple=True, callback=common.grid, metavar="KEY=VALUES", help="Vary a field; see below.")
-@click.option("--out", type=common.PATH, help="A folder for all of it, or a .csv or .parquet of rows.")
+@click.option("--out", type=common.PATH, help="A folder for all results, or a .csv or .parquet of rows.")
 @click.option("--cluster", metavar="ADDRESS", help="Run on the Dask cluster of this scheduler.")
 @click.option("--cache", type=click.Path(path_type=Path, file_okay=False), help="Keep rows here. [default: ~/.cache]")
-@click.option("--no-cache", is_flag=True, help="Keep no rows, and use none.")
+@click.option("--no-cache", is_flag=True, help="Neither keep rows nor use kept ones.")
 @click.option("--at-most", type=click.IntRange(1), metavar="CELLS", help="Refuse more cells. [default: 10,000]")
-@click.option("--bounds", is_flag=True, help="Count columns about bounds, too, which takes longer.")
+@click.option("--bounds", is_flag=True, help="Also compute the columns about bounds, which takes longer.")
 def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool, **more: Any) -> int:
     """Run all rows of a scenario in each cell of a grid, or at each point of a STUDY, a .yaml that says what varies.
 
@@ -170,14 +170,13 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
         --grid "links.*.bandwidth=8 GB/s, 16 GB/s, 32 GB/s" --grid "scenario.budget=600..700 MB:5" --out results/grid
       hosim sweep tiny_train_uncertain --out results/uncertain
 
-    A field is one of the machine, or of the workload (workload.batch=1,2,4), or of the scenario
+    A field is one of the machine, of the workload (workload.batch=1,2,4), or of the scenario
     (scenario.budget). FIRST..LAST:N are N values, evenly spaced; with ':N log' in even ratios. A study may
-    also list values that go together, and draw what is not certain from distributions.
+    also list values that go together, and draw uncertain figures from distributions.
 
-    Rows are kept by what they hang on, so that what was run before is not run again: a sweep that was
-    interrupted goes on, and one that has grown runs what is new. With --out rows are appended to a file as
-    they come. What cannot run in a cell is a line with its reason. The exit code is 1 if no row ran to its
-    end.
+    Rows are cached by everything that they depend on, and not run again: an interrupted sweep resumes, and
+    one that has grown runs only the new points. With --out rows are appended to a file as they are done.
+    What cannot run in a cell is a line with its reason. The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator.report.files import check_file, check_target
     from simulator.run.kept import SUFFIXES
@@ -192,15 +191,15 @@ def sweep(scenario: str, out: Path | None, cache: Path | None, *, no_cache: bool
 
 @common.command("Run a step at each point of a curve, and compare.", "scenario", "policy", "set", "workers", "out")
 def scaling(scenario: str, **more: Any) -> int:
-    """Run SCENARIO at each point of its key `scaling:`, one line per point and policy.
+    """Run SCENARIO at each point of its key `scaling:`, and print one line per point and policy.
 
     \b
     Examples:
       hosim scaling llama3_8b_layer_scaling
       hosim scaling mine.yaml --out results/scaling
 
-    A point sets fields of the workload, such as `parallel.data` or `batch`. Where points differ in
-    ranks, the efficiency is that of tokens per second and rank against the first point.
+    A point sets fields of the workload, such as `parallel.data` or `batch`. If points differ in
+    ranks, the efficiency compares tokens per second and rank with the first point.
 
     The exit code is 1 if no row ran to its end.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
@@ -208,7 +207,7 @@ def scaling(scenario: str, **more: Any) -> int:
 
 
 def _levels(name: str, about: str, default: str) -> Callable[..., Any]:
-    """Make an option for the levels of a perturbation."""
+    """Make the option for the levels of a perturbation."""
     text = f"Levels, or none: {about}. [default: {default}]"
     return click.option(name, callback=common.levels, metavar="LEVELS", help=text)
 
@@ -222,9 +221,9 @@ def _levels(name: str, about: str, default: str) -> Callable[..., Any]:
 @_levels("--longer", "the model runs on a sequence longer by this much", "1%,5%,10%,25%,50%")
 @click.option("--headroom", callback=common.levels, default="0", help="Share of the budget that the plan leaves free.")
 @click.option("--draws", type=click.IntRange(1), default=20, show_default=True, help="Draws at each level of jitter.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="What the draws begin with.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the draws.")
 def robust(scenario: str, headroom: list[float], **more: Any) -> None:
-    """Replay a plan made for SCENARIO under other conditions, beside a policy that decides while it runs.
+    """Replay a plan made for SCENARIO under other conditions, and compare it with a policy that decides as it runs.
 
     \b
     Examples:
@@ -241,12 +240,12 @@ def robust(scenario: str, headroom: list[float], **more: Any) -> None:
     common.run_and_print(hosim.robustness, scenario, headroom=max(headroom, default=0.0), **more)
 
 
-@common.command("Say for which values of what is not stated a claim holds.", "workers", "json", "out")
+@common.command("Show for which values of unstated parameters a claim holds.", "workers", "json", "out")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
-@click.option("--all", "every", is_flag=True, help="All scenarios of the catalogue that say what is open.")
-@click.option("--choices", is_flag=True, help="Try all combinations of the discrete choices that are open, instead.")
+@click.option("--all", "every", is_flag=True, help="All scenarios of the catalogue whose claims leave something open.")
+@click.option("--choices", is_flag=True, help="Instead, try all combinations of the discrete choices that are open.")
 def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: Any) -> None:
-    """Recompute the printed figures of each SCENARIO with other values of what its source does not state.
+    """Recompute the printed figures of each SCENARIO with other values of parameters that its source does not state.
 
     \b
     Examples:
@@ -255,25 +254,25 @@ def sensitivity(scenarios: tuple[str, ...], every: bool, choices: bool, **more: 
       hosim sensitivity llama3_8b_runtime_910c --choices
 
     The key `claim: unstated:` lists parameters with the ranges in which they may lie, or their values. Each is
-    varied alone, over a few values first; where a figure turns from holding to failing, the place is searched by
-    halving. Nothing is fitted again.
+    varied alone, over a few values first; between a value with which a figure holds and one with which it fails, the
+    search bisects. Nothing is fitted again.
 
-    The key `claim: choices:` lists what else may be chosen, value by value. With --choices all combinations
-    run; told is for how many each figure holds, and what those give that reproduce all figures of the
-    key `selects:`; also how many of them differ, fit the device, and how often figures that nobody printed
-    would have come out. What is made of figures that select follows, and is no prediction. Scenarios of the
-    key `predicts:` run with these alone. A scenario without `selects:` is held to what others select that
-    name the same choices. A value that no setting can have is refused.
+    The key `claim: choices:` lists discrete choices with their values. With --choices all combinations run. The
+    output says for how many of them each figure holds, and what those give that reproduce all figures of the key
+    `selects:` (the selected ones); also how many differ, how many fit the device, and how often figures that nobody
+    printed would have come out. Figures derived from those in `selects:` follow, and are no predictions. Scenarios of
+    the key `predicts:` run with the selected combinations only. A scenario without `selects:` is judged by the
+    selection of other scenarios with the same choices. A value that no combination can have is refused.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     if bool(scenarios) == every:
         raise click.UsageError("name scenarios, or say --all")
     common.run_and_print(hosim.enumerate_choices if choices else hosim.sensitivity, scenarios or None, **more)
 
 
-@common.command("Recompute published figures, and say which are reproduced.", "workers", "json", "junit", "out")
+@common.command("Recompute published figures, and show which are reproduced.", "workers", "json", "junit", "out")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option("--scale", "factors", multiple=True, metavar="KEY=FACTOR", help="Multiply a figure of the machine.")
-@click.option("--headline", is_flag=True, help="Only what stands for the headline claims, in seconds.")
+@click.option("--headline", is_flag=True, help="Only the headline claims, which takes seconds.")
 def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path | None, **more: Any) -> int:
     """Recompute the printed figures of all claims in the catalogue, or of each SCENARIO, one line per figure.
 
@@ -285,12 +284,12 @@ def validate(scenarios: tuple[str, ...], factors: tuple[str, ...], junit: Path |
       hosim validate --headline
       hosim validate --out results/claims
 
-    A figure `holds` if it was predicted and ours is within the tolerance that its scenario states; our own is
-    `guarded` if none is printed; nothing else can come out `by construction`; something was `fitted` to it;
-    it is only `shown` beside ours; it is `missed`, for the reason below the table; or it is BROKEN.
-    --scale shows which claims depend on a figure of the machine; a machine without it runs as it is.
+    A figure `holds` if it was predicted and ours is within the tolerance of its scenario. `guarded`: none is
+    printed, ours is checked. `by construction`: nothing else can come out. `fitted`: something was fitted to it.
+    `shown`: it is only shown beside ours. `missed`: it fails, for the reason below the table. Or it is BROKEN.
+    --scale shows which claims depend on a figure of the machine; a machine without that figure runs as it is.
 
-    The exit code is 1 if one is BROKEN.
+    The exit code is 1 if a figure is BROKEN.
     """  # noqa: D301 - click reads the backspace as "do not wrap"
     from simulator import catalog
 

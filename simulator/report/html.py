@@ -74,7 +74,7 @@ class Pages:
         self._folders = {label: folder / name for label, name in folder_names(labels).items()}
 
     def add(self, row: Row) -> dict[str, Any]:
-        """Write the folder of a row, or nothing if the row has no trace; return its section of the page."""
+        """Write the folder of a row, unless it has no trace, and return the content of its section."""
         section = _section(row, _MOST_BYTES // _BAR_BYTES // len(self._folders))
         if row.trace is None:
             return section
@@ -95,20 +95,20 @@ class Pages:
         parts: Sequence[tuple[SweepView, bytes | None]] = (),
         command: str = "",
     ) -> None:
-        """Write the report of all rows, once each is written, and the picture of their table.
+        """Write the report of all rows and the comparison picture, once the folder of each row is written.
 
         Parameters
         ----------
         scenario
-            Its name, its title, and its claim if it puts a published sentence to the test.
+            The scenario, for its name, title and claim.
         summary
-            The content of ``summary.json`` besides the rows: sentences, expectations, stalls and provenance.
+            The content of ``summary.json`` except the rows: sentences, expectations, stalls and provenance.
         sections
-            What `add` returned of each row, and the ``row``.
+            The section of each row that `add` returned, and its ``row``.
         parts
             Further views on the page, each with its picture.
         command
-            The command that gives the same again; a program has none.
+            The command that reproduces the results; empty if a program made them.
         """
         rows = [section["row"] for section in sections]
         drawn = picture(comparison(rows, scenario.heading)).png()

@@ -1,11 +1,11 @@
 """A timeline for Perfetto (ui.perfetto.dev) and chrome://tracing, in Chrome's JSON: a dump of the trace's tables.
 
-One process per rank, with a thread for the steps, one for each stream and its stalls, and one for each channel of a
-link; a slice of a thread is a line of `simulator.metrics.Frames`. Counters: bytes that lie in each tier, in all and by
-tensor kind; where places have addresses, what is reserved and the largest hole. What ranks share has processes of its
-own behind theirs, with counters of tiers and buses. Of a large job some ranks are written, as its first process says.
-Times are microseconds with nanoseconds as decimals. Viewers write the id behind the name of a process (so that it needs
-no rank of its own), and call a thread with the id of its process the main one (so that no thread has a small id).
+Each rank is a process, with a thread for the steps, one for each stream and its stalls, and one for each channel of a
+link; a slice is a line of `simulator.metrics.Frames`. Counters: the bytes in each tier, in all and by tensor kind; if
+places have addresses, the reserved bytes and the largest hole. Shared tiers and buses have processes of their own after
+those of ranks, with counters. Of a large job only some ranks are written; the label of the first process says so.
+Times are microseconds with nanoseconds as decimals. Viewers write the id of a process behind its name (so the name
+needs no rank), and call a thread that has the id of its process the main thread (so no thread has a small id).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from simulator.trace import Ints, lasts, pick
 Event = dict[str, Any]
 _CHUNK = 20_000
 _FIRST = 100_000
-"""Id of the first thread: above those of all processes."""
+"""Id of the first thread, above the ids of all processes."""
 MOST_RANKS = 64
-"""Most ranks of a file: so many can still be found in a viewer, and their trace loads in seconds."""
+"""Most ranks of a file: a reader can still find one in a viewer, and the trace loads in seconds."""
 
 
 def write(row: Row, path: Path) -> None:
@@ -112,7 +112,7 @@ def _slices(view: Row) -> Iterator[Event]:
 
 
 def _shared(row: Row) -> Iterator[Event]:
-    """Iterate over counters of what ranks share, tiers and buses, in processes of their own."""
+    """Iterate over counters of the tiers and buses that ranks share, in processes of their own."""
     if row.trace is None:
         return
     processes: dict[str, int] = {}
@@ -142,7 +142,7 @@ def _memory(usage: Usage, pid: int) -> Iterator[Event]:
 
 
 def _counter(name: str, pid: int, times: Ints, held: Ints, unit: str = "B") -> Iterator[Event]:
-    """Iterate over the changes of a counter; viewers write the unit behind its name."""
+    """Iterate over the changes of a counter; viewers write its unit behind its name."""
     last = np.flatnonzero(lasts(times))
     changes = last[np.diff(held[last], prepend=held[last[:1]] - 1) != 0]
     for time, value in zip(times[changes].tolist(), held[changes].tolist(), strict=True):

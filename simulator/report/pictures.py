@@ -25,22 +25,22 @@ from simulator.report.views import Map, Panel, by
 _ROW_IN, _AXIS_IN = 0.34, 0.6
 """Heights of a row, and of an axis with the text above and below it [in]."""
 _STEP_WIDTH = 2.4
-"""Width of the panel of steps, which has the most to show, in widths of the panel of a memory."""
+"""Width of the panel of steps, which shows the most, relative to that of the panel of a memory."""
 _NEAR = 2
-"""A limit up to so many times as high as the longest bar is drawn; a higher one would shrink the bars too far."""
+"""A limit is drawn up to this multiple of the longest bar; a higher one would shrink the bars too far."""
 _HALF = 0.36
-"""Half of the height of a bar in rows, which leaves a gap between two."""
+"""Half the height of a bar, relative to its row: leaves a gap between two."""
 _HOLLOW: dict[str, Any] = {"facecolor": "none", "edgecolor": FAINT, "linestyle": "--"}
 _BOUNDS = ("-", (0, (1, 1)), (0, (3, 1, 1, 1)))
-"""Lines of bounds of different plans."""
+"""Line styles of bounds that cover different plans."""
 _BESIDE, _PANEL_IN = 3, 2.7
-"""Panels of curves side by side, so that their labels can be read, and the height of a line of them [in]."""
+"""Panels of curves side by side, so that their labels stay readable, and the height of a line of them [in]."""
 _FAR = 8
-"""An axis is logarithmic if its last value is more than so many times its first: else its left half is crowded."""
+"""An axis is logarithmic if its values differ by more than this factor: else its left half would be crowded."""
 _DECADES = 100
 """Heights that differ by a larger factor are drawn on a logarithmic axis, so that the least can be told from 0."""
 _LABELS = 8
-"""Most values on an axis that all have a label; more labels would overlap."""
+"""Most values on an axis of which each has a label; more labels would overlap."""
 
 
 @styled()
@@ -50,12 +50,12 @@ def comparison(rows: Sequence[Row], title: str, given: Given = None) -> Axes:
     Parameters
     ----------
     rows
-        Rows of one table. One that did not run has its status; one that cannot fit has a hollow bar for the peak that
-        it would need.
+        Rows of one table. One that did not run shows its status; one that does not fit has a hollow bar for the peak
+        that it would need.
     title
         The title.
     given
-        Axes for the steps, and for memories; default: those of a picture.
+        Axes for the steps, and for memories; default: those of a new picture.
     """
     machine = rows[0].hardware
     peaks = {tier: max(_peak_bytes(row, tier) for row in rows) for tier in machine.tiers}
@@ -80,12 +80,12 @@ def _write_beside(ax: Axes, texts: Iterable[str]) -> None:
 
 
 def _tick(ax: Axes, y: int, x: float, look: Mapping[str, Any]) -> None:
-    """Draw a vertical line through the lane of a row."""
+    """Draw a vertical line through the bar of a row."""
     ax.plot([x, x], [y - 0.48, y + 0.48], **look)
 
 
 def _draw_steps(ax: Axes, rows: Sequence[Row]) -> dict[str, Any]:
-    """Draw the parts of each step and its bound; write its length and its stall, or why there is no step."""
+    """Draw the parts of each step and its lower bound; write its time and stall, or why there is none."""
     running = [row for row in rows if row.is_ok]
     unit, size = units(max((row.summary["step_ns"] for row in running), default=0))
     label(ax, x=f"one step [{unit}]" if running else "one step")
@@ -117,7 +117,7 @@ def _stacked(rows: Sequence[Row]) -> Iterator[tuple[str, NDArray[np.float64], ND
 
 
 def _length(row: Row) -> str:
-    """Write the step of a row and how much of it is stalled, or why there is none."""
+    """Write the step time of a row and the share of stalls, or why there is none."""
     if row.is_ok:
         step, stall = row.summary["step_ns"], row.summary.get("stall_ns") or 0
         return quantity(step, "ns") + (f", {percent(stall / step)} stall" if stall else "")
@@ -133,7 +133,7 @@ def _peak_bytes(row: Row, tier: str) -> int:
 
 
 def _draw_peaks(ax: Axes, rows: Sequence[Row], tier: str) -> dict[str, Any]:
-    """Draw the peaks of a memory, and its limit where that is near or exceeded."""
+    """Draw the peaks of a memory, and its limit if that is near or exceeded."""
     is_budgeted = tier == rows[0].hardware.compute_tier
     limits = [row.budget_bytes if is_budgeted else row.hardware.tiers[tier].usable_bytes for row in rows]
     held, marks = [_peak_bytes(row, tier) for row in rows], dict[str, Any]()
@@ -162,7 +162,7 @@ def by_rank(row: Row, given: Given = None) -> Axes:
     row
         A row of several ranks that ran to its end.
     given
-        Axes; default: those of a picture.
+        Axes; default: those of a new picture.
     """
     views = {view.rank: view for view in of_ranks(row, row.simulated)}
     shown = [views[by] for by in (row.trace.stands_in if row.trace is not None and row.is_job else (0,))]
@@ -191,7 +191,7 @@ def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
     title, panels
         The title, and the panels.
     given
-        Axes, one for each; default: those of a picture.
+        Axes, one for each panel; default: those of a new picture.
     """
     places = _beside(given, len(panels), _PANEL_IN)
     names = dict.fromkeys(str(row[panel.of]) for panel in panels for row in panel.rows if present(row.get(panel.y)))
@@ -206,7 +206,7 @@ def curves(title: str, panels: Sequence[Panel], given: Given = None) -> Axes:
 
 
 def _beside(given: Given, count: int, height_in: float) -> list[Axes]:
-    """Return a grid of so many axes, each of a height [in], unless axes are given."""
+    """Return `count` axes in a grid, each of height `height_in` [in], unless axes are given."""
     lines = max(1, -(-count // _BESIDE))
     places = drawing.places(given, height_in * lines, (lines, min(_BESIDE, max(1, count))))
     for ax in places[count:]:
@@ -244,7 +244,7 @@ def _draw(ax: Axes, panel: Panel, styles: Mapping[str, dict[str, Any]]) -> None:
 
 
 def _places(ax: Axes, values: Sequence[Any], size: float, dense: str) -> dict[Any, float]:
-    """Place values on an axis: numbers by value, on a logarithmic axis if they are far apart; all else side by side."""
+    """Place values on an axis: numbers by value, on a logarithmic axis if far apart; others at even distances."""
     are_numbers = all(isinstance(value, int | float) for value in values)
     places = {value: float(value / size if are_numbers else position) for position, value in enumerate(values)}
     if dense != "linear" and max(places.values(), default=0) > _FAR * min(places.values(), default=0) > 0:
@@ -260,8 +260,8 @@ def _places(ax: Axes, values: Sequence[Any], size: float, dense: str) -> dict[An
 _CONTOURS = (1.01, 1.1, 1.5, 2, 4)
 """Heights of contours, in multiples of the best: hardly slower, slower, and much slower."""
 _MAP_IN, _EMPTY, _TICKS, _FEWEST = 3.4, "#e4e4e4", 5, 2
-"""Height of a line of maps, the colour of cells in which nothing ran, ticks of the colour bar, and values of an axis
-that have no contours: between two, a contour would only say that they differ."""
+"""Height of a line of maps [in]; colour of cells in which nothing ran; ticks of the colour bar; most values of an axis
+for which no contours are drawn: with two, a contour would only say that they differ."""
 
 
 @styled()
@@ -273,7 +273,7 @@ def maps(title: str, drawn: Sequence[Map], given: Given = None) -> Axes:
     title, drawn
         The title, and the maps.
     given
-        Axes, one for each; default: those of a picture.
+        Axes, one for each map; default: those of a new picture.
     """
     places = _beside(given, len(drawn), _MAP_IN)
     every = [height for each in drawn for line in each.heights for height in line if height is not None]

@@ -21,7 +21,7 @@ KINDS = tuple(kind.value for kind in TensorKind)
 
 
 def by_place(row: Row) -> list[dict[str, str | int]]:
-    """Sum up the waits of the measured step by cause and place; of several ranks those of the slowest.
+    """Sum up the waits of the measured step by cause and place; for a job, those of the slowest rank.
 
     Parameters
     ----------
@@ -31,8 +31,8 @@ def by_place(row: Row) -> list[dict[str, str | int]]:
     Returns
     -------
     list of dict
-        ``cause``; ``on``, the tier, link or rank, or empty; ``ns``. The longest first; of each cause they sum to the
-        row's ``wait_<cause>_ns``, with a rest that has no place. Nothing if the row did not run to its end.
+        ``cause``; ``on``: the tier, link or rank, or empty; ``ns``. The longest come first; those of a cause sum to the
+        row's ``wait_<cause>_ns``, with a rest that has no place. Empty if the row did not run to its end.
     """
     if row.trace is None or not row.is_ok:
         return []
@@ -58,19 +58,19 @@ def lines(row: Row, table: str) -> list[dict[str, Any]]:
 
 
 def largest(row: Row, most: int = 10) -> list[dict[str, Any]]:
-    """Return the longest stalls of the measured step; of a rank that meets others, those of its stream 0.
+    """Return the longest stalls of the measured step; for a rank that meets others, those of its stream 0.
 
     Parameters
     ----------
     row
         A row of one rank; without a trace it has none.
     most
-        Most stalls that are returned.
+        Most stalls to return.
 
     Returns
     -------
     list of dict
-        Columns of `simulator.metrics.Frames.waits`, and ``lasted_ns`` within the step.
+        Columns of `simulator.metrics.Frames.waits`, and ``lasted_ns``, the time within the step [ns].
     """
     first, step = row.summary.get("warmup_ns") or 0, row.summary.get("step_ns")
     last = row.summary.get("makespan_ns") if step is None else first + step
@@ -86,11 +86,11 @@ class Usage(NamedTuple):
     Attributes
     ----------
     tier, scope, instance
-        Its name, its scope, and the instance: that of the ``node`` with this number, or 0.
+        Name and scope of the tier, and the instance: the index of a ``node``, or 0.
     limit_bytes, allowed
-        The bytes of it that may be used [B] (the budget for the compute tier), inf if there is no limit; and in words.
+        The bytes that may be used of it [B] (the budget, for the compute tier), ``inf`` without a limit; and in words.
     time_ns
-        Instants of change [ns], ascending; several changes of one instant follow each other. At first nothing is there.
+        Instants of changes [ns], ascending, also several at one instant. The first change is at 0, to an empty tier.
     kind_bytes
         Array of shape (kinds, changes): the bytes of each of `KINDS` after each change [B].
     """
@@ -105,7 +105,7 @@ class Usage(NamedTuple):
 
     @property
     def total_bytes(self) -> Ints:
-        """All kinds together after each change [B]."""
+        """Bytes of all kinds together after each change [B]."""
         total: Ints = self.kind_bytes.sum(axis=0)
         return total
 
@@ -122,7 +122,7 @@ def tensor_kinds(graph: Graph, tensor: Ints) -> Ints:
 
 
 def usages(row: Row) -> Iterator[Usage]:
-    """Compute the use over time of each tier that holds anything; of a job, of the tiers that its ranks share.
+    """Compute the use over time of each tier that holds anything; for a job, only of tiers that its ranks share.
 
     Parameters
     ----------
@@ -157,11 +157,11 @@ class ReservedSpace(NamedTuple):
     Attributes
     ----------
     time_ns, reserved_bytes, hole_bytes
-        Instants of change [ns]; the reserved space, and the largest hole, from then on [B].
+        Instants of changes [ns]; the reserved space, and the largest hole, from then on [B].
     has_holes
-        Whether there can be holes: not where each place has had its range since before the run.
+        Whether there can be holes; there are none if all offsets were assigned before the run.
     compactions_ns
-        Start and end of each compaction, asking included [ns].
+        Start and end of each compaction, from when it was asked for [ns].
     """
 
     time_ns: Ints

@@ -1,4 +1,4 @@
-"""A row of the table and its ranks, as a report sees them, and its numbers for people."""
+"""A row of the table and its ranks, as reports see them, and the formatting of numbers."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class Row:
     Attributes
     ----------
     label, policy
-        Name of the row, and of the policy that decided: one that hosim has, a plan's file, or a function's name.
+        Name of the row, and of its policy: one of hosim's, a plan's file, or the name of a function.
     summary
         Its figures by column (`simulator.metrics.figures`), as in ``summary.json``.
     job, hardware, budget_bytes
-        The graphs of all ranks, the machine, and the room in the compute tier that they may use [B].
+        The graphs of all ranks, the machine, and the budget in the compute tier [B].
     plans, trace
-        The plan of each graph of the job, and the trace; nothing where no such plan fits. Of a rank, its
-        own trace, in which it is number 0.
+        The plan of each graph of the job, and the trace; none if no such plan fits. For a single rank, its own trace,
+        in which it is rank 0.
     shortfall
-        Why no such plan fits, and what would help; None where one ran.
+        Why no such plan fits, and what would help; None if one ran.
     homes_are_given
-        Whether some homes are not free, so that what must be copied holds with these.
+        Whether some homes are given, so that its bound holds for this placement only.
     rank, stands_for
-        The rank that it is about, and how many ranks do the same, itself among them.
+        The rank that it is about, and how many ranks do the same, itself included.
     waits_by_place
-        Its waits by cause and place (`readings.by_place`), if they were summed up where the row ran: its trace has no
-        tables here.
+        Its waits by cause and place (`readings.by_place`), if they were summed up where the row ran, as its trace has
+        no tables here.
     """
 
     label: str
@@ -117,7 +117,7 @@ class Row:
 
     @property
     def blocked(self) -> tuple[str, ...]:
-        """The waits of a plan that blocked itself."""
+        """The waits with which a plan blocks itself."""
         return self.trace.blocked if self.trace else ()
 
     @property
@@ -133,7 +133,7 @@ class Row:
 
 
 def present(value: object) -> bool:
-    """Whether there is a number (or text) to show: neither None nor NaN."""
+    """Tell whether there is a number (or text) to show: neither None nor NaN."""
     return value is not None and not (isinstance(value, float) and math.isnan(value))
 
 
@@ -143,7 +143,7 @@ def quantity(value: object, unit: str) -> str:
 
 
 def units(value: float, unit: str = "ns") -> tuple[str, float]:
-    """Choose the multiple of a unit for an axis with such a value: its name, and how many of `unit` it has."""
+    """Choose a multiple of a unit for an axis with values like this one: its name, and its size in `unit`."""
     if unit not in ("ns", "B", "B/s"):
         return unit, 0.01 if unit == "%" else 1
     name = human(value, unit).partition(" ")[2]
@@ -153,7 +153,7 @@ def units(value: float, unit: str = "ns") -> tuple[str, float]:
 UNBOUNDED = "none"
 """Kind of bound of a row whose plan leaves the program's order or its streams."""
 OF_FIXED = ", fixed plans"
-"""Ends the kind of a bound of fixed plans with dynamic reads: of a step on average, so that the gap is of the run."""
+"""Suffix of the kind of a bound that holds for fixed plans with dynamic reads: of the average step of the run."""
 
 
 def percent(fraction: object) -> str:
@@ -177,7 +177,7 @@ def signed(share: float | None) -> str:
 
 
 def ratio(value: object) -> str:
-    """Write how many times something is longer, such as ``1.32x``, or `ABSENT`."""
+    """Write a ratio, such as ``1.32x``, or `ABSENT`."""
     return f"{float(value):.2f}x" if present(value) else ABSENT  # type: ignore[arg-type]
 
 
@@ -203,9 +203,9 @@ def written(value: Any, unit: Unit) -> str:
 
 
 def bound_name(row: Row) -> str:
-    """Name the bound that the row's gap is to, or `ABSENT`.
+    """Name the bound from which the row's gap is measured, or `ABSENT`.
 
-    ``fixed plans`` if it holds of such plans only, else ``combinatorial``.
+    ``fixed plans`` if it holds for such plans only, else ``combinatorial``.
     """
     if not present(row.summary.get("gap_fraction")):
         return ABSENT
@@ -218,7 +218,7 @@ def by_step(rows: Iterable[R]) -> list[R]:
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Group items by a key, in the order in which keys first come."""
+    """Group items by a key, in the order of first appearance."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -231,7 +231,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 _WHATEVER_HOMES = ("compute", "critical path")
-"""Kinds of bounds that are the same wherever tensors have their homes."""
+"""Kinds of bounds that do not depend on the placement."""
 
 
 def held_to(rows: Sequence[Row], row: Row) -> str:
@@ -258,7 +258,7 @@ def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
     row
         A row with a trace.
     ranks
-        Some of those that were simulated (`Row.simulated`).
+        Some of the simulated ranks (`Row.simulated`).
     """
     trace = row.trace
     if trace is None or not row.is_job:
@@ -268,7 +268,7 @@ def of_ranks(row: Row, ranks: Sequence[int]) -> list[Row]:
 
 
 def chosen(row: Row, most: int) -> list[int]:
-    """Choose at most so many ranks to show: the first of each program, the slowest, then by number."""
+    """Choose at most `most` ranks to show: the first of each program, the slowest, then in order."""
     if row.trace is None:
         return []
     firsts = (row.job.ranks_of(index)[0] for index in range(len(row.job.graphs)))
@@ -277,7 +277,7 @@ def chosen(row: Row, most: int) -> list[int]:
 
 
 def omitted(row: Row, shown: Sequence[int]) -> str:
-    """Say how many ranks are shown and how many were folded; empty if all are shown."""
+    """Say how many ranks are shown, and how many were folded; empty if all are shown."""
     folded = row.job.ranks - len(row.simulated)
     others = f"; {folded:,} do exactly what the one does that stands for them" if folded else ""
     text = f"{len(shown):,} of {counted(row.job.ranks, 'rank')} are shown{others}"

@@ -24,17 +24,17 @@ from simulator.report.rows import (
 _TIE = 1.005
 """Step times within half a per cent of each other are called a tie."""
 _SOME = 3
-"""Waits of a plan that blocks itself that are named: the first ones show the circle."""
+"""Most waits of a self-blocking plan that are named: the first ones show the circle."""
 _WAYS_OUT = 2
-"""Ways to make something fit that a sentence names, so that it is short; the report has all."""
+"""Most levers that a sentence names, so that it is short; the report has all."""
 _NO_GAP = 0.0005
 """A smaller gap is not shown: it would be written as 0 %."""
 _CROWDED = 1.05
-"""Transfers that take so many times as long as alone are named: less does not show in a step."""
+"""Contention above this factor is named: less does not show in a step."""
 _MAIN = 0.1
-"""Places with a smaller share of the waits of a cause are not named: where most is waited is what helps."""
+"""Places with a smaller share of the waits of a cause are not named: the others are where a change helps."""
 _COMPARED = ("static", "reactive")
-"""Policies whose fastest row has a sentence even where it is not the fastest of all: hosim is there to compare them."""
+"""Policies whose fastest row always has a sentence: to compare them is what hosim is for."""
 WAITED_FOR = {
     "capacity": "room",
     "transfer": "transfers",
@@ -59,9 +59,8 @@ def sentences(rows: Sequence[Row]) -> list[str]:
     Returns
     -------
     list of str
-        One sentence on rows that do not run, one on the fastest row, one on rows without a bound, one on why nothing
-        moved, one on the ranks of the fastest row, one on each row whose ranks have not settled, one on the link that
-        ranks crowd, one on slower rows.
+        Sentences on rows that do not run, the fastest row, rows without a bound, why nothing moved, the ranks of the
+        fastest row, each row whose ranks have not settled, the link with the most contention, and slower rows.
     """
     running = by_step(rows)
     texts = [_not_running(rows)]
@@ -113,7 +112,7 @@ def _slower(running: Sequence[Row]) -> str:
 
 
 def _spends(row: Row, *, is_whole: bool = False) -> str:
-    """Say how long a row recomputes, what it waits for most and where; if it is whole, how much copying it overlaps."""
+    """Say how long a row recomputes, what it waits for most and where; if `is_whole`, how much copying it overlaps."""
     parts = [f"spends {quantity(row.recompute_ns, 'ns')} on recompute"] if row.recompute_ns else []
     overlapped = row.summary.get("hidden_fraction")
     if is_whole and present(overlapped):
@@ -128,7 +127,7 @@ def _spends(row: Row, *, is_whole: bool = False) -> str:
 
 
 def _unbounded(rows: Sequence[Row]) -> str:
-    """Name rows without a known bound, because their plans reorder ops."""
+    """Name the rows without a known bound, whose plans reorder ops."""
     names = [row.label for row in rows if row.summary.get("bound_kind") == UNBOUNDED]
     whose = "their plans run" if names[1:] else "its plan runs"
     text = f"no bound is known of {listed(names)}: {whose} ops in another order, or on other streams, than the program"
@@ -140,7 +139,7 @@ _NEVER_COPY = {"resident", "recompute"}
 
 
 def _needless(running: Sequence[Row]) -> str:
-    """Say that policies which could move data moved none, because all of it fits."""
+    """Name the policies that could move data but moved none, because all of it fits."""
     able = [row for row in running if row.policy not in _NEVER_COPY and not row.recompute_ns]
     idle = [row for row in able if not any(row.summary.get(f"moved_{name}_bytes") for name in row.hardware.links)]
     if not idle:
@@ -163,7 +162,7 @@ def _of_ranks(row: Row) -> str:
 
 
 def _unsettled(row: Row) -> str:
-    """Warn that ranks which meet still differ in their steps, so that their shares are not those of a long run."""
+    """Warn if ranks that meet still differ in their steps, so that their shares are not those of a long run."""
     least, step = row.summary.get("least_step_ns") or math.inf, row.summary["step_ns"]
     steps = row.job.graph(row.summary["slowest_rank"]).steps if math.isfinite(least) else 1
     if step <= least * _TIE or steps == 1:
@@ -174,7 +173,7 @@ def _unsettled(row: Row) -> str:
 
 
 def crowded(rows: Sequence[Row]) -> list[str]:
-    """Say under which rows transfers are slowed by sharing, on the link where that is worst.
+    """Say in which rows contention slows transfers, on the link where that is worst.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Tables as text: one writer for every table that hosim prints, the table of a run, and the progress of a run.
+"""Tables as text: one writer for every table that hosim prints, the table of a run, and the progress bar.
 
-A table that is wider than the line is cut between two columns and continued below, with the row names repeated. The
-same run prints the same bytes, in a pipe as on a terminal of the same width.
+A table that is wider than the line is split between columns and continued below, with the row names repeated. The same
+run prints the same bytes, in a pipe as on a terminal of the same width.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from simulator.report.rows import ABSENT, Row, bound_name, written
 from simulator.trace import CAUSES
 
 PIPE_WIDTH = 100
-"""Characters of a line in a pipe."""
+"""Width of a line in a pipe [characters]."""
 _GAP = "  "
 SPEED = ("tokens_per_s", "samples_per_s", "tflops", "mfu")
 """Columns of work per second."""
 WAITS = tuple(f"wait_{cause}_ns" for cause in CAUSES)
 """Columns of waits by cause."""
 SELDOM_S = 30
-"""Time between two lines of progress where there is no terminal [s]; a shorter run prints none."""
+"""Time between two lines of progress without a terminal [s]; a shorter run prints none."""
 OFTEN_S = 0.1
-"""Time between two drawings of the bar on a terminal [s], by no thread: beside one, rows could not be forked."""
+"""Time between two updates of the bar on a terminal [s]; no thread updates it, as rows are written in forks."""
 
 
 class Column:
@@ -40,7 +40,7 @@ class Column:
     head
         Its heading.
     cells
-        One for each row, which is written as text.
+        A value for each row, which is converted to text.
     left
         Whether it is aligned to the left (text) rather than to the right (numbers).
     """
@@ -50,7 +50,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Characters of its longest text."""
+        """Length of its longest text [characters]."""
         return max(map(len, (self.head, *self.cells)))
 
     def padded(self, text: str) -> str:
@@ -66,7 +66,7 @@ def aligned(columns: Sequence[Column], indent: int = 0) -> str:
     columns
         The table.
     indent
-        Blanks before each line.
+        Spaces before each line.
     """
     columns = [column for column in columns if column.width]
     heads = [[column.head for column in columns]] if any(column.head for column in columns) else []
@@ -88,7 +88,7 @@ def in_markdown(text: str) -> str:
 
 
 def figures(rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> list[Column]:
-    """Make columns of figures; `columns` may map a column to a heading other than the registered one."""
+    """Make columns of figures; `columns` may map a column to a heading other than its registered one."""
     heads = columns if isinstance(columns, Mapping) else {}
     made = []
     for column in columns:
@@ -115,7 +115,7 @@ def sections(rows: Sequence[Row]) -> list[list[Column]]:
     Parameters
     ----------
     rows
-        The rows, in the order of the scenario. Columns in which none of them has a number are left out.
+        The rows, in the order of the scenario. Columns without any number are left out.
     """
     summaries, machine = [row.summary | {"bound": bound_name(row)} for row in rows], rows[0].hardware
     step = ("status", "step_ns", "slowdown_vs_fastest", "gap_fraction", *SPEED, "slowdown_vs_compute", "bound")
@@ -139,7 +139,7 @@ def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:
     rows
         The rows.
     width
-        Characters of a line. Sections stay whole and share a part where they fit.
+        Width of a line [characters]. Sections stay whole and share a part where they fit.
     """
     name = Column("policy", (row.label for row in rows))
     parts = [[name]]
@@ -164,7 +164,7 @@ def plain(rows: Sequence[Row], width: int = PIPE_WIDTH) -> str:
     rows
         The rows.
     width
-        Characters of a line.
+        Width of a line [characters].
     """
     return "\n\n".join(map(aligned, folded(rows, width)))
 
@@ -186,10 +186,9 @@ def rank_columns(ranks: Sequence[Row]) -> list[Column]:
 
 
 class ProgressBar:
-    """Progress on stderr.
+    """Shows progress on stderr.
 
-    It yields a function of a label, the amount that is done, and the total (0: unknown; below 0: the label is a line of
-    its own).
+    It yields a function of a label, the amount done, and the total (0: unknown; below 0: print the label as a line).
     """
 
     def __init__(self) -> None:

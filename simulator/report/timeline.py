@@ -1,6 +1,6 @@
-"""The timeline of a row: one rank, lane by lane, with its memory below; or a lane for each of several ranks.
+"""The timeline of a row: the lanes of one rank, with its memory below; or a lane for each of several ranks.
 
-`timeline` draws it as a picture, `zoomable` writes it as numbers, in few bytes, for a page that draws it by itself.
+`timeline` draws it as a picture; `zoomable` returns it as compact numbers, for a page that draws it itself.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from simulator.trace import CAUSES, NONE, Block, Ints, lasts, pick
 from simulator.units import counted
 
 MOST_RANKS = 16
-"""Most ranks of a picture: more lanes below each other cannot be read."""
+"""Most ranks of a picture: more lanes could not be read."""
 _FEW_STEPS = 40
-"""Most steps whose ends are drawn: more lines cannot be told apart."""
+"""Most steps whose ends are drawn: more lines could not be told apart."""
 _FAR = 4
-"""A limit more than so many times as high as the peak is left out: it would shrink the curves too far."""
+"""A limit above this multiple of the peak is left out: it would shrink the curves too far."""
 _LANE_IN, _AXIS_IN, _MEMORY_IN = 0.4, 0.5, 1.6
 """Heights of a lane, of the time axis, and of a memory [in]."""
 COPIES = 1000
-"""Lanes of streams have lower ids; those of the channels of link n begin at (n + 1) times it."""
+"""Lane ids of streams are below this; those of the channels of link n begin at (n + 1) times it."""
 _BANDS = ((-0.42, 0.08), (0.1, 0.28), (0.3, 0.42))
-"""Parts of the lane of a rank: compute, collectives and copies."""
+"""Bands of the lane of a rank: compute, collectives and copies."""
 _RESERVED: dict[str, Any] = {"color": "#4477aa", "linewidth": 1.0}
 _HOLE: dict[str, Any] = {"color": "#332288", "linewidth": 1.0, "linestyle": ":"}
 _STEP: dict[str, Any] = {"color": drawing.FAINT, "linewidth": 0.8, "linestyle": ":"}
 _COLUMNS = 1000
-"""Columns of memory over time: no more than a picture has pixels, so that a spike of one still shows."""
+"""Columns of a memory curve: no more than a picture has pixels, so that a spike in one column still shows."""
 
 
 class Lane(NamedTuple):
@@ -51,12 +51,12 @@ class Lane(NamedTuple):
 
 
 def kind_name(kind: int) -> str:
-    """Return the name of a kind of tensor in pictures."""
+    """Return the name of a tensor kind in pictures."""
     return KINDS[kind].replace("_", " ")
 
 
 def _looks(row: Row) -> dict[str, str]:
-    """Return the colour of everything that a bar can show."""
+    """Map everything that a bar can show to its colour."""
     ops = [op for graph in row.job.graphs for op in graph.ops]
     looks = {op.phase or "compute": drawing.PHASE.get(op.phase, drawing.COMPUTE) for op in ops if op.collective is None}
     looks |= {"recompute": drawing.RECOMPUTE} | {f"stall: {cause}": drawing.CAUSE[cause] for cause in CAUSES}
@@ -68,7 +68,7 @@ def _looks(row: Row) -> dict[str, str]:
 def _acts(row: Row, looks: Sequence[str]) -> Block:
     """Return all spans and waits of a rank as bars: times [ns], look, lane, and whether the bar ends a step.
 
-    ``item`` is the op of a compute or of a wait, or the tensor of a copy; ``lacks`` the tensor that a wait is for.
+    ``item`` is the op of a compute or a wait, or the tensor of a copy; ``lacks`` is the tensor that a wait lacks.
     """
     if row.trace is None:
         raise ValueError(f"{row.label!r} has no timeline: nothing ran, because no such plan fits")
@@ -124,11 +124,11 @@ class Scene(NamedTuple):
     Attributes
     ----------
     looks
-        Meanings of bars, and their colours.
+        Meaning of a bar -> its colour.
     lanes, memories
-        Bars, and the use of tiers; of several ranks no memories.
+        The bars, and the use of tiers (none for several ranks).
     ends, first, last
-        Ends of steps, and the first and the last instant [ns].
+        The ends of steps, and the first and the last instant [ns].
     """
 
     looks: dict[str, str]
@@ -163,16 +163,16 @@ def scene(row: Row, window_ns: tuple[int, int] | None = None) -> Scene:
 def timeline(row: Row, given: Given = None, *, window_ns: tuple[int, int] | None = None) -> Axes:
     """Draw compute and stalls by cause, every channel, and the memory of each tier by tensor kind.
 
-    Of several ranks each has a lane: its compute with stalls by cause, its collectives by group, and its copies.
+    For several ranks, each has a lane: its compute with stalls by cause, its collectives by group, and its copies.
 
     Parameters
     ----------
     row
         A row with a trace.
     given
-        Axes for the lanes, and for memories; default: those of a picture.
+        Axes for the lanes, and for memories; default: those of a new picture.
     window_ns
-        First and last instant shown [ns]; if None all of it, or the last two of more than three steps.
+        First and last instant to show [ns]; default: the whole run, or the last two steps if there are more than three.
 
     Raises
     ------
@@ -226,7 +226,7 @@ def _memory(
 ) -> Mapping[str, Mapping[str, Any]]:
     """Draw a tier: its use by tensor kind, its limit, and the space that its allocator reserved.
 
-    Returns the lines that are drawn, with their looks.
+    Return the lines that are drawn, with their looks, for the legend.
     """
     peak, lines = int(usage.total_bytes.max()), dict[str, Mapping[str, Any]]()
     is_near = usage.limit_bytes <= _FAR * peak
@@ -261,12 +261,12 @@ def _memory(
 
 
 def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:
-    """Choose for each column the change after which a step curve is highest in it.
+    """Return, for each column, the index of the change after which a step curve is highest in it.
 
     Parameters
     ----------
     time_ns, value
-        Instants of changes, ascending [ns], and the new values; of several changes at one instant the last one counts.
+        Instants of changes, ascending [ns], and the new values; of several changes at one instant the last counts.
     edges
         The start of each column, and the end of the last one [ns].
     """
@@ -278,7 +278,7 @@ def highest(time_ns: Ints, value: Ints, edges: NDArray[np.float64]) -> Ints:
 
 
 def zoomable(row: Row, most: int) -> dict[str, Any] | None:
-    """Return the content of `timeline` as numbers for a page; None if there are too many.
+    """Return the content of `timeline` as numbers for a page, or None if there are too many.
 
     Parameters
     ----------
@@ -319,7 +319,7 @@ def zoomable(row: Row, most: int) -> dict[str, Any] | None:
 
 
 def _bars(graph: Graph, bars: Block, names: dict[str, int]) -> dict[str, list[int]]:
-    """Return the bars of a band in the order of their starts; add new names to `names`."""
+    """Return the bars of a band, ordered by start; add new names to `names`."""
     bars = pick(bars, np.argsort(bars["start_ns"], kind="stable"))
     start, end, is_copy, indices = bars["start_ns"], bars["end_ns"], bars["lane"] >= COPIES, list[int]()
     for item, lacks, copied in zip(bars["item"].tolist(), bars["lacks"].tolist(), is_copy.tolist(), strict=True):
@@ -331,7 +331,7 @@ def _bars(graph: Graph, bars: Block, names: dict[str, int]) -> dict[str, list[in
 
 
 def _changes(shown: Scene, usage: Usage) -> dict[str, Any]:
-    """Return the use of a tier within the window as changes."""
+    """Return the use of a tier within the window, as changes."""
     rows = np.flatnonzero(lasts(usage.time_ns))
     rows = rows[max(0, np.searchsorted(usage.time_ns[rows], shown.first, "right") - 1) :]
     held, looks = usage.kind_bytes[usage.kinds][:, rows], [*shown.looks]

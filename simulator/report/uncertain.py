@@ -1,4 +1,4 @@
-"""Statistics of draws: quantiles of steps with their intervals, and how often, or where, a policy is faster."""
+"""Statistics of draws: quantiles of steps with confidence intervals, and how often, or where, a policy is faster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from simulator.report.tables import Column, figures
 from simulator.report.views import Panel, Row, Rows, Section, SweepView, Varied, by, point, point_columns
 
 CONFIDENCE = 0.95
-"""Share of studies whose interval holds the true value, if draws are independent: as is usual."""
+"""Confidence level of intervals, if draws are independent: the usual one."""
 QUANTILES = {"p05": 0.05, "median": 0.5, "p95": 0.95, "worst": 1.0}
 """Name -> share of the draws that are at most as slow."""
 _SHOWN = {"p05": "5 %", "median": "median", "p95": "95 %"}
-"""Quantiles that are estimated for further draws, with their headings; the worst holds for these alone."""
+"""Quantiles that are estimates for further draws, with their headings; the worst is that of these draws only."""
 
 
 def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -> list[dict[str, Any]]:
@@ -27,16 +27,16 @@ def quantiles(outcomes: Rows, keys: Sequence[str] = ("perturbation", "level")) -
     Parameters
     ----------
     outcomes
-        One per policy, perturbation, level and draw, with ``status``, ``step_ns`` and perhaps ``slowdown``.
+        A row for each policy, perturbation, level and draw, with ``status``, ``step_ns`` and perhaps ``slowdown``.
     keys
-        Columns of what draws have in common.
+        The columns that identify a group of draws.
 
     Returns
     -------
     list of dict
         The keys, ``policy``, ``draws``, ``ok`` (how many ran), ``failed`` (statuses of the others)
-        and for each of `QUANTILES` ``<name>_step_ns`` and ``<name>_slowdown``: a value that some draw had, or None
-        where that draw did not run, which counts as slower than anything that did.
+        and for each of `QUANTILES` ``<name>_step_ns`` and ``<name>_slowdown``: those of a draw, or None if that draw
+        did not run. Draws that did not run count as slower than all that did.
     """
     rows = []
     for (*common, policy), group in by(outcomes, *keys, "policy").items():
@@ -57,15 +57,15 @@ def quantile_interval(steps: Sequence[float], share: float) -> tuple[float | Non
     Parameters
     ----------
     steps
-        One for each draw, ``inf`` for one that did not run.
+        The step of each draw, ``inf`` if it did not run.
     share
         The quantile; 0.5 is the median.
 
     Returns
     -------
     tuple
-        Both ends, None where there are too few draws to say, or one did not run. By ``scipy.stats.quantile_test``;
-        its source is W. J. Conover, Practical Nonparametric Statistics, 3rd ed. 1999, chapter 3.2.
+        Both ends; an end is None if there are too few draws, or its draw did not run. By ``scipy.stats.quantile_test``,
+        after W. J. Conover, Practical Nonparametric Statistics, 3rd ed. 1999, chapter 3.2.
     """
     from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
 
@@ -79,11 +79,11 @@ class Beats(NamedTuple):
     Attributes
     ----------
     policy, other
-        The two.
+        The two policies.
     times, draws
-        The draws in which it is faster, and all; one that does not run is slower than one that does, a tie is no win.
+        The number of draws in which `policy` is faster, and of all; not to run is slower than to run, a tie is no win.
     low, high
-        Interval of the probability at `CONFIDENCE`: Wilson's score interval (E. B. Wilson, Probable Inference, JASA 22,
+        Confidence interval of the probability: Wilson's score interval (E. B. Wilson, Probable Inference, JASA 22,
         1927), as ``scipy.stats.binomtest`` computes it.
     """
 
@@ -104,9 +104,9 @@ def beats(steps: Mapping[str, Sequence[float]], policy: str, other: str) -> Beat
     Parameters
     ----------
     steps
-        The steps of each policy, ``inf`` where it did not run.
+        The steps of each policy by draw, ``inf`` where it did not run.
     policy, other
-        The two.
+        The two policies.
     """
     from scipy import stats  # noqa: PLC0415 - an extra, and slow to import
 
@@ -117,15 +117,15 @@ def beats(steps: Mapping[str, Sequence[float]], policy: str, other: str) -> Beat
 
 
 class Summed(NamedTuple):
-    """Statistics of the draws at one cell of the fields that vary beside them.
+    """Statistics of the draws at one cell of the axes that are not drawn.
 
     Attributes
     ----------
     values
-        The values of these fields.
+        The values of these axes.
     quantiles
-        A row for each policy, see `quantiles`, and of each but the worst with ends of an interval, ``<name>_low_ns``
-        and ``<name>_high_ns``: see `quantile_interval`.
+        A row for each policy, see `quantiles`; each quantile except the worst also has the ends of its interval,
+        ``<name>_low_ns`` and ``<name>_high_ns``: see `quantile_interval`.
     beats
         The comparison of each policy with each other one.
     """
@@ -141,9 +141,9 @@ def summed(rows: Rows, keys: Sequence[str]) -> list[Summed]:
     Parameters
     ----------
     rows
-        One per policy and draw, in the same order of draws.
+        A row for each policy and draw, in the same order of draws.
     keys
-        Columns of the fields that vary beside draws.
+        Columns of the axes that are not drawn.
     """
     cells = []
     outcomes = [row if row["status"] == "ok" else {**row, "step_ns": None} for row in rows if "policy" in row]
@@ -168,7 +168,7 @@ def quantile_tables(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Sec
     cells
         Statistics of draws.
     axes
-        The fields that vary beside draws.
+        The axes that are not drawn.
     """
     rows = [line for cell in cells for line in cell.quantiles]
     where = point_columns(rows, axes)
@@ -186,7 +186,7 @@ def quantile_tables(cells: Sequence[Summed], axes: Sequence[Varied]) -> list[Sec
 
 
 def _step(name: str, line: Row) -> str:
-    """Write a quantile with its interval; an unknown end is absent."""
+    """Write a quantile with its interval; an unknown end is `ABSENT`."""
     if line[f"{name}_step_ns"] is None:
         return str(line["failed"])
     step, low, high = (quantity(line[f"{name}_{value}_ns"], "ns") for value in ("step", "low", "high"))
@@ -194,7 +194,7 @@ def _step(name: str, line: Row) -> str:
 
 
 def comparisons(cells: Sequence[Summed], axes: Sequence[Varied]) -> Iterator[str]:
-    """Say how likely the policy with the least median is the faster one; parameters as of `quantile_tables`."""
+    """Say how likely the policy with the least median beats the others; parameters as for `quantile_tables`."""
     for cell in cells:
         fastest = min(cell.quantiles, key=lambda line: line["median_step_ns"] or math.inf)
         policy, median_ns = fastest["policy"], fastest["median_step_ns"]
@@ -219,7 +219,7 @@ def distributions(rows: Rows) -> Panel:
     Parameters
     ----------
     rows
-        One per policy and draw.
+        A row for each policy and draw.
     """
     ran = [row for row in rows if row["status"] == "ok"]
     draws, points = Counter(row["policy"] for row in rows if "policy" in row), list[Row]()
@@ -241,7 +241,7 @@ def robust_view(rows: Rows, policies: Sequence[str]) -> SweepView:
     rows
         See `quantiles`.
     policies
-        The tested policy and the other one.
+        The tested policy, and the one that it is compared with.
     """
     columns = [
         *figures(rows, ("perturbation",)),

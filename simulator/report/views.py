@@ -1,4 +1,4 @@
-"""The view of a sweep: sections of tables and notes, sentences, curves and maps; as text and as a page."""
+"""The view of a sweep: tables, notes, sentences, curves and maps; as text and as a page."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Rows = Sequence[Row]
 ALL = "every policy"
 """Stands for the policy where a point cannot run at all."""
 _STATUS = {"infeasible": "does not fit", "blocked": "is blocked", "refused": "is refused"}
-"""Status of a row that did not run, but did not fail -> its words."""
+"""Status of a row that did not run, other than failed -> its words."""
 _LISTED = 8
-"""Most points that are named; more are counted, so that a sentence stays readable."""
+"""Most points that are named; more are only counted, so that a sentence stays readable."""
 
 
 class Panel(NamedTuple):
@@ -31,19 +31,20 @@ class Panel(NamedTuple):
     Attributes
     ----------
     title, axis, unit
-        The title, the name of the axis, and the unit of heights: ``ns``, ``B``, ``%`` (of shares), another one, or
+        The title, the name of the axis, and the unit of heights: ``ns``, ``B``, ``%`` (for shares), another one, or
         none.
     rows, x, y, of
-        The points, and their columns: value on the axis, height, and the name of the curve. Points without a height are
-        left out; those that hold (``holds``) have a large dot.
+        The points, and their columns: value on the axis, height, and name of the curve. Points without a height are
+        left out; points whose figure ``holds`` have a large dot.
     axis_unit
-        The unit of values on the axis, as that of heights. Where a unit has multiples a picture chooses one.
+        The unit of values on the axis, like that of heights. Pictures choose a multiple of it.
     band
-        Columns of the ends of a band around each curve, which thin lines show.
+        Columns of the ends of a band around each curve, drawn as thin lines.
     limit
         A height that is drawn if it is near.
     dense
-        For many points, which have no marks: the scale of the axis, ``log`` if they are far apart on it, or ``linear``.
+        For many points, which then have no markers: the scale of the axis, ``log`` (if they are far apart) or
+        ``linear``.
     """
 
     title: str
@@ -69,11 +70,11 @@ class Map(NamedTuple):
     axes
         The names of the axes, from left to right and from bottom to top.
     ticks
-        Their values, as they are written.
+        The values on each axis, as text.
     heights
-        From bottom to top a line of heights from left to right; None where nothing ran.
+        Lines from bottom to top, each with heights from left to right; None where nothing ran.
     best
-        The least height: contours show the multiples of it.
+        The least height: contours show its multiples.
     """
 
     title: str
@@ -93,7 +94,7 @@ class Section(NamedTuple):
     columns
         The table, if there is one.
     notes
-        Texts, each with the mark by which a table refers to it, if one does.
+        Notes, each a mark by which a table refers to it (may be empty), and its text.
     """
 
     head: str = ""
@@ -118,7 +119,7 @@ class SweepView(NamedTuple):
     sections, sentences, panels
         Tables and notes, sentences, and curves.
     maps
-        In place of curves where two axes vary, or three.
+        Maps, in place of curves if more than one axis varies.
     """
 
     title: str
@@ -136,7 +137,7 @@ class SweepView(NamedTuple):
             A PNG of the curves, if there is one.
         **more
             Further parts of the page: ``card`` (see `simulator.report.card`), ``origins``, the provenance of each
-            scenario, and ``command``, which gives the same again.
+            scenario, and ``command``, which reproduces it.
         """
         return rendered("view.html.j2", view=self, picture=picture, **more)
 
@@ -159,7 +160,7 @@ def rendered(template: str, **variables: Any) -> str:
 
 
 def by(rows: Iterable[Row], *keys: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Group rows by the values of some columns, in the order in which they first come."""
+    """Group rows by the values of some columns, in the order of first appearance."""
     return grouped(rows, lambda row: tuple(row[key] for key in keys))
 
 
@@ -173,9 +174,9 @@ class Varied(NamedTuple):
     unit
         The unit of its values inside; None for plain values.
     values
-        In their order.
+        Its values, in order.
     is_drawn
-        Whether they are draws, or number them.
+        Whether the values are drawn, or number the draws.
     """
 
     name: str
@@ -190,7 +191,7 @@ class Varied(NamedTuple):
 
 
 def point_columns(rows: Rows, axes: Iterable[Varied]) -> list[Column]:
-    """Make the columns that say what a row is about: its policy, and its value on each axis."""
+    """Make the columns that identify a row: its policy, and its value on each axis."""
     values = (Column(axis.name, map(axis.written, rows), left=False) for axis in axes)
     return [*figures(rows, ("policy",)), *values]
 
@@ -201,7 +202,7 @@ def point(row: Row, axes: Iterable[Varied]) -> str:
 
 
 def did_not_run(rows: Iterable[Row], axes: Sequence[Varied]) -> Iterator[str]:
-    """Say for each policy at which points it does not run, and why a point failed or was refused."""
+    """Say for each policy at which points it does not run, and why it fails or is refused there."""
     lacking = [{"policy": ALL, **row} for row in rows if row["status"] != "ok"]
     for (policy, status), group in by(lacking, "policy", "status").items():
         points = dict.fromkeys(point(row, axes) for row in group)  # draws at one point cannot be told apart
