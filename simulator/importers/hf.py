@@ -105,7 +105,7 @@ def read_hf(  # noqa: PLR0913 - the command has an option for each
     limit = config.count("max_position_embeddings", "seq_length", derived=_DEFAULT_SEQUENCE)
     wanted = min(_DEFAULT_SEQUENCE, limit) if sequence is None else sequence
     if wanted > limit:
-        config.derived.append(f"{wanted:,} tokens are more than the {limit:,} that the model knows positions for.")
+        config.derived.append(f"{wanted:,} tokens are more than the model's {limit:,} positions.")
     model = model_of(config)
     axes = {"tensor": tensor, "data": data, "pipeline": pipeline, "zero_stage": zero_stage}
     spread = {axis: size for axis, size in axes.items() if size != (axis != "zero_stage")}

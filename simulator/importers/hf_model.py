@@ -204,7 +204,7 @@ def _latent_attention(c: Config) -> dict[str, Any]:
     if c.get("index_topk") is not None:
         part["indexer"] = c.counts("indexer", "model.attention.indexer")
         if again := (c.list_of("indexer_types", str) or []).count("shared"):
-            c.derived.append(f"{again} layers that reuse what a layer before has chosen count as choosing themselves.")
+            c.derived.append(f"{again} layers that reuse an earlier layer's choice count as choosing themselves.")
     return part
 
 

@@ -285,7 +285,7 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
         return
     begins = sorted((timeline.launch_ns(span), index) for index, span in enumerate(spans))
     ends = begins if timeline.device else sorted((span.end_ns, index) for index, span in enumerate(spans))
-    recording.derived.append("An allocation is written by the next op launched, and read by the last before its end.")
+    recording.derived.append("The next op launched writes an allocation; the last one before its free reads it.")
     of_stream = defaultdict[int, list[tuple[int, int]]](list)
     for begin in begins:
         of_stream[ops[begin[1]].more.get("stream", 0)].append(begin)
@@ -359,17 +359,17 @@ def read_memory_timeline(source: str | Path) -> Imported:
         elif action != _DESTROY and change > 0:
             lives.append(op if action == _CREATE else -1)
         elif not lives:
-            recording.dropped["ends of what never began"] += 1
+            recording.dropped["frees of what was never allocated"] += 1
         elif action == _CHANGE:
             changed.append(lives.pop())
         elif op <= max(0, made := lives.pop()):
-            recording.dropped["what lived for no time"] += 1
+            recording.dropped["allocations freed at once"] += 1
         else:
             recording.hold(abs(change), _CATEGORIES[category], makers[made], recording.ops[op - 1])
     for (size, category), lives in live.items():
         for made in lives:
             recording.hold(size, _CATEGORIES[category], makers[made], None)
     del times_ns, columns, instants_ns, allocates, begins_ns, live
-    recording.derived.append("The timeline has no ops: from one allocation to the next is one, which the host takes.")
-    recording.derived.append("It has no ids: an end is that of the latest of its size and category.")
+    recording.derived.append("The timeline has no ops: each op lasts from one allocation to the next, on the host.")
+    recording.derived.append("It has no ids: a free ends the latest allocation of its size and category.")
     return recording.imported(path, "The memory timeline")

@@ -157,7 +157,7 @@ def read_pytorch_trace(
     recording.kept["nodes"] = f"{len(nodes):,}"
     recording.dropped["nodes folded into the op that they are a part of"] += len(tree.owner) - len(ops)
     idle = len(tree.nodes) - len(tree.owner)
-    recording.dropped["nodes that only view, make room, hold others or work on the host"] += idle
+    recording.dropped["nodes that only view, allocate, call others or work on the host"] += idle
     if kineto is None:
         recording.ops = list(ops.values())
         recording.derived.append(f"Without times a roofline gives them; float counts as {of_float} (--of-float).")
@@ -197,7 +197,7 @@ def _add_recorded_times(tree: Tree, ops: dict[int, Event], timeline: Timeline, r
     report_spans(spans, recording)
     recording.dropped[UNTIMED] += timeline.others[UNTIMED]
     if left := owning.count(None):
-        recording.derived.append(f"{counted(left, 'kernel')} of no op of the execution trace are ops without tensors.")
+        recording.derived.append(f"{counted(left, 'kernel')} that no op launched are ops without tensors.")
 
 
 def _launched_by(timeline: Timeline, nodes: Mapping[int, int]) -> list[int]:
@@ -221,7 +221,7 @@ def _launchers(tree: Tree, timeline: Timeline, recording: Recording) -> dict[int
     indexes = {whole(operator.args.get("Record function id")): i for i, operator in enumerate(timeline.ops)}
     nodes = {node.rf_id: node.id for node in tree.nodes if node.rf_id}
     if shared_ids := indexes.keys() & nodes.keys() - {0}:
-        recording.derived.append("Kernels belong to ops by the ids of record functions.")
+        recording.derived.append("Kernels were matched with ops by the ids of record functions.")
         return {indexes[rf_id]: nodes[rf_id] for rf_id in shared_ids}
     names = {node.name for node in tree.nodes if tree.owner.get(node.id) == node.id}
     ours = [node for node in tree.nodes if node.name in names]

@@ -114,11 +114,11 @@ def read_request_trace(  # noqa: PLR0913 - options of the command
     if slower != 1:
         derived.append(f"Times between arrivals are {slower:g} times as long as in the file (--slower).")
     if trace.late:
-        derived.append(f"{trace.late:,} requests stood behind ones that came later; they are in the order of arrival.")
+        derived.append(f"{trace.late:,} requests stood after later ones; all are now in order of arrival.")
     if trace.further:
         derived.append(f"The first {most:,} requests by arrival are taken (--count; a run serves at most {MOST:,}).")
         dropped["further requests"] += trace.further
-    derived.append(f"The model is that of {model} (--model); how many run together is what hosim serves by default.")
+    derived.append(f"The model is that of {model} (--model); batch limits are hosim's defaults.")
     files: dict[str, bytes | Workload] = {".yaml": _workload(path, model, block), ".csv": requests_csv(requests)}
     return Imported(files, _summary(requests), tuple(derived), +dropped)
 

@@ -96,7 +96,7 @@ def replay(
     for part in parts:  # a launch before the step counts as just in time for its start
         part.launched_ns = None if part.launched_ns is None else max(part.launched_ns, first_ns - latency_ns)
     parts.sort(key=lambda part: part.start_ns if part.launched_ns is None else part.launched_ns)
-    noted, timed = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
+    noted, inferred = _find_waits(streams, waits), _find_idle(parts, waits, latency_ns)
     newest = [on_stream[-1] for on_stream in streams.values()]
     end = Activity(Event("end"), last_ns, last_ns, next(iter(streams)), after=newest)
     if then:
@@ -109,16 +109,16 @@ def replay(
     program = _with_launches([*parts, end], syncs, first_ns, latency_ns)
     _write(step, program, ops)
     if len(streams) > 1:
-        text = f"Of waits between streams {noted:,} are as recorded, {timed:,} as times tell: for what had just ended."
+        text = f"Waits between streams: {noted:,} are recorded, {inferred:,} inferred, for what had just ended."
         step.derived.append(text)
     if host := [part for part in program if part.stream == _HOST]:
         took, synced = human(sum(part.took_ns for part in host), "ns"), sum(bool(part.after) for part in host)
         text = f"The host works for {took} from launch to launch; it waits for the device {synced:,} times."
         step.derived.append(text)
     if overlap_ns:
-        step.derived.append(f"{human(overlap_ns, 'ns')} of what overlaps on one stream are cut: it runs one at a time.")
+        step.derived.append(f"{human(overlap_ns, 'ns')} of overlap on one stream were cut: it runs one at a time.")
     if idle_ns := sum(part.idle_ns for part in program):
-        step.derived.append(f"Streams wait {human(idle_ns, 'ns')} for what is not recorded, which ops 'idle' take.")
+        step.derived.append(f"Streams idle {human(idle_ns, 'ns')} for no recorded reason: ops 'idle' stand for it.")
 
 
 def _by_stream(in_time: Iterable[Activity], first_ns: int) -> tuple[dict[str, list[Activity]], int]:

@@ -182,10 +182,10 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
     kept["ops with a source line"] = f"{record.lines:,} of {len(graph.ops):,}"
     stays, held = human(sum(graph.tensors[t].size_bytes for t in graph.outputs), "B"), human(max(held_bytes), "B")
     derived = [
-        "Of two steps the second was recorded, on fake tensors of the CPU; what asks for CUDA gets these.",
+        "The second of two steps was recorded, on fake CPU tensors; code that asks for CUDA gets these, too.",
         "FLOPs are those of torch.utils.flop_counter: of matmuls, convolutions, and attention between all pairs.",
-        f"What PyTorch has not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
-        f"What it frees later than after its last use, up to {held}, is workspace of the ops until then.",
+        f"Tensors not freed when the step ends, {stays}, are outputs; 'outputs: freed' frees them after use.",
+        f"Storages freed later than after their last use, up to {held}, are workspace of the ops until then.",
     ]
     if free_early:
         derived[-2:] = ["All is freed after its last use, and not when PyTorch frees it (free_early)."]
@@ -194,9 +194,9 @@ def _imported(name: str, record: Any, free_early: bool) -> Imported:
     if batch := " and ".join(f"{key} {size:,}" for key, size in record.batch.items()):
         derived.append(f"A step is of {batch}: the shape of input_ids, or else of the first input.")
     if apart := sum("/_safe_softmax" in op.name for op in graph.ops):
-        derived.append(f"Of the softmax of attention {apart:,} are ops, where PyTorch has no kernel on the CPU.")
+        derived.append(f"Softmax ops in attention, where PyTorch has no fused CPU kernel: {apart:,}.")
     if record.again:
-        derived.append(f"Of the ops of backward, {record.again:,} run forward again (activation checkpointing).")
+        derived.append(f"{record.again:,} ops of backward run forward again (activation checkpointing).")
     about = {"name": named(name), "title": f"A training step of {name}, captured from PyTorch", "graph": ".jsonl"}
     assumed = dict.fromkeys(record.batch, "the shape of input_ids, or else of the first input")
     outputs = "freed" if free_early else "kept"

@@ -245,7 +245,7 @@ def test_latent_attention_and_what_chooses_tokens(folder: Path) -> None:
     assert isinstance(plain, Mla)
     assert (plain.q_lora_rank, plain.indexer) == (None, None)
     shared = read(kind("glm_moe_dsa", **DSA, indexer_types=["full", "shared", "shared", "full"]))
-    assert "2 layers that reuse what a layer before has chosen count as choosing themselves." in shared.derived
+    assert "2 layers that reuse an earlier layer's choice count as choosing themselves." in shared.derived
 
 
 def test_layers_with_linear_attention(folder: Path) -> None:
@@ -453,7 +453,7 @@ def test_each_phase_has_options_of_its_own(folder: Path) -> None:
 
 def test_more_tokens_than_the_model_knows_positions_for_are_told(folder: Path) -> None:
     found = read(TINY | {"max_position_embeddings": 16}, sequence=32)
-    assert found.derived == ("32 tokens are more than the 16 that the model knows positions for.",)
+    assert found.derived == ("32 tokens are more than the model's 16 positions.",)
     assert read(TINY | {"max_position_embeddings": 16}).workload.sequence == 16
     assert read(TINY | {"torch_dtype": "odd"}).derived[0].startswith("bf16, as config.json names 'odd'")
 

@@ -52,7 +52,7 @@ def test_kernels_are_replayed_on_their_streams_as_the_host_launched_them(tmp_pat
     assert found.kept["kernels, copies, fills"] == "8 on 2 streams"
     assert found.derived == (
         "The profiler marked no steps: all that is recorded is one step.",
-        "Of waits between streams 0 are as recorded, 0 as times tell: for what had just ended.",
+        "Waits between streams: 0 are recorded, 0 inferred, for what had just ended.",
         "The host works for 50.0 us from launch to launch; it waits for the device 0 times.",
     )
     assert found.dropped == {"names of threads": 1, "operators of the host": 6}
@@ -79,7 +79,7 @@ def test_a_stream_waits_for_what_it_was_told_to_wait_for(tmp_path, told):
     assert off(found, longer(found.graph, "c", 3)) == 56_000  # it ends 256 us after a kernel of 100 us
     assert off(found, longer(found.graph, "/a", 3)) == 200_000
     told, seen = (1, 0) if told else (0, 1)
-    assert f"Of waits between streams {told} are as recorded, {seen} as times tell" in str(found)
+    assert f"Waits between streams: {told} are recorded, {seen} inferred" in str(found)
 
 
 def test_what_is_cut_where_kernels_of_one_stream_overlap_is_told(tmp_path):
@@ -87,7 +87,7 @@ def test_what_is_cut_where_kernels_of_one_stream_overlap_is_told(tmp_path):
     for number in range(3):
         profile.kernel("abc"[number], 1 + number, 100 + 20 * number, 100)
     found = read(tmp_path, profile)
-    assert "160 us of what overlaps on one stream are cut: it runs one at a time." in found.derived
+    assert "160 us of overlap on one stream were cut: it runs one at a time." in found.derived
     assert not any("overlaps" in line for line in read(tmp_path, two_streams()).derived)
 
 
@@ -339,7 +339,7 @@ def test_a_memory_timeline_keeps_its_curve(tmp_path):
     used = [(set(op.reads), set(op.writes)) for op in graph.ops]
     assert used == [({3}, {0}), (set(), {2}), ({0, 1, 2}, set()), (set(), {4})]
     assert graph.outputs == (4,)
-    assert found.dropped == {"ends of what never began": 1}
+    assert found.dropped == {"frees of what was never allocated": 1}
     assert found.recorded_ns == 30
     assert as_recorded(graph, 30) == "replayed as recorded: 30 ns a step, recorded 30 ns (+0.00 %), peak 1.73 kB"
     assert found.kept["recorded peak"] == "1.73 kB"

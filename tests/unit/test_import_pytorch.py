@@ -35,7 +35,7 @@ def test_ops_that_work_are_ops_and_views_and_wrappers_are_not(tmp_path):
         ("aten::add_", [256, 256], [256]),
     ]
     assert found.kept["nodes"] == "17"
-    assert found.dropped == {"nodes that only view, make room, hold others or work on the host": 11}
+    assert found.dropped == {"nodes that only view, allocate, call others or work on the host": 11}
 
 
 def test_phases_and_kinds_follow_from_what_holds_an_op(tmp_path):
@@ -226,7 +226,7 @@ def test_kinetos_times_are_those_of_what_an_op_launched(tmp_path):
         ("aten::add_", 0, 8_000),
     ]
     assert (found.recorded_ns, replay_recording(graph)[0]) == (70_000, 73_000)  # what adds a product waits for it here
-    assert "Kernels belong to ops by the ids of record functions." in found.derived
+    assert "Kernels were matched with ops by the ids of record functions." in found.derived
 
 
 def test_an_op_that_launched_nothing_takes_no_time_and_holds_up_no_other_stream(tmp_path):

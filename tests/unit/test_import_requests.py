@@ -116,7 +116,7 @@ def test_what_is_left_out_and_what_is_out_of_order_is_told(imported):
     assert [one.prompt for one in come.requests] == [9, 7]
     assert found.dropped == {"further requests": 1}
     assert found.derived[:2] == (
-        "2 requests stood behind ones that came later; they are in the order of arrival.",
+        "2 requests stood after later ones; all are now in order of arrival.",
         "The first 2 requests by arrival are taken (--count; a run serves at most 100,000).",
     )
 
