@@ -15,39 +15,39 @@ and groups of earlier lines. Example::
 line     key                value                                                                  default
 =======  =================  =====================================================================  ===========
 header   `name`             text for people                                                        file's name
-header   `steps`            how many times the ops run                                             1
+header   `steps`            number of times that the ops run                                       1
 header   `outputs`          tensors that stay valid until the last op of a step (and end it at     none
                             home, if a scenario gives them one in another tier)
-header   `tensors`, `ops`   how many lines follow of each, so that a cut file is noticed           not checked
+header   `tensors`, `ops`   number of lines of each, so that a truncated file is noticed           not checked
 tensor   `tensor`           unique path name                                                       required
 tensor   `size_bytes`       size                                                                   required
 tensor   `kind`             weight, gradient, optimizer_state, activation, kv_cache, expert,       activation
                             workspace or input
 tensor   `persistent`       it exists before the first op and after the last one of each step      false
 tensor   `shared`           node or supernode: read-only, stored once for all ranks there          not shared
-group    `group`            unique name of ranks that meet in collectives                          required
-group    `ranks`            list of those who meet, each a list of ranks: for collectives without  required
-                            overlap, for send and recv pairs (from, to)
+group    `group`            unique name of a group of ranks, for collectives                       required
+group    `ranks`            lists of the ranks that meet: disjoint for collectives, pairs (from,   required
+                            to) for send and recv
 op       `op`               unique path name                                                       required
 op       `reads`, `writes`  names of tensors, each once; an update in place is in both             none
 op       `read_bytes`,      traffic in the compute tier                                            their sizes
          `write_bytes`
 op       `flops`            arithmetic work                                                        0
-op       `workspace_bytes`  room it needs while it runs                                            0
+op       `workspace_bytes`  scratch memory while it runs                                           0
 op       `duration_ns`      measured time                                                          cost model
 op       `kind`             compute or collective                                                  compute
 op       `op_class`         matmul, attention, vector or a key of the machine's fractions          vector
 op       `dtype`            key of the machine's peaks                                             bf16
 op       `phase`            forward, backward, update, prefill or decode                           none
-op       `barrier`          no copy in is moved across it                                          false
+op       `barrier`          no copy into the compute tier is moved across it                       false
 op       `repeatable`       running it again makes the same values, and does nothing else          true
 op       `stream`           compute stream of its rank that it runs on, below 32; a collective with    0
                             others runs on one of its group's
 op       `late`             reads that are known only at run time: an object of `revealed_by` (an   none
-                            earlier op), `candidates` (tensors among `reads`; what is chosen of
-                            them adds its size to `read_bytes`), `samples` (how many choose; 1)
-                            and `each` (how many different candidates each of these chooses; 1)
-op       `collective`       what it does with other ranks, for kind collective: an object of       none
+                            earlier op), `candidates` (tensors among `reads`; the chosen ones add
+                            their size to `read_bytes`), `samples` (number of samples that
+                            choose; 1) and `each` (different candidates per sample; 1)
+op       `collective`       communication with other ranks, for kind collective: an object of      none
                             `does` (all_reduce, all_gather, reduce_scatter, all_to_all,
                             broadcast, send, recv), `group`, `size_bytes`, and `algorithm` (auto,
                             ring, tree, direct, hierarchical; auto)

@@ -19,18 +19,18 @@ Everything is referred to by name, so a plan does not depend on the ids of a run
 =======  ==================  ==============================================================  =============
 line     key                 value                                                           default
 =======  ==================  ==============================================================  =============
-header   `policy`            who made it: text for people                                    file's name
-header   `tiers`             the tiers it names                                              not checked
-header   `repeats`           how many times the host runs the actions                          graph's steps
-header   `starts_ns`         when the ranks that run it begin, in turn [ns], as "0 3000"      "0"
-header   `notes`             what the policy says about its decisions                        none
-header   `homes`, `actions`  how many lines follow of each, so that a cut file is noticed    not checked
-home     `home`, `tier`      a tensor, and where it is at time 0; others are nowhere         required
+header   `policy`            name of the policy, for people                                  file's name
+header   `tiers`             the tiers that it uses                                          not checked
+header   `repeats`           number of times that the host issues the actions                  graph's steps
+header   `starts_ns`         start times of the ranks that run it [ns], such as "0 3000"       "0"
+header   `notes`             the policy's notes on its decisions                             none
+header   `homes`, `actions`  number of lines of each, so that a truncated file is noticed    not checked
+home     `home`, `tier`      a tensor and its tier at time 0; others are in no tier          required
 action   `compute`           run an op; a second time means recomputing it                   required
-action   `stream`            on this stream                                                  0
+action   `stream`            the stream that runs it                                         0
 action   `copy`, `from`,     copy a tensor from a tier into a tier                           required
          `to`
-action   `detach`, `tier`    give up the tensor's place in the tier                          required
+action   `detach`, `tier`    free the tensor's place in the tier                             required
 action   `sync`              the host waits for all earlier actions that name the tensor       required
 =======  ==================  ==============================================================  =============
 

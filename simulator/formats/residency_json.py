@@ -12,8 +12,8 @@ One JSON object; hosim only reads it. Example::
 ==========================  =====================================================================================
 key                         value
 ==========================  =====================================================================================
-`source`                    what was traced: its `kind` names the graph
-`memory_limit_bytes`        the planner's limit; a scenario's budget is its own business
+`source`                    what was traced; its `kind` names the graph
+`memory_limit_bytes`        the planner's limit; a scenario has a budget of its own
 `storages`                  `id`, `bytes`, `retained` (it stays when the step ends: an output), `kind` (``wgrad`` is
                             a gradient, all else an activation); those that no op accesses are left out
 `ops`                       in program order: `id`, `name`, `duration_ms`, `reads` and `writes`
