@@ -301,11 +301,11 @@ def _add_memory(timeline: Timeline, spans: Spans, ops: list[Event], window_ns: r
             before += change if first < 0 else 0
             launched = begins if first < 0 else of_stream[ops[first].more.get("stream", 0)]
             last = max(first, launched[max(0, bisect_left(launched, (time_ns, 0)) - 1)][1])
-            recording.hold(size, "activation", ops[first] if first >= 0 else None, ops[last])
+            recording.add_lifetime(size, "activation", ops[first] if first >= 0 else None, ops[last])
     for size, first in live.values():
-        recording.hold(size, "activation", ops[first], None)
+        recording.add_lifetime(size, "activation", ops[first], None)
     if before > 0:
-        recording.hold(before, "weight", None, None)
+        recording.add_lifetime(before, "weight", None, None)
         recording.derived.append("What was allocated before the step and stays is one tensor, of kind weight.")
 
 
@@ -365,10 +365,10 @@ def read_memory_timeline(source: str | Path) -> Imported:
         elif op <= max(0, made := lives.pop()):
             recording.dropped["allocations freed at once"] += 1
         else:
-            recording.hold(abs(change), _CATEGORIES[category], makers[made], recording.ops[op - 1])
+            recording.add_lifetime(abs(change), _CATEGORIES[category], makers[made], recording.ops[op - 1])
     for (size, category), lives in live.items():
         for made in lives:
-            recording.hold(size, _CATEGORIES[category], makers[made], None)
+            recording.add_lifetime(size, _CATEGORIES[category], makers[made], None)
     del times_ns, columns, instants_ns, allocates, begins_ns, live
     recording.derived.append("The timeline has no ops: each op lasts from one allocation to the next, on the host.")
     recording.derived.append("It has no ids: a free ends the latest allocation of its size and category.")

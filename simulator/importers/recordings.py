@@ -228,7 +228,7 @@ class Recording:
         self.storages.append(Storage(min(size_bytes, LARGEST), kind, persistent, persistent, persistent))
         return self.storages[-1]
 
-    def hold(self, size_bytes: int, kind: str, first: Event | None, last: Event | None) -> None:
+    def add_lifetime(self, size_bytes: int, kind: str, first: Event | None, last: Event | None) -> None:
         """Add a storage that `first` makes (None: it existed before) and `last` reads last (None: it stays)."""
         was_there = first is None
         storage = self.storage(size_bytes, "input" if was_there and last else kind, persistent=was_there and not last)

@@ -70,9 +70,9 @@ def capture(
     loss
         For a module: computes the loss from what the module returns; default: that itself, or its attribute ``loss``.
     name
-        Of the workload; default: that of the module's class, or of the function.
+        Name of the workload; default: that of the module's class, or of the function.
     free_early
-        Whether storages that PyTorch keeps longer than to their last use are freed after it.
+        Whether to free each storage after its last use, even if PyTorch keeps it longer.
     **named_inputs
         Keyword arguments of the step, such as ``labels``.
 
@@ -116,9 +116,9 @@ def read_torch(source: str, *, name: str = "", free_early: bool = False) -> Impo
     source
         The function, as ``package.module:function``.
     name
-        Of the workload; default: that of the module's class, or of the step.
+        Name of the workload; default: that of the module's class, or of the step.
     free_early
-        Whether storages that PyTorch keeps longer than to their last use are freed after it.
+        Whether to free each storage after its last use, even if PyTorch keeps it longer.
 
     Raises
     ------

@@ -55,10 +55,12 @@ class Search:
 
     Attributes
     ----------
-    question
-        The question.
-    named
-        The rows whose policies are no functions.
+    question, axis
+        The question, and the axis of its field.
+    grows
+        Whether the search starts at the documents' value and grows from there, as for a frontier.
+    rows, named, bounds
+        Row or bound -> function that tries a value; rows whose policies are no functions; bound -> its arguments.
 
     Raises
     ------

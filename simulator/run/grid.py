@@ -238,7 +238,7 @@ def sweep(  # noqa: PLR0913 - what is asked, what varies, and by name what is se
     head = [*(axis.name for axis in axes), "policy", *columns, "tokens", "short_at", "notes", "remarks"]
     needed, rows = needs(shown, base.hardware), list[dict[str, Any]]()
     workers = workers or os.cpu_count() or 1
-    pace, run_tasks = Pace(progress, workers, is_told=True), partial(clustered, cluster) if cluster else spawned
+    pace, run_tasks = Pace(progress, workers, by_line=True), partial(clustered, cluster) if cluster else spawned
     with ExitStack() as using:
         kept = using.enter_context(closing(KeptRows(folder))) if measured.key else None
         append = using.enter_context(appending(file, head)) if file else None

@@ -134,17 +134,17 @@ class Study:
 
 
 class Pace:
-    """Reports to `progress` how fast points are measured; if `is_told`, also by lines that stay."""
+    """Reports to `progress` how fast points are measured; if `by_line`, also by lines that stay."""
 
-    def __init__(self, progress: Progress | None, workers: int, *, is_told: bool) -> None:
-        self._progress, self._workers, self._is_told, self._since_s = progress or silent, workers, is_told, monotonic()
+    def __init__(self, progress: Progress | None, workers: int, *, by_line: bool) -> None:
+        self._progress, self._workers, self._by_line, self._since_s = progress or silent, workers, by_line, monotonic()
         self._new = self._done = self._total = 0
 
     def expect(self, tasks: int, new: int) -> None:
         """Add the number of further points, and of the new ones among them."""
         self._total = self._done + tasks
         self._done += tasks - new
-        if self._is_told:  # -1 means a line that stays
+        if self._by_line:  # -1 means a line that stays
             self._progress(f"{tasks:,} points, {tasks - new:,} of them kept from before", 0, -1)
 
     def tell(self) -> None:
@@ -156,13 +156,13 @@ class Pace:
         lacking = self._total - self._done
         left = human(round(each_s * lacking * 10**9), "ns")
         self._progress(f"points, {1 / max(each_s, 1e-9):.3g} a second, {left} left", self._done, self._total)
-        if self._is_told and self._new == self._workers + 1 and lacking:  # some process has measured its second point
+        if self._by_line and self._new == self._workers + 1 and lacking:  # some process has measured its second point
             self._progress(f"about {left} for the other {lacking:,}", 0, -1)
 
 
 def sweep(studies: Sequence[Study], workers: int = 1, progress: Progress | None = None) -> Rows:
     """Measure all points of some studies; for parameters, errors and the order of rows see `streamed`."""
-    return [row for rows in streamed(studies, workers, Pace(progress, workers, is_told=False)) for row in rows]
+    return [row for rows in streamed(studies, workers, Pace(progress, workers, by_line=False)) for row in rows]
 
 
 def streamed(

@@ -59,17 +59,17 @@ def test_what_is_a_line_of_its_own_is_said_at_once(clock, capsys, monkeypatch, i
     assert capsys.readouterr().err.count("hosim: 56 points\n") == 1
 
 
-@pytest.mark.parametrize(("is_told", "said"), [(True, ["9 points, 2 of them kept from before"]), (False, [])])
-def test_points_are_counted_before_any_is_measured_and_timed_without_the_start(monkeypatch, is_told, said):
+@pytest.mark.parametrize(("by_line", "said"), [(True, ["9 points, 2 of them kept from before"]), (False, [])])
+def test_points_are_counted_before_any_is_measured_and_timed_without_the_start(monkeypatch, by_line, said):
     """Two at a time: both begin with 25 s of what they share, and each point takes 10 s. After 45 s four are left."""
     now, told = [100.0], []
     monkeypatch.setattr(sweep, "monotonic", lambda: now[0])
-    own = sweep.Pace(lambda *one: told.append(one), 2, is_told=is_told)
+    own = sweep.Pace(lambda *one: told.append(one), 2, by_line=by_line)
     own.expect(9, 7)
     assert told == [(one, 0, -1) for one in said]
     for at in (135, 135, 145, 145, 155, 155, 165):
         now[0] = at
         own.tell()
     lines = [label for label, _, total in told if total < 0]
-    assert lines == said + ["about 20.0 s for the other 4"] * is_told
+    assert lines == said + ["about 20.0 s for the other 4"] * by_line
     assert told[-1] == ("points, 0.2 a second, 0 ns left", 9, 9)
