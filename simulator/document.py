@@ -47,15 +47,14 @@ def flaw(name: str, longest: int = LONGEST_NAME) -> str | None:
     if len(name) > longest:
         return f"one of {len(name):,} characters"
     if not name.isprintable():
-        return f"one with a line's end, or another character that is not printed: {name!r}"
+        return f"one with a line break, or another unprintable character: {name!r}"
     if name.startswith(("=", "+", "-", "@")):
-        return f"{name!r}, whose begin a table of other programs takes for a formula"
+        return f"{name!r}, which spreadsheets take for a formula"
     return None
 
 
 def _one_line(text: str) -> str:
-    if not text.isprintable():
-        raise FieldError("this is one line of printable characters", repr(text), "write it as one line")
+    require(text.isprintable(), "this is one line of printable characters", repr(text), do="write it as one line")
     return text
 
 

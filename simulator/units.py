@@ -170,7 +170,8 @@ def parse(text: object, unit: str) -> int | float:
     require(name in sizes, f"{noun} is needed, such as {example!r}", repr(text), do=do)
     value = Decimal(match[1]) * sizes[name]
     whole = int(value.to_integral_value())
-    require(0 <= whole <= _LARGEST, f"{noun} is at least 0 {unit} and below 2^63", repr(text), do="'inf' is no limit")
+    must = f"{noun} is at least 0 {unit} and below 2^63"
+    require(0 <= whole <= _LARGEST, must, repr(text), do="'inf' means no limit")
     exact = abs(value - whole) <= _ROUNDED * whole
     require(exact, f"{noun} is a whole number of {unit}", repr(text), do=f"write '{math.ceil(value)} {unit}'")
     return whole

@@ -255,7 +255,7 @@ def _value_taken(loaded: Loaded, unstated: Unstated, axis: Axis) -> float | str:
             do = "drop it from unstated, or from the row; or vary it by a factor, such as 0.5x to 2x"
             require(not (is_own and any(fnmatchcase(path, key) for key in set_by_rows)), rule, path, do=do)
     values = " and ".join(f"{axis.written(value)} ({path})" for value, path in paths.items())
-    rule, do = "the fields of a parameter have one value", "make parameters of their own of them"
+    rule, do = "the fields of a parameter have one value", "make each a parameter of its own"
     insist(len(paths) == 1, axis.where, rule, values, do)
     (value,) = paths
     is_inside = isinstance(value, str) or unstated.read(unstated.low) <= value <= unstated.read(unstated.high)

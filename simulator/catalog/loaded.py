@@ -270,7 +270,7 @@ def at(loaded: Loaded, point: Mapping[Axis, Any]) -> Loaded:
     changes: dict[str, dict[str, FieldChange]] = {document: {} for document in _DOCUMENTS}
     for axis, value in point.items():
         labels = {"batch", "sequence"}.intersection(key for _, key in map(split, axis.fields))
-        found = f"{min(labels, default='')}, which of a graph from a file only tells"
+        found = f"{min(labels, default='')}, which only describes a graph from a file"
         do = "make a graph for each, or vary a field of the machine"
         insist(not (labels and loaded.workload.graph), axis.where, "what varies changes what runs", found, do)
         change = FieldChange(axis.written(value), axis.place(value), "assumed", f"a value of {axis.name}")

@@ -144,7 +144,7 @@ def fields(document: Document, key: str) -> list[tuple[Keys, Any]]:
         if not matches:
             names, after = tuple(_entries(node)), f"after {'.'.join(path)!r} " if path else ""
             rule = f"a change names a field of the {type(document).__name__.lower()}"
-            raise FieldError(rule, repr(key), after + (nearest(part, names) if names else "nothing stands"))
+            raise FieldError(rule, repr(key), after + (nearest(part, names) if names else "there is no field"))
     return matches
 
 

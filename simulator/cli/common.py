@@ -35,7 +35,7 @@ def grid(context: click.Context, parameter: click.Parameter, texts: Sequence[str
         if not (key and values):
             raise click.BadParameter(f"write it as 'links.*.bandwidth=16..200 GB/s:8', found {key!r}")
         if key in axes:
-            raise click.BadParameter(f"an axis is said once, found {key!r} again; list its values: 'batch=1,2,4'")
+            raise click.BadParameter(f"an axis is given once, found {key!r} again; list its values: 'batch=1,2,4'")
         axes[key] = values
     return axes or None
 

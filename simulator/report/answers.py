@@ -58,9 +58,9 @@ def frontier_view(
     ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)
     columns.append(Column("at", ends))
     first, last = map(question.written, (question.values[0], question.values[-1]))
-    tries = f"Tried were {question.size} from {first} to {last}, halving the distance between one that does and one"
+    tries = f"hosim tried {question.size} from {first} to {last}, halving the distance between one that does and one"
     assurance = question.assurance if any(row[question.column] is not None for row in rows) else ""
-    premise = f"{tries} that does not: what fits is taken to fit with {less}, too{assurance}."
+    premise = f"{tries} that does not: it assumed that what fits also fits with {less}{assurance}."
     sentences = [*(_reached(row, question) for row in rows), *capped, premise]
     return SweepView(title, [Section(columns=columns)], sentences, [_steps_over(tried, question)] if tried else [])
 
@@ -170,7 +170,7 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
         columns.append(Column(f"within {price:g}x", cells, left=False))
     columns += figures(least, paid)
     panel = Panel("one step", name, "ns", rows, column, "step_ns", figure_of(column).unit)
-    tries = f"Tried were capacities of {tier} from the least that any plan needs to what all needs at once"
+    tries = f"hosim tried capacities of {tier} from the least that any plan needs to what all needs at once"
     bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again." if floors else ""
     premise = f"{tries}; within so many times compute.{bounds}"
     sentences = [*_prices(costs, name, column), *_costs_at_ends(fronts, name, paid), premise]
@@ -229,8 +229,8 @@ def crossover_view(rows: Rows, tried: Rows, names: Sequence[str], question: Ques
     answer = f"Over {question.field}, {where}."
     if len(rows) == 1:
         answer = f"{listed(names)} do not swap between {question.field} {low} and {high}: {_faster(rows[0], names)}."
-    tries = f"Tried were {len(tried) // 2} {question.size} from {low} to {high}"
-    premise = f"{tries}; between two with the same answer there may be more turns."
+    tries = f"hosim tried {len(tried) // 2} {question.size} from {low} to {high}"
+    premise = f"{tries}; between two with the same answer there may be more crossovers."
     return SweepView(title, [Section(columns=columns)], [answer, premise], [_steps_over(tried, question)])
 
 
@@ -270,7 +270,7 @@ def limits_view(rows: Rows, usual: Mapping[str, int], tried: int, capped: Sequen
     columns.append(Column("value", (_short(row["value"]) for row in rows), left=False))
     columns += figures(rows, ("origin", "step_ns"))
     columns.append(Column("with 10 % more", (signed(0.1 * row["elasticity"]) for row in rows), left=False))
-    premise = f"Tried were {tried} figures of the machine, each with 10 % more of it and with plans made anew"
+    premise = f"hosim tried {tried} figures of the machine, each with 10 % more of it and with plans made anew"
     idle = [f"{premise}; those not listed change no step."] if usual else []
     return SweepView(title, [Section(columns=columns)], [*_strongest(rows, usual), *capped, *idle, *_assumed(rows)])
 
@@ -296,6 +296,6 @@ def _assumed(rows: Rows) -> Iterator[str]:
     strong = sorted((row for row in rows if abs(row["elasticity"]) >= _LEAST), key=lambda row: -abs(row["elasticity"]))
     for origin in ("assumed", "fitted"):
         if names := [*dict.fromkeys(row["figure"] for row in strong if row["origin"] == origin)]:
-            yield f"The answer hangs on {counted(len(names), f'{origin} figure')}: {listed(names)}."
+            yield f"The answer depends on {counted(len(names), f'{origin} figure')}: {listed(names)}."
     if strong and all(row["origin"] in ("cited", "mine") for row in strong):
-        yield "The answer hangs on no assumed figure by 0.05 % or more."
+        yield "The answer depends on no assumed figure by 0.05 % or more."

@@ -142,7 +142,7 @@ class Question(Part):
             return stated
         with in_field(key):
             whole = parse(stated, self.unit or "B")  # refuses a number without a unit
-            require(1 <= whole < math.inf, "what is tried is at least 1 and has an end", repr(stated), do="correct it")
+            require(1 <= whole < math.inf, "what is tried is at least 1 and finite", repr(stated), do="correct it")
         return int(whole)
 
     def written(self, value: int | float | None) -> str:
@@ -157,7 +157,7 @@ class Question(Part):
         must, do = f"at_most is at least {least}, the least multiple that is tried", "raise it, or lower multiple_of"
         require(self.values, must, self.written(self.read("at_most")), "at_most", do=do)
         with in_field("slowdown"):
-            must, shortest = "a step is held to more than 0x of another one", min(self.limits)
+            must, shortest = "a limit on a step is more than 0x of another one", min(self.limits)
             require(shortest > 0, must, f"{shortest:g}x", "slowdown", do="write such as 1.01x")
 
 
@@ -234,7 +234,7 @@ class Frontier(Question):
     """
 
     key: ClassVar[str] = "frontier"
-    assurance: ClassVar[str] = ", as was tried beside each answer"
+    assurance: ClassVar[str] = ", and tried that beside each answer"
     further: ClassVar[tuple[str, str]] = ("lower --at-least", "raise --at-most")
     at_most: str | int | float | None = None
     at_least: str | int | float | None = None
@@ -286,7 +286,7 @@ class Frontier(Question):
             if self.unit == "x":
                 return float(ratio(stated))
             value = stated if self.unit is None else parse(stated, self.unit)
-            must, do = "what is searched is a number above 0 that has an end", "say where to look: at_least and at_most"
+            must, do = "what is searched is a finite number above 0", "say where to look: at_least and at_most"
             is_number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
             require(is_number, must, repr(stated), do=do)
         return value

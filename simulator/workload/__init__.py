@@ -205,7 +205,7 @@ class Workload(Document):
                 do = "remove it; parallel.expert says how experts lie on ranks"
                 usual = getattr(part, key) == Experts.model_fields[key].default
                 require(usual, must, key, "model", "feed_forward", key, do=do)
-        must, found = "what is kept of a weight is said once", "optimizer and dtypes.optimizer_bytes_per_parameter"
+        must, found = "the states of a weight are stated once", "optimizer and dtypes.optimizer_bytes_per_parameter"
         once = self.optimizer is None or "optimizer_bytes_per_parameter" not in self.dtypes.model_fields_set
         require(once, must, found, "optimizer", do="remove one of them")
         kept = (self.lora or self.frozen) and self.parallel.zero_stage < 3

@@ -194,7 +194,7 @@ def test_where_the_range_ends_the_answer_is_at_most_that(hosim, story):
     done = hosim("frontier", story, *asked, "stall <= 99 %", "--at-least", "10 GB/s")
     assert "10 GB/s or less" in done.out
     assert "the least that was tried; lower --at-least to go on." in done.out
-    assert "what fits is taken to fit with more, too, as was tried beside each answer." in done.out
+    assert "it assumed that what fits also fits with more, and tried that beside each answer." in done.out
     done = hosim("frontier", story, *asked, "stall <= 0.1 %", "--at-most", "1 GB/s", "--at-least", "0.5 GB/s")
     assert (done.code, done.err) == (1, "hosim: no row has an answer\n")
     assert "static meets stall <= 0.1 % with no links.*.bandwidth that was tried" in done.out
@@ -202,7 +202,7 @@ def test_where_the_range_ends_the_answer_is_at_most_that(hosim, story):
         "bound: no plan that runs each op once meets stall <= 0.1 % with any links.*.bandwidth that was tried"
         in done.out
     )
-    assert done.out.endswith("what fits is taken to fit with more, too.\n")  # there was no answer to try beside
+    assert done.out.endswith("it assumed that what fits also fits with more.\n")  # there was no answer to try beside
     done = hosim("frontier", story, *asked, "stall <= 99 %", "--of", "links.h2d.channels")
     assert "static meets stall <= 99 % with links.h2d.channels 1, the least there is." in done.out
 

@@ -75,7 +75,7 @@ def test_it_is_told_and_written(hosim, story, tmp_path):
     done = hosim("limits", story, "--policy", "static", "--workers", 1, "--out", tmp_path / "out")
     assert done.code == 0
     assert "static takes" in done.out
-    assert "The answer hangs on 3 assumed figures: tiers.hbm.bandwidth" in done.out
+    assert "The answer depends on 3 assumed figures: tiers.hbm.bandwidth" in done.out
     assert {"summary.json", "report.html"} <= {path.name for path in (tmp_path / "out").iterdir()}
 
 
@@ -114,7 +114,7 @@ def test_an_answer_that_hangs_on_cited_figures_alone_says_so():
     rows = [{"policy": "a", "figure": "x", "value": 1, "origin": "cited", "step_ns": 9, "elasticity": -0.5}]
     assert (
         limits_view(rows, {"a": 10}, 1, [], "").sentences[-1]
-        == "The answer hangs on no assumed figure by 0.05 % or more."
+        == "The answer depends on no assumed figure by 0.05 % or more."
     )
     fitted = [{**rows[0], "origin": "fitted"}]
-    assert limits_view(fitted, {"a": 10}, 1, [], "").sentences[-1] == "The answer hangs on 1 fitted figure: x."
+    assert limits_view(fitted, {"a": 10}, 1, [], "").sentences[-1] == "The answer depends on 1 fitted figure: x."

@@ -137,7 +137,7 @@ def test_what_is_wrong_is_one_message_before_anything_runs(hosim, scenario, aske
 def test_an_axis_that_is_said_twice_is_a_wrong_option(hosim, scenario):
     result = hosim("sweep", scenario, "--grid", f"{BANDWIDTHS}=8 GB/s", "--grid", f"{BANDWIDTHS}=9 GB/s")
     assert result.code == 2
-    assert "an axis is said once" in result.err
+    assert "an axis is given once" in result.err
 
 
 def test_a_grid_without_values_is_a_wrong_option(hosim, scenario):

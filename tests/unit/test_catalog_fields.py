@@ -34,7 +34,7 @@ def refused_box(change, by=""):
         (
             "64 GB",
             "-64 GB",
-            "box.yaml:7, tiers.hbm.capacity: a size is at least 0 B and below 2^63, found '-64 GB'; 'inf' is no limit",
+            "box.yaml:7, tiers.hbm.capacity: a size is at least 0 B and below 2^63, found '-64 GB'; 'inf' means no limit",
         ),
         (
             "64 GB",

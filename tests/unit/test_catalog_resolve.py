@@ -81,7 +81,7 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
     said = refusal(catalog.resolve, "tiny_train_910c", {"workload.optimizer.knd": "muon"})
     assert "set, workload.optimizer.knd: only known keys stand here" in said
     said = refusal(catalog.resolve, "tiny_train_910c", {"workload.optim*.kind": "muon"})
-    assert "after 'optimizer' nothing stands" in said
+    assert "after 'optimizer' there is no field" in said
     said = refusal(catalog.resolve, "tiny_train_910c", {"workload.lora.targets": ["attn.*"]})
     assert "the key 'rank' is needed here" in said
 
@@ -111,7 +111,7 @@ def test_a_section_that_is_left_out_can_be_set_and_null_leaves_a_key_out(folder)
             "1 GB/s",
             (
                 "set, links.d2h.bandwidth.rate: a change names a field of the hardware, found 'links.d2h.bandwidth.rate'; "
-                "after 'links.d2h.bandwidth' nothing stands"
+                "after 'links.d2h.bandwidth' there is no field"
             ),
         ),
         (

@@ -208,7 +208,7 @@ def test_a_tier_may_be_read_only():
         (
             {"tiers": {"hbm": {"capacity": "-1 GB", "bandwidth": "1 TB/s"}}},
             "tiers.hbm.capacity",
-            "a size is at least 0 B and below 2^63, found '-1 GB'; 'inf' is no limit",
+            "a size is at least 0 B and below 2^63, found '-1 GB'; 'inf' means no limit",
         ),
         (
             {"links": {"d2h": {"source": "hbm", "target": "ddr", "bandwidth": "0 B/s"}}},

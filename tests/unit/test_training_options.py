@@ -482,7 +482,7 @@ def refusal(**more: Any) -> str:
 
 def test_what_contradicts_itself_is_refused() -> None:
     said = refusal(optimizer={"kind": "lion"}, dtypes={"optimizer_bytes_per_parameter": 12})
-    assert said.startswith("what is kept of a weight is said once, found optimizer and dtypes.optimizer_bytes")
+    assert said.startswith("the states of a weight are stated once, found optimizer and dtypes.optimizer_bytes")
     assert refusal(checkpoint={"layers": [3]}).startswith("layers are numbered from 0 to 2, found 3")
     assert refusal(optimizer={"kind": "sgd", "states": "bf16"}).startswith("sgd has no states in other data types")
     for key, value in {
