@@ -111,7 +111,7 @@ def _claim(loaded: Loaded) -> Claim:
 def _read_predicted(loaded: Loaded, name: str) -> Loaded:
     """Read a scenario that runs with the settings that another one selects."""
     other = catalog.resolve(catalog.path_of(name, "scenario", loaded.scenario_dir))
-    must = "what is predicted is another scenario, which prints numbers that ours are held against"
+    must = "what is predicted is another scenario, which prints numbers to compare ours with"
     place, is_other = loaded.place("claim", "predicts"), other.scenario.name != loaded.scenario.name
     insist(is_other and _has_printed(other), place, must, repr(name), "drop it, or add printed there")
     return other
@@ -137,7 +137,7 @@ def _selection(loaded: Loaded, points: ShownRows) -> list[dict[str, Any]]:
 def _choices(loaded: Loaded) -> tuple[tuple[Axis, ...], list[Point]]:
     """Return an axis for each choice of a claim, and all settings."""
     choices, where = _claim(loaded).choices, loaded.place("claim", "choices")
-    must = "a claim lists choices, and prints numbers that ours are held against"
+    must = "a claim lists choices, and prints numbers to compare ours with"
     do = "list them under claim: choices, with their values, and add printed to an expectation"
     insist(choices and _has_printed(loaded), loaded.place("claim"), must, "none", do)
     places = [loaded.place("claim", "choices", str(index)) for index in range(len(choices))]

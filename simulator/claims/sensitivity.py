@@ -89,7 +89,7 @@ def _studies(loaded: Loaded) -> list[Study]:
         turned = None if unstated.options else _turns  # nothing lies between two names
         points = [(value,) for value in unstated.options or (taken, *spread)]
         studies.append(Study(loaded, figures, (axis,), points, unstated.tried, turned, about, is_strict=True))
-    rule = "a claim leaves parameters open, and prints numbers that ours are held against"
+    rule = "a claim leaves parameters open, and prints numbers to compare ours with"
     do = "list parameters under claim: unstated, with a range or values each, and add printed to an expectation"
     is_whole, lacking = studies and compared_to_printed(loaded), "no number" if studies else "no parameter"
     insist(is_whole, loaded.place("claim"), rule, lacking, do)
@@ -246,7 +246,7 @@ def screened(study: Study, workers: int, progress: Progress | None) -> Study:
     peaks = [expected for expected in compared_to_printed(loaded) if expected.column == column and not expected.over]
     peaks = [held_to_printed(peak) for peak in peaks if peak.figure in claim.selects]
     still = [peak for peak in peaks if peak.figure == claim.screens and rows[peak.row].policy == "resident"]
-    rule = f"what screens is one of selects, and {column} of one row of the policy resident, at inference"
+    rule = f"a screening figure is one of selects: {column} of one row with the policy resident, at inference"
     is_inference, do = loaded.workload.phase in ("prefill", "decode"), "name such a figure, or remove screens"
     insist(len(still) == 1 and is_inference, loaded.place("claim", "screens"), rule, repr(claim.screens), do)
     least, most = ((1 + sign * still[0].within) * float(still[0].ends("printed")[0]) for sign in (-1, 1))

@@ -216,7 +216,7 @@ def _graph(path: Path, trace: _Trace, views: Views) -> Graph:
         for access in (*op.reads, *op.writes):
             if sizes.get(access.storage) != access.size_bytes:
                 where, found = f"{path}: op {op.id} ({op.name})", f"{access.size_bytes:,} B of {access.storage}"
-                must, do = "an op accesses storages as large as they are", "add the storage, or correct the op"
+                must, do = "an op's accesses have the sizes of their storages", "add the storage, or correct the op"
                 raise ConfigError(where, must, found, do)
         reads, writes = ([names[access.storage] for access in accessed] for accessed in (op.reads, op.writes))
         if views == "reads" and VIEW.fullmatch(op.name.partition(".")[0]):

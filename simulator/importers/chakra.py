@@ -177,7 +177,7 @@ def _load(path: Path, derived: list[str]) -> dict[int, _Node]:
             index += 1
     except (ValueError, IndexError) as error:
         found = str(error) if isinstance(error, ValueError) else "one that breaks off"
-        must, do = "a Chakra trace is of messages behind their lengths", "record it again, or choose another file"
+        must, do = "a Chakra trace is of length-delimited messages", "record it again, or choose another file"
         raise ConfigError(f"{where}: message {index}", must, found, do) from None
     return nodes
 

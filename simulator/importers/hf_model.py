@@ -195,7 +195,7 @@ def _grouped_query_attention(c: Config, hidden: int) -> dict[str, Any]:
 
 
 def _latent_attention(c: Config) -> dict[str, Any]:
-    must, do = "biases of latent attention are not built", "set it to false, if they do not matter"
+    must, do = "hosim builds latent attention without biases", "set it to false, if they do not matter"
     insist(not c.flag("attention_bias"), f"{c.where}, attention_bias", must, "true", do)
     c.used |= {"num_key_value_heads", "head_dim"}  # each head has its own key, whose width other keys state
     part: dict[str, Any] = {"kind": "mla", **c.counts("mla", "model.attention")}

@@ -77,7 +77,7 @@ class Search:
         self._where = partial(catalog.place_asking, loaded, question.key, asked)
         rows = [row.row for row in loaded.scenario.policies]
         names = tuple(dict.fromkeys([*rows, COMPUTE, *POLICIES, *[FASTEST] * self.grows]))
-        rule, do = "steps are held against those of a row, or against compute", nearest(question.over, names)
+        rule, do = "steps are compared with those of a row, or with compute", nearest(question.over, names)
         insist(question.over in names, self._where("over"), rule, repr(question.over), do)
         self._documents = loaded.without_questions()
         self.base = catalog.unfixed(self._documents, question)

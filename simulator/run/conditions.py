@@ -172,7 +172,7 @@ class Once:
             If it has several ranks.
         """
         case = prepare(self.loaded)
-        rule, do = "what is planned once is of one rank", "run one rank's slice of the workload"
+        rule, do = "a case that is planned once has one rank", "run one rank's slice of the workload"
         insist(case.job.ranks == 1, case.job.name, rule, f"{case.job.ranks}", do)
         return case
 

@@ -86,7 +86,7 @@ def axis(key: str, asked: Values, kind: str = "grid") -> tuple[Axis, list[Any]]:
     units = {unit_of(value) for value in listed}
     unit = units.pop() if len(units) == 1 and "inf" not in listed else None
     values = [parse(value, unit) if unit else _plain(value) for value in listed]
-    rule, do = "values of an axis differ", "leave one of them out"
+    rule, do = "the values of an axis are distinct", "leave one of them out"
     insist(kind == "list" or len(set(values)) == len(values), where, rule, repr(asked), do)
     return Axis(key, (key,), where, unit), values
 
@@ -311,7 +311,7 @@ def _axes_and_points(study: StudyDocument, where: str, at_most: int) -> Grid:
     crossed = [axis(key, values) for key, values in study.grid.items()]
     listed = [axis(key, values, "list") for key, values in study.list_.items()]
     lengths = {len(values) for _, values in listed} or {1}
-    rule, do = "each field of a list has as many values", "list as many values everywhere"
+    rule, do = "the fields of a list are equally long", "list as many values everywhere"
     insist(len(lengths) == 1, f"{where}, list", rule, " and ".join(map(str, sorted(lengths))), do)
     cells = math.prod([*(len(values) for _, values in crossed), *lengths, sample.size if sample else 1])
     rule = f"at most {at_most:,} cells are run unless more are asked for"

@@ -254,7 +254,7 @@ class _Measuring:
                 self._pace.tell()
                 yield (study, point), rows
         if lost and (len(lost) == len(new) or any(self._studies[study].is_strict for study, _ in lost.values())):
-            must = "a process lives until it has measured its points"
+            must = "a process survives until it has measured its points"
             do = "see whether memory is short, and use fewer; a script calls it under if __name__ == '__main__':"
             raise HosimError("workers", must, f"{len(lost)} that died", do)
         yield from ((task, [{"status": "failed", "notes": _LOST}]) for task in lost.values())

@@ -284,7 +284,7 @@ def _left_bytes(loaded: Loaded, graph: Graph, tier: str) -> float:
         budget = loaded.scenario.budget_bytes
         left -= 0 if budget is None else loaded.hardware.tiers[tier].usable_bytes - budget
         left -= int(live_bytes(graph).max()) - lasting.total()
-        rule = "with weights at home elsewhere, the room for KV blocks in the compute tier is said"
+        rule = "with homes of weights in other tiers, the room for KV blocks in the compute tier is stated"
         is_said = stated is not None or lasting.total() == lasting[compute_tier]
         insist(is_said, loaded.place("kv_tiers", tier), rule, "none", "add it")
     if stated is None:

@@ -440,6 +440,6 @@ def test_where_no_setting_has_the_peak_nothing_runs(tmp_path):
 def test_what_screens_is_a_peak_of_what_moves_nothing_and_selects(monkeypatch, tmp_path, old, new):
     monkeypatch.setattr("simulator.claims.choices.judged_setting", None)
     with pytest.raises(
-        ConfigError, match=r"claim\.screens: what screens is one of selects, and peak_hbm_bytes of one row"
+        ConfigError, match=r"claim\.screens: a screening figure is one of selects: peak_hbm_bytes of one row"
     ):
         hosim_api.enumerate_choices([deployment(tmp_path, (old, new))])

@@ -292,7 +292,7 @@ def test_what_is_no_condition_is_refused(laid, text):
         (("--of", WIRE, "--such-that", "stahl <= 1 %"), "--such-that: what is asked for is a figure of the table"),
         (("--of", WIRE, "--at-most", "3 parsecs"), "--at-most: a rate is"),
         (("--of", WIRE, "--at-most", "1 GB/s", "--at-least", "2 GB/s"), "--at-most: at_most is more than at_least"),
-        (("--of", WIRE, "--over", "nobody"), "--over: steps are held against those of a row"),
+        (("--of", WIRE, "--over", "nobody"), "--over: steps are compared with those of a row"),
         ((), "say what is searched"),
         (("--pareto", "--such-that", STALL), "--pareto asks for all amounts"),
         (("--pareto", "--of", "cost"), "--of: what is asked for is a figure of the table, found 'cost'"),

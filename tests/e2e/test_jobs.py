@@ -208,7 +208,7 @@ def test_plans_that_hosim_plan_writes_for_several_graphs_run_again(tmp_path, req
 
 
 def test_robust_is_about_one_rank(tmp_path):
-    with pytest.raises(ConfigError, match="what is planned once is of one rank"):
+    with pytest.raises(ConfigError, match="a case that is planned once has one rank"):
         hosim.robustness(written(tmp_path, "data: 2"))
 
 

@@ -86,7 +86,7 @@ def test_what_is_asked_in_the_call_wins_over_the_study(study):
     [
         ("", "a study varies something"),
         (f"grid: {{{LINK}: [1 GB/s]}}\nlist: {{{LINK}: [2 GB/s]}}\n", "a field varies in one way"),
-        (f"list: {{{STEPS}: [1, 2], {LINK}: [2 GB/s]}}\n", "each field of a list has as many values, found 1 and 2"),
+        (f"list: {{{STEPS}: [1, 2], {LINK}: [2 GB/s]}}\n", "the fields of a list are equally long, found 1 and 2"),
         ("sample: {size: 4}\n", "a sample draws something"),
         (f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: norm, scale: 1 us, c: 0.5}}}}}}\n", "c is of triang"),
         (f"sample: {{size: 4, of: {{{LATENCY}: {{distribution: lognorm, scale: 1 us}}}}}}\n", "lognorm without it"),

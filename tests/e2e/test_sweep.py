@@ -323,7 +323,7 @@ def test_a_point_whose_process_dies_twice_is_a_row(scenario):
     assert [row["number"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["status"] for row in rows] == ["ok", "ok", "ok", "failed", "ok"]
     assert rows[3]["notes"].startswith("its process died, twice")
-    with pytest.raises(HosimError, match="a process lives until it has measured its points, found 1 that died"):
+    with pytest.raises(HosimError, match="a process survives until it has measured its points, found 1 that died"):
         measured([strict(scenario, is_strict=True)], workers=2)
 
 

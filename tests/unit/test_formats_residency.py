@@ -106,14 +106,14 @@ def test_what_is_in_it_is_told(path):
         (
             lambda r: r["ops"][3]["reads"].append(access(5)),
             (
-                ": op 3 (add_.Tensor): an op accesses storages as large as they are, found 100 B of 5; add the storage, or "
+                ": op 3 (add_.Tensor): an op's accesses have the sizes of their storages, found 100 B of 5; add the storage, or "
                 "correct the op"
             ),
         ),
         (
             lambda r: r["ops"][3]["reads"].append(access(9, 51)),
             (
-                ": op 3 (add_.Tensor): an op accesses storages as large as they are, found 51 B of 9; add the storage, or "
+                ": op 3 (add_.Tensor): an op's accesses have the sizes of their storages, found 51 B of 9; add the storage, or "
                 "correct the op"
             ),
         ),

@@ -522,7 +522,7 @@ def test_options_that_do_not_suit_are_refused(options: dict[str, Any], message: 
         (TINY | {"layer_types": ["spiral"] * 4}, "a type of layer is known, found 'spiral'"),
         (TINY | {"layer_types": "full"}, "this is a list of one kind of value"),
         (kind("mixtral", **EXPERTS | {"num_experts_per_tok": 9}), "top_k is at most routed, found 9 and 8"),
-        (kind("deepseek_v3", **LATENT, attention_bias=True), "biases of latent attention are not built"),
+        (kind("deepseek_v3", **LATENT, attention_bias=True), "hosim builds latent attention without biases"),
     ],
 )
 def test_what_cannot_be_read_is_refused(config: Any, message: str, folder: Path) -> None:

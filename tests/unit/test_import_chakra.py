@@ -215,7 +215,7 @@ def test_other_versions_are_refused(tmp_path, version):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\x01", "message 0: a Chakra trace is of messages behind their lengths, found one that breaks off"),
+        (b"\x01", "message 0: a Chakra trace is of length-delimited messages, found one that breaks off"),
         (varint(10**9) + b"x", "message 0: .* found one that breaks off"),
         (b"\xff" * 20, "message 0: .* found a number without end"),
         (b"\x01\x0b", "message 0: .* found (a field of wire type 3|one that breaks off)"),
