@@ -75,11 +75,14 @@ _FORMATS = {
 _DOCUMENTS = {
     "hardware": (
         "A machine",
-        "`hardware_profiles/*.yaml`, and files of your own that `hardware:` of a scenario names.",
+        "`hardware_profiles/*.yaml`, and your own files, which the key `hardware:` of a scenario names.",
     ),
-    "workload": ("A workload", "`workloads/*.yaml`, and files of your own that `workload:` of a scenario names."),
-    "scenario": ("A scenario", "`scenarios/**/*.yaml`, and files of your own that `hosim run` is given."),
-    "study": ("A study", "`studies/*.yaml`, and files of your own that `hosim sweep` is given."),
+    "workload": (
+        "A workload",
+        "`workloads/*.yaml`, and your own files, which the key `workload:` of a scenario names.",
+    ),
+    "scenario": ("A scenario", "`scenarios/**/*.yaml`, and your own files, for `hosim run FILE`."),
+    "study": ("A study", "`studies/*.yaml`, and your own files, for `hosim sweep FILE`."),
 }
 
 
@@ -96,11 +99,11 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
 def commands() -> str:
     """Every command with its help, as a wide terminal prints it."""
     exits = (
-        "Exit codes: 0; 1 if an expectation fails, something moved, or what is named is wrong (a file, a policy, a "
-        "field, a value; nothing has run then); 2 if an option or an argument is; 130 for an "
-        "interrupt (Ctrl-C, SIGTERM, a closed terminal, a limit on processor time), or 128 and the number of "
-        "the signal (143 of SIGTERM) if it comes while an error is told. What was to be written is then complete, and "
-        "named, or absent."
+        "Exit codes: 0: success; 1: an expectation fails, something moved, or a file, policy, field or value that was "
+        "named is wrong (nothing has run then); 2: wrong options or arguments; 130: an "
+        "interrupt (Ctrl-C, SIGTERM, a closed terminal, a limit on processor time), or 128 plus the number of "
+        "the signal (143 for SIGTERM) if it comes while an error is being printed. After an interrupt the output is "
+        "either complete, and named, or absent."
     )
     parts = [f"# Commands\n\n{_MADE}\n\n{exits}\n"]
     root = command.make_context("hosim", ["list"], terminal_width=_WIDTH, max_content_width=_WIDTH)
@@ -154,7 +157,8 @@ def policies() -> str:
 def documents() -> str:
     """Every key of the YAML documents, from their JSON Schemas."""
     about = (
-        "Four documents, each with a schema that editors complete and check by: `hosim schema KIND`. Quantities are "
+        "The four kinds of documents. `hosim schema KIND` prints the JSON Schema of each, with which editors complete "
+        "and check the YAML. Quantities are "
         "text with a unit (`64 GB`, `33.6 GB/s`, `3 us`); `GB` is 10^9 bytes, `GiB` is 2^30. Unknown keys are refused."
     )
     parts = [f"# YAML documents\n\n{_MADE}\n\n{about}\n"]

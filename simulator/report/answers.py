@@ -19,7 +19,7 @@ _ENDS = "from", "to"
 
 
 def is_bound(row: Row) -> bool:
-    """Whether a row is a bound that no plan beats, not a policy."""
+    """Tell whether a row is a bound that no plan beats, not a policy."""
     return row["policy"] in BOUNDS
 
 
