@@ -103,8 +103,8 @@ def write(
 class Told:
     """Iterations that take 100 ns for a token that is decoded, 10 for one that is read, and 1 for one copied in."""
 
-    def __init__(self, further=()):
-        self.works, self.further = [], further
+    def __init__(self, reaches=()):
+        self.works, self.reaches = [], reaches
 
     def of(self, work):
         self.works.append(work)

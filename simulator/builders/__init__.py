@@ -12,7 +12,15 @@ from functools import partial
 from pathlib import Path
 
 from simulator.builders import inference, stage
-from simulator.builders.inference import CachedLayers, Iteration, decoder_of, further, iteration, kept, least_iteration
+from simulator.builders.inference import (
+    CachedLayers,
+    Iteration,
+    cached_layers,
+    decoder_of,
+    iteration,
+    least_iteration,
+    limited_reaches,
+)
 from simulator.builders.weights import Laid, lay
 from simulator.errors import ConfigError, insist
 from simulator.graph import LARGEST_RUN, Graph, Job, check_run
@@ -20,8 +28,8 @@ from simulator.layout import Weight
 from simulator.workload import Model, Parallel, Workload
 
 __all__ = [
-    "CachedLayers", "Iteration", "build_job", "check", "decoder_of", "further", "iteration", "kept", "layouts",
-    "least_iteration", "weight_bytes",
+    "CachedLayers", "Iteration", "build_job", "cached_layers", "check", "decoder_of", "iteration", "layouts",
+    "least_iteration", "limited_reaches", "weight_bytes",
 ]  # fmt: skip
 
 ReadGraph = Callable[[Path], Graph]

@@ -172,7 +172,7 @@ class CachedLayers(NamedTuple):
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
-def kept(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
+def cached_layers(model: DecoderModel, kv_bytes: int) -> tuple[CachedLayers, ...]:
     """Return what a sequence keeps in the layers of a model, with elements of `kv_bytes` bytes in the KV cache."""
     by_reach = Counter[Reach]()
     for (part, _), layers in model.kinds.items():
@@ -189,7 +189,7 @@ def _kept_bytes(attention: Attention, kv_bytes: int) -> int:
     return token_bytes * attention.views + compressed_bytes
 
 
-def further(model: DecoderModel) -> tuple[Reach, ...]:
+def limited_reaches(model: DecoderModel) -> tuple[Reach, ...]:
     """Return the reaches of a model's attention, without the one that has all tokens."""
     reaches = (reach for part, _ in model.kinds for reach in Reach.all_of(part))
     return tuple(dict.fromkeys(reach for reach in reaches if reach != Reach()))
@@ -207,7 +207,7 @@ class Iteration(NamedTuple):
     answers
         Number of sequences that get a token.
     near
-        For each `further` reach of the model, `context`, `cached` and `pairs` within it. For linear attention: the
+        For each of `limited_reaches` of the model, `context`, `cached` and `pairs` within it. For linear attention: the
         number of parts of prompts, of those that go on, and of pairs of their tokens that attend in blocks.
     loads
         Tier -> tokens that are copied in from there, in the layers of each reach (`kept`).
@@ -226,12 +226,12 @@ class Iteration(NamedTuple):
     stores: tuple[tuple[tuple[str, str], tuple[int, ...]], ...] = ()
 
 
-def loaded(tier: str) -> str:
+def loaded_name(tier: str) -> str:
     """Return the last part of the names of tensors with the tokens that are copied in from a tier."""
     return f"kv.from.{tier}"
 
 
-def stored(source: str, target: str) -> str:
+def stored_name(source: str, target: str) -> str:
     """Return the last part of the names of tensors with the tokens that are copied from one tier to another."""
     return f"{source}.to.{target}"
 
@@ -252,7 +252,7 @@ def decoder_of(workload: Workload) -> DecoderModel:
 
 def least_iteration(workload: Workload) -> Iteration:
     """Return the least iteration of a workload with requests: one sequence adds a token to one."""
-    return Iteration(decoding=1, context=1, answers=1, near=((1, 1, 1),) * len(further(decoder_of(workload))))
+    return Iteration(decoding=1, context=1, answers=1, near=((1, 1, 1),) * len(limited_reaches(decoder_of(workload))))
 
 
 def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
@@ -268,11 +268,11 @@ def iteration(workload: Workload, work: Iteration, room_bytes: int) -> Graph:
         Room of the KV cache of all layers in the compute tier, less what leaves it [B].
     """
     laid, kv_bytes, rows = lay(workload, decoder_of(workload)), workload.dtypes.kv_bytes, work.decoding + work.reading
-    groups, t = kept(laid.model, kv_bytes), Tape(laid, rows=rows)
+    groups, t = cached_layers(laid.model, kv_bytes), Tape(laid, rows=rows)
     t.phase, layers, reaches = "prefill" if work.reading else "decode", [*laid.layers], [part.reach for part in groups]
     coming = sum(group.token_bytes * n for _, tokens in work.loads for group, n in zip(groups, tokens, strict=True))
-    copied = [(loaded(tier), tokens) for tier, tokens in work.loads]
-    copied += [(stored(*way), tokens) for way, tokens in work.stores]
+    copied = [(loaded_name(tier), tokens) for tier, tokens in work.loads]
+    copied += [(stored_name(*way), tokens) for way, tokens in work.stores]
     for t.block in layers:
         name, group = cache_name(t.attention), reaches.index(Reach.of(t.attention))
         t.declare(t.name(name), max(0, room_bytes - coming) // len(layers), "kv_cache")
@@ -305,8 +305,8 @@ def _attend_apart(t: Tape, work: Iteration, x: str) -> str:
     x, attention, phase, rows = t.norm("norm1", x), t.attention, t.phase, t.rows
     inputs, out = attention_inputs(t, x), t.of_heads("attn.core.out", attention.width)
     cached, gates = t.name(cache_name(attention)), t.linear("attn.gate", x) if attention.sparse else ""
-    coming = [name for name in (t.name(loaded(tier)) for tier, _ in work.loads) if name in t.held]
-    reach, near = Reach.of(attention), dict(zip(further(t.model), work.near, strict=True))
+    coming = [name for name in (t.name(loaded_name(tier)) for tier, _ in work.loads) if name in t.held]
+    reach, near = Reach.of(attention), dict(zip(limited_reaches(t.model), work.near, strict=True))
     of_all = (work.context, work.cached, work.pairs)
 
     def adding(reach: Reach) -> tuple[int, int]:

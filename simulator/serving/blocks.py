@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from simulator.builders import CachedLayers, Iteration, decoder_of, further, iteration, kept
+from simulator.builders import CachedLayers, Iteration, cached_layers, decoder_of, iteration, limited_reaches
 from simulator.catalog import Loaded
 from simulator.errors import ConfigError, insist
 from simulator.graph import Graph
@@ -224,7 +224,7 @@ class Rooms(NamedTuple):
 
 def groups_of(loaded: Loaded) -> tuple[CachedLayers, ...]:
     """Return the model's groups of layers, by the tokens that they keep of a sequence."""
-    return kept(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
+    return cached_layers(decoder_of(loaded.workload), loaded.workload.dtypes.kv_bytes)
 
 
 def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
@@ -251,7 +251,7 @@ def rooms(loaded: Loaded, requests: Sequence[Request]) -> Rooms:
     rule, do = "tiers that keep blocks are named from the compute tier down", f"name {compute_tier} first"
     insist(first == compute_tier or compute_tier not in kept_in, where, rule, f"{compute_tier} after {first}", do)
     decoding, longest_prompt = min(asked.max_sequences, len(requests)), max(request.prompt for request in requests)
-    near = ((1, 1, 1),) * len(further(decoder_of(loaded.workload)))
+    near = ((1, 1, 1),) * len(limited_reaches(decoder_of(loaded.workload)))
     fullest = Iteration(decoding, 1, asked.max_tokens - decoding, longest_prompt, longest_prompt, decoding, near)
     graph = iteration(loaded.workload, fullest, 0)
     left_bytes = [_left_bytes(loaded, graph, tier) for tier in names]

@@ -41,10 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import metrics
-from simulator.builders import Iteration, decoder_of, further, iteration, least_iteration
-from simulator.builders.inference import cache_name
-from simulator.builders.inference import loaded as loaded_name
-from simulator.builders.inference import stored as stored_name
+from simulator.builders import Iteration, decoder_of, iteration, least_iteration, limited_reaches
+from simulator.builders.inference import cache_name, loaded_name, stored_name
 from simulator.builders.tape import read_experts
 from simulator.builders.weights import blocks
 from simulator.catalog import Loaded
@@ -177,7 +175,7 @@ class Replays:
 
     Attributes
     ----------
-    further
+    reaches
         Reaches that iterations count besides all tokens: see `simulator.builders.Iteration`.
     """
 
@@ -185,7 +183,7 @@ class Replays:
         self._loaded, self._row, self._room_bytes, self._exact = loaded, row, room_bytes, exact
         self._asked, self._groups, self._problem = requests_of(loaded), groups_of(loaded), _smallest(loaded).problem
         self._sizes = [group.block_bytes(self._asked.block) for group in self._groups]
-        self.further = further(decoder_of(loaded.workload))
+        self.reaches = limited_reaches(decoder_of(loaded.workload))
         self._shapes: dict[tuple[bool, ...], _Shape] = {}
         self._replayed = cache(self._replay)
 

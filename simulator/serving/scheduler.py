@@ -87,8 +87,8 @@ class Work(NamedTuple):
     loads: Mapping[tuple[str, int], int] = {}
     stores: Mapping[tuple[tuple[str, str], int], int] = {}
 
-    def iteration(self, block: int, groups: int = 1, further: Sequence[Reach] = ()) -> Iteration:
-        """Return its numbers for a builder, given the tokens per block, the groups of layers, and further reaches."""
+    def iteration(self, block: int, groups: int = 1, reaches: Sequence[Reach] = ()) -> Iteration:
+        """Return its numbers for a builder, given tokens per block, groups of layers, and the limited reaches."""
         ends = sum(served.cached + new == served.request.prompt for served, new in self.parts)
         return Iteration(
             decoding=len(self.decoding),
@@ -97,7 +97,7 @@ class Work(NamedTuple):
             cached=sum(served.cached for served, _ in self.parts),
             pairs=sum(new * served.cached + new * (new + 1) // 2 for served, new in self.parts),
             answers=len(self.decoding) + ends,
-            near=tuple(map(self._within, further)),
+            near=tuple(map(self._within, reaches)),
             loads=_tokens(self.loads, groups, block),
             stores=_tokens(self.stores, groups, block),
         )

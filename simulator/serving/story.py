@@ -97,7 +97,7 @@ def serve_row(
     progress
         Called after each iteration with the number of requests that have left.
     """
-    scheduler, further = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups), replays.further
+    scheduler, reaches = Scheduler(Tiers(rooms, asked.block), asked, rooms.groups), replays.reaches
     story = Story(policy, rooms.names, [Served(*numbered) for numbered in enumerate(requests)])
     arrived = left = 0
     while story.status == "ok":
@@ -116,7 +116,7 @@ def serve_row(
         if not works:
             story.end_ns = requests[arrived].arrival_ns
         for work in works:
-            if not _run(story, scheduler, replays, work.iteration(asked.block, len(rooms.groups), further)):
+            if not _run(story, scheduler, replays, work.iteration(asked.block, len(rooms.groups), reaches)):
                 break
             left += len(scheduler.ended(work, story.end_ns))
             progress(f"{policy} at iteration {len(story.iterations):,}", left, len(requests))

@@ -7,7 +7,7 @@ from building import build
 from serving_cases import write
 
 from simulator import catalog
-from simulator.builders import Iteration, further, iteration
+from simulator.builders import Iteration, iteration, limited_reaches
 from simulator.cost import durations_ns
 from simulator.serving.replays import Replays
 from simulator.serving.scheduler import Served, Work
@@ -43,7 +43,7 @@ def works(workload, decoding=(), reading=()):
     """Sequences that add a token to so many, and parts of prompts (cached and new tokens), as a scheduler has them."""
     adding = [Served(0, Request(0, cached, 2), cached=cached) for cached in decoding]
     parts = [(Served(0, Request(0, cached + new, 2), cached=cached), new) for cached, new in reading]
-    return Work(adding, parts).iteration(8, further=further(workload.model.decoder))
+    return Work(adding, parts).iteration(8, reaches=limited_reaches(workload.model.decoder))
 
 
 def counted(graph):
