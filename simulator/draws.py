@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from simulator.cost import chosen_op, duration_ns
 from simulator.errors import ConfigError, insist
-from simulator.graph import Graph, Late
+from simulator.graph import DynamicReads, Graph
 from simulator.hardware import Hardware
 from simulator.scenario import DrawsOrigin
 from simulator.trace import Bools, Ints
@@ -91,7 +91,7 @@ class Draws:
 
     @cached_property
     def _candidates(self) -> dict[int, Ints]:
-        return {op: np.array(late.candidates, np.int64) for op, late in self.graph.dynamic_reads.items()}
+        return {op: np.array(reads.candidates, np.int64) for op, reads in self.graph.dynamic_reads.items()}
 
     def chosen(self, op: int, step: int) -> tuple[int, ...]:
         """Return the tensors that an op chooses in a step, in the order of its candidates."""
@@ -179,23 +179,23 @@ def drawn(
     stickiness = origin.stickiness if isinstance(origin, DrawsOrigin) else 0.0
     rng = np.random.default_rng((own_seed, _REHEARSAL if rehearsal else _CHOICES))
     flags: dict[int, Bools] = {}
-    alike: dict[tuple[int, int, int, int], dict[Late, list[int]]] = {}
-    for late, ops in _choosers(graph).items():
-        alike.setdefault((len(late.candidates), late.samples, late.each, len(ops)), {})[late] = ops
+    alike: dict[tuple[int, int, int, int], dict[DynamicReads, list[int]]] = {}
+    for reads, ops in _choosers(graph).items():
+        alike.setdefault((len(reads.candidates), reads.samples, reads.each, len(ops)), {})[reads] = ops
     for group in alike.values():
         flags |= _draw_group(group, np.stack([shares[ops[0]] for ops in group.values()]), stickiness, graph.steps, rng)
     return Draws(graph, hardware, own_seed, dict(sorted(flags.items())))
 
 
 def _draw_group(
-    group: Mapping[Late, list[int]], shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
+    group: Mapping[DynamicReads, list[int]], shares: Floats, stickiness: float, steps: int, rng: np.random.Generator
 ) -> dict[int, Bools]:
     """Draw all steps of choosers with equal numbers of candidates, samples, choices and ops, side by side."""
     choosers, candidates = shares.shape
-    late, first = next(iter(group.items()))
+    reads, first = next(iter(group.items()))
     flags = np.zeros((choosers, len(first), steps, candidates), bool)
-    chooser = np.repeat(np.arange(choosers), late.samples)
-    held = np.full((len(chooser), late.each), -1, np.int64)
+    chooser = np.repeat(np.arange(choosers), reads.samples)
+    held = np.full((len(chooser), reads.each), -1, np.int64)
     for step in range(steps):
         for turn in range(len(first)):
             held = np.where(rng.random(held.shape) < stickiness, held, -1)
@@ -238,11 +238,11 @@ def _draw_others(shares: Floats, held: Ints, rng: np.random.Generator) -> Ints:
     return np.asarray(np.minimum((cumulative <= thresholds[:, None]).sum(axis=1), last_likely))
 
 
-def _choosers(graph: Graph) -> dict[Late, list[int]]:
+def _choosers(graph: Graph) -> dict[DynamicReads, list[int]]:
     """Group ops with dynamic reads by how they choose; the op that reveals a choice does not matter for that."""
-    ops_of: dict[Late, list[int]] = {}
-    for op, late in graph.dynamic_reads.items():
-        ops_of.setdefault(replace(late, revealed_by=-1), []).append(op)
+    ops_of: dict[DynamicReads, list[int]] = {}
+    for op, reads in graph.dynamic_reads.items():
+        ops_of.setdefault(replace(reads, revealed_by=-1), []).append(op)
     return ops_of
 
 
@@ -254,7 +254,7 @@ def _shares(graph: Graph, origin: Origin, seed: int) -> dict[int, Floats]:
     if isinstance(origin, Shares):
         by_layer = _shares_of_file(origin, choosers)
     else:
-        by_layer = [_skewed_shares(origin, len(late.candidates), seed, index) for index, late in enumerate(choosers)]
+        by_layer = [_skewed_shares(origin, len(reads.candidates), seed, index) for index, reads in enumerate(choosers)]
     return {op: shares for shares, ops in zip(by_layer, choosers.values(), strict=True) for op in ops}
 
 
@@ -271,18 +271,18 @@ def _as_shares(weights: list[float]) -> Floats:
     return np.asarray(weights) / fsum(weights)
 
 
-def _shares_of_file(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[Floats]:
+def _shares_of_file(origin: Shares, choosers: Mapping[DynamicReads, list[int]]) -> list[Floats]:
     """Return the shares of a file: its layers, ascending, are the choosers in program order."""
     layers, do = sorted(origin.by_layer), "correct the file, or take that of this model"
     rule, found = "there is a layer for each op that chooses, in program order", counted(len(layers), "layer")
     insist(len(layers) == len(choosers), origin.source, rule, f"{found} for {len(choosers):,}", do)
     by_layer = []
-    for layer, late in zip(layers, choosers, strict=True):
-        named, count = origin.by_layer[layer], len(late.candidates)
+    for layer, reads in zip(layers, choosers, strict=True):
+        named, count = origin.by_layer[layer], len(reads.candidates)
         likely = sum(share > 0 for share in named.values())
-        rule = f"experts 0 to {count - 1} of layer {layer} have a share, at least {late.each} of them above 0"
+        rule = f"experts 0 to {count - 1} of layer {layer} have a share, at least {reads.each} of them above 0"
         found = f"{len(named):,} up to expert {max(named)}, {likely:,} of them above 0"
-        insist(named.keys() == set(range(count)) and likely >= late.each, origin.source, rule, found, do)
+        insist(named.keys() == set(range(count)) and likely >= reads.each, origin.source, rule, found, do)
         by_layer.append(_as_shares([named[expert] for expert in range(count)]))
     return by_layer
 
@@ -290,9 +290,9 @@ def _shares_of_file(origin: Shares, choosers: Mapping[Late, list[int]]) -> list[
 def _recorded_flags(graph: Graph, origin: Routing) -> dict[int, Bools]:
     """Return the recorded choices of each op in each step."""
     flags = dict[int, Bools]()
-    for op, late in graph.dynamic_reads.items():
-        name, least, count = graph.ops[op].name, late.each, len(late.candidates)
-        most, flags[op] = min(count, late.samples * least), np.zeros((graph.steps, count), bool)
+    for op, reads in graph.dynamic_reads.items():
+        name, least, count = graph.ops[op].name, reads.each, len(reads.candidates)
+        most, flags[op] = min(count, reads.samples * least), np.zeros((graph.steps, count), bool)
         for step in range(graph.steps):
             chosen = set(origin.by_step.get((step, name), ()))
             if not chosen <= set(range(count)) or not least <= len(chosen) <= most:

@@ -18,9 +18,9 @@ from simulator.graph import (
     PHASES,
     Collective,
     CollectiveKind,
+    DynamicReads,
     Graph,
     Group,
-    Late,
     Op,
     OpKind,
     Tensor,
@@ -49,7 +49,7 @@ class OpFields(OpNumbers, total=False):
     """Fields of `Op` that `GraphBuilder.op` hands on."""
 
     collective: Collective | None
-    late: Late | None
+    dynamic: DynamicReads | None
 
 
 _NUMBERS = frozenset(("read_bytes", "write_bytes", "flops", "workspace_bytes", "duration_ns"))
@@ -153,8 +153,10 @@ class GraphBuilder:
                 raise self._error("group", name, must, str(list(ranks)), "correct them")
         self.groups[name] = Group(name, meeting)
 
-    def late(self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1, each: int = 1) -> Late:
-        """Return the dynamic reads of the op that is added next, for its field `late`.
+    def dynamic_reads(
+        self, op: str, revealed_by: str, candidates: Iterable[str], *, samples: int = 1, each: int = 1
+    ) -> DynamicReads:
+        """Return the dynamic reads of the op that is added next, for its field `dynamic`.
 
         Parameters
         ----------
@@ -163,7 +165,7 @@ class GraphBuilder:
         revealed_by, candidates
             Names of an op and of tensors that were added before.
         samples, each
-            As in `simulator.graph.Late`.
+            As in `simulator.graph.DynamicReads`.
 
         Raises
         ------
@@ -178,7 +180,7 @@ class GraphBuilder:
             must = "each of some samples chooses at least one and at most all candidates"
             found = f"{samples!r} samples that choose {each!r} of {len(ids):,}"
             raise self._error("op", op, must, found, "correct samples or each, or name more candidates")
-        return Late(revealing, ids, samples, each)
+        return DynamicReads(revealing, ids, samples, each)
 
     def op(
         self,
@@ -205,7 +207,7 @@ class GraphBuilder:
         Raises
         ------
         ConfigError
-            If the name is taken, a tensor is not known, the members that its collective names cannot meet, its late
+            If the name is taken, a tensor is not known, the members that its collective names cannot meet, its dynamic
             reads cannot be chosen as it says, or a field breaks its rule.
         """
         if name in self._op_ids or not name or flaw(name):
@@ -215,9 +217,9 @@ class GraphBuilder:
             self._check_collective(name, kind, more)
         read_ids, write_ids = self._ids(name, reads), self._ids(name, writes)
         certain: Iterable[int] = read_ids
-        if late := more.get("late"):
-            self._check_late(name, late, kind, read_ids, write_ids)
-            certain, more["repeatable"] = {*read_ids}.difference(late.candidates), False
+        if dynamic := more.get("dynamic"):
+            self._check_dynamic_reads(name, dynamic, kind, read_ids, write_ids)
+            certain, more["repeatable"] = {*read_ids}.difference(dynamic.candidates), False
         if "read_bytes" not in more:
             more["read_bytes"] = sum(map(self._sizes.__getitem__, certain))
         if "write_bytes" not in more:
@@ -312,11 +314,13 @@ class GraphBuilder:
         if fields.get("phase") and fields["phase"] not in PHASES:
             raise self._choice_error("op", op, "phase", fields["phase"], PHASES[1:])
 
-    def _check_late(self, op: str, late: Late, kind: str, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
+    def _check_dynamic_reads(
+        self, op: str, dynamic: DynamicReads, kind: str, reads: tuple[int, ...], writes: tuple[int, ...]
+    ) -> None:
         if kind != "compute":
             raise self._error("op", op, "an op with dynamic reads is of kind compute", f"kind {kind}", "correct it")
         only_read = frozenset(reads).difference(writes)
-        odd = next((t for t in late.candidates if t not in only_read), None)
+        odd = next((t for t in dynamic.candidates if t not in only_read), None)
         if odd is not None:
             must = "a candidate is among the op's reads, and not among its writes"
             found = f"{self._tensors[odd].name!r}, {'written' if odd in writes else 'not among its reads'}"

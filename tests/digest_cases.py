@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from digest_draws import RATES, Draw, budget_of, cluster_of, graph_of, machine_of, of_kind, stage_of, walk_of
-from late_cases import moe
+from dynamic_cases import moe
 from walks import DDR, HBM, SSD
 
 import simulator as hosim
@@ -47,10 +47,13 @@ PLANNERS = (
     ("static", {"recompute": True}),
 )
 DYNAMIC = (
-    *(("reactive", {"late": "on_demand", "evict": evict, "look_ahead": 0}) for evict in ("lru", "lfu", "hot", "fifo")),
-    ("reactive", {"late": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),
-    ("reactive", {"late": "on_demand", "evict": "lfu", "look_ahead": 32}),
-    ("reactive", {"late": "on_demand"}),
+    *(
+        ("reactive", {"dynamic": "on_demand", "evict": evict, "look_ahead": 0})
+        for evict in ("lru", "lfu", "hot", "fifo")
+    ),
+    ("reactive", {"dynamic": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),
+    ("reactive", {"dynamic": "on_demand", "evict": "lfu", "look_ahead": 32}),
+    ("reactive", {"dynamic": "on_demand"}),
     ("reactive", {}),
     ("static", {}),
     *(("hybrid", {"evict": evict}) for evict in ("lru", "lfu", "hot")),

@@ -45,7 +45,7 @@ OPTIONS = [
     ("static", {}),
     ("static", {"recompute": True}),
 ]
-ELSEWHERE = {"hybrid": "test_policies_late", "optimal": "test_optimum"}
+ELSEWHERE = {"hybrid": "test_policies_dynamic", "optimal": "test_optimum"}
 """Policies that have laws of their own."""
 OPTIONS += [(name, {}) for name in POLICIES if name not in {*dict(OPTIONS), *ELSEWHERE}]
 

@@ -67,7 +67,7 @@ from typing import NamedTuple
 from simulator.builders.cache import Cache
 from simulator.builders.tape import FP32_BYTES, ID_BYTES, Tape
 from simulator.builders.weights import numbered
-from simulator.graph import Late
+from simulator.graph import DynamicReads
 from simulator.reach import Reach
 from simulator.workload import Gqa, Indexer, Linear, Mla, Sparse
 
@@ -276,13 +276,13 @@ def _attend_in_views(t: Tape, sparse: Sparse, cache: Cache, query: Query, x: str
         taken = [*query.taken, *stored]
         t.op("attn.select", taken, chosen, op_class="attention", flops=flops, read_bytes=read_bytes)
 
-    def view(name: str, reads: Iterable[str], seen: int, read: int, late: Late | None = None) -> str:
-        """Attend to `seen` pairs and read `read` tokens: of one sequence if reads are `late`, else of all together."""
-        sequences = cache.sequences if late else 1
+    def view(name: str, reads: Iterable[str], seen: int, read: int, dynamic: DynamicReads | None = None) -> str:
+        """Attend to `seen` pairs and read `read` tokens: of one sequence if reads are `dynamic`, else of all."""
+        sequences = cache.sequences if dynamic else 1
         out = t.of_heads(f"attn.{name}.out", query.width, rows=(cache.tokens // sequences,))
         read_bytes = query.taken_bytes // sequences + read * t.token_bytes
         taken, flops = [*query.taken, *dict.fromkeys(reads)], seen * query.pair_flops
-        t.op(f"attn.{name}", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes, late=late)
+        t.op(f"attn.{name}", taken, [out], op_class="attention", flops=flops, read_bytes=read_bytes, dynamic=dynamic)
         return out
 
     views = [view("compressed", stored, compressed_pairs, complete)] if complete else []
@@ -324,6 +324,6 @@ def _attend_selected(t: Tape, sparse: Sparse, cache: Cache, chosen: list[str], v
     for group, name in enumerate(numbered("selected.s", cache.sequences)):
         certain = [*cache.store.of(0, start, group), *cache.store.of(last * select.block, span.length, group)]
         candidates = cache.store.of(start, stop, group)
-        late = t.late(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
-        views += [view(name, [*certain, *candidates, *chosen], seen, seen - select.chosen * select.block, late)]
+        dynamic = t.dynamic_reads(f"attn.{name}", "attn.select", candidates, samples=samples, each=each)
+        views += [view(name, [*certain, *candidates, *chosen], seen, seen - select.chosen * select.block, dynamic)]
     return views

@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple, Unpack
 
 from simulator.builders.weights import BATCH, TENSOR, Laid
-from simulator.graph import Collective, CollectiveKind, Late
+from simulator.graph import Collective, CollectiveKind, DynamicReads
 from simulator.graph_builder import GraphBuilder, OpFields
 from simulator.layout import Axes, Layout, Weight, laid_out
 from simulator.workload import Attention, Layer
@@ -230,9 +230,13 @@ class StepBuilder:
         self.op(name, [*reads, weight.name], [out], **more)
         return out
 
-    def late(self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int) -> Late:
+    def dynamic_reads(
+        self, op: str, revealed_by: str, candidates: list[str], *, samples: int, each: int
+    ) -> DynamicReads:
         """Return the dynamic reads of the op of the current block that is added next."""
-        return self.graph.late(self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each)
+        return self.graph.dynamic_reads(
+            self.op_name(op), self.op_name(revealed_by), candidates, samples=samples, each=each
+        )
 
     def meet(
         self, name: str, kind: CollectiveKind, along: str | Axes, size_bytes: int, reads: list[str], writes: list[str]

@@ -98,11 +98,11 @@ def expected_op(op: Op, sizes: Sequence[int]) -> Op:
     sizes
         Size of each tensor of its graph [B].
     """
-    if op.late is None:
+    if op.dynamic is None:
         return op
-    late = op.late
-    total = sum(sizes[t] for t in late.candidates)
-    return chosen_op(op, ceil_div(late.expected * total, len(late.candidates)))
+    reads = op.dynamic
+    total = sum(sizes[t] for t in reads.candidates)
+    return chosen_op(op, ceil_div(reads.expected * total, len(reads.candidates)))
 
 
 def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> list[int]:
@@ -131,7 +131,7 @@ def durations_ns(graph: Graph, hardware: Hardware, rank: int | None = None) -> l
     def alone_ns(op: Op) -> int:
         collective = op.collective
         if collective is None or op.duration_ns is not None:
-            kind = (op.late, op.duration_ns, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
+            kind = (op.dynamic, op.duration_ns, op.flops, op.dtype, op.op_class, op.read_bytes, op.write_bytes)
             if kind not in times_ns:  # an op of another layer is often alike
                 times_ns[kind] = duration_ns(expected_op(op, sizes), hardware)
             return times_ns[kind]

@@ -58,7 +58,7 @@ class Exclusive:
     users: Waits
 
 
-class DynamicReads:
+class RevealTracker:
     """The reads of each issue of an op with dynamic reads, and from when on they are known.
 
     Parameters
@@ -79,16 +79,18 @@ class DynamicReads:
 
     def __init__(self, graph: Graph, draws: Draws, columns: Columns) -> None:
         self.draws = draws
-        self._late_of, candidates = graph.dynamic_reads, graph.candidates
+        self._reads_of, candidates = graph.dynamic_reads, graph.candidates
         self.certain = [tuple([t for t in reads if t not in candidates]) for reads in columns.reads]
         self.possible = [tuple([t for t in reads if t in candidates]) for reads in columns.reads]
-        chosen_by = {op: frozenset(late.candidates) for op, late in self._late_of.items()}
+        chosen_by = {op: frozenset(reads.candidates) for op, reads in self._reads_of.items()}
         possible = enumerate(self.possible)
         self._others = [tuple([t for t in reads if t not in chosen_by.get(op, ())]) for op, reads in possible]
-        self._durations = {op: draws.durations_ns(op) for op in self._late_of}
-        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._late_of}
-        self.steps = dict.fromkeys(self._late_of, 0)
-        self._revealed_by: dict[int, tuple[int, Waits]] = {late.revealed_by: (0, ()) for late in self._late_of.values()}
+        self._durations = {op: draws.durations_ns(op) for op in self._reads_of}
+        self._chosen_bytes = {op: draws.chosen_bytes(op).tolist() for op in self._reads_of}
+        self.steps = dict.fromkeys(self._reads_of, 0)
+        self._revealed_by: dict[int, tuple[int, Waits]] = {
+            reads.revealed_by: (0, ()) for reads in self._reads_of.values()
+        }
 
     def needed(self, op: int, stream: Stream, count: int) -> tuple[int, ...]:
         """Return the possible reads that this issue of an op, compute number `count` of the stream, does read."""
@@ -106,13 +108,13 @@ class DynamicReads:
 
     def is_revealed(self, op: int) -> bool:
         """Return whether the next reads of an op are known: the op that reveals them was issued and has ended."""
-        times, end = self._revealed_by[self._late_of[op].revealed_by]
+        times, end = self._revealed_by[self._reads_of[op].revealed_by]
         return times > self.steps[op] and unmet(end, 0) is None
 
     def is_predictable(self, op: int) -> bool:
         """Return whether the next reads of an op can be guessed: the last reveal before theirs has ended."""
         reveals = sorted(self._revealed_by)
-        position = reveals.index(self._late_of[op].revealed_by)
+        position = reveals.index(self._reads_of[op].revealed_by)
         needed = self.steps[op] + (position > 0)
         times, end = self._revealed_by[reveals[position - 1]]
         return times >= needed > 0 and unmet(end, 0) is None
@@ -142,7 +144,7 @@ class DependencyCounter:
     ) -> None:
         self._graph, self._columns, self._number = program.graph, columns, 0
         self._places, self._streams, self._routes = places, streams, routes
-        dynamic = None if program.draws is None else DynamicReads(program.graph, program.draws, columns)
+        dynamic = None if program.draws is None else RevealTracker(program.graph, program.draws, columns)
         self._dynamic, tensors = dynamic, len(columns.size_bytes)
         self._ends = [stream.ended for stream in streams]
         self._free = [QueuedCompute(stream, is_free=True) for stream in streams]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import chain
 
-from simulator.engine.dependencies import Counted, DependencyCounter, DynamicReads, Routes
+from simulator.engine.dependencies import Counted, DependencyCounter, RevealTracker, Routes
 from simulator.engine.places import Places
 from simulator.engine.program import Columns, Program
 from simulator.engine.stream import Stream, unmet
@@ -99,7 +99,7 @@ class ReactiveView(DependencyCounter):
 
     def chosen(self, op: int) -> tuple[int, ...]:
         """Return the candidates that the next issue of an op reads; known once the op that reveals them has ended."""
-        dynamic = self._reads_revealed(op, DynamicReads.is_revealed)
+        dynamic = self._reads_revealed(op, RevealTracker.is_revealed)
         chosen = dynamic.draws.chosen(op, dynamic.steps[op])
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
@@ -114,18 +114,18 @@ class ReactiveView(DependencyCounter):
         accuracy
             Probability that each choice is guessed right; in place of the others, wrong candidates are guessed.
         """
-        dynamic = self._reads_revealed(op, DynamicReads.is_predictable)
+        dynamic = self._reads_revealed(op, RevealTracker.is_predictable)
         step = dynamic.steps[op]
         return dynamic.draws.predicted(op, step, accuracy) if step < self._graph.steps else ()
 
-    def _reads_revealed(self, op: int, is_known: Callable[[DynamicReads, int], bool]) -> DynamicReads:
+    def _reads_revealed(self, op: int, is_known: Callable[[RevealTracker, int], bool]) -> RevealTracker:
         """Return all dynamic reads; refuse the question if what the op chooses is not known yet."""
-        dynamic, name, late = self._dynamic, self._graph.ops[op].name, self._graph.ops[op].late
+        dynamic, name, reads = self._dynamic, self._graph.ops[op].name, self._graph.ops[op].dynamic
         where = f"action {self._number} (what op {name!r} reads)"
-        if dynamic is None or op not in dynamic.steps or late is None:
+        if dynamic is None or op not in dynamic.steps or reads is None:
             raise PlanError(where, "what is chosen is asked of an op with dynamic reads", repr(name), "ask for another")
         if not is_known(dynamic, op):
-            by = self._graph.ops[late.revealed_by].name
+            by = self._graph.ops[reads.revealed_by].name
             must = f"what is chosen is known once the op that reveals it ({by!r}) has ended"
             raise PlanError(where, must, "a look before that", "sync what that op writes first")
         return dynamic

@@ -43,7 +43,7 @@ op       `barrier`          no copy into the compute tier is moved across it    
 op       `repeatable`       running it again makes the same values, and does nothing else          true
 op       `stream`           compute stream of its rank that it runs on, below 32; a collective with    0
                             others runs on one of its group's
-op       `late`             reads that are known only at run time: an object of `revealed_by` (an   none
+op       `dynamic`          reads that are known only at run time: an object of `revealed_by` (an   none
                             earlier op), `candidates` (tensors among `reads`; the chosen ones add
                             their size to `read_bytes`), `samples` (number of samples that
                             choose; 1) and `each` (different candidates per sample; 1)
@@ -67,7 +67,7 @@ from typing import TYPE_CHECKING, Any, Required
 import orjson
 
 from simulator.formats import jsonl
-from simulator.graph import Collective, CollectiveKind, Graph, Late, Op, OpKind, Tensor
+from simulator.graph import Collective, CollectiveKind, DynamicReads, Graph, Op, OpKind, Tensor
 from simulator.graph_builder import GraphBuilder, OpNumbers
 from simulator.plan import NOWHERE
 
@@ -101,7 +101,7 @@ class _Group(jsonl.Record):
     ranks: list[list[int]]
 
 
-class _Late(jsonl.Record, total=False):
+class _DynamicReads(jsonl.Record, total=False):
     revealed_by: Required[str]
     candidates: Required[jsonl.Names]
     samples: int
@@ -121,11 +121,11 @@ class _Op(jsonl.Record, OpNumbers, total=False):
     reads: jsonl.Names
     writes: jsonl.Names
     collective: _Collective
-    late: _Late
+    dynamic: _DynamicReads
 
 
 # Optional fields of an op's line -> their defaults.
-_PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in ("collective", "late")}
+_PLAIN = {field.name: field.default for field in fields(Op)[3:] if field.name not in ("collective", "dynamic")}
 _KINDS = {str(kind): kind for kind in CollectiveKind}
 
 
@@ -167,8 +167,8 @@ def _add_op(builder: GraphBuilder, record: dict[str, Any]) -> None:
         does = about.pop("does")
         record["collective"] = Collective(_KINDS.get(does, does), **about)
         record.setdefault("kind", OpKind.COLLECTIVE.value)
-    if late := record.get("late"):
-        record["late"] = builder.late(record["op"], **late)
+    if dynamic := record.get("dynamic"):
+        record["dynamic"] = builder.dynamic_reads(record["op"], **dynamic)
     builder.op(record.pop("op"), **record)
 
 
@@ -215,13 +215,13 @@ def _records(graph: Graph) -> Iterator[dict[str, object]]:
         yield _op_record(op, graph, names)
 
 
-def _stated(value: Tensor | Op | Collective | Late, plain: dict[str, Any]) -> dict[str, object]:
+def _stated(value: Tensor | Op | Collective | DynamicReads, plain: dict[str, Any]) -> dict[str, object]:
     """Return the fields whose values differ from the defaults in `plain`."""
     return {key: getattr(value, key) for key, default in plain.items() if getattr(value, key) != default}
 
 
 def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
-    chosen = op.late.candidates if op.late else ()
+    chosen = op.dynamic.candidates if op.dynamic else ()
     read, written, left = (sum(graph.tensors[t].size_bytes for t in ids) for ids in (op.reads, op.writes, chosen))
     record: dict[str, object] = {"op": op.name}
     record |= {key: [names[t] for t in ids] for key, ids in (("reads", op.reads), ("writes", op.writes)) if ids}
@@ -230,9 +230,9 @@ def _op_record(op: Op, graph: Graph, names: list[str]) -> dict[str, object]:
         record.pop("kind", None)
         about = {"group": None, "size_bytes": None, "algorithm": "auto"}
         record["collective"] = {"does": op.collective.kind, **_stated(op.collective, about)}
-    if op.late:
-        late = {"revealed_by": graph.ops[op.late.revealed_by].name, "candidates": [names[t] for t in chosen]}
-        record["late"] = late | _stated(op.late, {"samples": 1, "each": 1})
+    if op.dynamic:
+        dynamic = {"revealed_by": graph.ops[op.dynamic.revealed_by].name, "candidates": [names[t] for t in chosen]}
+        record["dynamic"] = dynamic | _stated(op.dynamic, {"samples": 1, "each": 1})
     return record
 
 

@@ -19,9 +19,9 @@ from simulator.graph.ops import PAIRED as PAIRED
 from simulator.graph.ops import PHASES as PHASES
 from simulator.graph.ops import Collective as Collective
 from simulator.graph.ops import CollectiveKind as CollectiveKind
+from simulator.graph.ops import DynamicReads as DynamicReads
 from simulator.graph.ops import Graph as Graph
 from simulator.graph.ops import Group as Group
-from simulator.graph.ops import Late as Late
 from simulator.graph.ops import Op as Op
 from simulator.graph.ops import OpKind as OpKind
 from simulator.graph.ops import Tensor as Tensor

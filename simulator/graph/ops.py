@@ -88,7 +88,7 @@ def chosen_number(candidates: int, samples: int, each: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Late:
+class DynamicReads:
     """Reads of an op that are known only at run time: some of its candidates.
 
     Each of some samples (tokens, sequences) chooses so many different candidates; the op reads the union. Such an op is
@@ -223,7 +223,7 @@ class Op:
         Running it again on the same values makes the same values again, and does nothing else.
     collective
         What it does together with other ranks, if `kind` is ``collective``; None for other ops.
-    late
+    dynamic
         Which of its reads are known only at run time; None if all are known from the start.
     stream
         The compute stream of its rank that it runs on; what says what it does with other ranks runs on its group's.
@@ -244,7 +244,7 @@ class Op:
     barrier: bool = False
     repeatable: bool = True
     collective: Collective | None = None
-    late: Late | None = None
+    dynamic: DynamicReads | None = None
     stream: int = 0
 
 
@@ -310,9 +310,9 @@ class Graph:
         return any(op.collective for op in self.ops)
 
     @cached_property
-    def dynamic_reads(self) -> dict[int, Late]:
+    def dynamic_reads(self) -> dict[int, DynamicReads]:
         """Op, in program order -> its reads that are known only at run time."""
-        return {index: op.late for index, op in enumerate(self.ops) if op.late}
+        return {index: op.dynamic for index, op in enumerate(self.ops) if op.dynamic}
 
     @property
     def certain(self) -> Self:
@@ -320,9 +320,9 @@ class Graph:
         if not self.dynamic_reads:
             return self
         ops = list(self.ops)
-        for op, late in self.dynamic_reads.items():
-            candidates = frozenset(late.candidates)
-            ops[op] = replace(ops[op], reads=tuple([t for t in ops[op].reads if t not in candidates]), late=None)
+        for op, reads in self.dynamic_reads.items():
+            candidates = frozenset(reads.candidates)
+            ops[op] = replace(ops[op], reads=tuple([t for t in ops[op].reads if t not in candidates]), dynamic=None)
         return replace(self, ops=tuple(ops))
 
     @cached_property
@@ -334,7 +334,7 @@ class Graph:
     @property
     def candidates(self) -> frozenset[int]:
         """All tensors that some op may read dynamically."""
-        return frozenset().union(*(late.candidates for late in self.dynamic_reads.values()))
+        return frozenset().union(*(reads.candidates for reads in self.dynamic_reads.values()))
 
     def matching(self, pattern: str) -> list[int]:
         """List the tensors of a kind, or with a name that matches a shell pattern.

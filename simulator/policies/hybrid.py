@@ -105,7 +105,7 @@ def _best_with_static_part(dynamic: DynamicReaders, options: Options) -> Plan:
 
 def _decide_at_run_time(dynamic: DynamicReaders, options: Options) -> Plan:
     """Make a runtime that decides about everything while it runs."""
-    runtime = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, late="on_demand"))
+    runtime = reactive.plan(dynamic.problem, reactive.Options(evict=options.evict, dynamic="on_demand"))
     note = "nothing is compiled: room that is not divided is worth more here"
     return replace(runtime, policy="hybrid", notes=(note, *runtime.notes))
 
@@ -157,7 +157,8 @@ def _check_disjoint(dynamic: DynamicReaders) -> None:
     for op in graph.certain.ops:
         for tensor in (t for t in op.reads if t in dynamic.candidates):
             must, read = "what is read dynamically is read by no op for certain", graph.tensors[tensor].name
-            raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", "use reactive with late: on_demand")
+            do = "use reactive with dynamic: on_demand"
+            raise ScopeError("policy 'hybrid'", must, f"{read!r} by {op.name!r}", do)
 
 
 def _check_links(dynamic: DynamicReaders) -> None:
@@ -242,8 +243,8 @@ def _fetch_ahead(
         # What the first revealing op of a step reveals may be read after the last revealing op: then in this step.
         if (coming > op or reader < op) and fences[reader] <= op + 1:
             is_guess = prefetch == "speculative"
-            late = dynamic.readers[reader]
-            guess = view.predicted(reader, options.accuracy) if is_guess else late.candidates
+            reads = dynamic.readers[reader]
+            guess = view.predicted(reader, options.accuracy) if is_guess else reads.candidates
             wanted |= dict.fromkeys(t for t in guess if t in cache.homes)
     for tensor in wanted:
         if tensor not in cache.resident:

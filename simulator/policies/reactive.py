@@ -45,7 +45,7 @@ class Options(Part):
         How many ops ahead it fetches, without evicting what these ops need (``best``: 0, 32, 64).
     synchronous
         Whether the host waits for each copy as it is issued.
-    late
+    dynamic
         Handling of dynamic reads. ``all``: fetch all candidates before an op. ``on_demand``: sync what the revealing op
         writes, and fetch what is chosen; copies may then stay from step to step.
     """
@@ -53,7 +53,7 @@ class Options(Part):
     evict: Literal["best", "lru", "fifo", "furthest", "lfu", "hot"] = "best"
     look_ahead: Annotated[int, Field(ge=0)] | Literal["best"] = "best"
     synchronous: bool = False
-    late: Literal["all", "on_demand"] = "all"
+    dynamic: Literal["all", "on_demand"] = "all"
 
 
 def plan(problem: Problem, options: Options) -> Plan:
@@ -74,7 +74,7 @@ def plan(problem: Problem, options: Options) -> Plan:
     CapacityError
         If pinned tensors and the working set of some op exceed the budget together.
     """
-    dynamic = DynamicReaders(problem, on_demand=options.late == "on_demand")
+    dynamic = DynamicReaders(problem, on_demand=options.dynamic == "on_demand")
     dynamic.check("reactive")
     sets = WorkingSets(dynamic)
     evict: tuple[str, ...] = (ON_DEMAND if dynamic.readers else EVICT) if options.evict == "best" else (options.evict,)

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 
 from simulator.errors import CapacityError, ScopeError
-from simulator.graph import Late
+from simulator.graph import DynamicReads
 from simulator.lifetime import NEVER, live_bytes
 from simulator.plan import FREE, NOWHERE
 from simulator.policies.problem import Problem
@@ -34,7 +34,7 @@ class DynamicReaders:
     on_demand: bool = True
 
     @cached_property
-    def readers(self) -> dict[int, Late]:
+    def readers(self) -> dict[int, DynamicReads]:
         """Op -> its dynamic reads, in program order."""
         return self.problem.graph.dynamic_reads if self.on_demand else {}
 
@@ -42,8 +42,8 @@ class DynamicReaders:
     def revealed(self) -> dict[int, list[int]]:
         """Revealing op -> ops whose dynamic reads it reveals."""
         readers: dict[int, list[int]] = {}
-        for op, late in self.readers.items():
-            readers.setdefault(late.revealed_by, []).append(op)
+        for op, reads in self.readers.items():
+            readers.setdefault(reads.revealed_by, []).append(op)
         return readers
 
     def signal(self, op: int) -> int:
@@ -53,7 +53,7 @@ class DynamicReaders:
     @cached_property
     def candidates(self) -> frozenset[int]:
         """Tensors that ops may read dynamically and that may move."""
-        candidates = {t for late in self.readers.values() for t in late.candidates}
+        candidates = {t for reads in self.readers.values() for t in reads.candidates}
         return frozenset(t for t in candidates if not self.problem.pinned(t))
 
     @cached_property
@@ -75,15 +75,15 @@ class DynamicReaders:
 
     def most_bytes(self, op: int) -> int:
         """Return the most bytes that an op may choose of candidates that may move."""
-        late = self.readers[op]
-        sizes = sorted((self.problem.sizes[t] for t in late.candidates if t in self.candidates), reverse=True)
-        return sum(sizes[: late.samples * late.each])
+        reads = self.readers[op]
+        sizes = sorted((self.problem.sizes[t] for t in reads.candidates if t in self.candidates), reverse=True)
+        return sum(sizes[: reads.samples * reads.each])
 
     @cached_property
     def awaited_bytes(self) -> Ints:
         """Op -> the most bytes that are revealed and not yet read before it, its own included."""
         readers = self.readers.items()
-        first, last = [late.revealed_by + 1 for _, late in readers], [op for op, _ in readers]
+        first, last = [reads.revealed_by + 1 for _, reads in readers], [op for op, _ in readers]
         return held_bytes(first, last, [self.most_bytes(op) for op, _ in readers], len(self.problem.graph.ops))
 
     @property
@@ -95,8 +95,8 @@ class DynamicReaders:
     def shares(self) -> dict[int, float]:
         """Candidate -> the highest probability with which any op chooses it."""
         likely: dict[int, float] = {}
-        for op, late in self.readers.items():
-            for tensor, share in zip(late.candidates, self.problem.popularity.get(op, ()), strict=False):
+        for op, reads in self.readers.items():
+            for tensor, share in zip(reads.candidates, self.problem.popularity.get(op, ()), strict=False):
                 likely[tensor] = max(share, likely.get(tensor, 0.0))
         return likely
 

@@ -65,9 +65,9 @@ def findings_of(facts: Facts, held: Held) -> Findings:
     tensor is persistent or an output. Persistent tensors and outputs are never dead.
     """
     program, moved = facts.program, _unread_copies(facts)
-    is_late = np.isin(moved, list(program.graph.candidates))
+    is_dynamic = np.isin(moved, list(program.graph.candidates))
     counts: dict[str, int] = {}
-    for name, tensors in (("unchosen", moved[is_late]), ("unread", moved[~is_late])):
+    for name, tensors in (("unchosen", moved[is_dynamic]), ("unread", moved[~is_dynamic])):
         counts |= {f"{name}_copies": len(tensors), f"{name}_bytes": int(program.sizes[tensors].sum())}
     dead_ns, graph, tiers = _dead_ns(facts, held), program.graph, program.plan.tiers
     places = np.argwhere(dead_ns).tolist()

@@ -108,13 +108,13 @@ class ProgramColumns:
         if draws is None:
             return self
         program, certain = copy(self), Uses.of(self.graph.certain)
-        late = {op: np.array(reads.candidates) for op in draws.chosen_flags if (reads := self.graph.ops[op].late)}
-        behind = len(self.graph.ops) + np.arange(len(late))
-        op_ids = np.repeat(behind, [*map(len, late.values())])
-        candidates = Uses(op_ids, np.concatenate([*late.values()]), np.ones_like(op_ids, bool), op_ids < 0)
+        dynamic = {op: np.array(reads.candidates) for op in draws.chosen_flags if (reads := self.graph.ops[op].dynamic)}
+        behind = len(self.graph.ops) + np.arange(len(dynamic))
+        op_ids = np.repeat(behind, [*map(len, dynamic.values())])
+        candidates = Uses(op_ids, np.concatenate([*dynamic.values()]), np.ones_like(op_ids, bool), op_ids < 0)
         program.uses = Uses(*(np.concatenate(columns) for columns in zip(certain, candidates, strict=True)))
         first = len(certain.op) + np.searchsorted(op_ids, behind)
-        program._draws, program._candidates_from = draws, dict(zip(late, first.tolist(), strict=True))
+        program._draws, program._candidates_from = draws, dict(zip(dynamic, first.tolist(), strict=True))
         return program
 
     def uses_of(self, computes: Ints, ops: Ints) -> tuple[Ints, Ints]:
@@ -129,7 +129,7 @@ class ProgramColumns:
         count = np.searchsorted(self.uses.op, ops, "right") - first
         issue = [np.repeat(computes, count)]
         use = [np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)]
-        for op, drawing, draws in self._late(ops):
+        for op, drawing, draws in self._drawn_reads(ops):
             step, position = np.nonzero(draws.chosen_flags[op][: len(drawing)])
             issue.append(computes[drawing[step]])
             use.append(self._candidates_from[op] + position)
@@ -138,11 +138,11 @@ class ProgramColumns:
     def alone_ns(self, ops: Ints) -> Ints:
         """Return the times alone of computes of these ops, in issue order [ns]."""
         alone = self._alone_ns[ops]
-        for op, drawing, draws in self._late(ops):
+        for op, drawing, draws in self._drawn_reads(ops):
             alone[drawing] = draws.durations_ns(op)[: len(drawing)]
         return alone
 
-    def _late(self, ops: Ints) -> Iterator[tuple[int, Ints, Draws]]:
+    def _drawn_reads(self, ops: Ints) -> Iterator[tuple[int, Ints, Draws]]:
         """Yield each op whose dynamic reads are drawn, its positions among `ops` (the k-th is of step k), and draws."""
         if self._draws is not None:
             yield from ((op, np.flatnonzero(ops == op), self._draws) for op in self._candidates_from)

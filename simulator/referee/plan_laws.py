@@ -199,7 +199,7 @@ class PlanWalk:
         self._checked = set[Code]()
         self._last_move, self._steps_done = self._position, 0
         self._cacheable, self._cached = graph.cacheable, 0
-        self._certain = {i: {*op.reads}.difference(op.late.candidates) for i, op in enumerate(graph.ops) if op.late}
+        self._certain = {i: {*graph.ops[i].reads} - {*reads.candidates} for i, reads in graph.dynamic_reads.items()}
 
     def take(self, codes: Iterable[Code]) -> None:
         """Walk the next actions."""
@@ -251,7 +251,7 @@ class PlanWalk:
     def _compute(self, op_id: int, stream: int) -> None:
         op, tiers, compute_tier, state = self._graph.ops[op_id], self._tiers, self._compute_tier, self._state
         reads = op.reads
-        if op.late is not None and self._draws is not None:
+        if op.dynamic is not None and self._draws is not None:
             reads = (*self._certain[op_id], *self._draws.chosen(op_id, self._steps_done))
         for t in reads:
             if state[t * tiers + compute_tier] != VALID:

@@ -247,10 +247,10 @@ def _issue_costs(facts: Facts) -> Ints:
     goes_home = (facts.kind == COPY) & (facts.b == program.compute_tier)
     launch_ns, is_changed = 0, np.append(program.persistent, False)[np.where(goes_home, facts.a, NONE)]
     if program.plan.static_parts:
-        is_late = np.array([op.late is not None for op in program.graph.ops], bool)
+        is_dynamic = np.array([op.dynamic is not None for op in program.graph.ops], bool)
         is_candidate = np.isin(np.arange(len(program.sizes)), list(program.graph.candidates))
         decided = facts.kind == SYNC
-        for kind, flags in ((COMPUTE, is_late), (COPY, is_candidate), (DETACH, is_candidate)):
+        for kind, flags in ((COMPUTE, is_dynamic), (COPY, is_candidate), (DETACH, is_candidate)):
             decided[facts.actions(kind)] = flags[facts.a[facts.actions(kind)]]
         prices = np.where(decided, prices, host.fixed.step_ns)
         launch_ns = host.fixed.launch_ns

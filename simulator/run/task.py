@@ -94,10 +94,10 @@ class RunDraws:
 
     def shorter_ns(self, graph: Graph, op: int) -> int:
         """Return the most by which an op may be shorter in the measured step than in the one before [ns]."""
-        late = graph.ops[op].late if op >= 0 else None
-        if graph.steps == 1 or late is None:
+        reads = graph.ops[op].dynamic if op >= 0 else None
+        if graph.steps == 1 or reads is None:
             return 0
-        most, least = sum(graph.tensors[t].size_bytes for t in late.candidates), graph.certain.ops[op]
+        most, least = sum(graph.tensors[t].size_bytes for t in reads.candidates), graph.certain.ops[op]
         return duration_ns(chosen_op(least, most), self.hardware) - duration_ns(least, self.hardware)
 
 

@@ -69,7 +69,7 @@ def _selects(workload) -> bool:
 def test_in_every_shipped_scenario_a_compiled_static_part_is_at_least_as_fast(name):
     case = prepare(catalog.resolve(name))
     steps = []
-    for policy, options in (("hybrid", {"evict": "lru"}), ("reactive", {"late": "on_demand", "evict": "lru"})):
+    for policy, options in (("hybrid", {"evict": "lru"}), ("reactive", {"dynamic": "on_demand", "evict": "lru"})):
         try:
             plans = [POLICIES[policy].plan(task.problem, options) for task in case.tasks]
         except ScopeError as refused:

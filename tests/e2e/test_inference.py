@@ -83,7 +83,7 @@ def test_a_cache_in_blocks_comes_and_goes(tmp_path, attention, view, phase):
     key = phase.split("\n")[1].split(":")[0]
     job = WORK.format(attention=seeing, feed_forward=DENSE, phase=phase, key=key).replace("a toy}", "a toy, kv: a toy}")
     late = view == "sparse" and "decode" in phase
-    rows = "policies: [reactive, static, hybrid, {policy: reactive, label: demand, options: {late: on_demand}}]"
+    rows = "policies: [reactive, static, hybrid, {policy: reactive, label: demand, options: {dynamic: on_demand}}]"
     story = CACHES.replace("policies: [reactive, static]", rows) if late else CACHES
     for name, text in (("box", documents.BOX), ("job", job), ("story", story)):
         (tmp_path / f"{name}.yaml").write_text(text)

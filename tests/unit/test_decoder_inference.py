@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from simulator.builders.inference import chunks
 from simulator.builders.weights import parameters
 from simulator.catalog import load
-from simulator.graph import Graph, Late, Op, chosen_number
+from simulator.graph import DynamicReads, Graph, Op, chosen_number
 from simulator.workload import Workload
 
 GQA = {"kind": "gqa", "heads": 4, "kv_heads": 2, "head_size": 6, "qk_norms": True}
@@ -218,7 +218,7 @@ def test_each_expert_may_be_a_tensor_that_is_read_late(weights) -> None:
     assert len(set(experts.values())) == 1
     grouped = op(each, "t0/L01/decode/ffn.experts")
     route = each.ops.index(op(each, "t0/L01/decode/ffn.route"))
-    assert grouped.late == Late(route, grouped.reads[1:], samples=2, each=2)
+    assert grouped.dynamic == DynamicReads(route, grouped.reads[1:], samples=2, each=2)
     assert op(each, "t1/L01/decode/ffn.experts").reads[1:] == grouped.reads[1:], "all tokens choose among the same"
     assert grouped.flops == sum(op(together, f"t0/L01/decode/ffn.{name}").flops for name in ("gate", "up", "down"))
     within = 3 * 2 * 2 * 9 * 2
@@ -234,8 +234,8 @@ def test_each_expert_may_be_a_tensor_that_is_read_late(weights) -> None:
 def test_of_shipped_models_as_many_bytes_of_experts_are_expected(name: str) -> None:
     found = load(name, "workload").document
     together, each = (build(found.model_copy(update={"experts": how})) for how in ("together", "each"))
-    late = [one.late for one in each.ops if one.late]
-    chosen = sum(one.expected * each.tensors[one.candidates[0]].size_bytes for one in late)
+    dynamic = [one.dynamic for one in each.ops if one.dynamic]
+    chosen = sum(one.expected * each.tensors[one.candidates[0]].size_bytes for one in dynamic)
     kinds = [[t for t in one.tensors if t.kind == "expert"] for one in (together, each)]
     assert sum(t.size_bytes for t in kinds[0]) == sum(t.size_bytes for t in kinds[1])
     stacks = {i for i, t in enumerate(together.tensors) if t.kind == "expert"}

@@ -140,15 +140,15 @@ def test_selected_blocks_are_late_reads() -> None:
     found = graph(GQA | {"sparse": SPARSE}, phase="decode", kv={"block": 4})
     ops = [op(found, f"L01/decode/attn.selected.s{s}") for s in range(BATCH)]
     for s, selected in enumerate(ops):
-        assert selected.late is not None
-        assert cached(found, selected.late.candidates) == [f"s{s}/b{b:04}" for b in range(1, 8)]
-        assert (selected.late.samples, selected.late.each) == (2, 1)
-        assert found.ops[selected.late.revealed_by].name == "L01/decode/attn.select"
-        certain = set(cached(found, selected.reads)) - set(cached(found, selected.late.candidates))
+        assert selected.dynamic is not None
+        assert cached(found, selected.dynamic.candidates) == [f"s{s}/b{b:04}" for b in range(1, 8)]
+        assert (selected.dynamic.samples, selected.dynamic.each) == (2, 1)
+        assert found.ops[selected.dynamic.revealed_by].name == "L01/decode/attn.select"
+        certain = set(cached(found, selected.reads)) - set(cached(found, selected.dynamic.candidates))
         assert certain == {f"s{s}/b{b:04}" for b in (0, 9, 10)}
         assert selected.flops == 13 * 4 * 24
         assert selected.read_bytes == 24 * 2 + 9 * 48, "two whole blocks and one token; what is chosen is added"
-    assert sum(op.late is not None for op in found.ops) == LAYERS * BATCH
+    assert sum(op.dynamic is not None for op in found.ops) == LAYERS * BATCH
     assert sum(op.flops for op in found.ops) == sum(
         op.flops for op in graph(GQA | {"sparse": SPARSE}, phase="decode").ops
     )

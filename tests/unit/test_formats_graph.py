@@ -15,7 +15,7 @@ from simulator.cost import durations_ns
 from simulator.document import flaw
 from simulator.errors import ConfigError
 from simulator.formats import graph_jsonl
-from simulator.graph import ALGORITHMS, PHASES, Collective, CollectiveKind, Graph, Late, OpKind, TensorKind
+from simulator.graph import ALGORITHMS, PHASES, Collective, CollectiveKind, DynamicReads, Graph, OpKind, TensorKind
 from simulator.graph_builder import GraphBuilder
 from simulator.hardware import Hardware
 from simulator.workload import LlamaModel, Parallel, Workload
@@ -91,11 +91,11 @@ def test_late_reads_survive_and_cost_what_is_expected(tmp_path: Path) -> None:
     for name in ("x", *experts):
         builder.tensor(name, 100, persistent=True)
     builder.op("route", ["x"])
-    late = builder.late("experts", "route", experts, samples=2, each=2)
-    builder.op("experts", ["x", *experts], late=late)
+    dynamic = builder.dynamic_reads("experts", "route", experts, samples=2, each=2)
+    builder.op("experts", ["x", *experts], dynamic=dynamic)
     graph = builder.build(steps=3)
     op = graph.ops[1]
-    assert op.late == Late(0, tuple(range(1, 9)), samples=2, each=2)
+    assert op.dynamic == DynamicReads(0, tuple(range(1, 9)), samples=2, each=2)
     assert (op.read_bytes, op.repeatable) == (100, False), "the candidates' traffic is not counted"
     graph_jsonl.write(graph, tmp_path / "g.jsonl")
     assert graph_jsonl.read(tmp_path / "g.jsonl") == graph
@@ -150,7 +150,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             candidates = sorted(set(reads) - set(writes))
             each = draw(st.integers(1, len(candidates)))
             by = draw(st.sampled_from(done))
-            more["late"] = builder.late(name, by, candidates, samples=draw(st.integers(1, 9)), each=each)
+            more["dynamic"] = builder.dynamic_reads(name, by, candidates, samples=draw(st.integers(1, 9)), each=each)
         done.append(name)
         builder.op(name, reads, writes, **more)
     outputs = names[:1] if persistent and draw(st.booleans()) else []
@@ -176,8 +176,8 @@ def meeting(does: str, group: str, more: str = '"algorithm":"auto"') -> str:
     return f'{{"op":"m","collective":{{"does":"{does}","group":"{group}","size_bytes":8,{more}}}}}'
 
 
-def late(choice: str, more: str = '"phase":"decode"') -> str:
-    return f'{{"op":"m","reads":["alpha"],{more},"late":{{{choice}}}}}'
+def dynamic_reads(choice: str, more: str = '"phase":"decode"') -> str:
+    return f'{{"op":"m","reads":["alpha"],{more},"dynamic":{{{choice}}}}}'
 
 
 A = '{"tensor":"alpha","size_bytes":1}'
@@ -314,39 +314,39 @@ BAD = {
         ":4: op 'm': an op is of kind collective if it says what it does with others, or how long that took, foun",
     ),
     "a choice that a later op reveals": (
-        lines(A, F, late('"revealed_by":"g","candidates":["alpha"]')),
+        lines(A, F, dynamic_reads('"revealed_by":"g","candidates":["alpha"]')),
         ":4: op 'm': the op that reveals what is chosen comes before, found 'g'; put it before, or correct the name",
     ),
     "a choice of nothing": (
-        lines(A, F, late('"revealed_by":"f","candidates":[]')),
+        lines(A, F, dynamic_reads('"revealed_by":"f","candidates":[]')),
         ":4: op 'm': each of some samples chooses at least one and at most all candidates, found 1 samples that c",
     ),
     "a candidate that is not read": (
-        lines(A, F, B, late('"revealed_by":"f","candidates":["beta"]')),
+        lines(A, F, B, dynamic_reads('"revealed_by":"f","candidates":["beta"]')),
         ":5: op 'm': a candidate is among the op's reads, and not among its writes, found 'beta', not among its reads",
     ),
     "a candidate that is written": (
-        lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"writes":["alpha"]')),
+        lines(A, F, dynamic_reads('"revealed_by":"f","candidates":["alpha"]', '"writes":["alpha"]')),
         ":4: op 'm': a candidate is among the op's reads, and not among its writes, found 'alpha', written",
     ),
     "more choices than candidates": (
-        lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"each":2')),
+        lines(A, F, dynamic_reads('"revealed_by":"f","candidates":["alpha"],"each":2')),
         ":4: op 'm': each of some samples chooses at least one and at most all candidates, found 1 samples that c",
     ),
     "a choice by nobody": (
-        lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"samples":0')),
+        lines(A, F, dynamic_reads('"revealed_by":"f","candidates":["alpha"],"samples":0')),
         ":4: op 'm': each of some samples chooses at least one and at most all candidates, found 0 samples that c",
     ),
     "a candidate twice": (
-        lines(A, F, late('"revealed_by":"f","candidates":["alpha","alpha"]')),
-        ":4, late.candidates: each name stands here once, found 'alpha' 2 times",
+        lines(A, F, dynamic_reads('"revealed_by":"f","candidates":["alpha","alpha"]')),
+        ":4, dynamic.candidates: each name stands here once, found 'alpha' 2 times",
     ),
     "an unknown key of a choice": (
-        lines(A, F, late('"revealed_by":"f","candidates":["alpha"],"top_k":2')),
-        ":4, late.top_k: only known keys stand here, found 'top_k'",
+        lines(A, F, dynamic_reads('"revealed_by":"f","candidates":["alpha"],"top_k":2')),
+        ":4, dynamic.top_k: only known keys stand here, found 'top_k'",
     ),
     "a choice of many": (
-        lines(A, F, late('"revealed_by":"f","candidates":["alpha"]', '"kind":"collective","duration_ns":1')),
+        lines(A, F, dynamic_reads('"revealed_by":"f","candidates":["alpha"]', '"kind":"collective","duration_ns":1')),
         ":4: op 'm': an op with dynamic reads is of kind compute, found kind collective",
     ),
     "an input of two steps": (

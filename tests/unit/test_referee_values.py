@@ -117,7 +117,7 @@ def test_a_copy_that_is_left_behind_the_last_step_is_named_beside_what_steps_cha
         g.tensor(name, 4, persistent=True)
     g.tensor("r", 1)
     g.op("u", ["w"], ["w", "r"], duration_ns=1)
-    g.op("f", ["r", "e0", "e1"], late=g.late("f", "u", ["e0", "e1"]))
+    g.op("f", ["r", "e0", "e1"], dynamic=g.dynamic_reads("f", "u", ["e0", "e1"]))
     text = "copy e0 ddr hbm; copy e1 ddr hbm; compute u; compute f; detach r hbm; detach e0 hbm"
     home = {"e0": "ddr", "e1": "ddr"}
     judge(g.build(), f"{text}; detach e1 hbm", **home)

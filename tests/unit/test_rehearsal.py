@@ -26,7 +26,7 @@ workload: job.yaml
 homes: {expert: ddr}
 budget: 2 MB
 policies:
-  - {policy: reactive, label: on demand, options: {late: on_demand}}
+  - {policy: reactive, label: on demand, options: {dynamic: on_demand}}
   - {policy: reactive, label: all}
   - {policy: hybrid, options: {prefetch: next_layer_all}}
   - static

@@ -119,7 +119,7 @@ def window(problem: Problem) -> Problem:
         duration_ns=problem.durations_ns[-1],
         barrier=True,
     )
-    seen = replace(graph, ops=(lead, *(replace(op, late=None) for op in graph.ops)), steps=1)
+    seen = replace(graph, ops=(lead, *(replace(op, dynamic=None) for op in graph.ops)), steps=1)
     durations_ns = [problem.durations_ns[-1], *problem.durations_ns]
     return replace(problem, graph=seen, durations_ns=durations_ns)
 

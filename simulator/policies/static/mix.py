@@ -97,7 +97,7 @@ def rewrite(problem: Problem, repeated: Plan) -> Rewritten:
                 tensors.append(replace(original, name=f"{original.name}#{remakes[tensor] + 1}"))
         runs[a] += 1
         name = f"{op.name}#{runs[a]}" if runs[a] > 1 else op.name
-        ops.append(replace(op, name=name, reads=reads, writes=tuple([holder[t] for t in op.writes]), late=None))
+        ops.append(replace(op, name=name, reads=reads, writes=tuple([holder[t] for t in op.writes]), dynamic=None))
         op_of.append(a)
     outputs = tuple([holder[t] for t in graph.outputs])
     written = replace(graph, tensors=tuple(tensors), ops=tuple(ops), outputs=outputs)

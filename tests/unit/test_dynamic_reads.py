@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from late_cases import DDR, HBM, chosen_flags, machine, moe, on_demand, plan_of, play
+from dynamic_cases import DDR, HBM, chosen_flags, machine, moe, on_demand, plan_of, play
 from replays import rows
 
 from simulator.bounds import Limits, Precedence, Timing
@@ -35,7 +35,7 @@ def test_a_late_read_waits_for_its_transfer_alone() -> None:
     plan = plan_of(GRAPH, on_demand(GRAPH), MACHINE)
     trace = play(GRAPH, plan, MACHINE, DRAWS)
     spans = [(s["kind"], s["item"], s["start_ns"], s["end_ns"]) for s in rows(trace.spans)]
-    expert = GRAPH.ops[EXPERTS].late.candidates  # type: ignore[union-attr]
+    expert = GRAPH.ops[EXPERTS].dynamic.candidates  # type: ignore[union-attr]
     assert spans == [
         (COMPUTE, ROUTE, 0, 5),
         (COMPUTE, SHARED, 5, 8),
@@ -53,8 +53,8 @@ def test_a_late_read_waits_for_its_transfer_alone() -> None:
 def test_what_is_read_for_certain_as_well_may_be_there_from_the_step_before() -> None:
     """Expert 0 is chosen in both steps and stays; an op that always reads it waits for no copy in the second."""
     base = moe(1, 3, size=100, steps=2)
-    use = base.ops[EXPERTS].late.candidates[:1]  # type: ignore[union-attr]
-    last = replace(base.ops[EXPERTS], name="use", reads=use, writes=(), late=None, duration_ns=3)
+    use = base.ops[EXPERTS].dynamic.candidates[:1]  # type: ignore[union-attr]
+    last = replace(base.ops[EXPERTS], name="use", reads=use, writes=(), dynamic=None, duration_ns=3)
     graph = replace(base, ops=(*base.ops, last))
     draws = Draws(graph, MACHINE, 0, chosen_flags(graph, {"L0/experts": [[0], [0]]}))
     plan = plan_of(graph, on_demand(graph, keep=3), MACHINE)
@@ -145,7 +145,7 @@ def runtime(*steps: Code | Callable[[View], object]) -> Callable[[View], Iterato
     return issue
 
 
-FIRST = GRAPH.ops[EXPERTS].late.candidates[0]  # type: ignore[union-attr]
+FIRST = GRAPH.ops[EXPERTS].dynamic.candidates[0]  # type: ignore[union-attr]
 REFUSED = {
     "a look before the reveal": (
         [(COMPUTE, ROUTE, 0, 0), lambda view: view.chosen(EXPERTS)],
@@ -175,7 +175,7 @@ def test_nobody_acts_on_a_draw_before_its_reveal(name: str) -> None:
 def test_what_is_issued_before_its_reveal_starts_when_what_it_reads_is_there() -> None:
     """All three are brought; expert 1 is the second to come (21 ns), and the op does not wait for the third."""
     graph = moe(1, 3, steps=1)
-    first = graph.ops[EXPERTS].late.candidates[0]  # type: ignore[union-attr]
+    first = graph.ops[EXPERTS].dynamic.candidates[0]  # type: ignore[union-attr]
     made = [t for op in graph.ops for t in op.writes]
     steps = [
         *((COPY, first + i, DDR, HBM) for i in range(3)),

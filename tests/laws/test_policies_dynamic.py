@@ -8,17 +8,17 @@ from itertools import count
 from typing import Any
 
 import pytest
+from dynamic_cases import DDR, HBM, machine, moe
+from dynamic_strategies import machines
 from hypothesis import given
 from hypothesis import strategies as st
-from late_cases import DDR, HBM, machine, moe
-from late_strategies import machines
 from policy_problems import replay
 
 from simulator import engine
 from simulator.cost import durations_ns
 from simulator.draws import Draws, drawn, popularity
 from simulator.errors import CapacityError, PlanError
-from simulator.graph import Graph, Late
+from simulator.graph import DynamicReads, Graph
 from simulator.hardware import Hardware
 from simulator.lifetime import live_bytes
 from simulator.plan import COMPUTE, COPY, FREE, PART, Actions, Code, Plan, View
@@ -30,10 +30,13 @@ from simulator.scenario import DrawsOrigin, Switches
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *(("reactive", {"late": "on_demand", "evict": evict, "look_ahead": 0}) for evict in ("lru", "lfu", "hot", "fifo")),
-    ("reactive", {"late": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),
-    ("reactive", {"late": "on_demand", "evict": "lfu", "look_ahead": 32}),
-    ("reactive", {"late": "on_demand"}),
+    *(
+        ("reactive", {"dynamic": "on_demand", "evict": evict, "look_ahead": 0})
+        for evict in ("lru", "lfu", "hot", "fifo")
+    ),
+    ("reactive", {"dynamic": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),
+    ("reactive", {"dynamic": "on_demand", "evict": "lfu", "look_ahead": 32}),
+    ("reactive", {"dynamic": "on_demand"}),
     ("reactive", {}),
     ("static", {}),
     *(("hybrid", {"evict": evict}) for evict in ("lru", "lfu", "hot")),
@@ -82,13 +85,13 @@ def least(graph: Graph) -> int:
     """Room in which any of these graphs can run with dynamic reads on demand: what is known to be chosen, and more."""
     known = []
     for at in range(len(graph.ops)):
-        late = [one for op in graph.ops[at:] if (one := op.late) and one.revealed_by < at]
-        known.append(sum(sum(sorted(_sizes(graph, one), reverse=True)[: one.samples * one.each]) for one in late))
+        dynamic = [one for op in graph.ops[at:] if (one := op.dynamic) and one.revealed_by < at]
+        known.append(sum(sum(sorted(_sizes(graph, one), reverse=True)[: one.samples * one.each]) for one in dynamic))
     return max(known) + FEW
 
 
-def _sizes(graph: Graph, late: Late) -> list[int]:
-    return [graph.tensors[t].size_bytes for t in late.candidates]
+def _sizes(graph: Graph, dynamic: DynamicReads) -> list[int]:
+    return [graph.tensors[t].size_bytes for t in dynamic.candidates]
 
 
 def run(p: Problem, plan: Plan, draws: Draws, switches: Switches | None = None) -> engine.Trace:
@@ -123,7 +126,7 @@ def test_what_stays_in_hbm_is_read_late_all_the_same(
     data: st.DataObject, contended: bool,
 ) -> None:  # fmt: skip
     """All experts of some layers are at home there; their ops take the time, and the host's, of what is drawn."""
-    layers = data.draw(st.sets(st.sampled_from([op.late.candidates for op in graph.ops if op.late])))
+    layers = data.draw(st.sets(st.sampled_from([op.dynamic.candidates for op in graph.ops if op.dynamic])))
     here = frozenset().union(*layers)
     budget = 2 * least(graph) + sum(t.size_bytes for t in graph.tensors)
     p = problem(graph, hardware, origin, budget, here)
@@ -194,7 +197,7 @@ def follow(walk: PlanWalk, issued: Sequence[Code | None], steps: int) -> None:
     walk.finish(steps)
 
 
-@pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "late" in one[1]])
+@pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "dynamic" in one[1]])
 @given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
 def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
     name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
@@ -220,7 +223,7 @@ def test_what_came_home_and_leaves_unused_does_not_block_a_runtime(
     """Over one link: its copy in waited for room that a compute had taken which was issued later."""
     graph, origin = moe(3, **sizes), DrawsOrigin(distribution=distribution)
     p = problem(graph, machine(), origin, budget, home=FREE)
-    plan = POLICIES["reactive"].plan(p, {"late": "on_demand", "evict": "furthest", "look_ahead": ahead})
+    plan = POLICIES["reactive"].plan(p, {"dynamic": "on_demand", "evict": "furthest", "look_ahead": ahead})
     assert run(p, plan, drawn(graph, p.hardware, origin, seed)).status == "ok"
 
 
@@ -229,7 +232,7 @@ def test_hybrid_is_no_slower_than_a_runtime_on_demand(graph: Graph, origin: Draw
     """Under the draws that both try their plans with; and it has a plan wherever that has one."""
     p = problem(graph, machine(), origin, least(graph) - FEW + spare, home=home)
     try:
-        other = POLICIES["reactive"].plan(p, {"late": "on_demand"})
+        other = POLICIES["reactive"].plan(p, {"dynamic": "on_demand"})
     except CapacityError:
         return
     ours, theirs = (p.replay(plan) for plan in (POLICIES["hybrid"].plan(p, {}), other))

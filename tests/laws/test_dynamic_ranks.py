@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dynamic_cases import chosen_flags, moe, on_demand, plan_of
 from hypothesis import given
 from hypothesis import strategies as st
-from late_cases import chosen_flags, moe, on_demand, plan_of
 from policy_problems import machine
 
 from simulator import engine

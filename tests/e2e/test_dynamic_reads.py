@@ -26,7 +26,7 @@ budget: 2 MB
 seed: 4
 DRAWS
 policies:
-  - {policy: reactive, label: on demand, options: {late: on_demand}}
+  - {policy: reactive, label: on demand, options: {dynamic: on_demand}}
   - {policy: reactive, label: all}
   - {policy: hybrid, options: {prefetch: speculative}}
   - static
@@ -68,7 +68,7 @@ def test_what_is_read_late_and_free_stays_as_far_as_there_is_room(tmp_path, budg
     """Not all of it went away to be brought back: nothing moves where all fits, and a runtime is no faster."""
     story = folder(tmp_path, "draws: {distribution: zipf, skew: 2.0}\n")
     text = story.read_text().replace("{expert: ddr}", "{expert: free}").replace("2 MB", budget)
-    text = text.replace("{late: on_demand}", f"{{late: on_demand, evict: {evict}}}")
+    text = text.replace("{dynamic: on_demand}", f"{{dynamic: on_demand, evict: {evict}}}")
     story.write_text(text.replace("{prefetch: speculative}", f"{{evict: {evict}}}"))
     rows = {label: row.summary for label, row in hosim.run(story, policies=["on demand", "hybrid"]).items()}
     assert (rows["hybrid"]["moved_h2d_bytes"] > 0) == moves
@@ -85,8 +85,8 @@ def test_a_runtime_does_not_block_itself_where_every_home_is_free(tmp_path, budg
     story = folder(tmp_path, "draws: {distribution: zipf}\n")
     (tmp_path / "job.yaml").write_text(documents.decoder(2, small, batch=1, sequence=16, steps=3, experts="each"))
     text = story.read_text().replace("{expert: ddr}", '{"*": free}').replace("2 MB", budget)
-    options = f"{{late: on_demand, evict: {evict}, look_ahead: {ahead}}}"
-    story.write_text(text.replace("{late: on_demand}", options))
+    options = f"{{dynamic: on_demand, evict: {evict}, look_ahead: {ahead}}}"
+    story.write_text(text.replace("{dynamic: on_demand}", options))
     assert hosim.run(story, policies=["on demand"])["on demand"].status == "ok"
 
 
@@ -121,7 +121,7 @@ def test_a_runtime_does_not_block_itself_over_two_links(tmp_path, evict) -> None
     box = documents.BOX.replace("ddr: {capacity: inf}", "ddr: {capacity: DDR}").replace("links:\n", FAR, 1)
     (tmp_path / "box.yaml").write_text(box.replace("DDR", "1140000 B"))
     text = story.read_text().replace("{expert: ddr}", '{"*": free}').replace("2 MB", "676768 B")
-    story.write_text(text.replace("{late: on_demand}", f"{{late: on_demand, evict: {evict}, look_ahead: 32}}"))
+    story.write_text(text.replace("{dynamic: on_demand}", f"{{dynamic: on_demand, evict: {evict}, look_ahead: 32}}"))
     assert hosim.run(story, policies=["on demand"])["on demand"].status == "ok"
 
 
@@ -234,7 +234,7 @@ GRAPH_OF_BOTH = """
 {"tensor":"x","size_bytes":1000,"kind":"input","persistent":true}
 {"tensor":"r","size_bytes":1000}
 {"op":"route","reads":["x"],"writes":["r"],"duration_ns":1000}
-{"op":"moe","reads":["r","e0","e1"],"duration_ns":9000,"late":{"revealed_by":"route","candidates":["e0","e1"]}}
+{"op":"moe","reads":["r","e0","e1"],"duration_ns":9000,"dynamic":{"revealed_by":"route","candidates":["e0","e1"]}}
 {"op":"both","reads":["e1"],"duration_ns":5000}
 """
 
@@ -254,7 +254,7 @@ def test_what_one_op_reads_late_and_another_for_certain_is_refused_by_hybrid_alo
     (tmp_path / "w.yaml").write_text("schema: hosim/workload/1\nname: g\ngraph: g.jsonl\n")
     (tmp_path / "s.yaml").write_text(
         "schema: hosim/scenario/1\nname: s\nhardware: h100_sxm\nworkload: w.yaml\nhomes: {expert: ddr}\n"
-        "policies: [hybrid, {policy: reactive, options: {late: on_demand}}, static]\n"
+        "policies: [hybrid, {policy: reactive, options: {dynamic: on_demand}}, static]\n"
     )
     rows = hosim.run(tmp_path / "s.yaml")
     assert {label: row.status for label, row in rows.items()} == {"hybrid": "refused", "reactive": "ok", "static": "ok"}

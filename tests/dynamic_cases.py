@@ -47,12 +47,19 @@ def moe(
         if not early:
             route(layer)
         b.op(f"L{layer}/shared", [last], [f"L{layer}/shared"], duration_ns=3)
-        late = b.late("o", f"L{layer}/route", names, samples=samples, each=each)
+        dynamic = b.dynamic_reads("o", f"L{layer}/route", names, samples=samples, each=each)
         made = [f"L{layer}/routed", f"L{layer}/shared", *names]
-        b.op(f"L{layer}/experts", made, [f"L{layer}/out"], read_bytes=0, write_bytes=0, late=late)
+        b.op(f"L{layer}/experts", made, [f"L{layer}/out"], read_bytes=0, write_bytes=0, dynamic=dynamic)
         for reader in range(1, readers):
             b.tensor(f"L{layer}/out.{reader}", 1)
-            b.op(f"L{layer}/experts.{reader}", made, [f"L{layer}/out.{reader}"], read_bytes=0, write_bytes=0, late=late)
+            b.op(
+                f"L{layer}/experts.{reader}",
+                made,
+                [f"L{layer}/out.{reader}"],
+                read_bytes=0,
+                write_bytes=0,
+                dynamic=dynamic,
+            )
         last = f"L{layer}/out"
     return b.build(steps=steps)
 
@@ -61,8 +68,8 @@ def chosen_flags(graph: Graph, choices: Mapping[str, list[list[int]]]) -> dict[i
     """By op name and step, positions of the chosen candidates, as `Draws` holds them."""
     found = {}
     for op, what in enumerate(graph.ops):
-        if what.late:
-            flags = np.zeros((graph.steps, len(what.late.candidates)), bool)
+        if what.dynamic:
+            flags = np.zeros((graph.steps, len(what.dynamic.candidates)), bool)
             for step, chosen in enumerate(choices[what.name]):
                 flags[step, chosen] = True
             found[op] = flags
@@ -81,7 +88,7 @@ def on_demand(graph: Graph, keep: int = 0, asked: list[tuple[int, int]] | None =
     asked
         Takes (op, how many steps were issued before) of each look at what is chosen.
     """
-    reveals = {op.late.revealed_by: i for i, op in enumerate(graph.ops) if op.late}
+    reveals = {op.dynamic.revealed_by: i for i, op in enumerate(graph.ops) if op.dynamic}
     dies = {t: max(i for i, op in enumerate(graph.ops) if t in (*op.reads, *op.writes))
             for t, tensor in enumerate(graph.tensors) if not tensor.persistent}  # fmt: skip
 
@@ -104,7 +111,7 @@ def on_demand(graph: Graph, keep: int = 0, asked: list[tuple[int, int]] | None =
                             yield COPY, tensor, DDR, HBM
                             issued += 1
                         here.append(tensor)
-                if what.late:
+                if what.dynamic:
                     while len(here) > keep:
                         yield DETACH, here.pop(0), HBM, 0
                         issued += 1
@@ -121,7 +128,7 @@ def on_demand(graph: Graph, keep: int = 0, asked: list[tuple[int, int]] | None =
 def plan_of(graph: Graph, steps: object, hardware: Hardware, *, looks: bool = False) -> Plan:
     """A plan with experts at home in DDR."""
     home = tuple(NOWHERE if not t.persistent else DDR if t.kind == "expert" else HBM for t in graph.tensors)
-    return Plan("late", hardware.tier_names, home, steps, looks=looks)  # type: ignore[arg-type]
+    return Plan("dynamic", hardware.tier_names, home, steps, looks=looks)  # type: ignore[arg-type]
 
 
 def play(graph: Graph, plan: Plan, hardware: Hardware, draws: Draws | None, **more: object) -> Trace:

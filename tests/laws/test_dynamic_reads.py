@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from dynamic_cases import chosen_flags, machine, on_demand, plan_of, play
+from dynamic_strategies import graphs, machines, origins, seeds
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from late_cases import chosen_flags, machine, on_demand, plan_of, play
-from late_strategies import graphs, machines, origins, seeds
 from replays import rows
 
 from simulator.bounds import Limits, Precedence, Timing, mean_step
@@ -99,9 +99,9 @@ def test_a_fixed_plan_brings_all_and_takes_the_time_of_the_draw(
     graph: Graph, origin: DrawsOrigin, seed: int, hardware: Hardware
 ) -> None:
     """Its lap is counted once, but for what it reads dynamically, and runs as if each lap were counted anew."""
-    everything = [list(range(len(op.late.candidates))) for op in graph.ops if op.late]
+    everything = [list(range(len(op.dynamic.candidates))) for op in graph.ops if op.dynamic]
     one_step = replace(graph, steps=1)
-    names = [op.name for op in graph.ops if op.late]
+    names = [op.name for op in graph.ops if op.dynamic]
     all_flags = chosen_flags(one_step, {name: [one] for name, one in zip(names, everything, strict=True)})
     full = plan_of(graph, on_demand(one_step), hardware)
     record = recorded(full, play(one_step, full, hardware, Draws(one_step, hardware, 0, all_flags)))
@@ -134,13 +134,13 @@ def test_draws_follow_from_graph_origin_and_seed(graph: Graph, origin: DrawsOrig
     hardware = machine()
     one, two = (drawn(graph, hardware, origin, seed) for _ in range(2))
     for op, flags in one.chosen_flags.items():
-        late = graph.ops[op].late
-        assert late is not None
+        dynamic = graph.ops[op].dynamic
+        assert dynamic is not None
         assert np.array_equal(flags, two.chosen_flags[op])
         for step in range(graph.steps):
             chosen = one.chosen(op, step)
-            assert late.each <= len(chosen) <= min(len(late.candidates), late.samples * late.each)
-            assert set(chosen) <= set(late.candidates)
+            assert dynamic.each <= len(chosen) <= min(len(dynamic.candidates), dynamic.samples * dynamic.each)
+            assert set(chosen) <= set(dynamic.candidates)
             assert one.chosen_bytes(op)[step] == sum(graph.tensors[t].size_bytes for t in chosen)
             assert one.predicted(op, step, 1.0) == chosen
             assert len(one.predicted(op, step, 0.5)) <= len(chosen)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dynamic_cases import machine, moe
 from hypothesis import strategies as st
-from late_cases import machine, moe
 
 from simulator.hardware import Hardware, ReactiveHost
 from simulator.scenario import DrawsOrigin
