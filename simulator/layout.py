@@ -3,7 +3,7 @@
 Ranks stand in a *mesh*: a matrix of devices with a name for each axis, the last axis the fastest. A layout maps each
 dimension of a tensor to the axes that cut it (none, one or several, the first the coarsest), as in MindSpore's
 ``Layout(device_matrix, alias_name)(tensor_map)``. Ranks that differ only along other axes hold the same slice. Along a
-*partial* axis each rank holds a summand of the whole.
+*partial* axis each rank holds a partial sum.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Layout:
     tensor_map
         For each dimension the axes that cut it, the coarsest first.
     partial
-        Axes along which each rank holds a summand.
+        Axes along which each rank holds a partial sum.
     cut
         All axes that cut some dimension.
     divisors

@@ -182,7 +182,7 @@ def _grouped_experts(t: Tape, part: Experts, x: str) -> str:
 
 
 def embed(t: Tape, tokens: list[str] | None = None) -> str:
-    """Look tokens up (default: the ids); ranks with a part of the vocabulary have summands of the result.
+    """Look tokens up (default: the ids); ranks with a part of the vocabulary have partial sums of the result.
 
     Its gradient is scattered into that of the table: a fresh one is written as a whole, another gets the rows added.
     """

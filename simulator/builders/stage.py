@@ -196,7 +196,7 @@ def _add_up(t: Tape) -> None:
     """Add up the gradients of a block over ranks: in place, or with ZeRO stage 2 and 3 into shards."""
     trained = [weight for weight in t.weights[t.block].values() if weight.is_trained]
     # ranks that saw other tokens of the same samples, or other heads
-    others = {w.name: tuple(a for a in t.summands[w.name] if a not in BATCH) for w in trained if w.name in t.graded}
+    others = {w.name: tuple(a for a in t.partial_sums[w.name] if a not in BATCH) for w in trained if w.name in t.graded}
     summed = _by_axes((weight, others.get(weight.name, ())) for weight in trained)
     shared = _by_axes((weight, weight.replicas) for weight in trained)
     sums = [(CollectiveKind.ALL_REDUCE, part) for part in summed]

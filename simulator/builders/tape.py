@@ -57,7 +57,7 @@ class Tape(StepBuilder):
         self.has_trained_before = False  # in an earlier stage
         self.graded: dict[str, str] = {}  # weight -> its gradient in this micro-batch, or of all so far
         self.shards: dict[str, str] = {}  # weight -> the shard of its gradient, with ZeRO
-        self.summands: dict[str, Axes] = {}  # weight -> axes along which replicas hold a summand of its gradient
+        self.partial_sums: dict[str, Axes] = {}  # weight -> axes along which replicas hold a part of its gradient
         self.grads: dict[str, str] = {}  # tensor -> its gradient so far
         self._backs: dict[str, list[tuple[str, Back]]] = {}  # block of a micro-batch -> how to go back through it
         self._shared = set[str]()  # gradients of two tensors at once: nothing is added to them in place
@@ -137,7 +137,7 @@ class Tape(StepBuilder):
         self.record(turn(x), lambda dy: self.add_gradients([x], [turn(dy)]))
 
     def linear(self, name: str, x: str, weight: Weight | None = None, *, heads: int = 0) -> str:
-        """Multiply rows, or the first elements of them, by a weight; as that is cut, the output is cut, or a summand.
+        """Multiply rows, or their first elements, by a weight; the output is cut, or a partial sum, as that is cut.
 
         So is the gradient of the input. At inference as many experts are read as are expected to be chosen. The output
         of an adapter on the same rows (LoRA, arXiv 2106.09685) is added.
@@ -178,8 +178,8 @@ class Tape(StepBuilder):
         def back(dy: str) -> None:
             dy, dx = self.to(dy, made), list[str]()
             if self.wants(x):
-                summand = laid_out(self.mesh, taken.tensor_map, shares)
-                dx = [self.tensor(f"{name}.in.grad", inputs, summand, size, rows)]
+                partial_sum = laid_out(self.mesh, taken.tensor_map, shares)
+                dx = [self.tensor(f"{name}.in.grad", inputs, partial_sum, size, rows)]
                 self.op(f"{name}.dgrad", [dy, self._converted_weight(name, weight)], dx, flops=flops)
             if any(held.is_trained for held in weights):
                 saved = [self.to(x, taken)] if weight.is_trained else []
@@ -343,5 +343,5 @@ class Tape(StepBuilder):
                 micro = self.micro if self.zero_stage > 1 and weight.replicas else ""
                 name = self.graded[weight.name] = f"{micro}{weight.name}.grad"
                 self.graph.tensor(name, weight.parameters * self.workload.dtypes.gradient_bytes, "gradient")
-                self.summands[weight.name] = self.mesh.real(tokens)
+                self.partial_sums[weight.name] = self.mesh.real(tokens)
         return old, [self.graded[weight.name] for weight in trained]

@@ -1,8 +1,8 @@
 """The weights of a decoder: their shapes, and how they are cut unless the workload says otherwise.
 
 A linear's weight has inputs and outputs. Cut along its outputs (column), every rank makes a part of the output; cut
-along its inputs (row), a summand. Megatron alternates the two, so that each pair of linears sums up once; it cuts the
-tables along the vocabulary.
+along its inputs (row), a partial sum. Megatron alternates the two, so that each pair of linears sums up once; it cuts
+the tables along the vocabulary.
 """
 
 from __future__ import annotations

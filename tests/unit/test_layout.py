@@ -67,9 +67,9 @@ def kinds(source: Layout, target: Layout) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_the_usual_changes() -> None:
     whole, rows, columns = (Layout(MESH, m) for m in (((), ()), (("tensor",), ()), ((), ("tensor",))))
-    summands = Layout(MESH, ((), ()), ("tensor",))
-    assert kinds(summands, whole) == [("all_reduce", ("tensor",))]
-    assert kinds(summands, rows) == [("reduce_scatter", ("tensor",))]
+    partial_sums = Layout(MESH, ((), ()), ("tensor",))
+    assert kinds(partial_sums, whole) == [("all_reduce", ("tensor",))]
+    assert kinds(partial_sums, rows) == [("reduce_scatter", ("tensor",))]
     assert kinds(rows, whole) == [("all_gather", ("tensor",))]
     assert kinds(rows, columns) == [("all_to_all", ("tensor",))]
     assert kinds(whole, rows) == [("slice", ("tensor",))]
@@ -91,28 +91,28 @@ AXES = ("a", "b", "c")
 def layouts(draw: st.DrawFn, mesh: Mesh, *, partial: bool) -> Layout:
     """Each axis cuts a dimension, is partial, or neither; several on one dimension in any order."""
     maps: list[list[str]] = [[], []]
-    summands = []
+    partial_sums = []
     for axis in draw(st.permutations(AXES)):
         place = draw(st.sampled_from([0, 1, None, "partial"] if partial else [0, 1, None]))
         if place == "partial":
-            summands.append(axis)
+            partial_sums.append(axis)
         elif place is not None:
             maps[place].append(axis)
-    return Layout(mesh, tuple(map(tuple, maps)), tuple(summands))
+    return Layout(mesh, tuple(map(tuple, maps)), tuple(partial_sums))
 
 
 def scattered(layout: Layout, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, list[np.ndarray]]:
-    """A whole tensor, and what each rank holds of it: its slice, of its summand."""
+    """A whole tensor, and what each rank holds of it: its slice, of its partial_sum."""
     whole = rng.integers(0, 1000, shape)
     ranks = layout.mesh.ranks
-    summands = {0: whole}
+    partial_sums = {0: whole}
     for position in range(1, layout.mesh.size(layout.partial)):
-        summands[position] = rng.integers(0, 1000, shape)
-        summands[0] = summands[0] - summands[position]
+        partial_sums[position] = rng.integers(0, 1000, shape)
+        partial_sums[0] = partial_sums[0] - partial_sums[position]
     held = []
     for rank in range(ranks):
-        summand = summands[layout.mesh.positions(layout.partial)[rank]]
-        held.append(summand[tuple(slice(*ends) for ends in slice_of(layout, rank, shape))])
+        partial_sum = partial_sums[layout.mesh.positions(layout.partial)[rank]]
+        held.append(partial_sum[tuple(slice(*ends) for ends in slice_of(layout, rank, shape))])
     return whole, held
 
 
@@ -162,6 +162,6 @@ def after(
                     total[cells] += held[other]
                     seen[cells] += 1
             mine = tuple(slice(*e) for e in slice_of(new, rank, shape))
-            assert (seen[mine] == old.mesh.size(summed)).all(), "not all summands were among those who met"
+            assert (seen[mine] == old.mesh.size(summed)).all(), "not all partial_sums were among those who met"
             found[rank] = total[mine]
     return found
