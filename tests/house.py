@@ -28,7 +28,7 @@ OF_ERRORS = {"found", "must"}
 
 
 class File(NamedTuple):
-    """One file: its name in the house, its room, its syntax, lines of what, and faulty functions."""
+    """One file: module, room, syntax tree, counts of lines, and functions that break a rule."""
 
     module: str
     room: str

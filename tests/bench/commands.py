@@ -74,7 +74,7 @@ def measure(arguments: list[str], folder: Path, *, again: bool = False) -> tuple
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"hosim {' '.join(arguments)}: ended with {process.returncode}")
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
 
 
 def main() -> None:

@@ -57,7 +57,7 @@ def large() -> str:
     model, named = torch_steps.llama_8b()
     made = time.perf_counter()
     graph = hosim.torch.capture(model, **named).graph
-    took, held = time.perf_counter() - made, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    took, held = time.perf_counter() - made, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     said = f"llama_8b on 16,384 tokens: {len(graph.ops):,} ops, peak {live_bytes(graph).max() / 1e9:.0f} GB;\n"
     return f"{said}made in {made - begun:.1f} s and captured in {took:.1f} s by a process of {held:.2f} GB"
 

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from digest_cases import DYNAMIC
 from dynamic_cases import DDR, HBM, machine, moe
 from dynamic_strategies import machines
 from hypothesis import given
@@ -29,20 +30,6 @@ from simulator.scenario import DrawsOrigin, Switches
 
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
-OPTIONS: list[tuple[str, dict[str, Any]]] = [
-    *(
-        ("reactive", {"dynamic": "on_demand", "evict": evict, "look_ahead": 0})
-        for evict in ("lru", "lfu", "hot", "fifo")
-    ),
-    ("reactive", {"dynamic": "on_demand", "evict": "furthest", "look_ahead": 4, "synchronous": True}),
-    ("reactive", {"dynamic": "on_demand", "evict": "lfu", "look_ahead": 32}),
-    ("reactive", {"dynamic": "on_demand"}),
-    ("reactive", {}),
-    ("static", {}),
-    *(("hybrid", {"evict": evict}) for evict in ("lru", "lfu", "hot")),
-    ("hybrid", {"prefetch": "next_layer_all"}),
-    ("hybrid", {"prefetch": "speculative", "accuracy": 0.5}),
-]
 graphs = st.builds(
     moe,
     st.integers(1, 3),
@@ -102,7 +89,7 @@ def run(p: Problem, plan: Plan, draws: Draws, switches: Switches | None = None) 
     return trace
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@pytest.mark.parametrize(("name", "options"), DYNAMIC)
 @given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
 def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
     name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
@@ -119,7 +106,7 @@ def test_what_a_policy_issues_runs_in_any_room_that_it_accepts(
     assert trace.status == "ok"
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@pytest.mark.parametrize(("name", "options"), DYNAMIC)
 @given(graph=graphs, origin=origins, hardware=machines(), data=st.data(), contended=st.booleans())
 def test_what_stays_in_hbm_is_read_late_all_the_same(
     name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, hardware: Hardware,
@@ -197,7 +184,7 @@ def follow(walk: PlanWalk, issued: Sequence[Code | None], steps: int) -> None:
     walk.finish(steps)
 
 
-@pytest.mark.parametrize(("name", "options"), [one for one in OPTIONS if one[0] == "hybrid" or "dynamic" in one[1]])
+@pytest.mark.parametrize(("name", "options"), [one for one in DYNAMIC if one[0] == "hybrid" or "dynamic" in one[1]])
 @given(graph=graphs, origin=origins, seed=st.integers(0, 9), spare=st.integers(0, 120))
 def test_what_decides_at_run_time_runs_in_any_room_where_homes_are_free(
     name: str, options: dict[str, Any], graph: Graph, origin: DrawsOrigin, seed: int, spare: int
