@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +24,15 @@ except SystemExit as ended:
 own = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1)
 print(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 """
+# What is freed goes back at once: else glibc raises this threshold with what a process frees, and keeps holes of up to
+# 32 MiB, so that the same command holds up to a seventh more or less.
+_RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def peak_kib(*arguments: object) -> int:
     """The most that any of its processes holds; what is told of itself counts its parent, so that /proc is asked."""
     command = [sys.executable, "-c", _PEAK, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | _RETURN_FREED)
     return int(done.stdout.splitlines()[-1])
 
 
@@ -54,7 +58,7 @@ def test_the_memory_of_a_graph_is_linear_in_its_ops(tmp_path):
         chain_of(tmp_path / str(ops), ops)
         found.append(peak_kib("check", tmp_path / str(ops) / "graph.jsonl"))
     first, second, third = found
-    assert third - second < 2.2 * (second - first)
+    assert third - second < 2.1 * (second - first)
 
 
 def test_the_memory_of_a_run_is_linear_in_its_steps(tmp_path):
@@ -69,4 +73,4 @@ def test_the_memory_of_a_run_is_linear_in_its_steps(tmp_path):
         )
         found.append(peak_kib("run", path, "--policy", "static", "--no-what-if"))
     first, second, third = found
-    assert third - second < 2.2 * (second - first)
+    assert third - second < 2.1 * (second - first)
