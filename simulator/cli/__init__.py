@@ -134,9 +134,8 @@ def _explained(error: Exception) -> str:
 
     Failures of the system are first: they may also prevent the imports that the other messages need.
     """
-    if isinstance(error, MemoryError | SystemError):  # SystemError: C code without the memory to report its own error
-        shortage = "no more" if isinstance(error, MemoryError) else error
-        return f"memory: there is room for what runs, found {shortage}; {_LESS}"
+    if _is_of_memory(error):
+        return f"memory: there is room for what runs, found {str(error) or 'no more'}; {_LESS}"
     if isinstance(error, OSError):
         where = "the working directory: " if isinstance(error, FileNotFoundError) else ""  # has no name any more
         where = f"{error.filename}: " if error.filename else where
@@ -154,6 +153,12 @@ def _explained(error: Exception) -> str:
     if isinstance(error, BrokenProcessPool):
         return f"a process: what hosim starts lasts until its work is done, found {error}; {_LESS}"
     raise error
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or one that led to it, is of memory: SystemError comes of C code that has none left."""
+    led = error.__cause__ or error.__context__
+    return isinstance(error, MemoryError | SystemError) or (led is not None and _is_of_memory(led))
 
 
 _LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --workers 1"

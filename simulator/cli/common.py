@@ -70,9 +70,7 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_scenario(scenario: Any, hardware: str | None, workload: str | None, **more: Any) -> Any:
         from simulator.run import scenario_to_run
 
-        if (scenario is None) != (hardware is not None and workload is not None) or (
-            scenario and (hardware or workload)
-        ):
+        if not (hardware is None) == (workload is None) != (scenario is None):
             raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
         return function(scenario_to_run(scenario, hardware, workload, more.get("policies")), **more)
 

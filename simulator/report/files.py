@@ -7,6 +7,7 @@ run that was killed.
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import os
 import re
@@ -18,7 +19,8 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from itertools import chain, count
 from pathlib import Path
-from tempfile import TemporaryFile, mkdtemp
+from secrets import token_hex
+from tempfile import TemporaryFile
 from typing import Any
 
 import orjson
@@ -71,10 +73,9 @@ def check_target(out: Path) -> None:
 
 def _strange(folder: Path) -> list[str]:
     """Return the names of files in a folder that hosim did not write."""
-    try:
+    summary: Any = None
+    with suppress(OSError, orjson.JSONDecodeError):
         summary = orjson.loads((folder / "summary.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        summary = None
     is_ours = isinstance(summary, dict) and summary.get("schema") == SUMMARY
     return sorted(_contents(folder) - set(map(str, summary.get("files", []) if is_ours else ())))
 
@@ -105,8 +106,9 @@ def replaced(out: Path) -> Iterator[Path]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _clear(out)
-        workspace = Path(mkdtemp(prefix=_PARTIAL.format(out.name), dir=out.parent))
+        workspace = out.with_name(_PARTIAL.format(out.name) + token_hex(8))
         try:
+            workspace.mkdir(0o700)
             with _locked(workspace):
                 new = workspace / "new"
                 new.mkdir()
@@ -120,6 +122,8 @@ def replaced(out: Path) -> Iterator[Path]:
             with waiting():
                 _settle(workspace, out)
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError from error
         do = "make room for them, or choose another folder"
         raise ConfigError(f"--out {out}", "the results can be written", system_message(error), do) from error
     finally:
@@ -136,14 +140,16 @@ _SPARE = 4
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder; raise an OSError if another process has locked it, or it is gone.
 
-    Meanwhile keep as many files open as removing it takes, so that it can be removed even if no more may be opened.
+    Meanwhile keep as many files open and as much memory as removing it takes, so that it can be removed even if no more
+    is to be had.
     """
-    files = [os.open(folder, os.O_RDONLY)]
+    files, memory = [os.open(folder, os.O_RDONLY)], bytearray(4 << 20)  # Python takes 1 MiB at once
     try:
         fcntl.flock(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         files += [os.dup(files[0]) for _ in range(_SPARE)]
         yield
     finally:
+        del memory
         for file in files:
             os.close(file)
 

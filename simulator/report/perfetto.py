@@ -21,7 +21,7 @@ import orjson
 
 from simulator.report.readings import KINDS, Usage, lines, space, usages
 from simulator.report.rows import Row, chosen, of_ranks, omitted, quantity
-from simulator.trace import Ints, lasts, pick
+from simulator.trace import Block, Ints, lasts, pick
 
 Event = dict[str, Any]
 _CHUNK = 20_000
@@ -76,7 +76,7 @@ def events(row: Row) -> Iterator[Event]:
             if kept.has_holes:
                 yield from _counter(f"{tier}: largest hole", view.rank, kept.time_ns, kept.hole_bytes)
     if row.is_job:
-        yield from _shared(row)
+        yield from _shared(row, row.trace.rates.whole())
 
 
 def _meta(name: str, pid: int, tid: int, /, **args: object) -> Event:
@@ -111,10 +111,8 @@ def _slices(view: Row) -> Iterator[Event]:
         yield about | {"args": {key: value for key, value in args.items() if value not in ("", None)}}
 
 
-def _shared(row: Row) -> Iterator[Event]:
+def _shared(row: Row, rates: Block) -> Iterator[Event]:
     """Iterate over counters of the tiers and buses that ranks share, in processes of their own."""
-    if row.trace is None:
-        return
     processes: dict[str, int] = {}
 
     def process(scope: str, instance: int) -> int:
@@ -123,7 +121,6 @@ def _shared(row: Row) -> Iterator[Event]:
 
     for usage in usages(row):
         yield from _memory(usage, process(usage.scope, usage.instance))
-    rates = row.trace.rates.whole()
     for index, (name, bus) in enumerate(row.hardware.buses.items()):
         of_bus = pick(rates, rates["bus"] == index)
         title = f"{name}: rate (cap {quantity(bus.bandwidth_bytes_per_s, 'B/s')})"

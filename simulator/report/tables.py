@@ -141,12 +141,11 @@ def folded(rows: Sequence[Row], width: int) -> list[list[Column]]:
     width
         Width of a line [characters]. Sections stay whole and share a part where they fit.
     """
-    name = Column("policy", (row.label for row in rows))
-    parts = [[name]]
+    parts = [[Column("policy", (row.label for row in rows))]]
 
     def begin_unless_fits(more: Sequence[Column]) -> None:
         if sum(column.width + len(_GAP) for column in (*parts[-1], *more)) > width + len(_GAP) and parts[-1][1:]:
-            parts.append([name])
+            parts.append(parts[0][:1])
 
     for section in sections(rows):
         begin_unless_fits(section)

@@ -192,8 +192,7 @@ class Varied(NamedTuple):
 
 def point_columns(rows: Rows, axes: Iterable[Varied]) -> list[Column]:
     """Make the columns that identify a row: its policy, and its value on each axis."""
-    values = (Column(axis.name, map(axis.written, rows), left=False) for axis in axes)
-    return [*figures(rows, ("policy",)), *values]
+    return [*figures(rows, ("policy",)), *(Column(axis.name, map(axis.written, rows), left=False) for axis in axes)]
 
 
 def point(row: Row, axes: Iterable[Varied]) -> str:

@@ -1,5 +1,6 @@
 """The output folder takes its place as a whole: nobody's files are lost, and nothing stays of a run that was killed."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -60,6 +61,30 @@ def test_a_file_that_takes_the_place_is_kept_beside_it(tmp_path):
     assert _names(out) == RUN
     assert (tmp_path / "out~1").read_text() == "mine"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out~1"]
+
+
+def test_an_interrupt_just_after_the_workspace_is_made_leaves_nothing(tmp_path, monkeypatch):
+    own, seen = os.mkdir, []
+
+    def mkdir(path, *more, **named):
+        own(path, *more, **named)
+        seen.append(os.path.basename(path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(KeyboardInterrupt):
+        _run(tmp_path / "out")
+    assert seen[0].startswith(".out.partial-")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_runs_out_is_not_said_of_the_folder(tmp_path):
+    def fails(folder):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with pytest.raises(MemoryError):
+        _run(tmp_path / "out", fails)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _killed(out, when):
