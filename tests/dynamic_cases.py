@@ -16,7 +16,7 @@ from simulator.hardware import Hardware
 from simulator.plan import COMPUTE, COPY, DETACH, NOWHERE, SYNC, Code, Plan, View
 from simulator.trace import Trace
 
-__all__ = ["DDR", "HBM", "chosen_flags", "machine", "moe", "on_demand", "play"]
+__all__ = ["DDR", "HBM", "chosen_flags", "machine", "moe", "on_demand", "plan_of", "play"]
 
 
 def moe(

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dynamic_cases import machine, moe
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
+from simulator.graph import Graph
 from simulator.hardware import Hardware, ReactiveHost
 from simulator.scenario import DrawsOrigin
 
-graphs = st.builds(
-    moe,
-    st.integers(1, 3),
-    st.integers(2, 5),
-    size=st.integers(0, 30),
-    samples=st.integers(1, 3),
-    each=st.integers(1, 2),
-    steps=st.integers(1, 4),
-)
+
+def graphs_of(
+    layers: int = 3, samples: int = 3, sizes: tuple[int, int] = (0, 30), **more: SearchStrategy[Any]
+) -> SearchStrategy[Graph]:
+    """Graphs of up to so many layers and samples of a batch; the sizes of experts are between two [B]."""
+    experts, each, steps = st.integers(2, 5), st.integers(1, 2), st.integers(1, 4)
+    drawn = {"size": st.integers(*sizes), "samples": st.integers(1, samples), "each": each, "steps": steps}
+    return st.builds(moe, st.integers(1, layers), experts, **drawn, **more)
+
+
+graphs = graphs_of()
 _stickiness = st.sampled_from([0.0, 0.7, 1.0])
 _zipf = st.builds(
     DrawsOrigin, distribution=st.just("zipf"), skew=st.sampled_from([0.5, 1.1, 3.0]), stickiness=_stickiness

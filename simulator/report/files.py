@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from itertools import chain, count
 from pathlib import Path
-from secrets import token_hex
+from secrets import token_urlsafe
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -99,6 +99,8 @@ def replaced(out: Path) -> Iterator[Path]:
     ------
     ConfigError
         If `out` must not be replaced, or cannot be written.
+    MemoryError
+        If the system has no memory left for what the block does.
     """
     check_target(out)
     out = out.resolve()
@@ -106,7 +108,7 @@ def replaced(out: Path) -> Iterator[Path]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _clear(out)
-        workspace = out.with_name(_PARTIAL.format(out.name) + token_hex(8))
+        workspace = out.with_name(_PARTIAL.format(out.name) + token_urlsafe(6))
         try:
             workspace.mkdir(0o700)
             with _locked(workspace):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from dynamic_cases import chosen_flags, moe, on_demand, plan_of
+from dynamic_strategies import graphs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_problems import machine
@@ -22,15 +23,7 @@ from simulator.trace import Trace
 
 RANKS = 3
 TABLES = ("spans", "waits", "residencies")
-graphs = st.builds(
-    moe,
-    st.integers(1, 2),
-    st.integers(2, 5),
-    size=st.integers(1, 30),
-    samples=st.integers(1, 2),
-    each=st.integers(1, 2),
-    steps=st.integers(1, 4),
-)
+graphs = graphs_of(2, 2, (1, 30))
 origins = st.builds(DrawsOrigin, distribution=st.sampled_from(["uniform", "zipf"]))
 
 

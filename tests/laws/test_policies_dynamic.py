@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from digest_cases import DYNAMIC
 from dynamic_cases import DDR, HBM, machine, moe
-from dynamic_strategies import machines
+from dynamic_strategies import graphs_of, machines
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_problems import replay
@@ -30,17 +30,7 @@ from simulator.scenario import DrawsOrigin, Switches
 
 pytestmark = pytest.mark.usefixtures("quick_plans")
 
-graphs = st.builds(
-    moe,
-    st.integers(1, 3),
-    st.integers(2, 5),
-    size=st.integers(0, 30),
-    samples=st.integers(1, 2),
-    each=st.integers(1, 2),
-    steps=st.integers(1, 4),
-    readers=st.integers(1, 2),
-    early=st.booleans(),
-)
+graphs = graphs_of(samples=2, readers=st.integers(1, 2), early=st.booleans())
 FEW = 12
 """Room for what these graphs make [B]."""
 origins = st.builds(
