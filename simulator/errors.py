@@ -6,7 +6,7 @@
     ├── ConfigError       a document is wrong: fix the file
     │   └── ScopeError    a policy cannot plan this: choose another one
     ├── PlanError         a plan breaks a rule: fix the plan
-    ├── CapacityError     no such plan fits: an answer, a Shortfall with levers
+    ├── CapacityError     no such plan fits: its Shortfall says by how much, and what would help
     └── InvariantError    a law was broken: a bug in hosim
 
 Every message has one shape: *where: what must hold, found what; what to do*. It has less than 2,000 characters, all

@@ -183,8 +183,8 @@ class View(Protocol):
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
         """Guess what the next run of an op chooses; `accuracy` is the probability that each choice is guessed right.
 
-        The guess is available one revealing op early: once the last op before the revealing one that reveals dynamic
-        reads has ended; before the first of a step comes the last of the step before.
+        The guess is available one revealing op early: once the revealing op that comes before the one for this op has
+        ended. Before the first of a step comes the last of the step before.
         """
 
 

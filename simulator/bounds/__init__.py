@@ -26,8 +26,8 @@ the run, which must bring all candidates, `mean_step` bounds all steps together.
 *Collectives at the end.* Copies wait for the last op that was issued before them, on whatever stream. If that is a
 collective, it counts from the moment at which its rank reaches it. If it surely comes after the last op of the line,
 the copies of the next step lie between ``E_(n-1)`` and ``S`` of the next step, which takes ``b / w`` and that last op.
-Otherwise, or if ops may run again behind it, nothing is known of when these copies start, and copies in count in runs
-of one step only.
+Otherwise, or if ops may run again behind it, nothing is known of when these copies start, and copies in are counted in
+runs of one step only.
 
 What is forced:
 

@@ -83,7 +83,7 @@ class Demand:
     Attributes
     ----------
     cuts
-        Cuts that may be short of room: around the compute tier, and around it with the tiers next to it.
+        Cuts that may be short of room, that around the compute tier first.
     work
         Bytes that each op uses, its workspace included.
     stays

@@ -87,7 +87,7 @@ class Precedence:
 
     @cached_property
     def no_earlier(self) -> dict[int, int]:
-        """Op of two steps, beside the line -> last compute of the line that surely starts no later."""
+        """Op of two steps that takes room beside the line -> last compute of the line before it that takes room."""
         ops, tensors, exists = len(self.streams), self.graph.tensors, set(Lifetimes.of(self.graph).inputs)
         takes, no_earlier, latest = list[bool](), dict[int, int](), -1
         for node in self.graph.ops:

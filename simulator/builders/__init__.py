@@ -125,7 +125,7 @@ def _check_size(workload: Workload, model: Model, *, is_built: bool = False) -> 
     """Refuse too many ops or tensors, counting every layer as the largest kind.
 
     Models of one and of two layers of each kind tell how many a layer adds. Where the whole is plainly small, one layer
-    is built, which finds other errors, or none if the whole `is_built` next.
+    of each kind is built to find other errors; nothing if the whole `is_built` next.
     """
     parallel, pools = workload.parallel, workload.pools
     layers = max(parallel.layers or [-(-model.layers // parallel.pipeline)])

@@ -168,7 +168,7 @@ class CachedLayers(NamedTuple):
         return self.token_bytes * (1 if self.reach.block else tokens)
 
     def copied_bytes(self, tokens: int) -> int:
-        """Return what the token after so many needs of them, if they are in another tier [B]; a state never is."""
+        """Return the size of what the token after `tokens` others needs from another tier [B]; 0 for a state."""
         return 0 if self.reach.block else self.token_bytes * self.reach.cached(tokens)
 
 
@@ -210,7 +210,7 @@ class Iteration(NamedTuple):
         For each of `limited_reaches` of the model, `context`, `cached` and `pairs` within it. For linear attention: the
         number of parts of prompts, of those that go on, and of pairs of their tokens that attend in blocks.
     loads
-        Tier -> tokens that are copied in from there, in the layers of each reach (`kept`).
+        Tier -> tokens that are copied in from there, in the layers of each reach (`cached_layers`).
     stores
         (source, target) -> tokens that are copied from one tier to another, in the same way.
     """

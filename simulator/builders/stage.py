@@ -154,7 +154,7 @@ def _gather_before(t: Tape, block: str, start: list[str]) -> None:
     t, block
         Tape, and the current block.
     start
-        The tensor that the block part_prefixes from, if it has one; the next gathering waits for it.
+        The tensor that the block starts from, if it has one; the next gathering waits for it.
     """
     if t.zero_stage < 3:
         return

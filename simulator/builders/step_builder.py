@@ -53,7 +53,7 @@ class Spread(NamedTuple):
 
 
 PendingOp = tuple[bool, tuple[str, list[str], list[str], str], OpFields]
-"""An op, and whether it runs again within backward: its name, reads, writes and kind, and more fields."""
+"""Whether an op runs again within backward; its name, reads, writes and kind; and more fields."""
 
 
 class StepBuilder:

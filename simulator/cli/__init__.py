@@ -155,10 +155,10 @@ def _explained(error: Exception) -> str:
     raise error
 
 
-def _is_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or one that led to it, is of memory: SystemError comes of C code that has none left."""
-    led = error.__cause__ or error.__context__
-    return isinstance(error, MemoryError | SystemError) or (led is not None and _is_of_memory(led))
+def _is_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error, or one that led to it, says that memory is short; C code may raise SystemError then."""
+    is_short = isinstance(error, MemoryError | SystemError) or "out of memory" in str(error)
+    return error is not None and (is_short or _is_of_memory(error.__cause__ or error.__context__))
 
 
 _LESS = "see whether memory is short, and give more of it, or run less at once: --policy, --workers 1"

@@ -70,7 +70,7 @@ def _on_machine(function: Callable[..., Any]) -> Callable[..., Any]:
     def with_scenario(scenario: Any, hardware: str | None, workload: str | None, **more: Any) -> Any:
         from simulator.run import scenario_to_run
 
-        if not (hardware is None) == (workload is None) != (scenario is None):
+        if {hardware is None, workload is None} != {scenario is not None}:
             raise click.UsageError("name a SCENARIO, or a machine and what runs on it: --hardware NAME --workload NAME")
         return function(scenario_to_run(scenario, hardware, workload, more.get("policies")), **more)
 

@@ -32,7 +32,7 @@ def work(size_bytes: int, bandwidth_bytes_per_s: int | float) -> int:
     """
     if bandwidth_bytes_per_s == math.inf:
         return 0
-    return -(-size_bytes * NS_PER_S * FULL_RATE // int(bandwidth_bytes_per_s))
+    return ceil_div(size_bytes * NS_PER_S * FULL_RATE, int(bandwidth_bytes_per_s))
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -300,7 +300,7 @@ class Places:
         return None
 
     def last_transfer(self, tensor: int, before: int) -> int:
-        """Return the key of the last transfer of the tensor that has not ended, among those, or `NO_COPY`."""
+        """Return the key of the last transfer of the tensor that precedes an action and has not ended, or `NO_COPY`."""
         transfers = reversed(self.transfers.get(tensor, ()))
         return next((transfer[0] for transfer in transfers if transfer[0] < before), NO_COPY)
 

@@ -83,8 +83,8 @@ class QueuedCompute:
     moves
         (tensor, moves that must have ended) pairs.
     reads, writes
-        Tensors that it needs valid; tensors that it needs a place for, and makes valid. Neither has those that earlier
-        computes of the stream have waited for.
+        Tensors that it needs valid; tensors that it needs a place for, and makes valid. Both leave out tensors that
+        earlier computes make needless to check, as `dependencies` says.
     after
         Ends of computes of other streams.
     line

@@ -103,7 +103,7 @@ class Machine:
         return self._tiers[place]
 
     def link(self, index: int, name: str, places: Places) -> LinkQueue:
-        """Make a rank's link, whose copies may share bandwidth: with the buses that cap it, and with the compute tier.
+        """Make a rank's link, whose copies may share the bandwidth of buses that cap it and of the compute tier.
 
         Copies of a staged link also share the links that they go via, and their buses.
         """

@@ -98,14 +98,14 @@ class ReactiveView(DependencyCounter):
         return unmet(self._last_ends(self._last_use, tensor), 0) is None
 
     def chosen(self, op: int) -> tuple[int, ...]:
-        """Return the candidates that the next issue of an op reads; known once the op that reveals them has ended."""
+        """Return the candidates that the next run of an op reads; known once the op that reveals them has ended."""
         dynamic = self._reads_revealed(op, RevealTracker.is_revealed)
         chosen = dynamic.draws.chosen(op, dynamic.steps[op])
         self._owed_ns += len(chosen) * self._select_ns
         return chosen
 
     def predicted(self, op: int, accuracy: float) -> tuple[int, ...]:
-        """Guess what the next issue of an op chooses; possible from the reveal before its own on.
+        """Guess what the next run of an op chooses; possible from the reveal before its own on.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class ReactiveView(DependencyCounter):
             must, do = f"a reactive plan uses compute streams 0 to {len(self._streams) - 1}", "issue it on stream 0"
             raise PlanError(f"action {self._number} (compute)", must, f"stream {stream}", f"{do}, or make a fixed plan")
         dynamic = self._dynamic
-        if dynamic is not None and op in dynamic.steps and not dynamic.is_revealed(op):
+        if dynamic is not None and not dynamic.is_revealed(op):
             missing = self._issued.missing(dynamic.possible[op])
             if missing is not None:
                 rule = "before it is revealed what a compute reads, all that it may read is valid in the compute tier"

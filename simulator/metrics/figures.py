@@ -39,7 +39,7 @@ class Figure:
         ``ranks``; rows whose ``bound`` is known; rows whose places have ``addresses``; rows of a ``table`` with others;
         what is ``served``; rows that ran on a machine that states a ``cost``.
     over
-        What there is one figure for each of; for ``energy`` and ``price``, one if the machine states any.
+        The kind of thing with a figure for each; for ``energy`` and ``price``, one figure if the machine states any.
     worse
         Which change of it is worse, if any is.
     is_compared

@@ -48,7 +48,7 @@ class Options(Part):
         When dynamic reads are revealed, what is fetched for the ops whose dynamic reads are revealed next: nothing
         (``none``), all of their candidates (``next_layer_all``), or a guess at what they choose (``speculative``).
     accuracy
-        Probability with which each choice is guessed; without a guess there is none.
+        Probability that each choice is guessed right; only of ``prefetch: speculative``.
     """
 
     cache: Bytes | None = None

@@ -239,7 +239,7 @@ def _check_host(facts: Facts, in_order: Ints) -> None:
 
 
 def _issue_costs(facts: Facts) -> Ints:
-    """Return the least that the host has paid when it issues each action [ns]: without selections, not recorded."""
+    """Return the least that the host has paid when it issues each action [ns], without selections (not recorded)."""
     program, host = facts.program, facts.program.hardware.host
     if isinstance(program.plan.actions, Actions):
         return host.fixed.launch_ns + host.fixed.step_ns * np.arange(1, len(facts.kind) + 1)

@@ -73,7 +73,7 @@ def check_trace(
         budget_bytes = hardware.tiers[hardware.compute_tier].usable_bytes
     job, switches = Job.of(job, len(plans)) if isinstance(job, Graph) else job, switches or Switches()
     ran = [plan if isinstance(plan, RankPlan) else RankPlan(plan, None) for plan in plans]
-    stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [drawn.plan for drawn in ran]
+    stands_in, is_ok, decided = trace.stands_in, trace.status == "ok", [of_rank.plan for of_rank in ran]
     _check_status(len(ran), trace)
     _check_folded(job, hardware, decided, trace)
     spare = stored_once(job, hardware, decided)
@@ -82,9 +82,9 @@ def check_trace(
     changes = room.check_held(trace.residencies.whole())
     ranks, requests, findings = list[Facts](), dict[int, RoomRequests](), dict[int, Findings]()
     for facts in _facts(job, hardware, ran, trace):
-        rank, drawn = facts.rank, ran[facts.rank]
-        requests[rank], findings[rank] = _check_rank(facts, drawn, switches)
-        check_addresses(facts, trace, drawn.allocator, budget_bytes)
+        rank, of_rank = facts.rank, ran[facts.rank]
+        requests[rank], findings[rank] = _check_rank(facts, of_rank, switches)
+        check_addresses(facts, trace, of_rank.allocator, budget_bytes)
         del facts.accesses  # the largest of its columns, which no law over ranks asks for
         ranks.append(facts)
     room.check_lines(changes, requests)
@@ -125,11 +125,11 @@ def _facts(job: Job, hardware: Hardware, ran: Sequence[RankPlan], trace: Trace) 
     programs: dict[tuple[int, int], ProgramColumns] = {}
     by_rank = {name: _by_rank(getattr(trace, name).whole(), len(ran)) for name in ("spans", "waits", "residencies")}
     for rank in sorted(set(trace.stands_in)):
-        drawn, key = ran[rank], (job.graph_of[rank], id(ran[rank].plan))
+        of_rank, key = ran[rank], (job.graph_of[rank], id(ran[rank].plan))
         if key not in programs:
-            programs[key] = ProgramColumns(job.graph(rank), hardware, drawn.plan)
-        program, issued = programs[key].with_draws(drawn.draws), trace.issued[rank]
-        is_recorded = len(issued) or drawn.plan.fixed is None
+            programs[key] = ProgramColumns(job.graph(rank), hardware, of_rank.plan)
+        program, issued = programs[key].with_draws(of_rank.draws), trace.issued[rank]
+        is_recorded = len(issued) or of_rank.plan.fixed is None
         tables = {name: blocks[rank] for name, blocks in by_rank.items()}
         tables["issued"] = issued.whole() if is_recorded else program.planned()
         yield Facts(program, tables, rank, complete=trace.status == "ok")
@@ -143,10 +143,10 @@ def _by_rank(rows: Block, ranks: int) -> list[Block]:
     return [rows] if ranks == 1 else [pick(rows, positions) for positions in np.split(order, ends)[1:-1]]
 
 
-def _check_rank(facts: Facts, drawn: RankPlan, switches: Switches) -> tuple[RoomRequests, Findings]:
+def _check_rank(facts: Facts, of_rank: RankPlan, switches: Switches) -> tuple[RoomRequests, Findings]:
     """Check one rank against the laws of single ranks; return the actions that only room kept waiting, and findings."""
-    if drawn.plan.fixed is None and facts.complete:
-        walk = PlanWalk(facts.program.graph, facts.program.hardware, drawn.plan, drawn.pinned, drawn.draws)
+    if of_rank.plan.fixed is None and facts.complete:
+        walk = PlanWalk(facts.program.graph, facts.program.hardware, of_rank.plan, of_rank.pinned, of_rank.draws)
         walk.take(zip(*(codes.tolist() for codes in (facts.kind, facts.a, facts.b, facts.c)), strict=True))
         walk.finish(facts.program.graph.steps)
     check_issued(facts)
@@ -154,6 +154,6 @@ def _check_rank(facts: Facts, drawn: RankPlan, switches: Switches) -> tuple[Room
     check_durations(facts, switches)
     held = check_places(facts)
     check_workspace(facts)
-    requests, ready = check_starts(facts, held, switches, has_addresses=drawn.allocator != "ideal")
+    requests, ready = check_starts(facts, held, switches, has_addresses=of_rank.allocator != "ideal")
     check_waits(facts, ready)
     return requests, findings_of(facts, held)

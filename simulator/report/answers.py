@@ -58,7 +58,7 @@ def frontier_view(
     ends = (row.get("limit_at") or _slowdown(row.get("next_slowdown"), question) for row in rows)
     columns.append(Column("at", ends))
     first, last = map(question.written, (question.values[0], question.values[-1]))
-    tries = f"hosim tried {question.size} from {first} to {last}, halving the distance between one that does and one"
+    tries = f"hosim tried {question.size} from {first} to {last}, halving the distance between one that fits and one"
     assurance = question.assurance if any(row[question.column] is not None for row in rows) else ""
     premise = f"{tries} that does not: it assumed that what fits also fits with {less}{assurance}."
     sentences = [*(_reached(row, question) for row in rows), *capped, premise]
@@ -170,9 +170,9 @@ def pareto_view(rows: Rows, floors: Mapping[str, Mapping[float, int]], column: s
         columns.append(Column(f"within {price:g}x", cells, left=False))
     columns += figures(least, paid)
     panel = Panel("one step", name, "ns", rows, column, "step_ns", figure_of(column).unit)
-    tries = f"hosim tried capacities of {tier} from the least that any plan needs to what all needs at once"
+    tries = f"hosim tried capacities of {tier} from the least that any plan needs to the room for all data at once"
     bounds = " No plan goes below a bound: of plans that run each op once, or that may run it again." if floors else ""
-    premise = f"{tries}; within so many times compute.{bounds}"
+    premise = f"{tries}; limits such as 1.01x are multiples of compute.{bounds}"
     sentences = [*_prices(costs, name, column), *_costs_at_ends(fronts, name, paid), premise]
     return SweepView(title, [Section(columns=columns)], sentences, [panel])
 

@@ -100,7 +100,7 @@ def replaced(out: Path) -> Iterator[Path]:
     ConfigError
         If `out` must not be replaced, or cannot be written.
     MemoryError
-        If the system has no memory left for what the block does.
+        If the system has no memory left.
     """
     check_target(out)
     out = out.resolve()
@@ -142,10 +142,10 @@ _SPARE = 4
 def _locked(folder: Path) -> Iterator[None]:
     """Lock a folder; raise an OSError if another process has locked it, or it is gone.
 
-    Meanwhile keep as many files open and as much memory as removing it takes, so that it can be removed even if no more
-    is to be had.
+    Meanwhile hold the file descriptors and the memory that removing it takes, so that it can be removed even if the
+    system gives no more.
     """
-    files, memory = [os.open(folder, os.O_RDONLY)], bytearray(4 << 20)  # Python takes 1 MiB at once
+    memory, files = bytearray(4 << 20), [os.open(folder, os.O_RDONLY)]  # Python allocates arenas of 1 MiB
     try:
         fcntl.flock(files[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         files += [os.dup(files[0]) for _ in range(_SPARE)]

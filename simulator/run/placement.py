@@ -118,11 +118,11 @@ def sharers(ranks: int, hardware: Hardware) -> dict[str, int]:
 _GROUPS = (2, 4, 8)
 """Numbers of groups to try: more groups gain little, and each is simulated."""
 _LEAST_STEPS = 3
-"""Ranks begin one by one in the first step and end so in the last; the measured step has all of them at work."""
+"""Ranks begin in turn in the first step, and end in turn in the last; the measured step has all of them at work."""
 
 
 def turns(job: Job, hardware: Hardware, shared: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the numbers of groups, begun one after another, into which the ranks on everything shared divide evenly.
+    """Return into how many groups, starting one after another, the ranks of each shared bus and node divide evenly.
 
     Parameters
     ----------

@@ -35,7 +35,7 @@ _ROOMS, _BETWEEN, _STEEP = 12, 8, 1.25
 """Capacities from the least that any plan needs to what everything needs at once; candidates between two of them, and
 the ratio of their steps above which these are tried: a hundredth of the range shows where a front bends."""
 _SCANNED = 9
-"""Values scanned for a crossover: each is at most about twice the one before."""
+"""Values scanned for a crossover, in even ratios: with the default ends each is 1.7 times the one before."""
 _NEAR = 8
 """Factor above and below the documents' value within which a crossover is searched: three doublings."""
 

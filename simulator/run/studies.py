@@ -279,7 +279,7 @@ def robustness(  # noqa: PLR0913 - what is compared, under which conditions
     loaded = catalog.resolve(scenario, set)
     choices = [rows_named(loaded.scenario, [name])[0] for name in (policy, against)]
     tested, other = (choice.row for choice in choices)
-    rule, do = "the rows compared are two, with the same changes to the machine", "name two such rows"
+    rule, do = "two different rows are compared, with the same changes to the machine", "name two such rows"
     are_alike = choices[0].set_ == choices[1].set_
     insist(tested != other and are_alike, "policies", rule, f"{tested!r} and {other!r}", do)
     insist(0 <= headroom < 1, "headroom", "it is at least 0 % and below 100 %", f"{100 * headroom:g} %")

@@ -132,7 +132,7 @@ class Optimizer(Part):
     kind
         The optimizer; ``momentum`` is gradient descent with momentum, ``sgd`` without.
     states
-        Data type of its moments. ``int8`` has an fp32 scale for each block of 256 parameters; weights of less than
+        Data type of its moments. ``int8`` has an fp32 scale for each block of 256 parameters; weights of fewer than
         4,096 parameters have fp32 moments instead. ``adafactor`` always has fp32.
     master
         Whether it keeps an fp32 master copy of each weight; default: if ``dtypes.compute`` has 16 bits.

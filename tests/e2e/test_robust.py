@@ -122,7 +122,7 @@ def test_one_that_does_not_fit_is_a_row_where_it_is_the_other(scenario):
         (("--draws", "100000000000"), 1, "at least 1 and at most 10,000"),
         (("--jitter", "5"), 1, "a level is above 0 and at most 1,"),
         (("--jitter", "much"), 2, "'much' is no list such as 5%,0.1"),
-        (("--policy", "reactive"), 1, "the rows compared are two, with the same changes to the machine"),
+        (("--policy", "reactive"), 1, "two different rows are compared, with the same changes to the machine"),
         (("--against", "statik"), 1, "a policy is a row of the scenario or one that hosim has"),
         (("--headroom", "100%"), 1, "it is at least 0 % and below 100 %"),
         (("--draws", "0"), 2, "Invalid value for '--draws'"),

@@ -59,7 +59,7 @@ def test_rows_are_compared_under_other_conditions_on_one_machine(hosim, path):
         "robust", path, "--policy", "static", "--against", "fast runtime", "--jitter", "none", "--longer", "none"
     )
     assert done.code == 1
-    message = "the rows compared are two, with the same changes to the machine, found 'static' and 'fast runtime'"
+    message = "two different rows are compared, with the same changes to the machine, found 'static' and 'fast runtime'"
     assert message in done.err
     found = robustness(path, policy="fast", against="fast runtime", jitter=[], slower_links=[], inspect=[], longer=[])
     nominal = found.table[found.table["perturbation"] == "nominal"].set_index("policy")["step_ns"]

@@ -24,8 +24,8 @@ except SystemExit as ended:
 own = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1)
 print(max(int(own), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 """
-# What is freed goes back at once: else glibc raises this threshold with what a process frees, and keeps holes of up to
-# 32 MiB, so that the same command holds up to a seventh more or less.
+# Freed memory goes back at once: otherwise glibc raises this threshold as a process frees memory, and keeps holes of
+# up to 32 MiB, so that peaks of the same command differ by up to a seventh.
 _RETURN_FREED = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 

@@ -102,7 +102,7 @@ def layouts(draw: st.DrawFn, mesh: Mesh, *, partial: bool) -> Layout:
 
 
 def scattered(layout: Layout, shape: tuple[int, ...], rng: np.random.Generator) -> tuple[np.ndarray, list[np.ndarray]]:
-    """A whole tensor, and what each rank holds of it: its slice, of its partial_sum."""
+    """A whole tensor, and what each rank holds of it: its slice, of its partial sum."""
     whole = rng.integers(0, 1000, shape)
     ranks = layout.mesh.ranks
     partial_sums = {0: whole}
@@ -162,6 +162,6 @@ def after(
                     total[cells] += held[other]
                     seen[cells] += 1
             mine = tuple(slice(*e) for e in slice_of(new, rank, shape))
-            assert (seen[mine] == old.mesh.size(summed)).all(), "not all partial_sums were among those who met"
+            assert (seen[mine] == old.mesh.size(summed)).all(), "not all partial sums were among those who met"
             found[rank] = total[mine]
     return found
